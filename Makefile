@@ -104,6 +104,7 @@ gpu: $(call needs,test) ## measure on a GPU, in parts of a few minutes; PART=1 t
 
 lint: $(call needs,lint) ## check style and types, with ruff and mypy
 	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy $(wildcard stages models nanovllm notebooks/page)
 
 train: $(call needs,core) ## train the storyteller on a folder of text files; TEXT=folder

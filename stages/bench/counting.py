@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+class Allocations(TorchDispatchMode):
     """The sizes in bytes of the tensors that torch allocates memory for inside of `with Allocations() as made:`."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.sizes: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -31,11 +31,11 @@ def storages(tree: Any) -> list[Any]:
     return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+class Operations(TorchDispatchMode):
     """The `count` of operations that torch carries out inside of `with Operations() as done:`."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

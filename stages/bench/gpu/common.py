@@ -70,7 +70,7 @@ class Setup(NamedTuple):
             return timed(call)
 
         def run() -> float:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self.synchronize()
             start.record()
             call()

@@ -113,7 +113,7 @@ def overlap(setup: Setup) -> Row:
     matrix = torch.ones(width, width, dtype=setup.torch_dtype, device=setup.device)
     target = torch.empty(size, dtype=torch.uint8, device=setup.device)
     source = torch.ones(size, dtype=torch.uint8, pin_memory=setup.is_cuda)
-    stream = torch.cuda.Stream(setup.device) if setup.is_cuda else None  # type: ignore[no-untyped-call]  # torch's
+    stream = torch.cuda.Stream(setup.device) if setup.is_cuda else None
 
     def copy(beside: Callable[[], object] = lambda: None) -> None:
         with torch.cuda.stream(stream):  # nothing, if there is no stream

@@ -23,7 +23,7 @@ def training_block(results: Results) -> str:
     heads = f"{model['num_attention_heads']} heads of {model['head_dim']}, {model['num_key_value_heads']} KV heads"
     rows = [
         ["shipped", f"the state after {millions(shipped)}" + ", the lowest held-out loss" * is_lowest],
-        ["held-out loss", f"{shipped['held_out']:.2f} nats per token, on books never trained on: {', '.join(held_out)}"],
+        ["held-out loss", f"{shipped['held_out']:.2f} nats per token, on books it never saw: {', '.join(held_out)}"],
         ["training loss", f"{shipped['train']:.2f} nats per token, over the preceding steps"],
         ["last state", f"held-out loss {last['held_out']:.2f}, training loss {last['train']:.2f}"],
         ["whole run", f"{millions(last)}, {last['tokens'] / run['epoch_tokens']:.1f} epochs"],

@@ -42,7 +42,7 @@ def find_class(path: str, name: str) -> ast.ClassDef:
 
 
 def value(node: ast.expr) -> Any:
-    """The default that an expression stands for."""
+    """Return the default that an expression stands for."""
     try:
         return plain(ast.literal_eval(node))
     except ValueError:
@@ -68,7 +68,7 @@ def plain(found: Any) -> Any:
 
 
 def attribute(owner: str, name: str) -> Any:
-    """The default of a field of a class of vllm/config, or of one above it. A member of an Enum has none."""
+    """Return the default of a field of a class in vllm/config or of a base class. A member of an Enum has none."""
     for node in classes()[owner].body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
             return value(node.value) if node.value else REQUIRED
@@ -136,7 +136,7 @@ def bounds(family: str) -> list[float] | None:
 
 
 def offload_metrics() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The same of blocks on the host. A file says their types by the classes of what it tells of them."""
+    """Return the same for blocks on the host. A file gives their types by the classes of its events."""
     path = "distributed/kv_transfer/kv_connector/v1/offloading/metrics.py"
     body = [node for node in find_class(path, "_TransferMetricName").body if isinstance(node, ast.Assign)]
     names = {f"_TransferMetricName.{ast.unparse(node.targets[0])}": ast.literal_eval(node.value) for node in body}

@@ -29,7 +29,7 @@ def default(node: ast.expr | None) -> Any:
 
 
 def fields(node: ast.ClassDef) -> list[tuple[str, Any]]:
-    """What is annotated in it, or a member of an Enum; of a class without either, the arguments of its __init__."""
+    """Return annotated fields, or members of an Enum, or else the arguments of the class's __init__."""
     annotated = [(each.target, each.value) for each in node.body if isinstance(each, ast.AnnAssign)]
     members = [(each.targets[0], each.value) for each in node.body if isinstance(each, ast.Assign)]
     rows = [(target.id, default(value)) for target, value in annotated or members if isinstance(target, ast.Name)]
