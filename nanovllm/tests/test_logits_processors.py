@@ -103,7 +103,7 @@ def test_grammar_that_forces_the_end_wins_over_min_tokens():
 # A step
 
 
-class Asked:
+class StubSequence:
     """The part of a sequence that a step reads."""
 
     def __init__(self, output: abc.Sequence[int] = (), **options) -> None:
@@ -116,7 +116,10 @@ class Asked:
 
 def test_token_is_sampled_from_processed_logits_and_its_logprob_is_raw():
     logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0], [3.0, 1.0, 2.0]])
-    raw, seqs = logits.clone(), [Asked(), Asked(allowed_token_ids=[0]), Asked([0], logit_bias={0: -9}, logprobs=1)]
+    raw, seqs = (
+        logits.clone(),
+        [StubSequence(), StubSequence(allowed_token_ids=[0]), StubSequence([0], logit_bias={0: -9}, logprobs=1)],
+    )
     tokens = sample_with_logprobs(logits, seqs)
     assert [token.token_id for token in tokens] == [1, 0, 2]
     logprobs = raw.log_softmax(-1)
@@ -133,8 +136,8 @@ def test_step_without_processors_copies_no_logits():
         return [None]
 
     logits = torch.zeros(1, 4, dtype=torch.bfloat16)
-    sample_with_logprobs(logits, [Asked()], watched)
-    greedy = Asked(min_tokens=0, repetition_penalty=1.0, min_p=0.5)  # min_p has no effect
+    sample_with_logprobs(logits, [StubSequence()], watched)
+    greedy = StubSequence(min_tokens=0, repetition_penalty=1.0, min_p=0.5)  # min_p has no effect
     sample_with_logprobs(logits, [greedy], watched)
     assert len(seen) == 2 and all(each is logits for each in seen)
 
