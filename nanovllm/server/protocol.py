@@ -334,7 +334,7 @@ class StreamableBody(SamplingBody):
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest("'prompt_logprobs' requires 'stream' to be false.", "prompt_logprobs")
         options = self.stream_options or StreamOptions()
-        if options.model_fields_set and not self.stream:
+        if not self.stream and options != StreamOptions():
             raise InvalidRequest("'stream_options' requires 'stream' to be true.", "stream_options")
         return options if self.stream else None
 

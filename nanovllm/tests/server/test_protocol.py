@@ -95,6 +95,8 @@ def test_unknown_fields_are_ignored(url):
 def test_null_is_the_same_as_a_missing_field():
     fields = dict.fromkeys(CompletionRequest.model_fields.keys() - {"prompt"})
     assert parse(COMPLETIONS, {"prompt": "a"} | fields) == parse(COMPLETIONS, {"prompt": "a"})
+    options = {"stream_options": {"include_usage": None}}
+    assert parse(COMPLETIONS, {"prompt": "a"} | options) == parse(COMPLETIONS, {"prompt": "a"})
 
 
 @pytest.mark.parametrize(
