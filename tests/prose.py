@@ -15,7 +15,7 @@ SKIPPED = {"exercises", "build", "dist", "node_modules"}  # and hidden folders
 GENERATED = re.compile(r"<!-- figures: (\w+) -->.*?<!-- /figures -->", re.DOTALL)
 INLINE = re.compile(r"<!-- (?:n: \S+|said) -->.*?<!-- / -->", re.DOTALL)
 MARK = re.compile(r"<!-- n: ([\w.]+)(?::\S+)? -->(.*?)<!-- / -->", re.DOTALL)
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```([\w ]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    [^\n]*\n(?:\n(?=    ))?)+)")  # a code block, not the rest of a list
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -251,7 +251,8 @@ def name_faults(prose: Prose, repository: Repository, foreign: set[str]) -> Iter
     for span in prose.spans:
         if is_path(span) or re.match(r"(make|python\d?|git|pip|pytest|nanovllm|\.venv|exercises)\b", span):
             continue
-        for name in re.findall(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.sub(r"(?<=\w)-(?=\w)", "_", span)):
+        words = re.sub(r"(?<=\w)-(?=\w)", "_", span.replace("--no-", "--"))
+        for name in re.findall(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", words):
             fault = one_name(name, repository, foreign)
             if fault:
                 yield f"`{span}`: {fault}"

@@ -27,14 +27,14 @@ def test_entry_point_exists():
 def test_readme_lists_every_folder_dependency_and_extra():
     readme = (ROOT / PACKAGE / "README.md").read_text(encoding="utf-8")
     folders = {path.parent for path in (ROOT / PACKAGE).glob("*/__init__.py")}
-    assert all(f"\n| `{folder.name}/" in readme for folder in folders)
-    install = readme.split("## Install it")[1].split("\n## ")[0]
+    assert all(f"`{folder.name}/`" in readme for folder in folders)
+    install = readme.split("## Install\n")[1].split("\n## ")[0]
     packages = [re.split("[>=<]", each)[0] for each in PROJECT["dependencies"]]
     table = " ".join(line for line in install.splitlines() if line.startswith("|"))
     assert all(re.search(rf"\b{package}\b", table) for package in packages)
     assert all(f'".[{extra}]"' in install for extra in PROJECT["optional-dependencies"])
     titles = re.findall("^## (.+)$", readme, flags=re.MULTILINE)
-    first = ["Install it", "Run it from a script", "The command", "Speed on a CPU", "Speed on a GPU", "Checkpoints"]
+    first = ["Install", "Write a script", "Use the command", "Start a server", "Where to go next"]
     assert titles[: len(first)] == first, "the order in which a newcomer needs them"
 
 

@@ -1,0 +1,112 @@
+"""The commands of the docs run, and their options exist."""
+
+import os
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import click
+import pytest
+
+from nanovllm.cli.commands import nanovllm
+from tests.blocks import FENCE, PAGES, REASONS, ROOT, Block, Session, commands_in, merge_python, read_blocks
+
+NAMES = {page: str(page.relative_to(ROOT)) for page in PAGES}
+QUICK = ROOT / "nanovllm" / "README.md"  # make test runs this page's blocks; make test-all runs all pages
+PROGRAMS = {"cat", "cd", "curl", "docker", "echo", "git", "grep", "make", "nanovllm", "pip", "printf", "python", "vllm"}
+PROGRAMS |= {"."}
+MAX_LINES = {ROOT / "README.md": 150, QUICK: 120}
+every_page = pytest.mark.parametrize("page", PAGES, ids=NAMES.values())
+
+
+@every_page
+def test_page_is_short_and_its_code_is_fenced(page):
+    text = page.read_text(encoding="utf-8")
+    assert text.count("\n") <= MAX_LINES.get(page, 160)
+    fences = re.findall(r"^```(\S.*)$", text, re.MULTILINE)
+    assert len(fences) == len(FENCE.findall(text)), "a fence has a language, and at most one word after it"
+    assert {block.word for block in read_blocks(page)} <= {"", "server", *REASONS}
+    assert not re.search(r"\n\n    \S", FENCE.sub("", text)), "indented code is run by no test"
+
+
+@every_page
+def test_options_exist(page):
+    for block in read_blocks(page):
+        if block.language == "python":
+            compile(block.code, str(block), "exec")
+            continue
+        for program, *words in commands_in(block.code):
+            assert program.rpartition("/")[2] in PROGRAMS, f"{block}: unknown program {program}"
+            if program == "nanovllm":
+                parse(words, str(block))
+
+
+def parse(words: list[str], place: str) -> None:
+    """Parse a command line of nanovllm as the command does, and run nothing."""
+    command: click.Command = nanovllm
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name, *words = words
+        result = command.get_command(click.Context(command), name)
+        assert result is not None, f"{place}: there is no command {name}"
+        command = result
+    try:
+        with suppress(click.exceptions.Exit):  # --help, for example
+            command.make_context("nanovllm", words)
+    except click.ClickException as error:
+        raise AssertionError(f"{place}: {error.format_message()}") from None
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[] if page == QUICK else pytest.mark.full, id=NAMES[page]) for page in PAGES]
+)
+def test_blocks_run(page, tmp_path):
+    with session(tmp_path) as shell:
+        for block in merge_python(block for block in read_blocks(page) if block.runs):
+            shell.run(block)
+
+
+def session(folder: Path) -> Session:
+    """Return a session where `nanovllm` is the command of this repository, computing with plain operations."""
+    programs, workplace = folder / "bin", folder / "work"
+    programs.mkdir()
+    workplace.mkdir()
+    (programs / "nanovllm").write_text(f'#!/bin/sh\nexec {sys.executable} -m nanovllm "$@"\n')
+    (programs / "nanovllm").chmod(0o755)
+    return Session(
+        workplace,
+        PATH=os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
+        PYTHONPATH=str(ROOT),
+        NANOVLLM_ATTENTION_BACKEND="torch",
+        OMP_NUM_THREADS="1",
+    )
+
+
+def test_every_page_of_the_docs_is_linked_from_the_quickstart():
+    text = QUICK.read_text(encoding="utf-8")
+    assert all(f"(docs/{page.name})" in text for page in PAGES if page.parent.name == "docs")
+
+
+# The checks find faults
+
+
+@pytest.mark.parametrize("words", [["brew"], ["generate", "--temprature", "1"], ["bench", "latency", "--rounds", "x"]])
+def test_wrong_command_line_is_found(words):
+    with pytest.raises(AssertionError, match="page"):
+        parse(words, "page")
+
+
+def test_failing_block_is_found(tmp_path):
+    (tmp_path / "page.md").write_text("```sh\nfalse | true\n```\n\n```sh gpu\nfalse\n```\n\n```json\n{}\n```\n")
+    failing, skipped = read_blocks(tmp_path / "page.md")
+    assert failing.runs and not skipped.runs
+    with session(tmp_path) as shell, pytest.raises(AssertionError, match=r"page\.md, line 1: exit status 1"):
+        shell.run(failing)
+
+
+def test_neighboring_python_blocks_share_names(tmp_path):
+    blocks = [
+        Block(tmp_path / "page.md", line, "python", "", code) for line, code in ((1, "x = 2\n"), (5, "print(x)\n"))
+    ]
+    with session(tmp_path) as shell:
+        assert [shell.run(block) for block in merge_python(blocks)] == ["2\n"]
