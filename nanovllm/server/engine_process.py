@@ -172,7 +172,7 @@ def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
     try:
         send(pipe, Ready(engine.max_model_len, engine.model_config.vocab_size, engine.kernels.description))
         Worker(pipe, engine).work()
-    except (EOFError, ConnectionError):  # the front is gone, and nobody is left to hear why
+    except (EOFError, ConnectionError):  # the front has ended
         return 1
     except Exception as error:  # the state of the engine is unknown now
         traceback.print_exc()
@@ -186,7 +186,7 @@ def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
 def exit_with_front(descriptor: int) -> None:
     """Wait, without the interpreter's lock, until the other end of the pipe is closed. Then exit at once."""
     hung_up = select.poll()
-    hung_up.register(descriptor, 0)  # poll() reports a hang-up without being asked to
+    hung_up.register(descriptor, 0)  # poll() always reports a hang-up
     hung_up.poll()
     os._exit(1)
 
@@ -261,7 +261,7 @@ class Worker:
             send(self._pipe, Note(self.engine.kernels.description))
 
     def abort(self, message: Abort) -> None:
-        """End a request whose outputs nobody reads."""
+        """End a request whose client has hung up."""
         self._held = [each for each in self._held if each.request_id != message.request_id]
         self.engine.abort_request(message.request_id)
 

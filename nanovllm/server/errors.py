@@ -24,7 +24,7 @@ class ApiError(Exception):
 
 
 class HungUp(Exception):
-    """The client has closed the connection, and nobody waits for the response."""
+    """The client has closed the connection and does not wait for the response."""
 
 
 def error_object(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -61,7 +61,7 @@ async def error_response(request: Request, error: Exception) -> Response:
 
 
 async def no_response(request: Request, error: Exception) -> Response:
-    """Return a response that nobody reads: the client has hung up."""
+    """Return an empty response, which is never sent: the client has hung up."""
     return Response(status_code=499)
 
 

@@ -23,7 +23,7 @@ class ServerOptions:
         default=None, metadata={"help": "file with the template of chats, or the word plain; default: the model's own"}
     )
     show_text: bool = field(
-        default=False, metadata={"help": "show prompts and outputs on the page, to everybody who opens it"}
+        default=False, metadata={"help": "show prompts and outputs, not only blocks, to everyone who opens the page"}
     )
     shutdown_timeout: float = field(
         default=30.0, metadata={"help": "seconds that running requests have to finish after SIGTERM"}

@@ -232,7 +232,7 @@ class ParsedRequest:
 
     @property
     def is_chat(self) -> bool:
-        """Whether the prompt is a conversation."""
+        """True if the prompt is a conversation."""
         return isinstance(self.prompts, Chat)
 
     def sampling_params(

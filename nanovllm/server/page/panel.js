@@ -30,7 +30,7 @@ export function showPanel({ tape, sources }, step, block, cell) {
 }
 
 export function showHint() {
-  const words = "Click a square: who holds it, its words, what happened to it, and the code that did it.";
+  const words = "Click a square to see its holder, its text, its history, and the code behind it.";
   fill("panel", make("p", { class: "hint" }, words));
 }
 
@@ -41,10 +41,10 @@ function title(block, pool) {
 }
 
 function facts({ status, bands, count, origin }, block, { state, memory }) {
-  if (isHostBlock(block) && origin) return `A text of ${label(memory, origin.seq)}, evicted from the device.`;
-  if (isHostBlock(block)) return status === "idle" ? "A text that was evicted from the device." : "Free.";
-  if (status === "free") return "Free: nobody holds it, and nothing in it is of use.";
-  if (status === "idle") return "Idle: nobody holds it, but its text can be found again.";
+  if (isHostBlock(block) && origin) return `Text of ${label(memory, origin.seq)}, evicted from the device.`;
+  if (isHostBlock(block)) return status === "idle" ? "Text that was evicted from the device." : "Free.";
+  if (status === "free") return "Free: it has no holder and no cached text.";
+  if (status === "idle") return "Idle: it has no holder, but its text is still cached.";
   if (state.pool.unit === "slots") {
     const name = (seq) => label(memory, seq);
     const pieces = bands.map(({ seq, from, to, filled }) => (

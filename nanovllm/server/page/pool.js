@@ -161,7 +161,7 @@ function sharedLabel(bands, memory) {
 function describe({ status, bands, count, origin }, memory) {
   const holders = bands.map(({ seq, filled, from, to }) => (
     `${label(memory, seq)}, ${filled} of ${to - from} slots filled`));
-  const text = origin ? ` with a text of ${label(memory, origin.seq)}` : "";
+  const text = origin ? ` with text of ${label(memory, origin.seq)}` : "";
   const words = { held: `held by ${holders.join("; ")}`, idle: `idle${text}`, free: "free" }[status];
   return count > 1 ? `${words}, ${count} holders` : words;
 }
@@ -345,7 +345,7 @@ function makeArrowhead() {
 /** Show the looks that a square can have in this run. */
 export function showLegend(tape) {
   const isSlots = tape.snapshot.pool.unit === "slots", canShare = tape.has("shared") || tape.has("hit");
-  const idle = tape.snapshot.host ? "idle, or on the host: nobody holds it" : "idle: nobody holds it";
+  const idle = tape.snapshot.host ? "idle, or on the host" : "idle";
   const filled = tape.snapshot.pool.block_size === 8 ? "5 of 8 slots filled" : "how full it is";
   const origin = { seq: "A", index: 0 };
   const plain = { status: "held", bands: [], count: 1, origin: null, isTouched: false };
@@ -353,9 +353,9 @@ export function showLegend(tape) {
   fill("legend",
     makeLegendItem(held(5), isSlots ? "8 slots of A's piece: 5 filled, 3 only reserved" : `held by A: ${filled}`),
     makeLegendItem({ ...plain, status: "free" }, isSlots ? "8 free slots" : "free"),
-    makeLegendItem({ ...held(8), isTouched: true }, "outlined: changed hands in this step"),
-    canShare ? makeLegendItem({ ...held(8), count: 3 }, "the number: how many share it") : null,
-    tape.has("cached") ? makeLegendItem({ ...plain, status: "idle", origin }, `${idle}, its text can be found`) : null);
+    makeLegendItem({ ...held(8), isTouched: true }, "outlined: changed in this step"),
+    canShare ? makeLegendItem({ ...held(8), count: 3 }, "number: how many sequences share it") : null,
+    tape.has("cached") ? makeLegendItem({ ...plain, status: "idle", origin }, `${idle}: no holder, but its text is cached`) : null);
 }
 
 function makeLegendItem(cell, words) {
@@ -375,5 +375,5 @@ export function showMeter({ all, promised, held, used }) {
       make("span", { class: "used", style: `width:${share(used)}` }),
       make("span", { class: "promised", style: `left:${share(promised)}` })),
     make("p", { "aria-hidden": "true" }, key("used", used), key("held", held), make("span", {}, `of ${all} slots`)),
-    make("p", { "aria-hidden": "true" }, key("promised", `${promised}, all that the running may need`)));
+    make("p", { "aria-hidden": "true" }, key("promised", `${promised}, the most that running sequences may need`)));
 }

@@ -11,7 +11,7 @@ export function showQueues(frame, events, selected) {
   for (const [id, reasonFor] of [["running", () => null], ["waiting", (seq) => reasonToWait(memory, seq, events)]]) {
     const rows = firstRows(state[id], selected).map((seq) => makeRow(frame, seq, reasonFor(seq), selected));
     const more = state[id].length - rows.length;
-    if (more) rows.push(make("li", { class: "nobody" }, `and ${more} more`));
+    if (more) rows.push(make("li", { class: "note" }, `and ${more} more`));
     showQueue(id, rows, state[id].length);
   }
   const ended = Object.keys(memory.ended);
@@ -20,7 +20,7 @@ export function showQueues(frame, events, selected) {
 }
 
 function showQueue(id, rows, count) {
-  fill(id, ...(rows.length ? rows : [make("li", { class: "nobody" }, "nobody")]));
+  fill(id, ...(rows.length ? rows : [make("li", { class: "note" }, "none")]));
   byId(id).closest("details").querySelector("h2").dataset.count = count;
 }
 
@@ -33,7 +33,7 @@ function firstRows(names, selected) {
 function makeRow({ state, memory }, seq, reason, selected) {
   const { texts, num_computed_tokens, max_num_tokens } = state.sequences[seq];
   const num_prompt_tokens = memory.prompts[seq] ?? 0, isHidden = texts[0] === null; // the server does not show texts
-  const title = `${num_computed_tokens} tokens are in the pool, of at most ${max_num_tokens}`;
+  const title = `${num_computed_tokens} of at most ${max_num_tokens} tokens are in the pool`;
   return make("li", { class: seq === selected ? "selected" : null },
     tag(memory, seq),
     isHidden ? makeBar(num_computed_tokens, max_num_tokens, num_prompt_tokens)

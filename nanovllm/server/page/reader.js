@@ -66,8 +66,8 @@ function draw(run, { step, block, since = step - 1, sentenceFrom = since }) {
 
 /** Return the sentence for the steps after `since`, up to `step`. */
 export function sentenceAt({ tape }, step, since = step - 1) {
-  if (step === 0) return "Nobody is here yet, and the pool is empty. Press play, or →.";
-  if (step > tape.length) return `All is done since step ${tape.length}.`;
+  if (step === 0) return "The pool is empty. Press play, or →.";
+  if (step > tape.length) return `All requests were done after step ${tape.length}.`;
   return stepSentence(tape.eventsBetween(since, step), tape.eventsOf(since), tape.frameAt(step));
 }
 

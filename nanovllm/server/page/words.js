@@ -18,64 +18,64 @@ export function stepSentence(events, earlier, after) {
     if (next && sentence && countWords(`${sentence} ${next}`) <= MAX_WORDS) return `${sentence} ${next}`;
     sentence ||= next;
   }
-  return sentence || "Nobody can run in this step.";
+  return sentence || "No sequence can run in this step.";
 }
 
 // ---- from the most unusual event to the most common one
 
 const PHRASES = [
-  ({ of }) => first(of("snapshot"), () => "The connection was lost: this is how it is now."),
-  ({ of }) => first(of("refused"), ({ request }) => `Request ${request} is refused: it can never fit.`),
+  ({ of }) => first(of("snapshot"), () => "The connection was lost. This is the current state."),
+  ({ of }) => first(of("refused"), ({ request }) => `Request ${request} is rejected: it can never fit.`),
   ({ of, name }) => first(of("preempt"), (event, all) => {
-    const cause = { reset: "The cache is emptied", "step failed": "The step failed" }[event.why];
+    const cause = { reset: "The cache is reset", "step failed": "The step failed" }[event.why];
     if (cause) return `${cause}: ${list(all, name)} ${isSeveral(all) ? "start" : "starts"} over.`;
-    if (all.length > 1) return `No block is free. ${list(all, name)} give up all of theirs and wait.`;
+    if (all.length > 1) return `No block is free. ${list(all, name)} give up all their blocks and wait.`;
     return event.for && event.for !== event.seq
-      ? `${name(event.for)} needs a block. ${name(event.seq)} gives up all of its blocks and waits.`
-      : `${name(event.seq)} finds no free block: it gives up its own and waits.`;
+      ? `${name(event.for)} needs a block. ${name(event.seq)} gives up all its blocks and waits.`
+      : `${name(event.seq)} finds no free block, gives up its own and waits.`;
   }),
   ({ of, name, state }) => first(of("released"), ({ seq }) => scattered(name(seq), name, state)),
   ({ of, name }) => first(of("forked"), ({ from }, all) => (
     `${name(from)} is forked: ${all.filter((event) => event.from === from).length + 1} samples share its blocks.`)),
   ({ of, name }) => first(of("copied"), ({ from, to, seq }, all) => (all.length === 1
-    ? `${name(seq)} copies block ${from} into block ${to} before it writes.`
-    : `${all.length} of them copy a block.`)),
+    ? `${name(seq)} copies block ${from} into block ${to} before writing.`
+    : `${all.length} sequences copy a block.`)),
   ({ of, name }) => first(of("loaded"), ({ seq }, all) => {
     const same = all.filter((event) => event.seq === seq);
-    return `${blocks(same)} of ${name(seq)} ${same.length > 1 ? "return" : "returns"} from the host.`;
+    return `${blocks(same)} of ${name(seq)} ${same.length > 1 ? "are" : "is"} loaded from the host.`;
   }),
   ({ of, name }) => first(of("hit"), ({ seq }, all) => {
     const same = all.filter((event) => event.seq === seq), idle = same.filter(({ was }) => was === "idle").length;
     const were = { 0: "all held", [same.length]: "all idle" }[idle] ?? `${same.length - idle} held, ${idle} idle`;
-    return `${name(seq)} finds ${blocks(same)} computed already, ${same.length > 1 ? were : same[0].was}.`;
+    return `${name(seq)} finds ${blocks(same)} in the cache, ${same.length > 1 ? were : same[0].was}.`;
   }),
   ({ of }) => first(of("stored"), ({ from, to }, all) => (all.length === 1
-    ? `Block ${from} is evicted: its text moves to the host's block ${to}.`
-    : `${blocks(all)} are evicted: their texts move to the host.`)),
+    ? `Block ${from} is evicted to block ${to} of the host.`
+    : `${blocks(all)} are evicted to the host.`)),
   ({ of }) => first(of("evicted").filter((event) => isOnHost(event, of)), ({ block }, all) => (all.length === 1
-    ? `Block ${block} is evicted: its text is on the host already.`
-    : `${blocks(all)} are evicted: the host keeps their texts.`)),
+    ? `Block ${block} is evicted: the host already has its text.`
+    : `${blocks(all)} are evicted: the host already has their texts.`)),
   ({ of }) => first(of("evicted"), ({ block }, all) => (all.length === 1
-    ? `Block ${block} is evicted: its text is forgotten.`
-    : `${blocks(all)} are evicted: their texts are forgotten.`)),
-  ({ of, name }) => first(of("abort"), ({ request }) => `${name(request)} is aborted by its reader.`),
+    ? `Block ${block} is evicted: its text is lost.`
+    : `${blocks(all)} are evicted: their texts are lost.`)),
+  ({ of, name }) => first(of("abort"), ({ request }) => `${name(request)} is aborted by its client.`),
   ({ of, name }) => first(of("end").filter(({ why }) => why !== "abort"), (_, all) => (all.length === 1
-    ? `${name(all[0].seq)} ends and gives its memory back.`
-    : `${list(all, name)} end and give their memory back.`)),
+    ? `${name(all[0].seq)} finishes and frees its memory.`
+    : `${list(all, name)} finish and free their memory.`)),
   ({ of, name }) => first(of("arrive"), (_, all) => `${list(all, name)} ${all.length > 1 ? "arrive" : "arrives"}.`),
   ({ of, name }) => first(of("admit"), (_, all) => `${list(all, name)} ${isSeveral(all) ? "are" : "is"} admitted.`),
   ({ of, name, earlier }) => first(of("held_up").filter((event) => !isRepeated(event, earlier)), (event) => (
     waitReason(event, name(event.seq)))),
   ({ of, name }) => first(of("chunk").filter(({ start, end }) => end - start > 1), (_, all) => {
     const num_tokens = all.reduce((sum, { start, end }) => sum + end - start, 0);
-    const again = all.every(({ why }) => why === "recompute") ? " again" : "";
-    return `${list(all, name)} ${isSeveral(all) ? "compute" : "computes"} ${num_tokens} tokens${again}.`;
+    const again = all.every(({ why }) => why === "recompute") ? "re" : "";
+    return `${list(all, name)} ${again}${isSeveral(all) ? "compute" : "computes"} ${num_tokens} tokens.`;
   }),
   ({ of, name }) => first(of("taken").filter(({ why }) => why === "grow"), ({ block, seq }, all) => (all.length === 1
-    ? `${name(seq)}'s last block is full: it takes block ${block}.`
-    : `${blocks(all)} are taken: ${list(all, name)} ${isSeveral(all) ? "grow" : "grows"}.`)),
+    ? `${name(seq)}'s last block is full, so it takes block ${block}.`
+    : `${list(all, name)} ${isSeveral(all) ? "grow" : "grows"} by ${blocks(all)}.`)),
   ({ of }) => first(of("token"), (_, all) => {
-    const sequences = isSeveral(all) ? `${seqs(all).size} sequences get` : "1 sequence gets";
+    const sequences = isSeveral(all) ? `${seqs(all).size} sequences generate` : "1 sequence generates";
     if (all.length > seqs(all).size) return `${sequences} ${all.length} tokens.`;
     return `${sequences} a token${isSeveral(all) ? " each" : ""}.`;
   }),
@@ -89,17 +89,17 @@ function scattered(ended, name, { waiting, sequences, pool }) {
   const total = pieces.reduce((sum, size) => sum + size, 0);
   const needed = waiting.length ? sequences[waiting[0]].max_num_tokens : 0;
   if (needed > total || needed <= Math.max(...pieces)) return "";
-  return `${ended} ends: ${total} slots are free, but not ${needed} together for ${name(waiting[0])}.`;
+  return `${ended} finishes. ${total} slots are free, but no ${needed} in a row for ${name(waiting[0])}.`;
 }
 
 const WAITS = {
   piece: (who, { needed }) => `${who} waits: no free piece has ${needed} slots.`,
-  promise: (who, { needed, free }) => `${who} waits: it may need ${needed} blocks, ${free} are not promised.`,
-  blocks: (who, { needed, free }) => `${who} waits: it needs ${needed} blocks, ${free} are free.`,
+  promise: (who, { needed, free }) => `${who} waits: it may need ${needed} blocks, but only ${free} are unpromised.`,
+  blocks: (who, { needed, free }) => `${who} waits: it needs ${needed} blocks, but only ${free} are free.`,
   seat: (who) => `${who} waits: every seat is taken.`,
-  budget: (who) => `${who} waits: the tokens of this step are spent.`,
-  preemption: (who) => `${who} waits: nobody is admitted in a step that preempted.`,
-  batch: (who) => `${who} waits until the last of this batch ends.`,
+  budget: (who) => `${who} waits: the token budget of this step is spent.`,
+  preemption: (who) => `${who} waits: a step that preempts admits no sequence.`,
+  batch: (who) => `${who} waits until the batch has finished.`,
 };
 
 /** Return why `who` is not admitted, from a "held_up" event. */
@@ -109,32 +109,32 @@ export const waitReason = (event, who) => WAITS[event.why]?.(who, event) ?? `${w
 
 const TAKEN = {
   admit: "took it when it was admitted",
-  grow: "took it: its last block was full",
-  copy: "took it for a copy of its own",
+  grow: "took it because its last block was full",
+  copy: "took it for its own copy",
 };
 const GIVEN_BACK = {
-  end: "ended and gave it back",
+  end: "finished and gave it back",
   preempt: "was preempted and gave it back",
   abort: "was aborted and gave it back",
-  copy: "let go of it: it has a copy of its own now",
+  copy: "let go of it because it has its own copy now",
   failed: "could not be admitted, and gave it back",
 };
 const MOVES = {
   taken: (who, { why }) => `${who} ${TAKEN[why] ?? "took it"}`,
-  shared: (who) => `${who} shares it since the fork`,
-  hit: (who, { was }) => `${who} found it by its text; it was ${was}`,
+  shared: (who) => `${who} shares it after the fork`,
+  hit: (who, { was }) => `${who} found it in the cache, where it was ${was}`,
   given_back: (who, { why }) => `${who} ${GIVEN_BACK[why] ?? "gave it back"}`,
-  free: () => "it went to the front of the queue of free blocks",
-  idle: () => "nobody holds it, but its text stays: it went to the back of the queue",
+  free: () => "it went to the front of the free queue",
+  idle: () => "it went to the back of the free queue, and keeps its text",
   copied: (_, { from, to }) => `block ${from} was copied into block ${to}`,
-  cached: () => "it was full, so its text can be found by its hash",
-  evicted: () => "it was evicted: its text left it, to make room",
-  stored: (_, { to }) => `its text was stored to the host, in block ${to} there`,
-  renewed: () => "the host had its text already, and keeps it longer",
-  loaded: (who) => `its text came back from the host for ${who}`,
-  arrived: () => "the load arrived",
-  host_evicted: () => "the host forgot its text, to make room",
-  reserved: (who) => `${who} reserved these slots for its whole life`,
+  cached: () => "it was full, so it was cached under its hash",
+  evicted: () => "it was evicted to make room",
+  stored: (_, { to }) => `its text was stored in block ${to} of the host`,
+  renewed: () => "the host already had its text, and keeps it longer",
+  loaded: (who) => `its text was loaded from the host for ${who}`,
+  arrived: () => "the load finished",
+  host_evicted: () => "the host evicted its text to make room",
+  reserved: (who) => `${who} reserved these slots for its full length`,
   released: (who) => `${who} gave these slots back`,
 };
 

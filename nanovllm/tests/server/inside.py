@@ -44,7 +44,7 @@ class Inside:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the engine has kept nothing of any request."""
+        """True if the engine holds nothing of any request."""
         stats = self.engine.stats()
         return not self.engine.requests and stats.running == stats.waiting == stats.blocks_running == 0
 

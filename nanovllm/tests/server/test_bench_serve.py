@@ -177,7 +177,7 @@ def test_http_is_compared_with_the_engine_itself(bench, served, monkeypatch, is_
 def test_front_time_per_token_is_the_median_of_the_rounds(fronts, expected):
     turns = []
     for front in fronts:
-        turns.append(http.Turn(Run([[0] * 100], [[0.1, 2.0]]), [0.1], front, 0.1))
+        turns.append(http.HttpTurn(Run([[0] * 100], [[0.1, 2.0]]), [0.1], front, 0.1))
     found = http.numbers(turns)
     assert found["tokens_per_second"] == 50 and found.get("front_ms_a_token") == pytest.approx(expected)
 

@@ -28,27 +28,27 @@ def test_client_lists_models(client):
 
 
 def test_client_completes_and_streams(client):
-    asked = {"model": "storyteller", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 6}
-    whole = client.completions.create(**asked)
-    chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    options = {"model": "storyteller", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 6}
+    whole = client.completions.create(**options)
+    chunks = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == whole.choices[0].text
     assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
 
 
 def test_client_chats_and_streams(client):
-    asked = {"model": "storyteller", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 6, "seed": 1}
-    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    options = {"model": "storyteller", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 6, "seed": 1}
+    whole = client.chat.completions.create(**options, logprobs=True, top_logprobs=2)
     assert whole.choices[0].message.role == "assistant" and len(whole.choices[0].logprobs.content) == 6
-    chunks = list(client.chat.completions.create(**asked, stream=True))
+    chunks = list(client.chat.completions.create(**options, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
 
 
 def test_responses_have_all_fields_that_the_client_requires(client):
-    asked = {"model": "storyteller", "max_tokens": 2, "seed": 3, "n": 2, "user": "me"}
+    options = {"model": "storyteller", "max_tokens": 2, "seed": 3, "n": 2, "user": "me"}
     kept = {"metadata": {"a": "b"}, "store": False, "parallel_tool_calls": True, "modalities": ["text"]}
-    chat = asked | kept | {"messages": MESSAGES, "logprobs": True, "top_logprobs": 1, "reasoning_effort": "low"}
-    whole = [client.completions.create(**asked, prompt="a", logprobs=1), client.chat.completions.create(**chat)]
+    chat = options | kept | {"messages": MESSAGES, "logprobs": True, "top_logprobs": 1, "reasoning_effort": "low"}
+    whole = [client.completions.create(**options, prompt="a", logprobs=1), client.chat.completions.create(**chat)]
     for kind, answer in zip((Completion, ChatCompletion), whole, strict=True):
         kind.model_validate(answer.to_dict(), strict=True)
         assert not unset(answer) and answer.usage.prompt_tokens_details.cached_tokens is not None
@@ -59,13 +59,13 @@ def test_responses_have_all_fields_that_the_client_requires(client):
 
 
 def test_client_parses_a_chat_stream(client):
-    asked = {
+    options = {
         "model": "storyteller",
         "messages": MESSAGES,
         "temperature": 0,
         "extra_body": {"structured_outputs": {"choice": ["a fox"]}},
     }
-    with client.chat.completions.stream(**asked) as stream:
+    with client.chat.completions.stream(**options) as stream:
         texts = [event.delta for event in stream if event.type == "content.delta"]
         assert "".join(texts) == "a fox" == stream.get_final_completion().choices[0].message.content
 
@@ -74,8 +74,8 @@ def test_client_uses_structured_outputs(client):
     schema = {"type": "object", "properties": {"name": {"enum": ["fox", "wolf"]}}, "required": ["name"]}
     schema |= {"additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "animal", "schema": schema, "strict": True}}
-    asked = {"model": "storyteller", "messages": MESSAGES, "max_tokens": 90, "temperature": 0, "frequency_penalty": 2}
-    answer = client.chat.completions.create(**asked, response_format=form)
+    options = {"model": "storyteller", "messages": MESSAGES, "max_tokens": 90, "temperature": 0, "frequency_penalty": 2}
+    answer = client.chat.completions.create(**options, response_format=form)
     assert json.loads(answer.choices[0].message.content)["name"] in ("fox", "wolf")
     extra = {"structured_outputs": {"choice": ["yes", "no"]}}
     answer = client.completions.create(model="storyteller", prompt="Is it so?", extra_body=extra)

@@ -22,8 +22,8 @@ def responses(served):
 
 
 def test_response_equals_the_chat_completion(responses, served):
-    asked = {"model": "storyteller", "temperature": 0, "max_output_tokens": 6}
-    response = responses.create(input=PROMPT, instructions="Be kind.", **asked)
+    options = {"model": "storyteller", "temperature": 0, "max_output_tokens": 6}
+    response = responses.create(input=PROMPT, instructions="Be kind.", **options)
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": PROMPT}]
     chat = served.chat(messages=messages, max_tokens=6)
     assert response.output_text == chat["choices"][0]["message"]["content"]
@@ -34,13 +34,13 @@ def test_response_equals_the_chat_completion(responses, served):
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": [{"type": "input_text", "text": PROMPT}]},
     ]
-    assert responses.create(input=parts, **asked).output_text == response.output_text
+    assert responses.create(input=parts, **options).output_text == response.output_text
 
 
 def test_stream_of_events(responses):
-    asked = {"model": "storyteller", "input": PROMPT, "temperature": 0, "max_output_tokens": 5}
-    whole = responses.create(**asked).output_text
-    events = list(responses.create(**asked, stream=True))
+    options = {"model": "storyteller", "input": PROMPT, "temperature": 0, "max_output_tokens": 5}
+    whole = responses.create(**options).output_text
+    events = list(responses.create(**options, stream=True))
     names = [event.type.removeprefix("response.") for event in events]
     assert names[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
     assert names[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
@@ -61,10 +61,10 @@ def test_client_parses_the_stream(responses):
 
 
 def test_output_can_be_sent_back_as_input(responses, served):
-    asked = {"model": "storyteller", "temperature": 0, "max_output_tokens": 4}
-    first = responses.create(input=PROMPT, **asked)
+    options = {"model": "storyteller", "temperature": 0, "max_output_tokens": 4}
+    first = responses.create(input=PROMPT, **options)
     question = {"role": "user", "content": PROMPT}
-    text = responses.create(input=[question, *first.output, question], **asked).output_text
+    text = responses.create(input=[question, *first.output, question], **options).output_text
     answer = {"role": "assistant", "content": first.output_text}
     chat = served.chat(messages=[question, answer, question], max_tokens=4)
     assert text == chat["choices"][0]["message"]["content"]
@@ -74,8 +74,8 @@ def test_json_schema_and_logprobs(responses):
     schema = {"type": "object", "properties": {"legs": {"enum": [2, 4]}}, "required": ["legs"]}
     form = {"type": "json_schema", "name": "animal", "schema": schema | {"additionalProperties": False}}
     extra = {"frequency_penalty": 2}  # the storyteller would write spaces forever without a penalty
-    asked = {"model": "storyteller", "input": PROMPT, "temperature": 0, "max_output_tokens": 90}
-    response = responses.create(**asked, text={"format": form}, top_logprobs=2, extra_body=extra)
+    options = {"model": "storyteller", "input": PROMPT, "temperature": 0, "max_output_tokens": 90}
+    response = responses.create(**options, text={"format": form}, top_logprobs=2, extra_body=extra)
     assert json.loads(response.output_text)["legs"] in (2, 4) and response.status == "completed"
     [part] = response.output[0].content
     assert len(part.logprobs) == response.usage.output_tokens and len(part.logprobs[0].top_logprobs) == 2
@@ -94,9 +94,9 @@ def test_tool_calls_and_their_outputs(responses):
 def test_fields_without_an_effect(responses):
     extra = {"priority": 0, "prompt_cache_options": {}}
     options = {"reasoning": {"effort": "low", "summary": "auto"}, "stream_options": {"include_obfuscation": False}}
-    asked = {"metadata": {"a": "b"}, "store": True, "user": "u", "service_tier": "auto", "truncation": "disabled"}
+    fields = {"metadata": {"a": "b"}, "store": True, "user": "u", "service_tier": "auto", "truncation": "disabled"}
     response = responses.create(
-        model="storyteller", input="a", max_output_tokens=1, extra_body=extra, **options, **asked
+        model="storyteller", input="a", max_output_tokens=1, extra_body=extra, **options, **fields
     )
     assert response.metadata == {"a": "b"} and response.temperature is not None and not unset(response)
 

@@ -38,7 +38,7 @@ class StreamResult:
 
     @property
     def is_whole(self) -> bool:
-        """Whether each choice has a finish reason, and the stream ended with [DONE]."""
+        """True if each choice has a finish reason, and the stream ended with [DONE]."""
         return self.is_done and self.error is None and bool(self.texts) and self.texts.keys() == self.reasons.keys()
 
     @property
