@@ -9,7 +9,7 @@ import torch
 
 from stages.bench.gpu import __main__ as command
 from stages.bench.gpu import engine, steps
-from stages.bench.gpu.common import TINY, Report, Setup
+from stages.bench.gpu.common import TINY, PartReport, Setup
 from stages.bench.gpu.engine import Bench
 from tests.helpers import ROOT
 
@@ -66,11 +66,11 @@ def test_invalid_part_is_named(capsys):
 
 
 def test_case_without_time_is_named(setup):
-    report = Report(setup._replace(deadline=0.0), 2, "steps")
+    report = PartReport(setup._replace(deadline=0.0), 2, "steps")
     assert not report.has_time("batch 8")
     report.write()
     assert "Left out, because there was no time: batch 8." in (setup.out / "part2.md").read_text()
-    assert Report(setup, 2, "steps").has_time("batch 8")
+    assert PartReport(setup, 2, "steps").has_time("batch 8")
 
 
 REPORT = {"measured": {"nanovllm": {"step ms": 2.0}}, "says": ["the floor"], "machine": {"with": "kernels"}}
@@ -96,7 +96,7 @@ def test_bench_runs_in_a_process_and_its_errors_are_reported(code, expected, set
         return real([command[0], "-c", f"import sys; {code}", *command[1:]], **options)
 
     monkeypatch.setattr(engine.subprocess, "run", instead)
-    report = Report(setup, 6, "decode")
+    report = PartReport(setup, 6, "decode")
     late = 0 if "sleep" in code else 60
     engine.run_bench(setup._replace(deadline=time.perf_counter() + late), report, Bench("Decode", "peers"))
     assert expected in (out := capsys.readouterr().out)

@@ -22,11 +22,11 @@ ALONE = 8  # requests of a round that come one at a time
 ALONE_TOKENS = 2  # of their outputs
 ADDRESS = re.compile(r"serving .* at (http://[^\s,]+), (.*)")
 SECONDS_TO_END = 30.0
-Load = tuple[list[Task], list[Task]]  # served together, and one at a time
+TasksOfRound = tuple[list[Task], list[Task]]  # served together, and one at a time
 
 
 @dataclass
-class Turn:
+class HttpTurn:
     """One round of one side. Times are in seconds."""
 
     run: Run  # of the requests that are served together
@@ -69,7 +69,7 @@ def http(engine: dict[str, Any], options: Http) -> Report:
     }
 
 
-def make_loads(llm: LLM, options: Http) -> list[Load]:
+def make_loads(llm: LLM, options: Http) -> list[TasksOfRound]:
     """Return a load per round. No prompt comes twice, because a server's cache cannot be emptied from outside."""
     count, vocab_size = 1 + options.rounds, llm.model_config.vocab_size
     size, input_len = options.num_prompts, options.input_len
@@ -79,13 +79,13 @@ def make_loads(llm: LLM, options: Http) -> list[Load]:
     return [(together[i * size : (i + 1) * size], alone[i * ALONE : (i + 1) * ALONE]) for i in range(count)]
 
 
-def offline(llm: LLM, load: Load) -> Turn:
+def offline(llm: LLM, load: TasksOfRound) -> HttpTurn:
     """Serve a load by the engine itself."""
     together, alone = load
-    return Turn(serve(llm, together), [serve(llm, [task]).first_tokens[0] for task in alone])
+    return HttpTurn(serve(llm, together), [serve(llm, [task]).first_tokens[0] for task in alone])
 
 
-async def through_http(url: str, load: Load) -> Turn:
+async def through_http(url: str, load: TasksOfRound) -> HttpTurn:
     """Serve a load by the server."""
     together, alone = load
     async with connect(url) as client:
@@ -94,7 +94,7 @@ async def through_http(url: str, load: Load) -> Turn:
     return turn
 
 
-async def serve_by(client: Client, tasks: Sequence[Task]) -> Turn:
+async def serve_by(client: Client, tasks: Sequence[Task]) -> HttpTurn:
     """Serve tasks by the server, with times of pieces. Raise ValueError for a response that is not complete."""
     model, _ = await client.first_model()
     common = {"model": model, "temperature": 0, "ignore_eos": True}
@@ -104,10 +104,10 @@ async def serve_by(client: Client, tasks: Sequence[Task]) -> Turn:
         if outcome.error or outcome.num_tokens != task.num_output_tokens:
             raise ValueError(f"a request failed: {outcome.error or f'{outcome.num_tokens} tokens came'}")
     run = Run([[0] * each.num_tokens for each in outcomes], [each.pieces for each in outcomes])
-    return Turn(run, [], front, used)
+    return HttpTurn(run, [], front, used)
 
 
-def numbers(turns: Sequence[Turn]) -> dict[str, Any]:
+def numbers(turns: Sequence[HttpTurn]) -> dict[str, Any]:
     """Return medians of the rounds, and percentiles of the times of all rounds together."""
     results: dict[str, Any] = {
         "tokens_per_second": statistics.median(turn.run.tokens_per_second for turn in turns),

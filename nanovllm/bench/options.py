@@ -164,7 +164,7 @@ class Paged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve:
+class ServerLoad:
     """Put load on a server with OpenAI's interface.
 
     This one, or any other. Requests per second, the time to first token, between tokens, and to the end.

@@ -8,21 +8,21 @@ from typing import Any
 from .. import __version__
 from .harness import percentiles
 from .load import CHAT, COMPLETIONS, DEFAULT_MAX_MODEL_LEN, Outcome, connect
-from .options import Serve
+from .options import ServerLoad
 from .report import Report
 from .workload import arrivals, chats
 
 NOTE = "times in ms: p50 / p90 / p99 (ttft: first piece; itl: between two; tpot: a request's mean; e2el: its end)"
 
 
-def serve_load(options: Serve) -> Report:
+def serve_load(options: ServerLoad) -> Report:
     """Send the requests and report what came. Raise ValueError if the server answers none."""
     if (options.input_len is None) != (options.output_len is None):
         raise ValueError("input_len and output_len must both be given, or neither for lengths like those of chats")
     return asyncio.run(measure(options))
 
 
-async def measure(options: Serve) -> Report:
+async def measure(options: ServerLoad) -> Report:
     """Send the requests and report what came."""
     lengths = (options.input_len, options.output_len) if options.input_len and options.output_len else None
     path = CHAT if options.endpoint == "chat" else COMPLETIONS

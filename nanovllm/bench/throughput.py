@@ -21,11 +21,11 @@ from .workload import Task, check_lengths, random_tasks, random_tokens
 
 NOTE = "times in ms: p50 / p90 / p99 of all rounds"
 TIMES_ON_HOST = 4  # the host's pool, in pools of the device
-Serve = Callable[[], Run]
+Call = Callable[[], Run]
 
 
 def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str] = ()) -> Report:
-    """Serve random prompts, or `texts`, all at once."""
+    """Call random prompts, or `texts`, all at once."""
     llm, named = load_llm(engine), settings(options)
     if options.prompts is None:
         tasks = random_tasks(
@@ -48,14 +48,14 @@ def text_tasks(llm: LLM, file: str, texts: Sequence[str], output_len: int) -> li
 
 
 def latency(engine: dict[str, Any], options: Latency) -> Report:
-    """Serve a few random prompts on an idle engine."""
+    """Call a few random prompts on an idle engine."""
     llm = load_llm(engine)
     tasks = random_tasks(llm.model_config.vocab_size, options.batch_size, options.input_len, options.output_len)
     return compare("latency", llm, tasks, options.rounds, options.peer, settings(options))
 
 
 def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, with_peer: bool, named: dict[str, Any]) -> Report:
-    """Serve the tasks by this engine and, `with_peer`, by transformers in turns."""
+    """Call the tasks by this engine and, `with_peer`, by transformers in turns."""
     check_lengths(tasks, llm.max_model_len)
     with transformers(llm, tasks, with_peer) as (calls, says):
         calls = {"nanovllm": partial(serve, llm, tasks), **calls}
@@ -74,7 +74,7 @@ def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, with_peer: bool
 
 
 @contextmanager
-def transformers(llm: LLM, tasks: Sequence[Task], is_on: bool) -> Iterator[tuple[dict[str, Serve], list[str]]]:
+def transformers(llm: LLM, tasks: Sequence[Task], is_on: bool) -> Iterator[tuple[dict[str, Call], list[str]]]:
     """Yield transformers' call, and no line for the report; or no call, and a line that says why."""
     if not is_on or find_spec("transformers") is None:
         yield {}, ["transformers is not installed" if is_on else "transformers was not measured"]
@@ -109,11 +109,11 @@ def numbers(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def prefix(engine: dict[str, Any], options: Prefix) -> Report:
-    """Serve a prompt whose beginning is cached, and as a new one."""
+    """Call a prompt whose beginning is cached, and as a new one."""
     llm = load_llm(engine | {"enable_prefix_caching": True})
     task, beginning, _ = prompts_of(llm, options)
     with transformers(llm, [task], options.peer) as (calls, says):
-        own: dict[str, Serve] = {
+        own: dict[str, Call] = {
             "new": partial(serve, llm, [task]),
             "cached": partial(serve_after, llm, task, beginning),
         }
@@ -124,7 +124,7 @@ def prefix(engine: dict[str, Any], options: Prefix) -> Report:
 
 
 def offload(engine: dict[str, Any], options: Offload) -> Report:
-    """Serve a prompt whose beginning is on the device, on the host, and computed again."""
+    """Call a prompt whose beginning is on the device, on the host, and computed again."""
     length = options.prefix_len + options.input_len + options.output_len
     llm = load_llm(with_host_tier(engine, length))
     task, beginning, other = prompts_of(llm, options)
@@ -175,7 +175,7 @@ def prompts_of(llm: LLM, options: Prefix) -> tuple[Task, list[int], list[int]]:
 
 
 def serve_after(llm: LLM, task: Task, *prompts: list[int]) -> Run:
-    """Serve the prompts one by one, then the task. A second prompt takes the blocks of the first one."""
+    """Call the prompts one by one, then the task. A second prompt takes the blocks of the first one."""
     for number, prompt in enumerate(prompts):
         serve(llm, [Task(prompt, 1)], is_cold=number == 0)
     return serve(llm, [task], is_cold=False)

@@ -37,7 +37,7 @@ BENCHMARKS = {
     "prefix": Benchmark("throughput:prefix", bench_options.Prefix),
     "offload": Benchmark("throughput:offload", bench_options.Offload),
     "http": Benchmark("http:http", bench_options.Http),
-    "serve": Benchmark("serve:serve_load", bench_options.Serve, takes_engine=False),
+    "serve": Benchmark("serve:serve_load", bench_options.ServerLoad, takes_engine=False),
     "peers": Benchmark("peers:peers", bench_options.Peers, shape=f"{SHAPE}; vllm and llama.cpp cannot take one"),
     "published": Benchmark(
         "published:published",

@@ -17,7 +17,7 @@ from stages.bench.models import STORYTELLER, storyteller_of
 
 PIECES = (64, 512, 4096, 32_768, 262_144)  # bytes
 BLOCK_OF_70B = 16 * 2 * 80 * 8 * 128 * 2  # bytes: 16 tokens, 80 layers, keys and values of 8 heads of 128, fp16
-Calls = dict[Hashable, Callable[[], float]]
+TimedCalls = dict[Hashable, Callable[[], float]]
 
 
 def step_of(batch: int, context: int, block_size: int = 16) -> DecodeStep:
@@ -34,7 +34,7 @@ def reads(rounds: int = 7, num_bytes: int = 2**28, most: int = 2**16) -> Scores:
     The memory is larger than any cache. A read adds the piece to a sum, so that only the sum is written. At most
     `most` pieces are read, in both orders the same number.
     """
-    memory, calls = torch.ones(num_bytes // 4), Calls()
+    memory, calls = torch.ones(num_bytes // 4), TimedCalls()
     counts = {piece: min(most, num_bytes // piece) for piece in PIECES}
     for piece, count in counts.items():
         rows, generator = memory.view(-1, piece // 4), torch.Generator().manual_seed(piece)
@@ -64,7 +64,7 @@ def scattered(rounds: int = 11, sizes: tuple[int, ...] = (1, 4, 16, 64, 256), co
 
     Beside it are blocks of that size in a row against blocks of 16: 8 sequences of `context` tokens, float32.
     """
-    calls = Calls()
+    calls = TimedCalls()
     for size in sizes:
         step = step_of(8, context, size)
         calls[size, "in a row"] = timed(AttentionAlone(step))
@@ -98,7 +98,7 @@ def roofline(rounds: int = 7, size: int = 1024) -> Scores:
 def attention(rounds: int = 9, contexts: tuple[int, ...] = (960, 4096)) -> Scores:
     """Return how fast attention alone reads keys and values of 8 sequences, from slices (s1) and from blocks (s3)."""
     folder, reading = storyteller_of(max(contexts) + 64), Reading()
-    calls, sizes = Calls({"read": timed(reading)}), {"read": reading.num_bytes}
+    calls, sizes = TimedCalls({"read": timed(reading)}), {"read": reading.num_bytes}
     for context in contexts:
         for name in ("s1", "s3"):
             step, key = DecodeStep(name, folder, Case("storyteller", "float32", 8, context)), f"{name}_{context}"

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from stages.bench.gpu import engine, memory, steps
-from stages.bench.gpu.common import SECONDS, Report, Setup
+from stages.bench.gpu.common import SECONDS, PartReport, Setup
 
-PARTS: dict[int, tuple[str, Callable[[Setup, Report], None]]] = {
+PARTS: dict[int, tuple[str, Callable[[Setup, PartReport], None]]] = {
     1: ("the tests marked gpu", engine.run_tests),
     2: ("decode steps of stages 1, 2 and 3", steps.decode_steps),
     3: ("copies between host and device", memory.copies),
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         title, measure = PARTS[number]
         started = time.perf_counter()
         setup = Setup(device, args.tiny, args.out, started + SECONDS)
-        report = Report(setup, number, title)
+        report = PartReport(setup, number, title)
         try:
             measure(setup, report)
         finally:  # keep the results before an error

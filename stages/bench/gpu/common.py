@@ -85,7 +85,7 @@ class Setup(NamedTuple):
         return take_turns({name: self.until_idle(call) for name, call in calls.items()}, self.size(rounds, 1))
 
 
-class Report:
+class PartReport:
     """The results of a part. Tables are printed as they come; write() puts all of them into two files."""
 
     def __init__(self, setup: Setup, number: int, title: str) -> None:

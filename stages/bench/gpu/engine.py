@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanovllm.bench.report import shown
-from stages.bench.gpu.common import Report, Row, Setup
+from stages.bench.gpu.common import PartReport, Row, Setup
 
 ROOT = Path(__file__).resolve().parents[3]
 MARKED = re.compile(r"pytest\.mark\.gpu\b|^def test_\w+\(.*\bdevice\b", re.MULTILINE)
@@ -55,14 +55,14 @@ TINY = {
 }
 
 
-def run_benches(number: int, setup: Setup, report: Report) -> None:
+def run_benches(number: int, setup: Setup, report: PartReport) -> None:
     """Run the commands of a part."""
     for bench in setup.size(FULL, TINY)[number]:
         if report.has_time(bench.title):
             run_bench(setup, report, bench)
 
 
-def run_bench(setup: Setup, report: Report, bench: Bench) -> None:
+def run_bench(setup: Setup, report: PartReport, bench: Bench) -> None:
     """Run a command, and report its table or its error."""
     file = (setup.out / "bench.json").resolve()
     setup.out.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def rows_of(measured: Mapping[str, Mapping[str, Any]]) -> list[Row]:
 # ---- tests
 
 
-def run_tests(setup: Setup, report: Report) -> None:
+def run_tests(setup: Setup, report: PartReport) -> None:
     """Run the tests of the GPU's kernels, and those marked gpu."""
     if not setup.is_cuda:
         report.note("There is no CUDA device: every test that needs one is skipped.")

@@ -20,7 +20,7 @@ from nanovllm.bench.workload import Task
 from stages.bench.claims import POOLS, shape_of_70b, write_in_turn
 from stages.bench.decode_step import Case, DecodeStep
 from stages.bench.engines import new_sequence, silent, stage
-from stages.bench.gpu.common import SHAPES, Calls, Report, Row, Setup, rates
+from stages.bench.gpu.common import SHAPES, Calls, PartReport, Row, Setup, rates
 from stages.bench.locality import BLOCK_OF_70B, disk
 from stages.bench.racing import sampling_params
 from stages.bench.workloads import even_prompt
@@ -31,7 +31,7 @@ from stages.s7_cpu_offload.kv_cache import BlockCopy, KVCache
 BLOCK_SIZE = 16
 
 
-def copies(setup: Setup, report: Report) -> None:
+def copies(setup: Setup, report: PartReport) -> None:
     """Measure copies in one piece and by block, pinned and pageable, beside computing, and to a disk."""
     if not setup.is_cuda:
         report.note("Pinned memory and streams need CUDA: here a copy is a memcpy, and nothing runs beside it.")
@@ -145,7 +145,7 @@ def side_by_side(setup: Setup, compute: Callable[[], object], copy: Callable[...
 # ---- claims
 
 
-def claims(setup: Setup, report: Report) -> None:
+def claims(setup: Setup, report: PartReport) -> None:
     """Measure allocators, the order of reuse, copies of blocks, and swapping."""
     report.table("Claim 5: take a piece and give it back, operations a second", [allocators(setup)])
     sizes = setup.size((2**20, 2**23, 2**25), (2**10,))
@@ -207,7 +207,7 @@ def block_copies(setup: Setup, name: str, shape: Any) -> Row:
     return {"model": name, "bytes a block": cache.blocks[0].nbytes, **compare(setup, calls, 1e6), **alone}
 
 
-def swap(setup: Setup, report: Report) -> list[Row]:
+def swap(setup: Setup, report: PartReport) -> list[Row]:
     """Measure keys and values of a text's first tokens, by length: stored, loaded, and computed again in one step."""
     lengths, model = setup.size((16, 64, 256, 1024, 4096), (16, 32)), setup.size("1B", "tiny")
     sizes = {"kv_cache_tokens": 2 * lengths[-1]}

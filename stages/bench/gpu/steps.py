@@ -15,13 +15,13 @@ from nanovllm.bench.floor import Reading
 from nanovllm.bench.harness import Spread, take_turns, with_spreads
 from stages.bench.decode import STAGES, measure_case
 from stages.bench.decode_step import Case, DecodeStep
-from stages.bench.gpu.common import SHAPES, Report, Row, Setup
+from stages.bench.gpu.common import SHAPES, PartReport, Row, Setup
 from stages.bench.models import num_parameters
 
 MAX_ROUNDS, MIN_ROUNDS, SECONDS = 25, 5, 3
 
 
-def decode_steps(setup: Setup, report: Report) -> None:
+def decode_steps(setup: Setup, report: PartReport) -> None:
     """Measure a step by model, batch and context, and what it holds beside the pool."""
     batches, contexts = setup.size((1, 8, 32, 64, 128), (1, 2)), setup.size((128, 1024, 4096), (24,))
     reading, rows = Reading(setup.device, setup.size(None, 2**16)), list[Row]()
@@ -63,7 +63,7 @@ def claim_10(rows: Sequence[Row], batches: tuple[int, ...]) -> list[Row]:
 # ---- the roofline
 
 
-def roofline(setup: Setup, report: Report) -> None:
+def roofline(setup: Setup, report: PartReport) -> None:
     """Measure the two roofs, and how near steps of 1 to 256 sequences and prompts come to the lower one.
 
     The ratio of a step's operations and bytes decides which roof is lower.
