@@ -71,7 +71,7 @@ def test_unknown_path_or_method(served, method, path, status):
     assert ("allow" in response.headers) == (status == 405)
 
 
-def test_large_body_keeps_nobody_waiting(served):
+def test_large_bodies_do_not_block_the_server(served):
     """Each takes less than a second, with as many entries as a body has room for."""
     start = time.perf_counter()
     many = list(range(4096)) * 15
