@@ -104,7 +104,7 @@ def test_play_stops_at_the_end_and_then_starts_over(reader):
     reader.go(f"#s4/{length - 1}")
     reader.page.click("#play")
     reader.page.wait_for_function("document.getElementById('play').getAttribute('aria-label') === 'Play'")
-    assert reader.step == length and reader.text("#sentence").startswith("All is done since step")
+    assert reader.step == length and reader.text("#sentence").startswith("All requests were done after step")
     reader.page.click("#play")
     assert reader.step == 0
     reader.page.click("#play")
@@ -247,22 +247,22 @@ def test_sentences_have_at_most_fourteen_words(reader):
     assert len(sentences) > 600
     long = [sentence for sentence in sentences if len(sentence.split()) > MAX_WORDS]
     assert long == []
-    assert not [sentence for sentence in sentences if re.search("undefined|null|NaN|Nobody can run", sentence)]
+    assert not [sentence for sentence in sentences if re.search("undefined|null|NaN|No sequence can run", sentence)]
 
 
-def test_evicted_text_is_forgotten_only_if_the_host_does_not_keep_it(reader, content):
+def test_evicted_text_is_lost_only_if_the_host_does_not_have_it(reader, content):
     sentences = reader.page.evaluate(
         "Array.from({length: Page.runs[6].tape.length}, (_, step) => Page.sentenceAt(Page.runs[6], step + 1))"
     )
     run = Run(
         [content["runs"][6]["snapshot"], *unpack(content["kinds"], content["strings"], content["runs"][6]["events"])]
     )
-    kept = [step.number for step in run.steps if "on the host already" in sentences[step.number - 1]]
+    kept = [step.number for step in run.steps if "host already has" in sentences[step.number - 1]]
     assert kept
     for step in run.steps:
         if step.number in kept:
             assert {event["hash"] for event in step.of("evicted")} <= set(step.before.host_cached.values())
-        if "forgotten" in sentences[step.number - 1]:
+        if re.search("texts? (is|are) lost", sentences[step.number - 1]):
             assert not {event["hash"] for event in step.of("evicted")} & set(step.after.host_cached.values())
 
 

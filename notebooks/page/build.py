@@ -16,18 +16,18 @@ from stages.bench.engines import PACKAGES
 SOURCE = ROOT / "nanovllm" / "server" / "page"
 PAGE = ROOT / "notebooks" / "pool.html"
 LEAD = (
-    "A server keeps the keys and values of every token it has read; a slot of memory holds one token's. Here are "
-    "320 slots, eight requests that share them, A to H, and seven ways to serve the eight. F asks for three texts. "
-    "Stages 1 to 3 get all requests at once; from stage 4 on F, G and H arrive while others run."
+    "A server keeps the keys and values of every token that it has read, one token in each slot of memory. Here, eight "
+    "requests, A to H, share 320 slots, and seven stages serve them. F asks for three texts. Stages 1 to 3 get all "
+    "requests at once. From stage 4 on, F, G and H arrive while others run."
 )
 STAGES = {
     "s1": ("One piece", "Each sequence reserves one piece of the pool for its whole life."),
-    "s2": ("Blocks", "The pool is cut into blocks of 8 slots. A sequence takes one when its last is full."),
-    "s3": ("Paged attention", "The pool does the same. Attention now reads the blocks where they lie, without a copy."),
-    "s4": ("Scheduler", "Each step admits who fits, cuts long prompts in chunks, and preempts if blocks run out."),
+    "s2": ("Blocks", "The pool is cut into blocks of 8 slots. A sequence takes one when its last one is full."),
+    "s3": ("Paged attention", "The pool does the same. Attention now reads the blocks, a tile at a time."),
+    "s4": ("Scheduler", "Each step admits requests that fit, splits long prompts, and preempts if blocks run out."),
     "s5": ("Copy-on-write", "Samples of one prompt share its blocks, until one of them writes."),
-    "s6": ("Prefix cache", "A full block keeps its text when it is free. A text that begins alike finds it there."),
-    "s7": ("Offload", "A text that must leave its block goes to the host's memory, and is loaded back if found."),
+    "s6": ("Prefix cache", "A freed block that is full keeps its text, for requests with the same beginning."),
+    "s7": ("Offload", "An evicted text moves to the host's memory, and is loaded back when it is needed."),
 }
 
 

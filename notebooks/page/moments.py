@@ -90,14 +90,14 @@ def free_but_scattered(run: Run) -> Moment | None:
             return Moment(
                 step.number,
                 "A piece is given back",
-                f"{ended} ends in the next step. {sum(sizes)} slots will be free, and {label(first)} waits for "
+                f"{ended} finishes in the next step. {sum(sizes)} slots will be free, and {label(first)} waits for "
                 f"{needed}.",
-                f"Is there room for {label(first)} then?",
+                f"Will {label(first)} fit then?",
                 (f"Yes: {sum(sizes)} are enough", f"No, though {sum(sizes)} are free"),
                 int(max(sizes) < needed),
                 f"Free, but not in one piece: the pieces have {' and '.join(map(str, sizes))} slots, and stage 1 needs "
-                f"{needed} side by side. (It also lets nobody in before the whole batch has ended: stage 4 cures "
-                "that.)",
+                f"{needed} in a row. (It also admits no request before the whole batch has finished, which stage 4 "
+                "fixes.)",
                 step.of("released")[0]["start"] // BLOCK_SIZE,
             )
     return None
@@ -117,12 +117,12 @@ def scattered_table(run: Run) -> Moment | None:
                 return Moment(
                     step.number,
                     "Blocks that lie apart",
-                    f"A new batch begins. {label(event['seq'])} needs {len(table)} blocks, and the next free ones do "
-                    "not lie side by side.",
-                    "Can one sequence have them?",
-                    ("Yes, any blocks do", "No, it would have to wait"),
+                    f"A new batch begins. {label(event['seq'])} needs {len(table)} blocks, and the next free ones "
+                    "are not adjacent.",
+                    "Can one sequence use them?",
+                    ("Yes, any blocks will do", "No, it has to wait"),
                     int(event["seq"] not in step.after.running),
-                    f"A table takes the place of a piece. This table says that the tokens are in blocks {places}: "
+                    f"A block table replaces the single piece. This one says that the tokens are in blocks {places}: "
                     "follow the arrows.",
                     table[0],
                 )
@@ -143,7 +143,7 @@ def seventeenth_token(run: Run) -> Moment | None:
                 ("One slot", f"A block of {BLOCK_SIZE} slots"),
                 int(num_taken == 1),
                 f"{who} takes block {block}: one slot is used, {BLOCK_SIZE - 1} are held and empty. "
-                "That is all that it can waste, however long it gets.",
+                "That is the most it can waste, however long it gets.",
                 block,
             )
     return None
@@ -163,10 +163,10 @@ def taken_again(run: Run) -> Moment | None:
                     f"{label(giver)} gave its blocks back, and left holes between the others'. Now "
                     f"{label(taker)}'s last block is full.",
                     f"Which block does {label(taker)} take?",
-                    (f"One that {label(giver)} gave back", "One that nobody has used"),
+                    (f"One that {label(giver)} gave back", "One that was never used"),
                     int(block not in given_back),
-                    f"Block {block} was freed in the middle, and is taken again: a block that comes back is the next "
-                    "to be taken. Any hole fits, since all blocks have one size.",
+                    f"Block {block} was freed in the middle and is taken again: the last block to be freed is the "
+                    "next to be taken. Any hole fits, because all blocks have the same size.",
                     block,
                 )
         given_back |= {event["block"]: event["seq"] for event in step.of("given_back")}
@@ -184,13 +184,13 @@ def promised_against_held(run: Run) -> Moment | None:
                 return Moment(
                     step.number,
                     "Promised against held",
-                    f"A new batch begins. After it {num_free} of {num_blocks} blocks are free; {who} may come to need "
+                    f"A new batch begins, which leaves {num_free} of {num_blocks} blocks free. {who} may need up to "
                     f"{event['needed']}.",
                     f"Is {who} in the batch?",
                     ("No", f"Yes, {num_free} blocks are free"),
                     int(event["seq"] in step.after.running),
-                    f"{promised} blocks are promised to the others, for their full lengths, though only "
-                    f"{num_blocks - num_free} are held. {promised} + {event['needed']} is more than {num_blocks}.",
+                    f"{promised} blocks are promised to the others for their full lengths, though they hold only "
+                    f"{num_blocks - num_free}. {promised} + {event['needed']} is more than {num_blocks}.",
                 )
     return None
 
@@ -224,13 +224,13 @@ def chunk_beside_decodes(run: Run) -> Moment | None:
                 return Moment(
                     step.number,
                     "A long prompt among decodes",
-                    f"{who}'s prompt has {length} tokens. A step computes at most {budget}, and others come first: "
-                    f"{' and '.join(map(label, decodes(step)))} are to get a token each.",
-                    f"How much of {who}'s prompt comes along?",
-                    (f"{size} tokens, what is left of the step", f"All {length}, or none"),
+                    f"{who}'s prompt has {length} tokens. A step computes at most {budget}, and other requests come "
+                    f"first: {' and '.join(map(label, decodes(step)))} decode a token each.",
+                    f"How much of {who}'s prompt fits into the step?",
+                    (f"{size} tokens, the rest of the step's budget", f"All {length}, or none"),
                     int(size == length),
                     f"A chunk in a decode step: {earlier_work(step, event)}, and {size} of the {budget} are left for "
-                    f"{who}. Its other {length - size} come later: nobody stands still for a long prompt.",
+                    f"{who}. Its other {length - size} come later, so no request waits for a long prompt.",
                     step.after.sequences[event["seq"]].block_table[0],
                 )
     return None
@@ -246,15 +246,15 @@ def seat_refilled(run: Run) -> Moment | None:
             if earlier.of("end") and earlier.of("held_up", seq=event["seq"]) and others and event["seq"] not in seen:
                 return Moment(
                     step.number,
-                    "A seat comes free",
-                    f"There are {run.events[0]['max_num_seqs']} seats: no more run at a time. "
-                    f"{label(earlier.of('end')[0]['seq'])} has ended, {len(others)} others are in the middle of their "
-                    f"texts, and {who} waits.",
+                    "A seat becomes free",
+                    f"At most {run.events[0]['max_num_seqs']} sequences run at a time. "
+                    f"{label(earlier.of('end')[0]['seq'])} has finished, {len(others)} others are in the middle of "
+                    f"their texts, and {who} waits.",
                     f"When does {who} begin?",
-                    ("In the next step", "When the others have ended"),
+                    ("In the next step", "When the others have finished"),
                     int(event["step"] != earlier.number + 1),
-                    f"The seat is refilled at once, beside the others. In stages 1 to 3 {who} would wait until the "
-                    "whole batch has ended.",
+                    f"The seat is refilled at once. In stages 1 to 3, {who} would wait until the whole batch has "
+                    "finished.",
                     step.after.sequences[event["seq"]].block_table[0],
                 )
     return None
@@ -272,11 +272,11 @@ def preemption(run: Run) -> Moment | None:
                 step.number,
                 "Blocks run out",
                 shortage(step, event, label(event["for"]), "free block"),
-                "Who gives its blocks up for it?",
+                "Which sequence gives up its blocks?",
                 (f"{label(first)}, which came first", f"{label(last)}, which came last"),
                 int(victim == last),
-                f"{label(victim)} gives back {blocks(len(table))}, and waits as the first in the queue. Its {tokens} "
-                f"computed tokens are lost: they will be computed again.{too_late(step)}",
+                f"{label(victim)} gives back {blocks(len(table))}, and goes to the front of the queue. Its {tokens} "
+                f"computed tokens are lost and will be recomputed.{too_late(step)}",
                 table[0],
             )
     return None
@@ -285,7 +285,7 @@ def preemption(run: Run) -> Moment | None:
 def too_late(step: Step) -> str:
     """Mention sequences that end later in the same step, because the reader sees their blocks free."""
     ended = [label(event["seq"]) for event in step.of("end")]
-    return f" ({' and '.join(ended)} ended later in this step, and gave back as well.)" if ended else ""
+    return f" ({' and '.join(ended)} finished later in this step and freed blocks too.)" if ended else ""
 
 
 # ---- stage 5
@@ -302,13 +302,13 @@ def counts_and_copies(run: Run) -> Moment | None:
             return Moment(
                 step.number,
                 "Three samples, one last block",
-                f"F's prompt is computed, and {samples} samples begin. They share its {blocks(len(shared))}; the last "
-                "one is not full, and each sample is to write a token of its own into it.",
+                f"F's prompt is computed, and {samples} samples begin. They share its {blocks(len(shared))}. The last "
+                "one is not full, and each sample will write its own token into it.",
                 "How many copies of that block are made?",
                 (f"{samples}, one for each sample", f"{samples - 1}, all but one"),
                 int(len(copies) == samples - 1),
-                f"Block {source} counts {samples} holders, then {samples - 1}, then 1: whoever is alone writes in "
-                f"place. The {blocks(len(steady))} that are full keep a count of {samples}.",
+                f"Block {source} counts {samples} holders, then {samples - 1}, then 1: the last holder writes in "
+                f"place. The other {blocks(len(steady))} are full and keep a count of {samples}.",
                 source,
             )
     return None
@@ -344,8 +344,8 @@ def held_then_idle(run: Run) -> Moment | None:
                 f"When are these {len(kept)} taken for another text?",
                 ("First: they are free again", "Last, after the empty ones"),
                 int(set(step.after.free[-len(kept) :]) == set(kept)),
-                "They are idle: nobody holds them, but each can be found by the hash of its text. They stand at the "
-                "end of the queue of free blocks.",
+                "They are idle: they have no holder, but each can be found by the hash of its text. They are at the "
+                "end of the free queue.",
                 kept[-1],
             )
     return None
@@ -361,14 +361,14 @@ def hit_by_a_stranger(run: Run) -> Moment | None:
                 num_tokens, num_cached = len(step.before.sequences[who].tokens), BLOCK_SIZE * len(hits)
                 return Moment(
                     step.number,
-                    "A prompt that begins alike",
+                    "A prompt with the same beginning",
                     f"{label(who)} is next. Its {num_tokens} tokens begin with the same text as {label(author)}'s, and "
-                    f"{label(author)} has ended.",
+                    f"{label(author)} has finished.",
                     f"How many of them does {label(who)} compute?",
                     (f"All {num_tokens}", f"The last {num_tokens - num_cached}"),
                     int(step.of("admit", seq=who)[0]["num_computed_tokens"] == num_cached),
-                    f"Found by a stranger: {blocks(len(hits))} of {label(author)} are found by their hashes and held "
-                    f"again. Their {num_cached} tokens need not be computed.",
+                    f"A hit by another request: {blocks(len(hits))} of {label(author)} are found by their hashes and "
+                    f"held again. Their {num_cached} tokens need not be computed.",
                     event["block"],
                 )
     return None
@@ -388,11 +388,11 @@ def evicted_tail_first(run: Run) -> Moment | None:
                     "Which text goes first",
                     f"{shortage(step, event, taker(step, event), 'empty block')} {blocks(len(siblings))} with text of "
                     f"{label(author)} are idle.",
-                    "Which of them is given up first?",
+                    "Which of them is evicted first?",
                     ("The end of its text", "The beginning of its text"),
                     int(index == min(siblings)),
-                    f"Evicted, tail first: block {event['block']} is the last of {label(author)}'s. A text without its "
-                    "end can still be found, one without its beginning cannot.",
+                    f"The tail is evicted first: block {event['block']} is the last of {label(author)}'s. A text "
+                    "without its end can still be found, but one without its beginning cannot.",
                     event["block"],
                 )
     return None
@@ -419,8 +419,8 @@ def stored_to_the_host(run: Run) -> Moment | None:
                 "Is its text lost?",
                 ("No", "Yes, as in stage 6"),
                 int(event["hash"] not in step.after.host_cached.values()),
-                f"It is stored to the host first, in block {event['to']} there. Whoever begins with this text finds it "
-                "there too.",
+                f"It is first stored in block {event['to']} of the host, where a request with the same beginning can "
+                "find it.",
                 event["from"],
             )
     return None
@@ -437,14 +437,14 @@ def loaded_back(run: Run) -> Moment | None:
             num_cached = step.of("admit", seq=who)[0]["num_computed_tokens"]
             return Moment(
                 step.number,
-                "A text is wanted again",
+                "A text is needed again",
                 f"{label(who)} was preempted, and there is room for it again. {blocks(len(loads))} of its text "
                 f"{'is' if len(loads) == 1 else 'are'} on the host.",
                 f"What does {label(who)} have to compute?",
                 (f"All its {num_tokens} tokens again", f"The last {num_tokens - num_cached}"),
                 int(num_cached > 0),
                 f"{blocks(len(loads))} {'is' if len(loads) == 1 else 'are'} loaded back from the host, and {len(hits)} "
-                f"more found on the device: {num_cached} tokens need not be computed.",
+                f"more are found on the device: {num_cached} tokens need not be computed.",
                 loads[0]["to"],
             )
     return None

@@ -355,7 +355,8 @@ export function showLegend(tape) {
     makeLegendItem({ ...plain, status: "free" }, isSlots ? "8 free slots" : "free"),
     makeLegendItem({ ...held(8), isTouched: true }, "outlined: changed in this step"),
     canShare ? makeLegendItem({ ...held(8), count: 3 }, "number: how many sequences share it") : null,
-    tape.has("cached") ? makeLegendItem({ ...plain, status: "idle", origin }, `${idle}: no holder, but its text is cached`) : null);
+    tape.has("cached")
+      ? makeLegendItem({ ...plain, status: "idle", origin }, `${idle}: no holder, but its text is cached`) : null);
 }
 
 function makeLegendItem(cell, words) {

@@ -125,7 +125,7 @@ export function offerQuestion() {
   else if (next && !isAnswered(next)) ask(next, () => goToMoment(next));
 }
 
-/** Go to a moment's question, or to its answer. Its block is selected with the answer, because it could give it away. */
+/** Go to a moment's question, or to its answer. Its block is selected with the answer, which it could give away. */
 function goToMoment(moment) {
   at.block = isAnswered(moment) ? moment.block : null;
   goTo(isAnswered(moment) ? moment.step : moment.step - 1);

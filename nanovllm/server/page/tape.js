@@ -9,8 +9,8 @@ let hasEnded = false; // the live run: the next snapshot begins another one
 
 /** Add an event, and return true if there is more to show.
  *
- * A snapshot begins a run, and any other event belongs to the last run. `about` describes a recorded run; without it the
- * run is live. A live run continues with a snapshot of the same pool, as after a lost connection. A snapshot of another
+ * A snapshot begins a run, and any other event belongs to the last run. `about` describes a recorded run; other runs
+ * are live. A live run continues with a snapshot of the same pool, as after a lost connection. A snapshot of another
  * pool, or one after endRun(), replaces it.
  */
 export function addEvent(event, about = null) {
