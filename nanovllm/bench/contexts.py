@@ -21,7 +21,7 @@ SHORT, NUM_STEPS = 16, 8
 
 
 def measure_contexts(engine: dict[str, Any], rounds: int, contexts: Sequence[int], batch_size: int) -> dict[str, Any]:
-    """Return numbers by name. Raise ValueError for a context that the model or the pool has no room for."""
+    """Return numbers by name. Raise ValueError if a context does not fit the model or the pool."""
     llm = load_llm(engine | needed(engine, max(contexts), batch_size))
     room = llm.llm_engine.kv_cache.num_blocks * llm.llm_engine.kv_cache.block_size
     for context in contexts:
@@ -47,12 +47,12 @@ def needed(engine: dict[str, Any], context: int, batch_size: int) -> dict[str, A
 
 
 def task_of(llm: LLM, context: int) -> Task:
-    """Return a task that decodes NUM_STEPS tokens after such a context."""
+    """Return a task that decodes NUM_STEPS tokens after `context` tokens."""
     return Task([1 + i % (llm.model_config.vocab_size - 1) for i in range(context)], 1 + NUM_STEPS)
 
 
 def numbers_of(context: int, num_bytes: float, results: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return medians of the rounds. A share is None if the two steps differ by less than they spread.
+    """Return medians of the rounds. A share is None if a long step was ever faster than the short one.
 
     >>> rounds = [{"16": 0.010, "1000": 0.014, "read": 1e9}] * 3
     >>> numbers_of(1000, 2e6, rounds)["context 1,000: attention's share of the bandwidth"]
@@ -73,7 +73,7 @@ def numbers_of(context: int, num_bytes: float, results: Sequence[dict[str, float
 
 
 def step_seconds(llm: LLM, context: int, batch_size: int) -> float:
-    """Return the median decode step of a batch with such contexts."""
+    """Return the median decode step of a batch at this context."""
     with prompts_taken_as_computed(llm):
         run = serve(llm, [task_of(llm, context)] * batch_size, detokenize=False)
     return statistics.median(run.gaps[:NUM_STEPS])  # of the first sequence
@@ -81,9 +81,9 @@ def step_seconds(llm: LLM, context: int, batch_size: int) -> float:
 
 @contextmanager
 def prompts_taken_as_computed(llm: LLM) -> Iterator[None]:
-    """Let the pool's random contents stand for the keys and values of prompts.
+    """Take the pool's contents for the keys and values of prompts.
 
-    Computing them takes minutes, and changes nothing about the cost of a later step.
+    Computing real ones takes minutes, and does not change the cost of a later step.
     """
     llm.llm_engine.kv_cache.blocks.fill_(0.01)  # memory that was never written does not exist yet, and is quick to read
     manager = llm.llm_engine.kv_cache_manager

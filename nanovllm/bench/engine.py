@@ -136,7 +136,7 @@ class Run:
         return self.decode_seconds / (max(map(len, self.tokens)) - 1)
 
     def fault(self, tasks: Sequence[Task], may_be_cut: bool = False) -> str | None:
-        """Return why this is no valid answer to the tasks, or None. A run that was cut has fewer tokens."""
+        """Return why this is not a valid answer to the tasks, or None. A run that was cut has fewer tokens."""
         counts, expected = [len(each) for each in self.tokens], [task.num_output_tokens for task in tasks]
         if len(counts) != len(expected):
             return f"{len(counts)} outputs for {len(expected)} requests"
@@ -151,7 +151,7 @@ class Run:
 def serve(llm: LLM, tasks: Sequence[Task], *, is_cold: bool = True, detokenize: bool = True) -> Run:
     """Serve all tasks at once, from an empty prefix cache if `is_cold`. Raise ValueError if a request fails.
 
-    With `detokenize` the outputs are those that users get; without, they are new token ids alone, as peers return them.
+    With `detokenize`, outputs have text, as users get them. Without it they are token ids, as peers return them.
     """
     engine, numbers = llm.llm_engine, dict[str, int]()
     run = Run([[] for _ in tasks], [[] for _ in tasks])

@@ -118,7 +118,7 @@ def figures(series: Mapping[str, Sequence[float]]) -> Scores:
 
 
 def ratio(rounds: Sequence[Mapping[Key, float]], above: Key, below: Key) -> Spread:
-    """Return how many times `below` each round's `above` is.
+    """Return the ratio of two numbers over the rounds.
 
     >>> ratio([{"a": 2.0, "b": 1.0}, {"a": 9.0, "b": 3.0}, {"a": 4.0, "b": 4.0}], "a", "b")
     Spread(median=2.0, least=1.0, largest=3.0)

@@ -1,4 +1,4 @@
-"""The cost of HTTP: the engine itself, and a server of its own, serve the same requests in turns."""
+"""The cost of HTTP: the engine, and a server with the same engine, serve the same requests in turns."""
 
 import asyncio
 import re
@@ -70,7 +70,7 @@ def http(engine: dict[str, Any], options: Http) -> Report:
 
 
 def make_loads(llm: LLM, options: Http) -> list[TasksOfRound]:
-    """Return a load per round. No prompt comes twice, because a server's cache cannot be emptied from outside."""
+    """Return the tasks of each round. No prompt comes twice, because clients cannot empty a server's cache."""
     count, vocab_size = 1 + options.rounds, llm.model_config.vocab_size
     size, input_len = options.num_prompts, options.input_len
     together = random_tasks(vocab_size, count * size, input_len, options.output_len, options.spread)
@@ -80,13 +80,13 @@ def make_loads(llm: LLM, options: Http) -> list[TasksOfRound]:
 
 
 def offline(llm: LLM, load: TasksOfRound) -> HttpTurn:
-    """Serve a load by the engine itself."""
+    """Serve a round's tasks with the engine."""
     together, alone = load
     return HttpTurn(serve(llm, together), [serve(llm, [task]).first_tokens[0] for task in alone])
 
 
 async def through_http(url: str, load: TasksOfRound) -> HttpTurn:
-    """Serve a load by the server."""
+    """Serve a round's tasks through the server."""
     together, alone = load
     async with connect(url) as client:
         turn = await serve_by(client, together)
@@ -95,7 +95,7 @@ async def through_http(url: str, load: TasksOfRound) -> HttpTurn:
 
 
 async def serve_by(client: Client, tasks: Sequence[Task]) -> HttpTurn:
-    """Serve tasks by the server, with times of pieces. Raise ValueError for a response that is not complete."""
+    """Serve tasks through the server, and note when pieces come. Raise ValueError if a response is incomplete."""
     model, _ = await client.first_model()
     common = {"model": model, "temperature": 0, "ignore_eos": True}
     bodies = [{"prompt": task.prompt, "max_tokens": task.num_output_tokens, **common} for task in tasks]
@@ -124,7 +124,7 @@ def numbers(turns: Sequence[HttpTurn]) -> dict[str, Any]:
 
 @contextmanager
 def own_server(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Run `nanovllm serve` with these options at a free port. Yield its address, and which kernels it has.
+    """Run `nanovllm serve` with these options at a free port. Yield its address and its kernels.
 
     Raise ValueError, with its output, if it does not start.
     """

@@ -34,7 +34,7 @@ RAN, OPERATIONS = "kernels that ran", "operations of torch"
 
 
 def launches(engine: dict[str, Any], options: Launches) -> Report:
-    """Measure a decode step of each way. One that fails is reported, and the others are measured."""
+    """Measure a decode step in each way. A way that fails is reported, and the others are measured."""
     measured: dict[str, dict[str, float]] = {}
     says, where = list[str](), dict[str, Any]()
     engine = engine | {"max_num_seqs": max(engine["max_num_seqs"], options.batch_size)}
@@ -105,7 +105,7 @@ def count(step: Callable[[], object], device: torch.device) -> dict[str, int]:
 
 
 def tally(events: Iterable[Any]) -> dict[str, int]:
-    """Return how often the driver was called, and how many kernels ran. Copies on the GPU are no kernels."""
+    """Return how often the driver was called, and how many kernels ran. Copies on the GPU do not count as kernels."""
     counts = Counter(dict.fromkeys((*CALLS, RAN), 0))
     for event in events:
         if event.device_type == DeviceType.CUDA and not event.key.startswith(("Memcpy", "Memset")):

@@ -46,7 +46,7 @@ class Streamed(NamedTuple):
     outcomes: list[Outcome]
     seconds: float
     client: float  # processor time of this process
-    front: float | None  # processor time of the server's front, in hundredths, if the server tells
+    front: float | None  # processor time of the server's front, in hundredths, or None if unknown
 
 
 class Client:
@@ -109,7 +109,7 @@ class Client:
         return Streamed(outcomes, seconds, client, None if front is None or later is None else later - front)
 
     async def first_model(self) -> tuple[str, int]:
-        """Return the server's first model and its max_model_len. Raise ValueError if the server does not tell."""
+        """Return the server's first model and its max_model_len. Raise ValueError if there is none."""
         try:
             [first, *_] = json.loads(await self.get("/v1/models"))["data"]
             return first["id"], first.get("max_model_len") or DEFAULT_MAX_MODEL_LEN

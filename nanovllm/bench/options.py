@@ -21,12 +21,12 @@ def rounds(default: int) -> Any:
 
 
 def peer() -> Any:
-    """Return the option to measure transformers, too."""
+    """Return the option to measure transformers too."""
     return option(True, "measure transformers too")
 
 
 def settings(options: Any) -> dict[str, Any]:
-    """Return the options for the report: those that are set, without the choice of a peer."""
+    """Return the options that are set, for the report. The choice of a peer is left out."""
     return {name: value for name, value in asdict(options).items() if value is not None and name != "peer"}
 
 
@@ -110,7 +110,7 @@ class Peers:
     transformers: bool = option(True, "measure transformers too, where it is installed")
     jobs: str = option("mixed,1,2,4", "mixed: 32 requests of all lengths; a number: that many sequences decode")
     contexts: str = option("", "lengths at which decode steps are measured too", metavar="N,N")
-    context_batch: int = count(8, "sequences of such a length in a step")
+    context_batch: int = count(8, "sequences in a step at one of these lengths")
     rounds: int = rounds(3)
 
 
@@ -140,7 +140,7 @@ class Launches:
     """
 
     batch_size: int = count(1, "sequences that decode")
-    input_len: int = count(128, "tokens of each before")
+    input_len: int = count(128, "tokens of each sequence's prompt")
     rounds: int = rounds(20)
 
 
@@ -153,7 +153,7 @@ class Paged:
 
     shape: str = option("llama-3.1-8b", "use the heads and layers of this published shape", metavar="NAME")
     batch_sizes: str = option("1,8,64", "sequences", metavar="N,N")
-    contexts: str = option("1024,8192,32768", "their tokens", metavar="N,N")
+    contexts: str = option("1024,8192,32768", "tokens of each sequence", metavar="N,N")
     block_sizes: str = option("16,128", "slots in a block", metavar="N,N")
     layers: int | None = count(
         None, "default: the shape's; more if caches would hold them, fewer if they do not fit in memory"
@@ -186,7 +186,7 @@ class ServerLoad:
 
 
 def whole_numbers(name: str, text: str) -> list[int]:
-    """Return a list of numbers separated by commas. Raise ValueError, with the option's name, for anything else.
+    """Return a list of numbers separated by commas. Raise ValueError, naming the option, for anything else.
 
     >>> whole_numbers("--contexts", "1000,8000")
     [1000, 8000]

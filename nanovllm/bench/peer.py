@@ -67,7 +67,7 @@ def peer_specs(texts: Sequence[str], with_transformers: bool) -> list[PeerSpec]:
 
 
 def peer_settings(llm: LLM, tasks: Sequence[Task], **more: Any) -> Settings:
-    """Return the settings with which a peer serves the tasks on the same weights."""
+    """Return a peer's settings for the same weights, with room for the tasks."""
     longest = max(task.num_tokens for task in tasks)
     longest = min(-(-longest // LENGTHS) * LENGTHS, llm.max_model_len)
     seats = min(llm.config.max_num_seqs, len(tasks))

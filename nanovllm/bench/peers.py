@@ -35,7 +35,7 @@ class Job(NamedTuple):
         return run.decoded_per_second if self.is_decode else run.tokens_per_second
 
     def floor_bytes(self, llm: LLM) -> int:
-        """Return the bytes to read at least, in the fewest steps possible; a prompt takes one step."""
+        """Return the fewest bytes that the job can read. A prompt takes one step."""
         return self.num_steps * weight_bytes(llm) + kv_bytes(llm, self.tasks)
 
     @property
@@ -80,7 +80,7 @@ def make_jobs(llm: LLM, text: str) -> list[Job]:
 
 
 def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: int) -> Report:
-    """Load all engines, then serve each job by one engine at a time."""
+    """Load all engines, then serve each job with one engine at a time."""
     engines: dict[str, Serve] = {OWN: partial(serve, llm, detokenize=False)}
     versions, says = dict[str, str](), list[str]()
     with ExitStack() as stack:
@@ -131,7 +131,7 @@ def bandwidth_of(turns: Mapping[str, Turn]) -> float:
 
 
 def conclusions(llm: LLM, job: Job, results: Sequence[Mapping[str, Turn]]) -> Iterator[str]:
-    """Yield what the floor is, how far the tokens agree, and which engines were busy out of turn."""
+    """Yield notes: the floor, how far the tokens agree, and engines that were busy out of turn."""
     bandwidth = statistics.median(map(bandwidth_of, results))
     read = f"weights of {weight_bytes(llm) / 1e9:.3g} GB and {kv_bytes(llm, job.tasks) / 1e9:.3g} GB of keys and values"
     yield f"the floor is {job.num_steps} steps that read {read}, at {bandwidth / 1e9:.1f} GB/s"
@@ -150,7 +150,7 @@ def conclusions(llm: LLM, job: Job, results: Sequence[Mapping[str, Turn]]) -> It
 def agreement(llm: LLM, tasks: Sequence[Task], own: Run, other: Run) -> str:
     """Say how many outputs are equal, and how near to a tie the others were at their first different token.
 
-    Behind that token the engines continue different texts, so nothing can be compared there.
+    After that token the engines continue different texts, so nothing can be compared there.
     """
     texts = []
     for task, ours, theirs in zip(tasks, own.tokens, other.tokens, strict=True):

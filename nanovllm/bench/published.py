@@ -47,7 +47,7 @@ class Floor:
 
 
 def published(engine: dict[str, Any], options: Published) -> Report:
-    """Serve the workload by this engine and, with options.peer, by transformers."""
+    """Serve the workload with this engine and, if options.peer, with transformers."""
     engine, tasks = workload(engine, options)
     device = EngineArgs(**engine).engine_config().torch_device()
     bandwidth = device_bandwidth(device)  # before the engine's pool fills a GPU
@@ -95,7 +95,7 @@ def workload(engine: dict[str, Any], options: Published) -> tuple[dict[str, Any]
 def serve_by_engine(
     engine: dict[str, Any], tasks: list[Task], bandwidth: float, peer_seconds: float
 ) -> tuple[Run, Floor, dict[str, Any], Settings]:
-    """Return this engine's run, its floor and its machine, and a peer's settings. Its memory is free afterwards."""
+    """Return this engine's run, its floor and its machine, and a peer's settings. It frees the engine's memory."""
     llm = load_llm(engine)
     serve(llm, [tasks[0].shortened(WARM_UP_TOKENS)], detokenize=False)
     run = serve(llm, tasks, detokenize=False)

@@ -44,7 +44,7 @@ def machine_of(device: torch.device) -> dict[str, Any]:
 
 
 def text(report: Report) -> str:
-    """Return the report for a terminal: a row per number, a column per engine, then what else there is to say."""
+    """Return the report for a terminal: a row per number, a column per engine, and notes."""
     columns: Mapping[str, Mapping[str, Any]] = report["measured"]
     names = dict.fromkeys(name for numbers in columns.values() for name in numbers)
     rows = [[name.replace("_", " "), *(shown(each.get(name)) for each in columns.values())] for name in names]

@@ -16,14 +16,14 @@ NOTE = "times in ms: p50 / p90 / p99 (ttft: first piece; itl: between two; tpot:
 
 
 def serve_load(options: ServerLoad) -> Report:
-    """Send the requests and report what came. Raise ValueError if the server answers none."""
+    """Send the requests, and return the report. Raise ValueError if the server answers none."""
     if (options.input_len is None) != (options.output_len is None):
         raise ValueError("input_len and output_len must both be given, or neither for lengths like those of chats")
     return asyncio.run(measure(options))
 
 
 async def measure(options: ServerLoad) -> Report:
-    """Send the requests and report what came."""
+    """Send the requests, and return the report."""
     lengths = (options.input_len, options.output_len) if options.input_len and options.output_len else None
     path = CHAT if options.endpoint == "chat" else COMPLETIONS
     times = list(arrivals(options.num_prompts, options.request_rate, options.seed))

@@ -25,7 +25,7 @@ Call = Callable[[], Run]
 
 
 def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str] = ()) -> Report:
-    """Call random prompts, or `texts`, all at once."""
+    """Serve random prompts, or `texts`, all at once."""
     llm, named = load_llm(engine), settings(options)
     if options.prompts is None:
         tasks = random_tasks(
@@ -39,7 +39,7 @@ def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str]
 
 
 def text_tasks(llm: LLM, file: str, texts: Sequence[str], output_len: int) -> list[Task]:
-    """Return a task per text of a file. Raise ValueError if there is none, or no tokenizer."""
+    """Return a task per text of a file. Raise ValueError if the file is empty, or there is no tokenizer."""
     if llm.tokenizer is None:
         raise ValueError("prompts from a file need a tokenizer, and the checkpoint has none")
     if not texts:
@@ -48,14 +48,14 @@ def text_tasks(llm: LLM, file: str, texts: Sequence[str], output_len: int) -> li
 
 
 def latency(engine: dict[str, Any], options: Latency) -> Report:
-    """Call a few random prompts on an idle engine."""
+    """Serve a few random prompts on an idle engine."""
     llm = load_llm(engine)
     tasks = random_tasks(llm.model_config.vocab_size, options.batch_size, options.input_len, options.output_len)
     return compare("latency", llm, tasks, options.rounds, options.peer, settings(options))
 
 
 def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, with_peer: bool, named: dict[str, Any]) -> Report:
-    """Call the tasks by this engine and, `with_peer`, by transformers in turns."""
+    """Serve the tasks with this engine and, if `with_peer`, with transformers, in turns."""
     check_lengths(tasks, llm.max_model_len)
     with transformers(llm, tasks, with_peer) as (calls, says):
         calls = {"nanovllm": partial(serve, llm, tasks), **calls}
@@ -75,7 +75,7 @@ def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, with_peer: bool
 
 @contextmanager
 def transformers(llm: LLM, tasks: Sequence[Task], is_on: bool) -> Iterator[tuple[dict[str, Call], list[str]]]:
-    """Yield transformers' call, and no line for the report; or no call, and a line that says why."""
+    """Yield transformers' call, and no line for the report; or no call, and a line with the reason."""
     if not is_on or find_spec("transformers") is None:
         yield {}, ["transformers is not installed" if is_on else "transformers was not measured"]
         return
@@ -109,7 +109,7 @@ def numbers(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def prefix(engine: dict[str, Any], options: Prefix) -> Report:
-    """Call a prompt whose beginning is cached, and as a new one."""
+    """Serve a prompt whose beginning is cached, and the same prompt from an empty cache."""
     llm = load_llm(engine | {"enable_prefix_caching": True})
     task, beginning, _ = prompts_of(llm, options)
     with transformers(llm, [task], options.peer) as (calls, says):
@@ -124,7 +124,7 @@ def prefix(engine: dict[str, Any], options: Prefix) -> Report:
 
 
 def offload(engine: dict[str, Any], options: Offload) -> Report:
-    """Call a prompt whose beginning is on the device, on the host, and computed again."""
+    """Serve a prompt whose beginning is on the device, on the host, and computed again."""
     length = options.prefix_len + options.input_len + options.output_len
     llm = load_llm(with_host_tier(engine, length))
     task, beginning, other = prompts_of(llm, options)
@@ -175,7 +175,7 @@ def prompts_of(llm: LLM, options: Prefix) -> tuple[Task, list[int], list[int]]:
 
 
 def serve_after(llm: LLM, task: Task, *prompts: list[int]) -> Run:
-    """Call the prompts one by one, then the task. A second prompt takes the blocks of the first one."""
+    """Serve the prompts one by one, then the task. A second prompt takes the blocks of the first one."""
     for number, prompt in enumerate(prompts):
         serve(llm, [Task(prompt, 1)], is_cold=number == 0)
     return serve(llm, [task], is_cold=False)

@@ -1,4 +1,4 @@
-"""Workloads: prompts of random tokens or of a file, lengths like those of chats, and arrivals."""
+"""Workloads: prompts of random tokens, lengths like those of chats, and arrivals."""
 
 import math
 import random
@@ -25,7 +25,7 @@ class Task(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """The tokens it holds in the end, if its samples share the prompt."""
+        """The tokens that it holds in the end, if its samples share the prompt."""
         return len(self.prompt) + self.n * self.num_output_tokens
 
     def shortened(self, num_tokens: int) -> "Task":
@@ -90,7 +90,7 @@ def log_normal(rng: random.Random, mean: float, width: float) -> int:
 
 
 def chats(count: int, lengths: tuple[int, int] | None, longest: int, seed: int) -> list[tuple[str, int]]:
-    """Return prompts in words, and the tokens of their outputs. Without `lengths` they are drawn as chats have them."""
+    """Return prompts of words, and how many tokens each output has. Default lengths are like those of chats."""
     rng, made = random.Random(seed), []
     for _ in range(count):
         num_words, num_tokens = lengths or chat_lengths(rng, longest)

@@ -34,7 +34,7 @@ DEFAULT_SECONDS = 60  # of a table that was never measured
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the options; `tables` are the names to measure, in an order in which each finds what it needs."""
+    """Return the options. `tables` has the names to measure, each after the tables that it needs."""
     questions, tables = predict.stages(), ["all", *TABLES]
     parser = argparse.ArgumentParser(prog="python -m stages.bench", description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=", ".join(tables))

@@ -1,4 +1,4 @@
-"""The claims table: what five texts claim, as far as only a clock can tell. notebooks/claims.ipynb counts the rest.
+"""The claims table: claims of five texts that need a clock. notebooks/claims.ipynb counts the others.
 
 A figure is the median of some rounds, with its spread beside it. Calls that are compared take turns. Locality, disk and
 roofline are in locality.py. Under a minute on two cores.
@@ -159,7 +159,7 @@ def shape_of_70b() -> Any:
 def moving(rounds: int = 5, num_steps: int = 1500) -> dict[str, Any]:
     """Replay one traffic in blocks, and in pieces that are moved together whenever enough slots are free but scattered.
 
-    Return the microseconds per step of the whole Python code of both, and of copying real tensors of what is moved.
+    Return the microseconds per step of all Python code, and those of copying the moved slots of real tensors.
     """
     config = part("s2", "llama").ModelConfig.from_folder(STORYTELLER)
     requests = traffic(num_steps, seed=1)

@@ -17,7 +17,7 @@ class Racer:
     """A stage that serves tasks, a slice at each call. Its clock stands still between them."""
 
     def __init__(self, name: str, llm: Any, tasks: Sequence[Task]) -> None:
-        """Prepare to serve the tasks by `llm`, an LLM of stage `name`."""
+        """Prepare to serve the tasks with `llm`, an LLM of stage `name`."""
         self.llm = llm
         self._before = llm.model_runner.num_steps, llm.model_runner.num_tokens
         self._num_expected = sum(task.n * task.num_output_tokens for task in tasks)
@@ -83,7 +83,7 @@ def sampling_params(name: str, task: Task) -> Any:
 
 
 def serve(name: str, engine: Any, tasks: Sequence[Task], prefix: str = "") -> list[Any]:
-    """Serve tasks, all at once, by an LLMEngine of stage `name`. Return the outputs of the last step."""
+    """Serve tasks, all at once, with an LLMEngine of stage `name`. Return the outputs of the last step."""
     for number, task in enumerate(tasks):
         engine.add_request(f"{prefix}{number}", task.prompt, sampling_params(name, task))
     outputs: list[Any] = []

@@ -1,4 +1,4 @@
-"""Requests that arrive while others are served: by stage 3's static batches, or by an engine from stage 4 on.
+"""Requests that arrive while others are served, in stage 3's static batches or with an engine from stage 4 on.
 
 The clock moves only while a step runs, and jumps to the next arrival when the engine is idle; nothing ever sleeps. If
 it counts steps, a run is the same on every machine. If it counts seconds, a step takes the processor time of its
@@ -155,7 +155,7 @@ class Watch:
 
 
 def static(llm: Any, arrivals: list[Arrival], clock: Clock = "steps") -> Timeline:
-    """Serve static batches by `llm`, a new LLM of stage 3.
+    """Serve static batches with `llm`, a new LLM of stage 3.
 
     A batch has as many requests as have arrived and fit. It is served to the end before the next one begins.
     """
@@ -174,7 +174,7 @@ def static(llm: Any, arrivals: list[Arrival], clock: Clock = "steps") -> Timelin
 
 
 def continuous(engine: Any, arrivals: list[Arrival], clock: Clock = "steps", name: str = "s4") -> Timeline:
-    """Serve by an LLMEngine of stage `name`. A request is added before the first step after its arrival.
+    """Serve with an LLMEngine of stage `name`. A request is added before the first step after its arrival.
 
     Each request has one sample. Raise Stuck if no sequence can run.
     """

@@ -26,7 +26,7 @@ class Context:
     """A model in a GGUF file, its cache, and a loop of continuous batching."""
 
     def __init__(self, c: Any, np: Any, settings: Any) -> None:
-        """Raise ValueError if the file is no model, or one of another type."""
+        """Load the file. Raise ValueError if it is not a model of the dtype in `settings`."""
         self._c, self._np, self._slots = c, np, settings.max_num_seqs
         self._max_batch = max(MAX_BATCH, settings.max_model_len)
         c.llama_backend_init()

@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def write(folder: Path, file: str, dtype: str) -> None:
-    """Write the file. Raise ValueError for a checkpoint that is more than a Llama without biases."""
+    """Write the file. Raise ValueError for anything other than a Llama without biases."""
     import gguf
 
     config = json.loads((folder / "config.json").read_text())
@@ -52,7 +52,7 @@ def write(folder: Path, file: str, dtype: str) -> None:
 
 
 def describe(writer: Any, config: dict[str, Any]) -> None:
-    """Write the shape of the model. Raise ValueError for one that this does not write."""
+    """Write the shape of the model. Raise ValueError if it is unsupported."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if config["model_type"] not in ("llama", "mistral"):
         raise ValueError(f"model_type must be llama or mistral, got {config['model_type']!r}")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 
 class Settings(NamedTuple):
-    """What an engine needs to serve the jobs."""
+    """Settings of an engine that serves the jobs."""
 
     model: str  # a checkpoint folder
     dtype: str

@@ -1,4 +1,4 @@
-"""Stage 4: the cost of a free seat, the waits for a long prompt, and what a small pool computes again."""
+"""Stage 4: the cost of a free seat, the waits for a long prompt, and the tokens that a small pool computes again."""
 
 import statistics
 from functools import partial
@@ -17,7 +17,7 @@ LONG_PROMPT, CHUNKS, ROUNDS = 900, (32, 128, 1024), 3
 
 
 def measure(model: Path) -> Scores:
-    """Return steps, chunks, and what pools of three sizes compute again."""
+    """Return steps, chunks, and the tokens that pools of three sizes compute again."""
     again = {str(pool): recomputed(model, pool) for pool in (POOL, POOL // 2, POOL // 4)}
     return {"steps": steps_for_all(model), "chunks": cost_of_chunks(model), "again": again}
 
@@ -31,7 +31,7 @@ def derived(numbers: Scores) -> dict[str, Any]:
 
 
 def workload(model: Path) -> list[Arrival]:
-    """Return the scoreboard's requests, all there at once."""
+    """Return the scoreboard's requests, which all arrive at once."""
     tasks = mixed_tasks(ModelConfig.from_folder(model).vocab_size)
     return [Arrival(0, task.prompt, task.num_output_tokens) for task in tasks]
 
@@ -53,7 +53,7 @@ def steps_for_all(model: Path) -> dict[str, float]:
 
 
 def recomputed(model: Path, pool: int) -> dict[str, float]:
-    """Count what the workload takes in a pool of so many tokens, without a limit on seats."""
+    """Count steps, preemptions and tokens in a pool of `pool` tokens, without a limit on seats."""
     run = continuous(without_model("s4", model=str(model), kv_cache_tokens=pool), workload(model))
     return {
         "steps": len(run.steps),

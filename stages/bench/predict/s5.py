@@ -46,7 +46,7 @@ def counted(model: Path, num_prompt_tokens: int) -> dict[str, dict[str, int]]:
 
 
 def served(model: Path, tasks: Sequence[Task], pool: int = POOL, name: str = "s5") -> dict[str, int]:
-    """Serve tasks, all at once, by an engine of stage `name` without a model. Return what it counts."""
+    """Serve tasks, all at once, with an engine of stage `name` without a model. Return its counts."""
     engine = without_model(name, by_sample, model=str(model), kv_cache_tokens=pool, block_size=BLOCK)
     serve(name, engine, tasks)
     return {
