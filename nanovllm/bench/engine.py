@@ -5,6 +5,7 @@ import gc
 import itertools
 import json
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from ..checkpoints.sizes import SHAPES, Shape
 from ..engine.sampling_params import RequestOutputKind, SamplingParams
 from ..llm import LLM
 from ..log import tell
+from .harness import percentiles
 from .workload import Task
 
 SECONDS_TO_COMPILE = 120
@@ -182,3 +184,15 @@ def params_of(task: Task, detokenize: bool) -> SamplingParams:
     """Return parameters for exactly the task's number of tokens."""
     options: dict[str, Any] = {} if detokenize else {"detokenize": False, "output_kind": RequestOutputKind.DELTA}
     return SamplingParams(temperature=task.temperature, max_tokens=task.num_output_tokens, ignore_eos=True, **options)
+
+
+def numbers(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return medians of the rounds, and percentiles of the times of all rounds together."""
+    seconds = statistics.median(run.seconds for run in runs)
+    return {
+        "tokens_per_second": runs[0].num_tokens / seconds,
+        "seconds": seconds,
+        "steps": runs[0].num_steps or max(map(len, runs[0].tokens)),
+        "first_token_ms": percentiles([each for run in runs for each in run.first_tokens]),
+        "between_tokens_ms": percentiles([each for run in runs for each in run.gaps]),
+    }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..llm import LLM
-from .engine import Run, load_llm, serve
+from .engine import Run, load_llm, numbers, serve
 from .harness import Spread, percentiles, take_turns
 from .load import COMPLETIONS, Client, connect
 from .options import Http, settings
@@ -53,7 +53,7 @@ def http(engine: dict[str, Any], options: Http) -> Report:
         "bench": "http",
         "settings": settings(options),
         "machine": machine(llm),
-        "measured": {name: numbers([each[name] for each in results]) for name in calls},
+        "measured": {name: numbers_of([each[name] for each in results]) for name in calls},
         "throughput_share": share._asdict(),
         "first_token_later_ms": later._asdict(),
         "says": [
@@ -107,14 +107,11 @@ async def serve_by(client: Client, tasks: Sequence[Task]) -> HttpTurn:
     return HttpTurn(run, [], front, used)
 
 
-def numbers(turns: Sequence[HttpTurn]) -> dict[str, Any]:
+def numbers_of(turns: Sequence[HttpTurn]) -> dict[str, Any]:
     """Return medians of the rounds, and percentiles of the times of all rounds together."""
-    results: dict[str, Any] = {
-        "tokens_per_second": statistics.median(turn.run.tokens_per_second for turn in turns),
-        "first_token_ms": percentiles([each for turn in turns for each in turn.run.first_tokens]),
-        "between_tokens_ms": percentiles([each for turn in turns for each in turn.run.gaps]),
-        "first_token_alone_ms": percentiles([each for turn in turns for each in turn.alone]),
-    }
+    results = numbers([turn.run for turn in turns])
+    results["tokens_per_second"] = statistics.median(turn.run.tokens_per_second for turn in turns)
+    results["first_token_alone_ms"] = percentiles([each for turn in turns for each in turn.alone])
     fronts = [1000 * turn.front / turn.run.num_tokens for turn in turns if turn.front is not None]
     if fronts:
         results["front_ms_a_token"] = statistics.median(fronts)

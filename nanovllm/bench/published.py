@@ -14,9 +14,8 @@ from ..engine.block_manager import cdiv
 from ..engine.config import EngineArgs
 from ..llm import LLM
 from ..log import tell
-from .engine import Run, free_memory, load_llm, serve
+from .engine import Run, free_memory, load_llm, numbers, serve
 from .floor import device_bandwidth, slots_read, weight_bytes
-from .harness import percentiles
 from .options import Published, settings
 from .peer import PeerProcess, PeerSpec, peer_settings
 from .report import Report, machine
@@ -34,9 +33,9 @@ class Floor:
     Computing the prompts is left out: it is a small part on a GPU.
     """
 
-    def __init__(self, llm: LLM, bandwidth: float) -> None:
+    def __init__(self, llm: LLM) -> None:
         self.step_bytes, self.slot_bytes = weight_bytes(llm), llm.llm_engine.kv_cache.bytes_per_token
-        self.max_num_seqs, self.bandwidth = llm.config.max_num_seqs, bandwidth
+        self.max_num_seqs = llm.config.max_num_seqs
 
     def num_bytes(self, tasks: Sequence[Task], run: Run) -> int:
         """Return the bytes for the tokens that the run has generated."""
@@ -52,7 +51,7 @@ def published(engine: dict[str, Any], options: Published) -> Report:
     device = EngineArgs(**engine).engine_config().torch_device()
     bandwidth = device_bandwidth(device)  # before the engine's pool fills a GPU
     free_memory()
-    own, floor, where, peer = serve_by_engine(engine, tasks, bandwidth, options.peer_seconds)
+    own, floor, where, peer = serve_by_engine(engine, tasks, options.peer_seconds)
     runs, versions, says = {OWN: own}, dict[str, str](), list[str]()
     if options.peer:
         try:
@@ -60,7 +59,10 @@ def published(engine: dict[str, Any], options: Published) -> Report:
             says += cut_note(tasks, runs[PEER])
         except ValueError as error:
             says.append(f"{PEER}: {error}")
-    measured = {name: numbers(tasks, run, floor) for name, run in runs.items()}
+    measured = {name: numbers([run]) for name, run in runs.items()}
+    for name, run in runs.items():
+        share = floor.num_bytes(tasks, run) / bandwidth / run.seconds
+        measured[name] |= {"tokens": run.num_tokens, "share of the floor": share}
     if PEER in runs:
         measured[PEER][f"{OWN} is times as fast"] = runs[OWN].tokens_per_second / runs[PEER].tokens_per_second
     named = settings(options)
@@ -93,7 +95,7 @@ def workload(engine: dict[str, Any], options: Published) -> tuple[dict[str, Any]
 
 
 def serve_by_engine(
-    engine: dict[str, Any], tasks: list[Task], bandwidth: float, peer_seconds: float
+    engine: dict[str, Any], tasks: list[Task], peer_seconds: float
 ) -> tuple[Run, Floor, dict[str, Any], Settings]:
     """Return this engine's run, its floor and its machine, and a peer's settings. It frees the engine's memory."""
     llm = load_llm(engine)
@@ -101,7 +103,7 @@ def serve_by_engine(
     run = serve(llm, tasks, detokenize=False)
     tell(f"{OWN}: {run.tokens_per_second:,.1f} tokens per second")  # the peer takes minutes, and may be stopped
     peer = peer_settings(llm, tasks, temperature=tasks[0].temperature, max_seconds=peer_seconds)
-    return run, Floor(llm, bandwidth), machine(llm), peer
+    return run, Floor(llm), machine(llm), peer
 
 
 def serve_by_peer(peer: Settings, tasks: list[Task]) -> tuple[Run, str]:
@@ -115,18 +117,6 @@ def serve_by_peer(peer: Settings, tasks: list[Task]) -> tuple[Run, str]:
     if not any(run.tokens):
         raise ValueError(f"no token came within {peer.max_seconds:g} seconds")
     return run, process.version
-
-
-def numbers(tasks: Sequence[Task], run: Run, floor: Floor) -> dict[str, Any]:
-    """Return an engine's numbers for the report."""
-    return {
-        "tokens_per_second": run.tokens_per_second,
-        "seconds": run.seconds,
-        "tokens": run.num_tokens,
-        "share of the floor": floor.num_bytes(tasks, run) / floor.bandwidth / run.seconds,
-        "first_token_ms": percentiles(run.first_tokens),
-        "between_tokens_ms": percentiles(run.gaps),
-    }
 
 
 def cut_note(tasks: Sequence[Task], run: Run) -> list[str]:

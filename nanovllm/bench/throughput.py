@@ -1,7 +1,6 @@
 """One engine alone: throughput, latency, and the time to first token of prompts whose beginning is cached."""
 
 import random
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,9 +10,9 @@ from typing import Any
 from ..engine.config import POOL_SIZES
 from ..engine.cost_model import measure as measure_cost
 from ..llm import LLM
-from .engine import Run, load_llm, serve
+from .engine import Run, load_llm, numbers, serve
 from .floor import kv_bytes, read_bandwidth, weight_bytes
-from .harness import Spread, percentiles, take_turns
+from .harness import Spread, take_turns
 from .options import Latency, Offload, Prefix, Throughput, settings
 from .peer import TRANSFORMERS, PeerProcess, peer_settings
 from .report import Report, machine
@@ -91,18 +90,6 @@ def transformers(llm: LLM, tasks: Sequence[Task], is_on: bool) -> Iterator[tuple
 def speed_ratio(rounds: list[dict[str, Run]], above: str, below: str, of: Callable[[Run], float]) -> Spread:
     """Return the ratio of a number of two engines' runs over the rounds."""
     return Spread.of([of(each[above]) / of(each[below]) for each in rounds])
-
-
-def numbers(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return medians of the rounds, and percentiles of the times of all rounds together."""
-    seconds = statistics.median(run.seconds for run in runs)
-    return {
-        "tokens_per_second": runs[0].num_tokens / seconds,
-        "seconds": seconds,
-        "steps": runs[0].num_steps or max(map(len, runs[0].tokens)),
-        "first_token_ms": percentiles([each for run in runs for each in run.first_tokens]),
-        "between_tokens_ms": percentiles([each for run in runs for each in run.gaps]),
-    }
 
 
 # ---- beginnings that are cached

@@ -13,8 +13,7 @@ import pytest
 from ... import LLM
 from ...__main__ import main
 from ...bench import floor, peer, throughput
-from ...bench.engine import Run, serve
-from ...bench.throughput import numbers
+from ...bench.engine import Run, numbers, serve
 from ...bench.workload import Task, random_tasks
 from ...checkpoints.weights import load_model
 from ..helpers import OPTIONS, write_checkpoint

@@ -178,7 +178,7 @@ def test_front_time_per_token_is_the_median_of_the_rounds(fronts, expected):
     turns = []
     for front in fronts:
         turns.append(http.HttpTurn(Run([[0] * 100], [[0.1, 2.0]]), [0.1], front, 0.1))
-    found = http.numbers(turns)
+    found = http.numbers_of(turns)
     assert found["tokens_per_second"] == 50 and found.get("front_ms_a_token") == pytest.approx(expected)
 
 
