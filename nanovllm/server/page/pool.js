@@ -376,5 +376,5 @@ export function showMeter({ all, promised, held, used }) {
       make("span", { class: "used", style: `width:${share(used)}` }),
       make("span", { class: "promised", style: `left:${share(promised)}` })),
     make("p", { "aria-hidden": "true" }, key("used", used), key("held", held), make("span", {}, `of ${all} slots`)),
-    make("p", { "aria-hidden": "true" }, key("promised", `${promised}, the most that running sequences may need`)));
+    make("p", { "aria-hidden": "true" }, key("promised", `${promised}, if all reach their limits`)));
 }
