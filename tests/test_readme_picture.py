@@ -1,4 +1,4 @@
-"""The animated picture at the top of README.md: small, still for readers who prefer no motion, and current."""
+"""The pictures of README.md: the animation is small, and still for readers who prefer no motion; bars are to scale."""
 
 import re
 from xml.etree import ElementTree
@@ -7,6 +7,7 @@ import pytest
 
 from notebooks.page.animation import PICTURE, Panel, animate, picture
 from notebooks.page.record import record
+from stages.tools.prose import peers
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -34,3 +35,16 @@ def test_slots_change_color_at_each_step_and_the_still_shows_one_step():
     assert slots[1].get("style") is None, "it never changes"
     captions = {each.text: each.get("opacity") for each in ElementTree.fromstring(text).iter(f"{SVG}text")}
     assert captions == {"a pool": None, "one": "0", "two": "1"} and "<title>two &lt; three</title>" in text
+
+
+def test_bars_of_the_peers_are_to_scale():
+    """tests/test_prose.py compares the file with results.json."""
+    ours = {"tokens_per_second": 50.0, "tokens_per_second_spread": [40.0, 100.0]}
+    half = {"tokens_per_second": 25.0, "tokens_per_second_spread": [25.0, 25.0]}
+    one = {"ours": 10.0, "ours_spread": [9.0, 10.0], "transformers": 5.0, "transformers_spread": [5.0, 5.0]}
+    serving = {"machine": "2 cores < 3, bfloat16", "peers": {"s4": ours, "generate": half, "generate_batch": half}}
+    text = peers.picture({"peers": one, "serving": serving})
+    widths = [float(bar.get("width")) for bar in ElementTree.fromstring(text).iter(f"{SVG}rect")]
+    room = peers.WIDTH - peers.LEFT - peers.RIGHT
+    assert widths == [room, room / 2, room / 2, room / 4, room / 4]
+    assert "prefers-color-scheme:dark" in text and "2 cores &lt; 3" in text and "bfloat16." not in text

@@ -6,8 +6,8 @@ No measured number is typed by hand. Prose holds three kinds of marks, which a c
     <!-- figures: stages --> ... <!-- /figures -->          a block: tables.py, ideas.py, model_card.py
     <!-- said -->833,000 a second<!-- / -->                 somebody else's figure, as they give it
 
-Cells of notebooks hold the first and the last kind. A key is shown in one form everywhere.
-results.json is written by `python -m stages.bench`.
+Cells of notebooks hold the first and the last kind. A key is shown in one form everywhere. peers.py
+draws a picture of the same results. results.json is written by `python -m stages.bench`.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 from safetensors import safe_open
 
 from stages.tools.chain import added_lines, load
-from stages.tools.prose import ideas, model_card, tables
+from stages.tools.prose import ideas, model_card, peers, tables
 from stages.tools.prose.markdown import look_up
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,7 +32,7 @@ BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTA
 
 
 def stale(root: Path = ROOT) -> list[str]:
-    """Return the prose files, relative to `root`, whose numbers differ from results.json."""
+    """Return the prose files and pictures, relative to `root`, whose numbers differ from results.json."""
     return [str(path.relative_to(root)) for path in prose_files(root) if render(path, root) != path.read_text("utf-8")]
 
 
@@ -45,11 +45,11 @@ def write(root: Path = ROOT) -> list[str]:
 
 
 def prose_files(root: Path) -> list[Path]:
-    """Return the notebooks, and every page of prose except DIFF.md, which stages/chain.py writes."""
+    """Return the picture, the notebooks, and every page of prose except DIFF.md, which stages/chain.py writes."""
     stages = sorted((root / "stages").glob("s[0-9]*"))
     folders = [root, root / "stages", *stages, root / "nanovllm", root / "models" / "storyteller", root / "notebooks"]
     pages = [path for folder in folders for path in sorted(folder.glob("*.md")) if path.name != "DIFF.md"]
-    return pages + sorted((root / "notebooks").glob("*.ipynb"))
+    return pages + sorted((root / "notebooks").glob("*.ipynb")) + sorted((root / "notebooks").glob(peers.PICTURE))
 
 
 def render(path: Path, root: Path) -> str:
@@ -59,6 +59,8 @@ def render(path: Path, root: Path) -> str:
     in where it stands, and nothing else of the file changes.
     """
     results = known(root)
+    if path.name == peers.PICTURE:
+        return peers.picture(results)
 
     def number(match: re.Match[str]) -> str:
         start, key, spec, end = match.groups()
@@ -77,9 +79,9 @@ def render(path: Path, root: Path) -> str:
 
 
 def known(root: Path) -> dict[str, Any]:
-    """Return all that a mark can name: measured results, numbers "derived" from them, and "facts" counted here."""
+    """Return all that a mark can name: measured results, and "facts" counted here."""
     results: dict[str, Any] = read(root / RESULTS)
-    return results | {"derived": ideas.derived(results), "facts": facts(root)}
+    return results | {"facts": facts(root)}
 
 
 def number_of(results: dict[str, Any], key: str, path: Path) -> Any:
