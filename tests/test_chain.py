@@ -631,7 +631,7 @@ def solve(root: Path, name: str, body: str | None = None) -> None:
     file.write_text(function.with_body(SOLUTIONS[name] if body is None else body))
 
 
-class TestTheLearnersWork:
+class TestExerciseCheck:
     """exercise --check, which `make check` runs."""
 
     @pytest.fixture
