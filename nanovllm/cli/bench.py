@@ -14,7 +14,7 @@ from ..bench import options as bench_options
 from ..checkpoints.sizes import SHAPES
 from ..engine.config import EngineConfig
 from .click_options import engine_options, option, split, usage_errors, with_checkpoint
-from .terminal import read_prompt, standard_output
+from .terminal import read_prompt
 
 PUBLISHED_SHAPE = "qwen3-0.6b"
 Report = dict[str, Any]
@@ -37,7 +37,7 @@ BENCHMARKS = {
     "prefix": Benchmark("throughput:prefix", bench_options.Prefix),
     "offload": Benchmark("throughput:offload", bench_options.Offload),
     "http": Benchmark("http:http", bench_options.Http),
-    "serve": Benchmark("serve:serve_load", bench_options.ServerLoad, takes_engine=False),
+    "serve": Benchmark("load:serve_load", bench_options.ServerLoad, takes_engine=False),
     "peers": Benchmark("peers:peers", bench_options.Peers, shape=f"{SHAPE}; vllm and llama.cpp cannot take one"),
     "published": Benchmark(
         "published:published",
@@ -107,7 +107,6 @@ def checks(field: Field[Any]) -> dict[str, Any]:
 def show(measure: Callable[[], Report], json_file: str | None) -> Report:
     """Print a report and write its JSON. Find out before measuring if that is impossible."""
     with usage_errors():
-        standard_output()
         if json_file not in (None, "-"):
             Path(json_file).open("a").close()
         report = measure()

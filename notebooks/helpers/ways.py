@@ -19,8 +19,8 @@ from nanovllm.backends.torch.attention import PagedAttention
 from nanovllm.backends.torch.backend import TorchBackend
 from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.bench import harness
-from nanovllm.bench.contexts import prompts_taken_as_computed
 from nanovllm.bench.floor import weight_bytes
+from nanovllm.bench.peers import prompts_taken_as_computed
 from stages.bench.models import num_parameters
 
 PLAIN, PACKED, ATTENTION = "plain operations", "+ packed linear layers", "+ attention"

@@ -1,4 +1,4 @@
-"""nanovllm bench peers: engines in processes of their own, their reports and errors, and long contexts."""
+"""nanovllm bench peers: engines in processes of their own, their reports and errors, and long peers."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ... import LLM
-from ...bench import contexts, floor, peers
+from ...bench import floor, peers
 from ...bench.engine import Run, serve
 from ...bench.peer import WORKER, PeerSpec, peer_specs
 from ...bench.peers import Job, Turn, agreement, conclusions, margins, numbers
@@ -183,8 +183,8 @@ def test_mixed_tasks_are_the_same_on_every_machine():
 def test_step_at_a_long_context_computes_no_prompt(checkpoint):
     llm = LLM(checkpoint, **OPTIONS, kv_cache_tokens=1024, enable_prefix_caching=False)
     before = llm.llm_engine.executor.num_tokens
-    assert contexts.step_seconds(llm, 50, batch_size=4) > 0
-    assert llm.llm_engine.executor.num_tokens - before == 4 * (1 + contexts.NUM_STEPS)
+    assert peers.step_seconds(llm, 50, batch_size=4) > 0
+    assert llm.llm_engine.executor.num_tokens - before == 4 * (1 + peers.NUM_STEPS)
     assert not llm.llm_engine.has_unfinished_requests() and "allocate" not in vars(llm.llm_engine.kv_cache_manager)
 
 
@@ -195,7 +195,7 @@ def test_contexts_are_in_the_table(run):
 
 def test_share_is_missing_if_the_long_step_was_not_slower():
     found = [{"16": 0.010, "40": seconds, "read": 1e9} for seconds in (0.012, 0.009)]
-    assert contexts.numbers_of(40, 1e6, found)["context 40: attention's share of the bandwidth"] is None
+    assert peers.numbers_of(40, 1e6, found)["context 40: attention's share of the bandwidth"] is None
 
 
 # The peers' processes
