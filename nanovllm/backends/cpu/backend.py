@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...engine.kv_cache import KVCache
 
 LEAST_NUMBA = (0, 68)
-INSTALL = "pip install nanovllm[kernels]"
+INSTALL = "pip install 'numba>=0.68'"
 FORKED = "this process was forked from one with kernels"
 
 

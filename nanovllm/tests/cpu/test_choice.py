@@ -135,11 +135,9 @@ def test_kernels_that_cannot_be_loaded_are_compiled_again(kernels_folder, monkey
 
 
 def test_a_missing_requirement_is_described_or_raised(monkeypatch):
-    monkeypatch.setattr(
-        backend, "missing_requirement", lambda: "numba is not installed (pip install nanovllm[kernels])"
-    )
+    monkeypatch.setattr(backend, "missing_requirement", lambda: "numba is not installed (pip install 'numba>=0.68')")
     choice, calls = choose("auto")
-    assert choice.description == "plain operations: numba is not installed (pip install nanovllm[kernels])"
+    assert choice.description == "plain operations: numba is not installed (pip install 'numba>=0.68')"
     assert not calls
     with pytest.raises(ValueError, match=r"attention_backend 'numba' is unavailable: numba is not installed \(pip"):
         choose("numba")
@@ -193,10 +191,10 @@ def test_numba_must_be_installed_and_recent(monkeypatch):
     assert backend.missing_requirement() is None
     monkeypatch.setattr(backend, "version", lambda name: "0.59.1")
     assert backend.missing_requirement() == (
-        "numba 0.68 or newer is needed, 0.59.1 is installed (pip install nanovllm[kernels])"
+        "numba 0.68 or newer is needed, 0.59.1 is installed (pip install 'numba>=0.68')"
     )
     monkeypatch.setattr(backend, "find_spec", lambda name: None)
-    assert backend.missing_requirement() == "numba is not installed (pip install nanovllm[kernels])"
+    assert backend.missing_requirement() == "numba is not installed (pip install 'numba>=0.68')"
 
 
 # Compiling in the background
