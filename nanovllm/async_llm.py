@@ -23,7 +23,7 @@ from typing import Any, Generic, Self, TypeVar
 from .checkpoints.tokenizer import HFTokenizer
 from .engine.checks import check_unsupported
 from .engine.config import EngineArgs
-from .engine.llm_engine import LLMEngine, as_ids
+from .engine.llm_engine import LLMEngine
 from .engine.outputs import RequestOutput
 from .engine.prompts import PromptType
 from .engine.sampling_params import RequestOutputKind, SamplingParams
@@ -109,7 +109,7 @@ class AsyncLLM:
 
     async def abort(self, request_id: str | abc.Iterable[str], internal: bool = False) -> None:
         """Abort requests. Their callers get a last output with finish_reason "abort". Unknown ids are ignored."""
-        request_ids = as_ids(request_id)
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         with suppress(EngineDeadError):
             await self._call(partial(self._thread.abort_all, request_ids=request_ids))
 

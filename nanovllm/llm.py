@@ -17,7 +17,7 @@ from .checkpoints.model_config import default_sampling_params
 from .checkpoints.tokenizer import HFTokenizer
 from .engine.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from .engine.checks import check_unsupported
-from .engine.config import EngineArgs, EngineConfig, check_is_args
+from .engine.config import EngineArgs, EngineConfig
 from .engine.interrupts import interrupts_held_back
 from .engine.kv_cache import PoolReport
 from .engine.llm_engine import LLMEngine
@@ -73,7 +73,6 @@ class LLM:
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """Build an LLM from EngineArgs."""
-        check_is_args(engine_args)
         return cls(**{field.name: getattr(engine_args, field.name) for field in fields(EngineArgs)})
 
     @property

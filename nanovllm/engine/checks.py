@@ -6,17 +6,23 @@ and the value, such as "max_tokens must be at least 1, got 0".
 
 import math
 from collections.abc import Callable
-from dataclasses import Field, fields
+from dataclasses import Field, field, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
+Default = TypeVar("Default")
 Rule = tuple[str, Callable[[Any], bool]]  # the words that follow "must be", and the check itself
 
 AT_LEAST_0: Rule = ("at least 0", lambda number: number >= 0)
 AT_LEAST_1: Rule = ("at least 1", lambda number: number >= 1)
 SEED: Rule = ("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63)
+
+
+def cli_option(default: Default, help: str, choices: tuple[str, ...] = ()) -> Default:
+    """Return a field that is also an option of the command line, with its help text."""
+    return field(default=default, metadata={"help": help, "choices": choices} if choices else {"help": help})
 
 
 def check_fields(options: Any, rules: dict[str, Rule]) -> None:

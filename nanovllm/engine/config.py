@@ -9,12 +9,12 @@ A field with a help text is an option of the command line too. Importing this mo
 import re
 import warnings
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args, get_type_hints
 
 from ..backends.attention_backend import BACKENDS, backend_of
-from .checks import AT_LEAST_1, SEED, Rule, check_field, check_fields, nearest
+from .checks import AT_LEAST_1, SEED, Rule, check_field, check_fields, cli_option, nearest
 from .vllm_options import CompatibilityOptions
 
 if TYPE_CHECKING:
@@ -49,64 +49,46 @@ MULTIPLIERS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M":
 class EngineConfig:
     """The options that the engine runs with. EngineArgs makes one."""
 
-    model: str = field(
-        default="models/storyteller", metadata={"help": "checkpoint folder, or a model on the hub (ORG/NAME)"}
+    model: str = cli_option("models/storyteller", "checkpoint folder, or a model on the hub (ORG/NAME)")
+    device: str = cli_option("cpu", "cpu, cuda or mps; default: a GPU if there is one")
+    dtype: str = cli_option(
+        "auto",
+        "type of weights and KV cache; auto: float32 on a CPU, the checkpoint's own type elsewhere",
+        ("auto", *DTYPES),
     )
-    device: str = field(default="cpu", metadata={"help": "cpu, cuda or mps; default: a GPU if there is one"})
-    dtype: str = field(
-        default="auto",
-        metadata={
-            "help": "type of weights and KV cache; auto: float32 on a CPU, the checkpoint's own type elsewhere",
-            "choices": ("auto", *DTYPES),
-        },
+    max_model_len: int | None = cli_option(
+        None, "longest prompt plus output, in tokens; default: the model's own limit"
     )
-    max_model_len: int | None = field(
-        default=None, metadata={"help": "longest prompt plus output, in tokens; default: the model's own limit"}
+    max_num_seqs: int = cli_option(32, "most sequences that run at once")
+    max_num_batched_tokens: int = cli_option(
+        512, "most tokens computed in a step; longer prompts are computed in chunks"
     )
-    max_num_seqs: int = field(default=32, metadata={"help": "most sequences that run at once"})
-    max_num_batched_tokens: int = field(
-        default=512, metadata={"help": "most tokens computed in a step; longer prompts are computed in chunks"}
+    watermark: float = cli_option(0.05, "share of the blocks left free when a sequence joins others that run")
+    block_size: int = cli_option(16, "slots in a block of the KV cache, one for each token")
+    enable_prefix_caching: bool = cli_option(True, "keep computed blocks for later prompts that begin the same way")
+    offload_policy: str = cli_option(
+        "auto",
+        "get evicted blocks back by loading them from the host, by recomputing them, or by the faster way",
+        ("auto", "load", "recompute"),
     )
-    watermark: float = field(
-        default=0.05, metadata={"help": "share of the blocks left free when a sequence joins others that run"}
+    kv_offloading_tokens: int | None = cli_option(
+        None, "size of the host's KV cache in tokens; 0: none; default: the device's, up to 4 GiB"
     )
-    block_size: int = field(default=16, metadata={"help": "slots in a block of the KV cache, one for each token"})
-    enable_prefix_caching: bool = field(
-        default=True, metadata={"help": "keep computed blocks for later prompts that begin the same way"}
+    tile_size: int | None = cli_option(
+        None, "slots that plain attention reads at a time; default: 4096 on a CPU, 16384 elsewhere"
     )
-    offload_policy: str = field(
-        default="auto",
-        metadata={
-            "help": "get evicted blocks back by loading them from the host, by recomputing them, or by the faster way",
-            "choices": ("auto", "load", "recompute"),
-        },
+    kv_cache_tokens: int | None = cli_option(None, "size of the KV cache in tokens")
+    kv_cache_memory_bytes: int | None = cli_option(
+        None, "size of the KV cache in bytes; default without a GPU: at most 1 GiB"
     )
-    kv_offloading_tokens: int | None = field(
-        default=None,
-        metadata={"help": "size of the host's KV cache in tokens; 0: none; default: the device's, up to 4 GiB"},
+    gpu_memory_utilization: float | None = cli_option(
+        None, "share of the GPU's memory for weights and KV cache; default on a GPU: 0.9"
     )
-    tile_size: int | None = field(
-        default=None,
-        metadata={"help": "slots that plain attention reads at a time; default: 4096 on a CPU, 16384 elsewhere"},
+    seed: int = cli_option(0, "seed for requests without one of their own")
+    attention_backend: str = cli_option(
+        "auto", "numba: CPU kernels; triton: GPU kernels; torch: plain operations; auto: the fastest here", BACKENDS
     )
-    kv_cache_tokens: int | None = field(default=None, metadata={"help": "size of the KV cache in tokens"})
-    kv_cache_memory_bytes: int | None = field(
-        default=None, metadata={"help": "size of the KV cache in bytes; default without a GPU: at most 1 GiB"}
-    )
-    gpu_memory_utilization: float | None = field(
-        default=None, metadata={"help": "share of the GPU's memory for weights and KV cache; default on a GPU: 0.9"}
-    )
-    seed: int = field(default=0, metadata={"help": "seed for requests without one of their own"})
-    attention_backend: str = field(
-        default="auto",
-        metadata={
-            "help": "numba: CPU kernels; triton: GPU kernels; torch: plain operations; auto: the fastest here",
-            "choices": BACKENDS,
-        },
-    )
-    enforce_eager: bool = field(
-        default=False, metadata={"help": "no CUDA graphs on a GPU; on a CPU, the same as --attention-backend torch"}
-    )
+    enforce_eager: bool = cli_option(False, "no CUDA graphs on a GPU; on a CPU, the same as --attention-backend torch")
     load_format: str = "auto"  # "dummy": random weights of the shape in config.json
     tokenizer: str | None = None  # another folder, or name on the hub, than the model's
     tokenizer_revision: str | None = None
@@ -301,12 +283,6 @@ class EngineArgs(CompatibilityOptions):
 @dataclass
 class AsyncEngineArgs(EngineArgs):
     enable_log_requests: bool = False  # accepted; requests are not logged
-
-
-def check_is_args(args: Any) -> None:
-    """Raise ValueError unless `args` are EngineArgs."""
-    if not isinstance(args, EngineArgs):
-        raise ValueError(f"engine_args must be EngineArgs, got {type(args).__name__}")
 
 
 def default_device() -> str:

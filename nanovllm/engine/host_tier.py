@@ -120,13 +120,6 @@ class HostTier:
         self.num_stores_loaded += len(self._never_loaded & sources)
         self._never_loaded -= sources
 
-    def cancel(self, copies: list[BlockCopy]) -> None:
-        """Stop the load of these copies. Its sources are still held."""
-        for load in [load for load in self.loads if load.copies == copies]:
-            if load.event:
-                load.event.synchronize()
-            self.loads.remove(load)
-
     def has_arrived(self, blocks: list[int]) -> bool:
         """Return True if none of these device blocks is on its way."""
         return all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)

@@ -18,7 +18,7 @@ from ..checkpoints.weights import dummy_model, load_model
 from ..llama import LlamaForCausalLM
 from .block_manager import BlockManager, cdiv
 from .checks import check_unsupported
-from .config import EngineArgs, EngineConfig, check_is_args
+from .config import EngineArgs, EngineConfig
 from .cost_model import CostModel, measure
 from .executor import Executor, Scheduled
 from .host_tier import MAX_DEFAULT_BYTES, HostTier
@@ -32,7 +32,6 @@ from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerOutput
 from .sequence import Sequence, is_due, request_output
 from .stats import EngineStats, Metric, Tally, collect, get_metrics
-from .tier import Tiers
 
 
 class LLMEngine:
@@ -89,9 +88,8 @@ class LLMEngine:
         )
         self.observers = Observers(self.tally, *observers)
         self.host_tier = HostTier(self.kv_cache.blocks, num_host_blocks, self.observers)
-        self.tiers = Tiers([self.host_tier])
         self.kv_cache_manager = BlockManager(
-            num_blocks, config.block_size, config.enable_prefix_caching, self.tiers, self.observers
+            num_blocks, config.block_size, config.enable_prefix_caching, self.host_tier, self.observers
         )
         self.scheduler = Scheduler(config, self.kv_cache_manager, self.observers)
         self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
@@ -134,7 +132,6 @@ class LLMEngine:
     ) -> Self:
         """Build an engine. Raise ValueError for an invalid option or checkpoint. `usage_context` has no effect."""
         check_unsupported(stat_loggers=stat_loggers, enable_multiprocessing=enable_multiprocessing)
-        check_is_args(engine_args)
         return cls(engine_args.engine_config())
 
     @interrupts_held_back()
@@ -163,8 +160,6 @@ class LLMEngine:
             check_unsupported(priority=priority, session_id=session_id, kv_hints=kv_hints)
             if not isinstance(request_id, str):
                 raise ValueError(f"request_id must be a string, got {request_id!r}")
-            if not isinstance(prompt_text, str | None):
-                raise ValueError(f"prompt_text must be a string, got {prompt_text!r}")
             parsed = self.tokenized(as_prompt(prompt), tokenization_kwargs)
             if isinstance(parsed, dict):
                 prompt_text = parsed.get("prompt", prompt_text)
@@ -213,7 +208,7 @@ class LLMEngine:
         self.check_thread()
         if isinstance(request_ids, str):
             return self._abort(request_ids)
-        outputs = [self._abort(request_id) for request_id in as_ids(request_ids)]
+        outputs = [self._abort(request_id) for request_id in request_ids]
         return [output for output in outputs if output is not None]
 
     def _abort(self, request_id: str) -> RequestOutput | None:
@@ -410,19 +405,3 @@ def tokenizer_of(config: EngineConfig) -> HFTokenizer | None:
     if tokenizer is None:
         raise ValueError(f"tokenizer {str(config.tokenizer)!r} has no tokenizer.json and no tokenizer.model")
     return tokenizer
-
-
-def as_ids(request_ids: object) -> list[str]:
-    """Return a list of request ids, given one or several. Raise ValueError if one is not a string.
-
-    >>> as_ids("a"), as_ids(("a", "b"))
-    (['a'], ['a', 'b'])
-    """
-    if isinstance(request_ids, str) or not isinstance(request_ids, abc.Iterable):
-        request_ids = [request_ids]
-    ids: list[str] = []
-    for each in request_ids:
-        if not isinstance(each, str):
-            raise ValueError(f"a request_id must be a string, got {each!r}")
-        ids.append(each)
-    return ids

@@ -5,11 +5,10 @@ checked against each other.
 """
 
 import copy
-import inspect
 import json
 import warnings
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -21,13 +20,12 @@ from .checks import (
     check_field,
     check_fields,
     check_unsupported,
+    cli_option,
     is_integer,
     is_number,
-    nearest,
     short_repr,
 )
 
-MAX_POSITIONAL = 28  # the private fields of vLLM's class follow, so later fields must be passed by name
 MIN_TEMPERATURE = 0.01  # dividing logits by less loses their order in float32
 MAX_NESTING = 64  # levels of objects and lists in a JSON schema; each one makes the grammar larger
 
@@ -116,21 +114,21 @@ class SamplingParams:
     The fields can be set later too: the engine checks them again when a request is added, and keeps a copy.
     """
 
-    n: int = field(default=1, metadata={"help": "samples per prompt"})
-    presence_penalty: float = field(default=0.0, metadata={"help": "subtracted from the logits of tokens in the text"})
-    frequency_penalty: float = field(default=0.0, metadata={"help": "the same, once per occurrence of the token"})
-    repetition_penalty: float = field(default=1.0, metadata={"help": "above 1 discourages tokens that occurred before"})
-    temperature: float = field(default=1.0, metadata={"help": "0 picks the likeliest token; above 1 flattens"})
+    n: int = cli_option(1, "samples per prompt")
+    presence_penalty: float = cli_option(0.0, "subtracted from the logits of tokens in the text")
+    frequency_penalty: float = cli_option(0.0, "the same, once per occurrence of the token")
+    repetition_penalty: float = cli_option(1.0, "above 1 discourages tokens that occurred before")
+    temperature: float = cli_option(1.0, "0 picks the likeliest token; above 1 flattens")
     watermarking: bool | None = None
-    top_p: float = field(default=1.0, metadata={"help": "sample from the likeliest tokens that add up to this share"})
-    top_k: int = field(default=0, metadata={"help": "sample from this many likeliest tokens; 0 or -1 means all"})
-    min_p: float = field(default=0.0, metadata={"help": "least probability of a token, relative to the likeliest one"})
+    top_p: float = cli_option(1.0, "sample from the likeliest tokens that add up to this share")
+    top_k: int = cli_option(0, "sample from this many likeliest tokens; 0 or -1 means all")
+    min_p: float = cli_option(0.0, "least probability of a token, relative to the likeliest one")
     seed: int | None = None  # the same seed and prompt give the same text, alone or in a batch; -1 means None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
-    max_tokens: int | None = field(default=16, metadata={"help": "most tokens to generate"})  # None: to max_model_len
-    min_tokens: int = field(default=0, metadata={"help": "ignore stop tokens and strings before this many tokens"})
+    max_tokens: int | None = cli_option(16, "most tokens to generate")  # None: to max_model_len
+    min_tokens: int = cli_option(0, "ignore stop tokens and strings before this many tokens")
     logprobs: int | None = None  # list this many of the likeliest tokens at each position; -1 means all
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     prompt_logprob_token_ids: list[list[int]] | None = None
@@ -138,9 +136,9 @@ class SamplingParams:
     logprob_token_ids: list[int] | None = None  # list these tokens instead of the likeliest
     flat_logprobs: bool = False
     detokenize: bool = True  # False: return token ids only and leave the text empty
-    skip_special_tokens: bool = field(default=True, metadata={"help": "leave special tokens out of the text"})
+    skip_special_tokens: bool = cli_option(True, "leave special tokens out of the text")
     spaces_between_special_tokens: bool = True  # has no effect: the tokenizers never add such spaces
-    include_stop_str_in_output: bool = field(default=False, metadata={"help": "keep the stop string in the text"})
+    include_stop_str_in_output: bool = cli_option(False, "keep the stop string in the text")
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = None  # stream an output for the first token, and then once per this many tokens
     skip_clone: bool = False  # make clone() a shallow copy
@@ -155,27 +153,13 @@ class SamplingParams:
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: list[int] | None = None
 
-    __signature__: ClassVar[inspect.Signature]
-
-    def __new__(cls, *values: Any, **options: Any) -> "SamplingParams":
-        """Raise ValueError for an unknown name, with the most similar known one."""
-        if len(values) > MAX_POSITIONAL:
-            raise ValueError(f"at most {MAX_POSITIONAL} arguments can be positional, got {len(values)}")
-        names = [option.name for option in fields(cls)]
-        for name in options:
-            if name not in names:
-                raise ValueError(f"SamplingParams has no field {name!r}{nearest(name, names)}")
-        return super().__new__(cls)
-
     def __post_init__(self) -> None:
         """Normalize and check the fields. Raise ValueError with the name and value of an invalid one."""
         self._normalize()
+        check_unsupported(**{name: getattr(self, name) for name in UNSUPPORTED})
         for option in fields(self):
-            value = getattr(self, option.name)
-            if option.name in UNSUPPORTED:
-                check_default(option.name, value)
-            else:
-                setattr(self, option.name, check_field(option, value, RULES))
+            if option.name not in UNSUPPORTED:
+                setattr(self, option.name, check_field(option, getattr(self, option.name), RULES))
         self._check_together()
         if self.temperature == 0:  # greedy sampling ignores these
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
@@ -220,14 +204,15 @@ class SamplingParams:
     def _normalize(self) -> None:
         """Convert equivalent values into one form. A value of a wrong type stays, so that the checks can report it."""
         self.stop = as_list([self.stop] if isinstance(self.stop, str) else self.stop, [])
-        self.stop_token_ids = unique(as_list(self.stop_token_ids, []))
-        self.bad_words = unique(as_list(self.bad_words, []))
+        self.stop_token_ids = as_list(self.stop_token_ids, [])
+        self.bad_words = as_list(self.bad_words, [])
         self.allowed_token_ids = as_list(self.allowed_token_ids)
         self.logprob_token_ids = as_list(self.logprob_token_ids)
         self.logprobs = 1 if self.logprobs is True else self.logprobs
         self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
         self.top_k = 0 if is_minus_1(self.top_k) else self.top_k
         self.seed = None if is_minus_1(self.seed) else self.seed
+        self.thinking_token_budget = None if self.thinking_token_budget == -1 else self.thinking_token_budget
         if isinstance(self.logit_bias, dict):
             self.logit_bias = {as_token_id(token): bias for token, bias in self.logit_bias.items()}
         if isinstance(self.structured_outputs, dict):
@@ -253,11 +238,6 @@ class SamplingParams:
             )
 
 
-# By default, inspect.signature() shows the arguments of __new__; editors and scripts need the fields.
-SamplingParams.__signature__ = inspect.Signature(
-    [each for each in inspect.signature(SamplingParams.__init__).parameters.values() if each.name != "self"]
-)
-
 COUNT: Rule = ("at least 0, or -1 for all", lambda number: number >= -1)
 PENALTY: Rule = ("between -2 and 2", lambda penalty: -2 <= penalty <= 2)
 TOKEN_IDS: Rule = ("a non-empty list of token ids", bool)
@@ -281,24 +261,10 @@ RULES: dict[str, Rule] = {
     "allowed_token_ids": TOKEN_IDS,
     "bad_words": ("a list of non-empty strings", all),
 }
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # vLLM's fields that have no effect here, and the values they may have
-    "watermarking": (None, False),
-    "prompt_logprob_token_ids": (None,),
-    "prompt_logprob_start": (None,),
-    "flat_logprobs": (False,),
-    "extra_args": (None, {}),
-    "thinking_token_budget": (None, -1),
-    "routed_experts_prompt_start": (0,),
-    "trace_decode_token_ids": (None,),
-}
-
-
-def check_default(name: str, value: Any) -> None:
-    """Raise ValueError unless the unsupported field `name` has a value that changes nothing."""
-    accepted = UNSUPPORTED[name]
-    if not any(type(value) is type(each) and value == each for each in accepted):
-        allowed = " or ".join(map(str, accepted))
-        raise ValueError(f"{name} is unsupported and must be {allowed}, got {short_repr(value)}")
+UNSUPPORTED = (  # fields of vLLM's that must have their defaults
+    *("watermarking", "prompt_logprob_token_ids", "prompt_logprob_start", "flat_logprobs", "extra_args"),
+    *("thinking_token_budget", "routed_experts_prompt_start", "trace_decode_token_ids"),
+)
 
 
 def as_list(values: Any, default: list[Any] | None = None) -> Any:
@@ -313,16 +279,6 @@ def as_list(values: Any, default: list[Any] | None = None) -> Any:
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
         return values
     return [int(value) if is_integer(value) else value for value in values]
-
-
-def unique(values: Any) -> Any:
-    """Return a list without repeated values. Anything else stays, for the checks to report.
-
-    >>> unique([3, 1, 3]), unique(5)
-    ([3, 1], 5)
-    """
-    is_plain = isinstance(values, list) and all(isinstance(value, int | str) for value in values)
-    return list(dict.fromkeys(values)) if is_plain else values
 
 
 def as_token_id(token: Any) -> Any:
@@ -348,15 +304,6 @@ def is_blank(value: Any) -> bool:
     return isinstance(value, str) and not value.strip()
 
 
-# Keywords of a JSON schema that hold other schemas: in a dictionary by name, or directly or in a list.
-NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-NESTED_SCHEMAS = (
-    *("additionalProperties", "unevaluatedProperties", "propertyNames", "contains", "additionalItems"),
-    *("unevaluatedItems", "not", "if", "then", "else", "contentSchema", "items", "prefixItems"),
-    *("allOf", "anyOf", "oneOf"),
-)
-
-
 def read_schema(source: str | dict[str, Any], is_closed: bool = False) -> Any:
     """Return a copy of a JSON schema. With `is_closed`, its objects have only the properties that it names.
 
@@ -376,9 +323,7 @@ def read_schema(source: str | dict[str, Any], is_closed: bool = False) -> Any:
     if not isinstance(schema, dict | bool):
         raise ValueError(f"json must be a JSON schema, got {short_repr(source)}")
     if is_closed:
-        for part in subschemas(schema):
-            if isinstance(part.get("properties"), dict) or isinstance(part.get("patternProperties"), dict):
-                part.setdefault("additionalProperties", False)
+        close_objects(schema)
     return schema
 
 
@@ -395,16 +340,9 @@ def nesting(value: Any) -> int:
     return depth
 
 
-def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the schema and every schema inside it."""
-    if isinstance(schema, list):
-        for each in schema:
-            yield from subschemas(each)
-    if not isinstance(schema, dict):
-        return
-    yield schema
-    for keyword in NAMED_SCHEMAS:
-        named = schema.get(keyword)
-        yield from subschemas(list(named.values()) if isinstance(named, dict) else None)
-    for keyword in NESTED_SCHEMAS:
-        yield from subschemas(schema.get(keyword))
+def close_objects(schema: Any) -> None:
+    """Forbid additional properties in each object that names its properties, unless the schema says otherwise."""
+    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        close_objects(each)
+    if isinstance(schema, dict) and not {"properties", "patternProperties"}.isdisjoint(schema):
+        schema.setdefault("additionalProperties", False)

@@ -265,18 +265,12 @@ def test_invalid_arguments_of_other_calls_are_refused(checkpoint):
     for params in (5, {}, [greedy()]):
         with pytest.raises(ValueError, match=f"sampling_params must be SamplingParams, got {type(params).__name__}"):
             engine.add_request("a", PROMPT, params)
-    for name, reason in (("tokenization_kwargs", "a dictionary with string keys"), ("prompt_text", "a string")):
-        with pytest.raises(ValueError, match=f"{name} must be {reason}, got 5"):
-            engine.add_request("a", "the fox", greedy(), **{name: 5})
-    for request_ids in (None, 5, [5], [["a"]]):
-        with pytest.raises(ValueError, match="a request_id must be a string, got "):
-            engine.abort_request(request_ids)
+    with pytest.raises(ValueError, match="tokenization_kwargs must be a dictionary with string keys, got 5"):
+        engine.add_request("a", "the fox", greedy(), tokenization_kwargs=5)
     assert not engine.has_unfinished_requests()
 
 
 def test_invalid_beam_searches_are_refused(llm):
-    with pytest.raises(ValueError, match="params must be BeamSearchParams, got SamplingParams"):
-        llm.beam_search([PROMPT], greedy())
     with pytest.warns(UserWarning, match="1 of 2 requests were not served") as caught:
         outputs = llm.beam_search([[9999], PROMPT], BeamSearchParams(beam_width=2, max_tokens=2))
     assert caught[0].filename == __file__

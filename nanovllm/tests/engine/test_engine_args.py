@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 import pytest
 import torch
 
-from ... import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, EngineConfig, LLMEngine
+from ... import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
 from ...engine.config import default_device
 
 REAL_DEFAULT_DEVICE = default_device  # the tests' own is the CPU
@@ -185,9 +185,3 @@ def test_invalid_value_is_named(options, error, checkpoint):
 
 def test_torch_device(checkpoint):
     assert config(checkpoint, device=torch.device("cpu")).device == "cpu"
-
-
-@pytest.mark.parametrize("make", [*(kind.from_engine_args for kind in (LLM, LLMEngine, AsyncLLM)), AsyncLLM])
-def test_engine_args_of_another_type(make, checkpoint):
-    with pytest.raises(ValueError, match="engine_args must be EngineArgs"):
-        make(EngineConfig(str(checkpoint)))

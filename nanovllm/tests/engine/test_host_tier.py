@@ -1,4 +1,4 @@
-"""HostTier: its pool, its copies, and the arrival of loads. Also Tiers, several tiers that act as one."""
+"""HostTier: its pool, its copies, and the arrival of loads."""
 
 import pytest
 import torch
@@ -7,8 +7,6 @@ from ...engine.host_tier import HostTier
 from ...engine.kv_cache import BlockCopy, KVCache
 from ...engine.observer import Observer
 from ...engine.prefix_cache import BlockHash
-from ...engine.tier import Tiers
-from .helpers import admit, make_manager, make_sequence
 from .pool import make_cache, model_config
 
 gpu = pytest.mark.gpu
@@ -39,7 +37,7 @@ def store_all(tier: HostTier, num_blocks: int) -> None:
         tier.store(block, name(block))
 
 
-def load(tier: HostTier | Tiers, held: list[int], targets: list[int]) -> None:
+def load(tier: HostTier, held: list[int], targets: list[int]) -> None:
     tier.load([BlockCopy(*pair) for pair in zip(held, targets, strict=True)])
 
 
@@ -182,79 +180,6 @@ def test_load_arrives_when_its_event_completes_or_after_waiting():
     tier.check_integrity()
     assert tier.collect() == [1] and tier.arriving() == [0]
     assert wait(tier) == [0] and tier.has_arrived([0])
-
-
-def test_canceled_load_has_stopped_and_still_holds_its_blocks():
-    tier, events = slow_loads(2)
-    tier.cancel(tier.loads[1].copies)
-    assert events[1].is_past and tier.arriving() == [0]
-    tier.release(tier.hold([]) + [tier.pool.cached[name(1)]])
-    tier.check_integrity()
-
-
-# Several tiers
-
-
-def two_tiers() -> tuple[KVCache, HostTier, HostTier, Tiers]:
-    """Return tiers of one and three blocks, with blocks 0 to 2 of the device stored in that order."""
-    cache = filled(6)
-    small, large = tier_of(cache, 1), tier_of(cache, 3)
-    tiers = Tiers([small, large])
-    for block in range(3):
-        tiers.store(block, name(block))
-    return cache, small, large, tiers
-
-
-def test_several_tiers_store_in_each_and_load_from_the_first_with_the_text():
-    cache, small, large, tiers = two_tiers()
-    before = cache.blocks.clone()
-    assert [name(block) in small for block in range(3)] == [False, False, True]
-    assert all(name(block) in tiers for block in range(3)) and name(3) not in tiers
-    held = tiers.hold([name(1), name(2)])
-    load(tiers, held, [5, 4])
-    assert (small.arriving(), large.arriving(), sorted(tiers.arriving())) == ([4], [5], [4, 5])
-    assert tiers.has_arrived([4, 5]) and sorted(tiers.collect()) == [4, 5]
-    assert torch.equal(cache.blocks[[5, 4]], before[[1, 2]])
-    tiers.check_integrity()
-    tiers.reset()
-    assert name(0) not in tiers
-
-
-def test_failed_load_of_one_tier_stops_the_others_and_keeps_all_blocks_held(monkeypatch):
-    _, _, large, tiers = two_tiers()
-    held = tiers.hold([name(1), name(2)])
-
-    def fails(copies: list[BlockCopy]) -> None:
-        raise RuntimeError("device lost")
-
-    monkeypatch.setattr(large, "load", fails)
-    with pytest.raises(RuntimeError, match="device lost"):
-        load(tiers, held, [5, 4])
-    assert tiers.arriving() == [] and tiers.collect(wait=True) == []
-    tiers.release(held)
-    tiers.check_integrity()
-
-
-def test_block_manager_finds_texts_in_any_of_several_tiers():
-    """The device has 4 blocks. A text of two is evicted, and only the second tier keeps both."""
-    cache = filled(4)
-    tiers = Tiers([tier_of(cache, 1), tier_of(cache, 8)])
-    manager = make_manager(4, 4, is_caching=True, tier=tiers)
-    seq = make_sequence("a", 9, 40)
-    seq.token_ids = list(range(9))
-    admit(manager, seq)
-    seq.num_computed_tokens = 9
-    manager.cache_blocks(seq, 9)
-    manager.free(seq)
-    manager.pool.free_blocks(manager.pool.get_new_blocks(4))
-    again = make_sequence("b", 9, 40)
-    again.token_ids = list(range(9))
-    assert manager.find_hits(again) == [None, None]
-    admit(manager, again)
-    assert manager.is_ready(again) and again.num_computed_tokens == 8
-    manager.check_integrity()
-    manager.collect_loads()
-    manager.check_integrity()
 
 
 # On a GPU
