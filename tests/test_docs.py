@@ -1,5 +1,6 @@
 """The commands of the docs run, and their options exist."""
 
+import importlib
 import os
 import re
 import sys
@@ -110,3 +111,19 @@ def test_neighboring_python_blocks_share_names(tmp_path):
     ]
     with session(tmp_path) as shell:
         assert [shell.run(block) for block in merge_python(blocks)] == ["2\n"]
+
+
+# The nightly checks of an installation (.ci/install_check.py and .ci/bounds_check.py)
+
+
+def test_every_dependency_has_a_lower_bound(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    bounds_check = importlib.import_module("bounds_check")
+    names = {pin.split("==")[0] for pin in bounds_check.lower_bounds()}
+    assert {"click", "pydantic", "numba", "starlette", "llguidance"} <= names and "torch" not in names
+
+
+def test_nightly_runs_the_checks_of_an_installation():
+    nightly = (ROOT / ".ci" / "nightly").read_text(encoding="utf-8")
+    assert all(f"python3 .ci/{name}.py" in nightly for name in ("install_check", "bounds_check"))
+    assert "order=(run soak kernels storm install bounds)" in nightly

@@ -1,0 +1,39 @@
+"""Fresh virtual environments outside of the repository, for install_check.py and bounds_check.py."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+class Environment:
+    """A virtual environment with nanovllm's dependencies."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create it in `folder`, which must be empty."""
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        self.folder, self.python = folder, folder / "bin" / "python"
+
+    def pip(self, *arguments: str | Path) -> None:
+        """Run pip install outside of the repository. Raise CalledProcessError if it fails."""
+        command = [self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+        subprocess.run(command, cwd=self.folder, check=True)
+
+    def install_torch(self) -> None:
+        """Install the torch of constraints.txt, from $TORCH_INDEX or PyTorch's CPU index.
+
+        If pip is configured with a folder of wheels, torch comes from there.
+        """
+        index = os.environ.get("TORCH_INDEX", CPU_INDEX)
+        configured = subprocess.run([self.python, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+        options = [] if re.search("find-links|no-index", configured) else ["--index-url", index]
+        self.pip("-c", ROOT / "constraints.txt", *options, "torch")
+
+    def variables(self) -> dict[str, str]:
+        """Return environment variables that put its commands first, and hide the repository's modules."""
+        paths = [str(self.folder / "bin"), os.environ["PATH"]]
+        return {"PATH": os.pathsep.join(paths), "PYTHONPATH": "", "NANOVLLM_ATTENTION_BACKEND": "torch"}
