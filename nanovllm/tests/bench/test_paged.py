@@ -38,14 +38,16 @@ def case(batch_size: int = 2, context: int = 8, num_layers: int = 2) -> Case:
 def test_paged_prints_all_ways(tmp_path, capsys):
     file = tmp_path / "report.json"
     assert main(["bench", "paged", "--device", "cpu", "--shape", "smollm2-135m", *SMALL, "--json", str(file)]) == 0
-    (out, err), found = capsys.readouterr(), json.loads(file.read_text())
-    assert err == "" and [*found["measured"]] == ["blocks of 4", "contiguous", "sdpa"]
-    for name, numbers in found["measured"].items():
+    (out, err), report = capsys.readouterr(), json.loads(file.read_text())
+    assert err == "" and [*report["measured"]] == ["blocks of 4", "contiguous", "sdpa"]
+    for name, numbers in report["measured"].items():
         names = {key.split(":")[0] for key in numbers}
         assert names == {"1 x 8", "2 x 8", "1 x 16", "2 x 16"} and numbers["1 x 8: us a layer"] > 0
         assert ("1 x 8: times of contiguous" in numbers) == (name != "contiguous")
-    assert found["machine"]["dtype"] == "float32" and re.search(r"\n *1 x 8: us a layer +[\d.]+ +[\d.]+ +[\d.]+\n", out)
-    assert len(found["says"]) == 3 and "by plain operations" in out
+    assert report["machine"]["dtype"] == "float32" and re.search(
+        r"\n *1 x 8: us a layer +[\d.]+ +[\d.]+ +[\d.]+\n", out
+    )
+    assert len(report["says"]) == 3 and "by plain operations" in out
 
 
 @pytest.mark.parametrize(
@@ -101,8 +103,8 @@ def test_layers_are_more_than_caches_hold_and_fit_in_memory(monkeypatch):
 
 
 def test_share_of_the_bandwidth_is_that_of_a_layer():
-    found = [{"blocks of 4": 3.0, "contiguous": 2.0}] * 2
-    numbers = paged.numbers_of(case(), "blocks of 4", found, bandwidth=1024.0)
+    rounds = [{"blocks of 4": 3.0, "contiguous": 2.0}] * 2
+    numbers = paged.numbers_of(case(), "blocks of 4", rounds, bandwidth=1024.0)
     assert numbers == {
         "2 x 8: us a layer": 1.5e6,
         "2 x 8: share of the bandwidth": 1024 / 1.5 / 1024,

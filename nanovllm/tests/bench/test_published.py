@@ -37,10 +37,10 @@ def serve(run, tmp_path, monkeypatch):
         monkeypatch.setattr(published, "sys", python)
         file = tmp_path / "report.json"
         status, out, err = run("bench published", *SMALL, "--json", str(file))
-        found = json.loads(file.read_text())
-        speed = found["measured"]["nanovllm"]["tokens_per_second"]
+        report = json.loads(file.read_text())
+        speed = report["measured"]["nanovllm"]["tokens_per_second"]
         assert (status, err) == (0, f"nanovllm: {speed:,.1f} tokens per second\n"), "even if the peer is stopped"
-        return found, out
+        return report, out
 
     return command
 
@@ -53,21 +53,21 @@ def test_workload_is_the_published_one():
 
 
 def test_both_engines_serve_the_workload_once(serve):
-    found, table = serve()
-    ours, theirs = found["measured"]["nanovllm"], found["measured"]["generate_batch"]
-    assert (ours["tokens"], found["settings"]["prompt_tokens"]) == (theirs["tokens"], 18)
+    report, table = serve()
+    ours, theirs = report["measured"]["nanovllm"], report["measured"]["generate_batch"]
+    assert (ours["tokens"], report["settings"]["prompt_tokens"]) == (theirs["tokens"], 18)
     longest = max(task.num_output_tokens for task in published_tasks(320, 3, 4, 9, 0.6))
     assert theirs["seconds"] == 0.5 + 0.25 * (longest - 1), "as the fake one claims"
     assert theirs["nanovllm is times as fast"] == ours["tokens_per_second"] / theirs["tokens_per_second"]
     shares = [each["share of the floor"] * each["seconds"] for each in (ours, theirs)]
     assert shares[0] == pytest.approx(shares[1]) and 0 < ours["share of the floor"] < 1
-    assert found["machine"]["generate_batch"] == "9.9 (fake)" and "stopped" not in table
+    assert report["machine"]["generate_batch"] == "9.9 (fake)" and "stopped" not in table
 
 
 def test_stopped_peer_has_the_speed_of_its_tokens(serve):
-    found, table = serve(CUT)
-    numbers = found["measured"]["generate_batch"]
-    assert 0 < numbers["tokens"] < found["measured"]["nanovllm"]["tokens"]
+    report, table = serve(CUT)
+    numbers = report["measured"]["generate_batch"]
+    assert 0 < numbers["tokens"] < report["measured"]["nanovllm"]["tokens"]
     assert numbers["tokens_per_second"] == numbers["tokens"] / numbers["seconds"]
     assert re.search(r"generate_batch was stopped after \d+ seconds, with \d+ of \d+ tokens", table)
 
@@ -89,8 +89,8 @@ def test_stopped_peer_has_the_speed_of_its_tokens(serve):
     ],
 )
 def test_engine_is_measured_beside_a_peer_that_fails(serve, code, ready, expected):
-    found, table = serve(code, ready)
-    assert [*found["measured"]] == ["nanovllm"] and re.search(f"\ngenerate_batch: .*{expected}", table)
+    report, table = serve(code, ready)
+    assert [*report["measured"]] == ["nanovllm"] and re.search(f"\ngenerate_batch: .*{expected}", table)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +138,11 @@ def test_shape_is_served_with_random_weights(capsys, monkeypatch):
 def test_transformers_serves_random_weights(tmp_path, seconds):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     engine = {"model": str(tmp_path), "load_format": "dummy", "skip_tokenizer_init": True, "device": "cpu"}
-    found = published.published(engine, Published(peer_seconds=seconds, num_requests=3, min_len=20, max_len=30))
+    report = published.published(engine, Published(peer_seconds=seconds, num_requests=3, min_len=20, max_len=30))
     is_whole = seconds > 1
-    assert ("generate_batch" in found["measured"]) == is_whole, found["says"]
-    assert any("no token came within 1e-09 seconds" in line for line in found["says"]) != is_whole
-    assert not is_whole or found["machine"]["generate_batch"].endswith("(sdpa)")
+    assert ("generate_batch" in report["measured"]) == is_whole, report["says"]
+    assert any("no token came within 1e-09 seconds" in line for line in report["says"]) != is_whole
+    assert not is_whole or report["machine"]["generate_batch"].endswith("(sdpa)")
 
 
 # The worker
@@ -172,8 +172,8 @@ class FakeManager:
 
 def test_job_ends_with_its_time_and_keeps_its_tokens():
     manager = FakeManager([], [result("a", 2, [1.0, 2.0], error="it was stopped"), result("b", 0, [])])
-    found = serve_transformers.results(manager, 3, max_seconds=0.0)
-    assert manager.is_stopped and {name: len(each.generated_tokens) for name, each in found.items()} == {"a": 2, "b": 0}
+    done = serve_transformers.results(manager, 3, max_seconds=0.0)
+    assert manager.is_stopped and {name: len(each.generated_tokens) for name, each in done.items()} == {"a": 2, "b": 0}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from ...server.run import listening_socket
 from ..helpers import UNMEASURED
 from .served import STORYTELLER
 
-FOUND = ("--num-prompts", "6", "--input-len", "4", "--output-len", "3")
+SMALL = ("--num-prompts", "6", "--input-len", "4", "--output-len", "3")
 
 
 class Other:
@@ -106,8 +106,8 @@ def test_load_on_another_server(bench, endpoint):
     other = Other()
     with other_server(other) as url:
         flags = ("--base-url", url, "--endpoint", endpoint, "--max-concurrency", "3", "--api-key", "key")
-        status, found, table, err = bench(*flags, *FOUND)
-    numbers = found["measured"]["server"]
+        status, report, table, err = bench(*flags, *SMALL)
+    numbers = report["measured"]["server"]
     assert (status, err, other.most, other.keys) == (0, "", 3, {"Bearer key"})
     assert (numbers["completed"], numbers["failed"]) == (6, 0)
     assert (numbers["total_input_tokens"], numbers["total_output_tokens"]) == (24, 18)
@@ -127,11 +127,11 @@ def test_incomplete_response_counts_as_failed(bench):
     other = Other()
     with other_server(other) as url:
         other.cut_after = 2
-        status, found, _, err = bench("--base-url", url, *FOUND)
-        assert status == 2 and found is None
+        status, report, _, err = bench("--base-url", url, *SMALL)
+        assert status == 2 and report is None
         assert "the stream ended before it was complete" in err
         other.cut_after = None
-        status, _, _, err = bench("--base-url", url, "--model", "third", *FOUND)
+        status, _, _, err = bench("--base-url", url, "--model", "third", *SMALL)
         assert status == 2 and "no request was answered: status 404: no such model" in err
 
 
@@ -144,9 +144,9 @@ def test_missing_aiohttp_is_a_one_line_error(bench, monkeypatch):
 
 @pytest.mark.full
 def test_load_on_this_server(bench, served):
-    status, found, table, _ = bench("--base-url", served.url, "--num-prompts", "3", "--request-rate", "50")
-    numbers = found["measured"]["server"]
-    assert status == 0 and numbers["completed"] == 3 and found["machine"]["model"] == "storyteller"
+    status, report, table, _ = bench("--base-url", served.url, "--num-prompts", "3", "--request-rate", "50")
+    numbers = report["measured"]["server"]
+    assert status == 0 and numbers["completed"] == 3 and report["machine"]["model"] == "storyteller"
     load = workload.chats(3, None, 1024 * 4 // 5, 0)
     assert numbers["total_output_tokens"] == sum(num_tokens for _, num_tokens in load)
     assert numbers["front_ms_a_token"] >= 0 and "front ms a token" in table
@@ -158,10 +158,10 @@ def test_http_is_compared_with_the_engine_itself(bench, served, monkeypatch, is_
         monkeypatch.setattr(http, "own_server", lambda engine: nullcontext((served.url, "none")))
     monkeypatch.setattr(http, "ALONE", 2)
     flags = ("--num-prompts", "2", "--input-len", "5", "--output-len", "4", "--rounds", "2", "--model", STORYTELLER)
-    status, found, table, err = bench(*map(str, flags), *UNMEASURED, name="http")
+    status, report, table, err = bench(*map(str, flags), *UNMEASURED, name="http")
     assert (status, err) == (0, "")
-    offline, online = found["measured"]["offline"], found["measured"]["http"]
-    share, later = found["throughput_share"], found["first_token_later_ms"]
+    offline, online = report["measured"]["offline"], report["measured"]["http"]
+    share, later = report["throughput_share"], report["first_token_later_ms"]
     assert offline["tokens_per_second"] > 0 and online["tokens_per_second"] > 0
     assert 0 < share["least"] <= share["median"] <= share["largest"]
     assert later["least"] <= later["median"] <= later["largest"]
@@ -177,8 +177,8 @@ def test_front_time_per_token_is_the_median_of_the_rounds(fronts, expected):
     turns = []
     for front in fronts:
         turns.append(http.HttpTurn(Run([[0] * 100], [[0.1, 2.0]]), [0.1], front, 0.1))
-    found = http.numbers_of(turns)
-    assert found["tokens_per_second"] == 50 and found.get("front_ms_a_token") == pytest.approx(expected)
+    numbers = http.numbers_of(turns)
+    assert numbers["tokens_per_second"] == 50 and numbers.get("front_ms_a_token") == pytest.approx(expected)
 
 
 def test_no_prompt_comes_twice():
@@ -225,5 +225,5 @@ def test_arrivals_are_a_poisson_process():
     ],
 )
 def test_invalid_option_is_a_one_line_error(bench, flags, expected):
-    status, found, out, err = bench(*flags)
-    assert (status, found, out) == (2, None, "") and expected in err and err.count("\n") == 1
+    status, report, out, err = bench(*flags)
+    assert (status, report, out) == (2, None, "") and expected in err and err.count("\n") == 1
