@@ -74,7 +74,7 @@ def measure_case(
     result |= figures({"bandwidth": bandwidths, **shares})
     for a, b in itertools.combinations(names, 2):
         result |= ratio(rounds, a, b).named(f"{b}_over_{a}")
-    if device != "cpu":
+    if device.startswith("cuda"):
         result |= {f"{name}_extra_bytes": extra_bytes(step, device) for name, step in steps.items()}
     del steps, calls, first
     gc.collect()
