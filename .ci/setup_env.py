@@ -5,7 +5,7 @@ It uses only the standard library, because nothing is installed yet. .venv is ba
 - torch: if this interpreter can import torch 2.11 or newer, .venv uses that one. Otherwise it installs the version that
   constraints.txt pins. $TORCH_INDEX sets the package index for torch alone.
 - installer: uv if available, unless pip is configured with its own package sources, which uv doesn't read.
-- numba: it compiles the package's CPU kernels. If this Python has no wheel for it, the package works without.
+- numba: it compiles the package's CPU kernels. If this Python has no wheel, the package runs without it.
 - stamp: .venv/.with-EXTRA is written last, so the next run continues an install that failed or was interrupted.
 """
 

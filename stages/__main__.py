@@ -31,14 +31,14 @@ def pick(argv: list[str], stages: dict[int, str]) -> tuple[str, list[str]]:
     Raise LookupError if there is no such stage.
     """
     if not stages:
-        raise LookupError("there is no stage in this folder")
+        raise LookupError("this folder has no stages")
     asked = re.fullmatch(r"s?(\d+)(_\w+)?", argv[0]) if argv else None
     if not asked:
         return stages[max(stages)], argv
     number = int(asked[1])
     if number not in stages:
         names = ", ".join(f"{n} ({name})" for n, name in stages.items())
-        raise LookupError(f"no stage {number}: there is {names}")
+        raise LookupError(f"stage must be one of {names}, got {number}")
     return stages[number], argv[1:]
 
 
@@ -48,13 +48,13 @@ def take_trace(argv: list[str]) -> tuple[str | None, list[str]]:
     >>> take_trace(["A fox", "--trace", "run.jsonl", "--seed", "1"]), take_trace(["--", "--trace"])
     (('run.jsonl', ['A fox', '--seed', '1']), (None, ['--', '--trace']))
 
-    Raise LookupError if no file follows.
+    Raise LookupError if no file name follows.
     """
     end = argv.index("--") if "--" in argv else len(argv)
     for i, argument in enumerate(argv[:end]):
         if argument == "--trace":
             if i + 1 == end:
-                raise LookupError("--trace needs the name of a file")
+                raise LookupError("--trace needs a file name")
             return argv[i + 1], argv[:i] + argv[i + 2 :]
         if argument.startswith("--trace="):
             return argument.removeprefix("--trace="), argv[:i] + argv[i + 1 :]
@@ -62,7 +62,7 @@ def take_trace(argv: list[str]) -> tuple[str | None, list[str]]:
 
 
 def run_traced(stage: ModuleType, argv: list[str], file: str) -> int:
-    """Run a stage whose LLM has a tracer as its observer. Return its exit status, or 1 if the file is not whole."""
+    """Run a stage whose LLM has a tracer as its observer. Return its exit status, or 1 if the trace is incomplete."""
     from nanovllm.trace import Tracer, traced
 
     make = stage.LLM
@@ -91,15 +91,15 @@ def run_traced(stage: ModuleType, argv: list[str], file: str) -> int:
 
 
 def run(stage: ModuleType, argv: list[str]) -> int:
-    """Return the exit status of a stage, that of argparse included."""
+    """Return the exit status of a stage, including argparse's own."""
     try:
         return stage.main(argv)
-    except SystemExit as stopped:  # --help, or an option that is wrong
+    except SystemExit as stopped:  # --help, or an invalid option
         return int(stopped.code or 0)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Hand the command line to a stage. Return its exit status, or 2 after one line on stderr."""
+    """Pass the command line on to a stage. Return its exit status, or 2 after printing an error of one line."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "sentencepiece", "safetensors"):
             raise
-        print(f"{error.name} is not installed for {sys.executable}: `make run` makes an environment", file=sys.stderr)
+        print(f"{error.name} is not installed for {sys.executable}; `make run` creates an environment", file=sys.stderr)
         return 2
     return run(stage, rest) if trace is None else run_traced(stage, rest, trace)
 

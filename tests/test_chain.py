@@ -701,7 +701,7 @@ class TestExerciseCheck:
     def test_endless_loop_is_stopped(self, check: Run, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SECONDS_FOR_A_TEST", "1")
         solve(root, "take", "        while True:\n            pass\n")
-        assert "did not end in 1 seconds: is there a loop that never ends?" in check()[1]
+        assert "did not finish within 1 seconds: is there an infinite loop?" in check()[1]
 
     def test_last_step_prints_a_story_and_the_gain(self, check: Run, root: Path) -> None:
         for name in SOLUTIONS:

@@ -127,7 +127,7 @@ def test_keys_have_one_format():
 def test_figures_are_current():
     from stages.tools.prose import marks
 
-    assert marks.stale(ROOT) == [], "python -m stages.tools.prose brings them up to date"
+    assert marks.stale(ROOT) == [], "run python -m stages.tools.prose to update them"
 
 
 @pytest.mark.skipif(not (ROOT / "Makefile").exists(), reason="no Makefile")

@@ -317,7 +317,7 @@ def test_the_pinned_torch_satisfies_pyproject():
 def test_an_unknown_stage_is_an_error_in_one_line():
     done = subprocess.run([sys.executable, "-m", "stages", "99"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and not done.stdout
-    assert re.fullmatch(r"no stage 99: there is 1 \(s1_contiguous_cache\).*\n", done.stderr)
+    assert re.fullmatch(r"stage must be one of 1 \(s1_contiguous_cache\).*, got 99\n", done.stderr)
 
 
 def test_find_stages_sorts_by_number(tmp_path):

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """Return a field with its help, and what else the command line checks: min, above, below or choices."""
+    """Return a field with its help. `more` has its metavar and envvar, and its limits: min, above, below or choices."""
     return field(default=default, metadata={"help": help, **more})
 
 
@@ -26,13 +26,13 @@ def peer() -> Any:
 
 
 def settings(options: Any) -> dict[str, Any]:
-    """Return the options that are set, for the report. The choice of a peer is left out."""
+    """Return the options that are set, for the report, without the choice of a peer."""
     return {name: value for name, value in asdict(options).items() if value is not None and name != "peer"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Random prompts that are served at once."""
+    """Random prompts, served all at once."""
 
     num_prompts: int = count(32, "requests")
     input_len: int = count(128, "tokens of a random prompt")
@@ -44,7 +44,7 @@ class Workload:
 class Throughput(Workload):
     """Serve all requests at once.
 
-    Tokens per second, the time to first token, and between tokens.
+    Reports tokens per second, the time to first token, and the time between tokens.
     """
 
     prompts: str | None = option(None, "a file with a prompt per line, in place of random ones", metavar="FILE")
@@ -65,9 +65,9 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """Measure the gain of a cached beginning.
+    """Measure the gain of a cached prefix.
 
-    The time to first token of a prompt whose beginning is cached, and of a new one.
+    Reports the time to first token of a prompt whose beginning is cached, and of a new one.
     """
 
     prefix_len: int = count(512, "tokens that all prompts begin with")
@@ -79,9 +79,9 @@ class Prefix:
 
 @dataclass(frozen=True, kw_only=True)
 class Offload(Prefix):
-    """Measure the gain of a beginning on the host.
+    """Measure the gain of a prefix in host memory.
 
-    The time to first token with the beginning on the device, on the host, or computed again.
+    Reports the time to first token with the prefix on the device, on the host, or computed again.
     """
 
 
@@ -89,7 +89,7 @@ class Offload(Prefix):
 class Http(Workload):
     """Measure the cost of HTTP.
 
-    The engine itself and a server of its own serve the same requests in turns: all at once, and one at a time.
+    The engine in this process and a local server take turns with the same requests: all at once, and one at a time.
     """
 
     rounds: int = rounds(5)
@@ -99,16 +99,16 @@ class Http(Workload):
 class Peers:
     """Race vLLM, llama.cpp and transformers.
 
-    All engines serve the same requests in turn, each in a process of its own, and their tokens are compared.
+    All engines take turns with the same requests, each in its own process, and their tokens are compared.
     """
 
     peer: tuple[str, ...] = option(
         (),
-        "vllm=PYTHON or llama.cpp=PYTHON,FILE.gguf: an interpreter that has it; repeatable",
+        "vllm=PYTHON or llama.cpp=PYTHON,FILE.gguf: an interpreter that can import it; repeatable",
         metavar="NAME=PYTHON[,FILE]",
     )
-    transformers: bool = option(True, "measure transformers too, where it is installed")
-    jobs: str = option("mixed,1,2,4", "mixed: 32 requests of all lengths; a number: that many sequences decode")
+    transformers: bool = option(True, "measure transformers too, if it is installed")
+    jobs: str = option("mixed,1,2,4", "mixed: 32 requests of all lengths; a number: that many sequences that decode")
     contexts: str = option("", "lengths at which decode steps are measured too", metavar="N,N")
     context_batch: int = count(8, "sequences in a step at one of these lengths")
     rounds: int = rounds(3)
@@ -118,8 +118,8 @@ class Peers:
 class Published:
     """Serve nano-vllm's published workload.
 
-    256 prompts of 100 to 1,024 random tokens, and as many of each output; then transformers' generate_batch(). A
-    sequence may have 4,096 tokens unless --max-model-len is given.
+    256 requests, each with 100 to 1,024 random prompt tokens and as many output tokens; then the same with
+    transformers' generate_batch(). The default of --max-model-len is 4096.
     """
 
     num_requests: int = count(256, "requests, all at once")
@@ -128,15 +128,15 @@ class Published:
     temperature: float = option(0.6, "sampling temperature", min=0)
     peer: bool = peer()
     peer_seconds: float = option(
-        240.0, "then transformers is stopped: its speed is that of the tokens it has generated", above=0
+        240.0, "stop transformers after this many seconds; its speed counts the tokens generated so far", above=0
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
-    """Count the launches of a decode step.
+    """Count what a decode step launches.
 
-    Kernels, graphs, copies and waits of a step by plain operations, by kernels, and by CUDA graphs.
+    Counts kernels, graphs, copies and waits of a step with plain operations, with kernels, and with CUDA graphs.
     """
 
     batch_size: int = count(1, "sequences that decode")
@@ -146,9 +146,9 @@ class Launches:
 
 @dataclass(frozen=True, kw_only=True)
 class Paged:
-    """Measure the cost of blocks in attention.
+    """Measure what paging costs in attention.
 
-    A decode step's attention over a paged cache, over a contiguous one, and torch's own.
+    Times a decode step's attention over a paged cache, over a contiguous one, and by torch.
     """
 
     shape: str = option("llama-3.1-8b", "use the heads and layers of this published shape", metavar="NAME")
@@ -156,18 +156,18 @@ class Paged:
     contexts: str = option("1024,8192,32768", "tokens of each sequence", metavar="N,N")
     block_sizes: str = option("16,128", "slots in a block", metavar="N,N")
     layers: int | None = count(
-        None, "default: the shape's; more if caches would hold them, fewer if they do not fit in memory"
+        None, "default: the shape's; more if the CPU's caches would hold them, fewer if memory is short"
     )
     device: str | None = option(None, "default: the GPU if there is one")
-    dtype: str | None = option(None, "default: bfloat16; on a CPU float32", choices=("float32", "bfloat16", "float16"))
+    dtype: str | None = option(None, "default: bfloat16 on a GPU, float32 on a CPU", choices=("float32", "bfloat16", "float16"))
     rounds: int = rounds(15)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLoad:
-    """Put load on a server with OpenAI's interface.
+    """Put load on a server with OpenAI's API.
 
-    This one, or any other. Requests per second, the time to first token, between tokens, and to the end.
+    Works with any such server. Reports requests per second, the time to first token, between tokens, and to the end.
     """
 
     base_url: str = option("http://127.0.0.1:8000", "the server's address")
@@ -176,12 +176,12 @@ class ServerLoad:
     endpoint: str = option("completions", "the endpoint to use", choices=("completions", "chat"))
     num_prompts: int = count(200, "requests")
     request_rate: float = option(
-        math.inf, "requests per second, which arrive as a Poisson process; inf: all at once", above=0
+        math.inf, "requests per second, arriving as a Poisson process; inf: all at once", above=0
     )
     max_concurrency: int | None = count(None, "most requests at a time")
     input_len: int | None = count(None, "words of each prompt; default: lengths like those of chats")
     output_len: int | None = count(None, "tokens of each output; default: lengths like those of chats")
-    ignore_eos: bool = option(True, "generate all tokens of an output; not every server has that field")
+    ignore_eos: bool = option(True, "generate all tokens of an output; not every server supports it")
     seed: int = option(0, "seed of lengths, words and arrivals")
 
 

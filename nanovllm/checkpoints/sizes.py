@@ -96,7 +96,7 @@ BINARY: dict[str, int] = {prefix: 1024**power for power, prefix in enumerate((""
 
 
 def parse_bytes(text: str) -> int:
-    """Return the number of bytes that a string such as "24GiB" or "80 GB" means. Raise ValueError for any other.
+    """Return the number of bytes that a string such as "24GiB" or "80 GB" means. Raise ValueError for anything else.
 
     >>> parse_bytes("24GiB"), parse_bytes("80 GB"), parse_bytes("4.8TB/s"), parse_bytes("1048576")
     (25769803776, 80000000000, 4800000000000, 1048576)
@@ -202,7 +202,7 @@ def parameters(model: Dimensions) -> dict[str, int]:
 
 
 def kv_bytes_per_token(model: Dimensions, itemsize: int) -> int:
-    """Return the bytes that one token's keys and values take over all layers.
+    """Return the bytes that one token's keys and values take across all layers.
 
     >>> from .sizes import SHAPES
     >>> kv_bytes_per_token(SHAPES["llama-2-7b"], 2), kv_bytes_per_token(SHAPES["llama-3.1-405b"], 2)

@@ -1,4 +1,4 @@
-"""EngineClient: the front's side of the engine's process. It belongs to one event loop."""
+"""EngineClient: the web server's end of the pipe to the engine process. It belongs to one event loop."""
 
 import asyncio
 import itertools
@@ -35,11 +35,11 @@ from .engine_process import (
 )
 from .errors import ApiError
 
-LAST_STEP = 5.0  # seconds for the engine to end by itself
+LAST_STEP = 5.0  # seconds that the engine gets to exit by itself
 
 
 class Process(Protocol):
-    """A process of multiprocessing."""
+    """The part of multiprocessing's process objects that EngineClient uses."""
 
     @property
     def exitcode(self) -> int | None: ...
@@ -56,19 +56,19 @@ def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connect
         target=engine_process.run, args=(engines_end, args, build), name="nanovllm engine", daemon=True
     )
     process.start()
-    Finalize(None, process.kill, exitpriority=0)  # or Python would wait for the process at exit
-    engines_end.close()  # or the pipe would stay open when the engine ends
+    Finalize(None, process.kill, exitpriority=0)  # otherwise Python would wait for the process at exit
+    engines_end.close()  # otherwise the pipe would stay open after the engine exits
     return pipe, process
 
 
 class EngineClient:
-    """A client of the engine. Requests leave through an outbox, and each response arrives in the request's stream.
+    """A client of the engine. Requests leave through an outbox; outputs arrive in a stream per request body.
 
-    The counts are for the server's limits. `error` is set once the engine has ended.
+    The server's limits use the counts. `error` is set once the engine has exited.
     """
 
     def __init__(self, pipe: Connection, process: Process) -> None:
-        """Take the pipe. ready() waits for the engine."""
+        """Store the pipe and the process. Call ready() to wait for the engine."""
         self._pipe, self._process = pipe, process
         self._outbox: SimpleQueue[ToEngine | None] = SimpleQueue()
         self._streams: dict[str, RequestStream] = {}
@@ -80,10 +80,10 @@ class EngineClient:
         self._is_closing = False
         self.error: EngineDeadError | None = None
         self.on_death: Callable[[], None] = lambda: None
-        self.on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None  # of a step, while it is watched
+        self.on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None  # a step's events; see watch()
 
     async def ready(self) -> Ready:
-        """Wait for the engine. Raise ValueError for a mistake of the caller, else EngineDeadError."""
+        """Wait for the engine. Raise ValueError for an invalid option or checkpoint, else EngineDeadError."""
         loop = asyncio.get_running_loop()
         try:
             first = await asyncio.to_thread(receive, self._pipe)
@@ -109,8 +109,8 @@ class EngineClient:
     async def generate(self, requests: Sequence[Add]) -> AsyncGenerator[Delta, None]:
         """Yield the new parts of the requests until all of them have ended. Their ids must be unique.
 
-        Leaving the loop early aborts them: their blocks come free before the next step. Raise ValueError for an
-        invalid request, ApiError for one that broke off, and EngineDeadError if the engine has ended.
+        Leaving the loop early aborts them, which frees their blocks before the next step. Raise ValueError for an
+        invalid request, ApiError for one that failed midway, and EngineDeadError if the engine has exited.
         """
         stream, unfinished = RequestStream(), {request.request_id for request in requests}
         num_samples = sum(request.params.n for request in requests)
@@ -137,7 +137,7 @@ class EngineClient:
                 self._outbox.put(Abort(request_id))
 
     async def get_metrics(self) -> list[Metric]:
-        """Return the engine's metrics between two steps. Raise EngineDeadError if it has ended."""
+        """Return the engine's metrics between two steps. Raise EngineDeadError if it has exited."""
         number = next(self._numbers)
         self._replies[number] = asyncio.get_running_loop().create_future()
         try:
@@ -147,16 +147,16 @@ class EngineClient:
             del self._replies[number]
 
     def watch(self, is_on: bool, show_text: bool) -> None:
-        """Start or stop calling on_events() with the events of the memory. Do nothing if the engine has ended."""
+        """Start or stop calling on_events() with the memory's events. Do nothing if the engine has exited."""
         self._outbox.put(WatchMemory(is_on, show_text))
 
     def cut(self, reason: str) -> None:
-        """End all requests. Each caller gets an ApiError with the reason."""
+        """Cut off all requests. Each caller gets an ApiError with the reason."""
         for stream in set(self._streams.values()):
             stream.fail(ApiError(reason, status=503))
 
     async def close(self) -> None:
-        """End the process, by force if it does not end by itself."""
+        """Stop the process, and kill it if it does not exit by itself."""
         self._is_closing = True
         if self._process.is_alive():
             self._outbox.put(Stop())
@@ -175,7 +175,7 @@ class EngineClient:
         self.num_waiting_tokens -= self._waiting.pop(request_id, 0)
 
     def _write(self) -> None:
-        """Send what is in the outbox. It has a thread of its own, so that a full pipe never blocks the event loop."""
+        """Send the messages in the outbox. This runs in its own thread, so a full pipe never blocks the event loop."""
         with suppress(OSError):  # _read() sees the end of the engine too
             while (message := self._outbox.get()) is not None:
                 send(self._pipe, message)
@@ -200,13 +200,13 @@ class EngineClient:
     def _deliver(self, step: StepResult) -> None:
         for delta in step.deltas:
             self._stop_waiting(delta.request_id)
-            if stream := self._streams.get(delta.request_id):  # else its client has hung up
+            if stream := self._streams.get(delta.request_id):  # otherwise its client has disconnected
                 stream.put(delta)
         if step.events is not None:
             self.on_events(step.events)
 
     def _die(self, reason: str) -> None:
-        """Fail all waiting callers."""
+        """Raise EngineDeadError in all waiting callers."""
         asyncio.get_running_loop().remove_reader(self._pipe.fileno())
         if self.error is not None or self._is_closing:
             return
@@ -234,7 +234,7 @@ def failure(request_id: str, error: str) -> ApiError:
 
 
 class RequestStream:
-    """The unread deltas of the requests of one body. A slow reader gets one merged delta per request."""
+    """The unread deltas of one body's requests. A slow reader gets one merged delta per request."""
 
     def __init__(self) -> None:
         self._deltas: dict[str, Delta] = {}  # by request

@@ -1,4 +1,4 @@
-"""generation_config.json: its sampling parameters are for requests without any; its EOS ids stop every request."""
+"""generation_config.json: its sampling parameters apply to requests without any; its EOS ids stop every request."""
 
 import json
 import re
@@ -32,11 +32,11 @@ def write(folder: Path, name: Any = "generation_config.json", **entries: Any) ->
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a checkpoint that recommends ALL and has other EOS ids than config.json."""
+    """Return a checkpoint that recommends ALL, and whose EOS ids differ from those in config.json."""
     return write(write_checkpoint(tmp_path), **ALL, do_sample=False, eos_token_id=[9, 8], bos_token_id=1)
 
 
-def test_error_of_an_invalid_value_names_the_checkpoint(folder):
+def test_error_for_an_invalid_value_names_the_checkpoint(folder):
     write(folder, temperature=-3)
     with pytest.raises(ValueError, match=rf"generation_config of {folder}: temperature must be .*-3"):
         LLM(folder, **OPTIONS)
@@ -83,7 +83,7 @@ def test_old_config_json_counts_if_generation_config_json_is_missing(tmp_path):
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("value", ["0.5", True, [1], {}, float("nan")], ids=repr)
-def test_error_of_a_wrong_type_names_the_file_and_the_entry(tmp_path, name, value):
+def test_error_for_a_wrong_type_names_the_file_and_the_entry(tmp_path, name, value):
     with pytest.raises(
         ValueError, match=rf"generation_config.json: {name} must be a number, got {re.escape(repr(value))}"
     ):

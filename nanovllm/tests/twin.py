@@ -9,7 +9,7 @@ from ..trace.replay import begin
 
 
 class Twin:
-    """A sink for a trace of `llm`, of the package or of a stage, which compares the states after each step."""
+    """A sink for the trace of `llm` (the package's or a stage's) that compares the states after each step."""
 
     def __init__(self, llm: Any, tracer: Tracer) -> None:
         self.engine, self.tracer = getattr(llm, "llm_engine", llm), tracer

@@ -1,4 +1,4 @@
-"""Numba's threads: as many as PyTorch has, and the very same ones where both can share an OpenMP."""
+"""Numba's threads: as many as PyTorch uses, and the same ones if both share an OpenMP runtime."""
 
 import os
 import threading
@@ -14,8 +14,8 @@ import torch
 def start_threading_layer() -> str:
     """Start a threading layer, once per process, and return its name.
 
-    OpenMP is preferred, since PyTorch has loaded it already, and Numba's own layer comes second. A layer that the user
-    has named, or that runs already, stays. So does PyTorch's number of threads.
+    It prefers OpenMP, which PyTorch has loaded already, then Numba's own layer. A layer that the user has named or that
+    already runs is kept, and so is PyTorch's number of threads.
     """
     import numba
     from numba.core import config
@@ -33,7 +33,7 @@ def start_threading_layer() -> str:
             continue
         finally:
             config.THREADING_LAYER = before
-        torch.set_num_threads(threads)  # in an OpenMP that both share, Numba has just claimed all cores
+        torch.set_num_threads(threads)  # if both share OpenMP, Numba has just claimed all cores
         started: str = numba.threading_layer()
         return started
     raise ImportError(f"Numba cannot load its threading layer {before!r}")

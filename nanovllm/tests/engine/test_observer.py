@@ -46,7 +46,7 @@ def recorded(engine: LLMEngine) -> Recorder:
 # The list of observers
 
 
-def test_observer_receives_the_kinds_for_which_it_has_a_method():
+def test_observer_receives_only_events_it_has_a_method_for():
     heard: list[tuple[object, ...]] = []
 
     class Listener:
@@ -58,7 +58,7 @@ def test_observer_receives_the_kinds_for_which_it_has_a_method():
     assert heard == [(1, 2), ()]
 
 
-def test_observers_are_called_in_the_order_of_their_arrival_until_they_leave():
+def test_observers_are_called_in_the_order_they_were_added_until_removed():
     heard: list[str] = []
 
     class Listener:
@@ -76,7 +76,7 @@ def test_observers_are_called_in_the_order_of_their_arrival_until_they_leave():
         observers.remove(a)
 
 
-def test_observer_may_leave_during_an_event():
+def test_observer_may_remove_itself_during_an_event():
     heard: list[str] = []
 
     class Once:
@@ -93,7 +93,7 @@ def test_observer_may_leave_during_an_event():
     assert heard == ["once", "always", "always"]
 
 
-def test_observer_with_tell_receives_all_kinds_in_its_turn():
+def test_observer_with_tell_receives_every_event_in_its_turn():
     heard: list[tuple[object, ...]] = []
 
     class Listener:
@@ -203,7 +203,7 @@ def test_refused_waiting_preempted_and_aborted_requests(checkpoint):
     assert Counter(seq for (seq,) in recorder.of("finish")) == Counter([a, b, c])
 
 
-def test_failure_of_a_carrier_ends_its_samples_too_each_once(checkpoint):
+def test_step_that_fails_before_the_fork_ends_each_sample_once(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_batched_tokens=4)
     recorder = recorded(engine)
     engine.add_request("a", [1] * 9, params(3, n=3, temperature=1.0, seed=3))
@@ -219,7 +219,7 @@ def test_failure_of_a_carrier_ends_its_samples_too_each_once(checkpoint):
     assert Counter(seq for (seq,) in recorder.of("finish")) == Counter(samples)
 
 
-def test_failed_step_ends_with_its_error(checkpoint, monkeypatch):
+def test_end_event_of_a_failed_step_carries_the_error(checkpoint, monkeypatch):
     engine = scripted_engine(checkpoint, num_blocks=16)
     recorder = recorded(engine)
     engine.add_request("a", [1] * 6, params(3, n=2, temperature=1.0, seed=3)), step(engine)

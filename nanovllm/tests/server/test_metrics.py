@@ -14,7 +14,7 @@ from ..test_vllm_names import DATA
 from .inside import LONG, inside, slow, until
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
-NAMES = {  # that vLLM's dashboards use
+NAMES = {  # the metrics on vLLM's dashboards
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions", "request_success"),
     *("prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits"),
     *("prompt_tokens", "generation_tokens", "iteration_tokens_total", "request_queue_time_seconds"),
@@ -25,7 +25,7 @@ VLLMS = DATA["metrics"]["metrics"]
 
 
 def scraped(checkpoint, *bodies, metrics_of=None):
-    """Return the families of /metrics by name, after these completions one after another."""
+    """Request these completions one by one, then return the families of /metrics by name."""
 
     async def scenario():
         async with inside(checkpoint) as server:
@@ -86,7 +86,8 @@ def test_numbers_after_three_requests(checkpoint):
     assert value(families, "request_queue_time_seconds_count") == 4
     assert value(families, "inter_token_latency_seconds_count") == 4 * 3, "four tokens have three gaps"
     steps, tokens = (value(families, f"iteration_tokens_total_{each}") for each in ("count", "sum"))
-    # All tokens but the last of each sample: 10 + 3; 19, the prompt's last token twice, 2 x 3; 4 uncached ones and 3.
+    # A sample's last token is never computed. First request: 10 + 3 tokens. Second: 19 of the prompt, then its last
+    # token and 3 outputs for each of 2 samples. Third: 4 uncached tokens and 3 outputs.
     assert (steps, tokens) == (4 + 5 + 4, 13 + 19 + 2 * 4 + 4 + 3)
     assert value(families, "num_requests_running") == value(families, "kv_cache_usage_perc") == 0
     assert (value(families, "request_params_n_count"), value(families, "request_params_n_sum")) == (3, 1 + 2 + 1)
@@ -103,12 +104,12 @@ def test_running_requests_are_counted(checkpoint):
             assert 0 < value(families, "generation_tokens_total") < LONG["max_tokens"]
             await running
             families = parsed(await server.client.get("/metrics"))
-            assert value(families, "time_to_first_token_seconds_count") == 1, "a first token counted twice"
+            assert value(families, "time_to_first_token_seconds_count") == 1, "a first token was counted twice"
 
     asyncio.run(scenario())
 
 
-def test_counts_go_on_while_a_page_watches_and_after_it_leaves(checkpoint):
+def test_counting_continues_while_the_page_is_open_and_after_it_closes(checkpoint):
     async def scenario():
         async with inside(checkpoint) as server:
             counts = []
@@ -136,7 +137,7 @@ def test_counts_go_on_while_a_page_watches_and_after_it_leaves(checkpoint):
 
 
 def test_preempted_sample_is_not_looked_up_again(checkpoint):
-    """As in vLLM: its hits would be its own blocks."""
+    """As in vLLM, since it would only hit its own blocks."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=36, watermark=0.0, **OPTIONS)
     prompts = [[10 * i + each for each in range(9)] for i in range(4)]
     llm.generate(prompts, drawn(16))

@@ -78,9 +78,9 @@ def seats_in(num_slots: int, llm: s1.LLM) -> int:
 
 
 def holes(model: Path) -> dict[str, float]:
-    """Return how first fit refuses requests although enough slots are free, in the traffic of the notebook's part 3.
+    """Return how often first fit refuses a request although enough slots are free, in part 3 of the notebook.
 
-    `refused` is the share of such steps; the other numbers are of the step with the most slots to spare.
+    `refused` is the share of such steps; the other numbers describe the step with the most slots to spare.
     """
     moments = crowded_moments(model)
     worst = most_free(moments)
@@ -106,7 +106,7 @@ def most_free(moments: list[Moment]) -> Moment:
 
 
 def is_refused(moment: Moment) -> bool:
-    """Return whether enough slots are free for the waiting request, though in pieces."""
+    """Return whether the waiting request would fit if the free slots were contiguous."""
     return bool(num_free(moment) >= moment.waiting.max_num_tokens)
 
 

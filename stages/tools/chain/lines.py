@@ -35,7 +35,7 @@ def code_lines(source: str) -> list[str]:
 
 
 def added_lines(stage: Stage) -> int:
-    """Return how many lines of code a stage adds to the stage before; of the first stage, all its lines.
+    """Return how many lines of code a stage adds to the previous stage. The first stage adds all its lines.
 
     Blank lines, comments, docstrings, prose, tests and optional files do not count.
     """

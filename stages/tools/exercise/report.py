@@ -1,4 +1,4 @@
-"""How a test ended: reporter.py sends it from pytest's process as a line of JSON, and check.py prints it in words."""
+"""The outcome of a test, which reporter.py sends from pytest's process as JSON and check.py prints in words."""
 
 import json
 import re
@@ -23,7 +23,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of one test; if it is red, the reasons in words."""
+    """The outcome of one test, with the reasons in words if it is red."""
 
     test: str  # the node id; the file, if it could not be imported
     outcome: str  # "passed", "failed", "skipped" or "broken"
@@ -40,7 +40,7 @@ class Report:
         return self.outcome not in ("passed", "skipped")
 
     def is_about(self, test: str) -> bool:
-        """Return True if this is the report of `test`, a node id: of one of its parameters, or of its file."""
+        """Return whether this reports `test` (a node id), one of its parameters, or a file that failed to import."""
         if self.outcome == "broken":
             return test.startswith(self.test)
         return self.test == test or self.test.startswith((f"{test}[", f"{test}::"))

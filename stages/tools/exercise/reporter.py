@@ -1,4 +1,4 @@
-"""A pytest plugin that sends how each test ended, one line of JSON on a pipe.
+"""A pytest plugin that reports each test's outcome as a line of JSON on a pipe.
 
 The report of a red test has the expectation in words (its name, its docstring, the message of its assert), a few short
 lines of the result, and the line of the learner's code that it came from.
@@ -30,7 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _time_out(number: int, frame: FrameType | None) -> None:
-    raise TimeoutError(f"the test did not end in {SECONDS} seconds: is there a loop that never ends?")
+    raise TimeoutError(f"the test did not finish within {SECONDS} seconds: is there an infinite loop?")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,14 +52,14 @@ def pytest_runtest_makereport(
     elif outcome.failed or call.when == "call":
         _send(item.config, Report(item.nodeid, outcome.outcome))
     if call.excinfo and call.excinfo.errisinstance(TimeoutError):
-        item.session.shouldstop = "a loop that never ends: the other tests would run into it, too"
+        item.session.shouldstop = "an infinite loop: the other tests would hit it too"
     return outcome
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.failed:
         lines = [line.removeprefix("E").strip() for line in str(report.longrepr).splitlines() if line.startswith("E ")]
-        _broken.append(Report(report.nodeid, "broken", result=tuple(lines[-1:] or ["it cannot be imported"])))
+        _broken.append(Report(report.nodeid, "broken", result=tuple(lines[-1:] or ["the import failed"])))
 
 
 _broken: list[Report] = []
