@@ -159,7 +159,9 @@ class Paged:
         None, "default: the shape's; more if the CPU's caches would hold them, fewer if memory is short"
     )
     device: str | None = option(None, "default: the GPU if there is one")
-    dtype: str | None = option(None, "default: bfloat16 on a GPU, float32 on a CPU", choices=("float32", "bfloat16", "float16"))
+    dtype: str | None = option(
+        None, "default: bfloat16 on a GPU, float32 on a CPU", choices=("float32", "bfloat16", "float16")
+    )
     rounds: int = rounds(15)
 
 
