@@ -70,7 +70,7 @@ NAMES = ["test_words", "test_pool", "test_llm", "TestAlone", "test_long"]
 
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
-    """Two stages with the same files."""
+    """Write two stages with the same files."""
     folders = [tmp_path / "stages" / name for name in ("s1_one", "s2_two")]
     for folder in folders:
         for file, text in FILES.items():
@@ -110,7 +110,7 @@ def copies_in_second(folders: list[Path]) -> set[str]:
         ("__init__.py", "from .llm import LLM", "from .words import words as LLM", {"test_llm"}),
     ],
 )
-def test_changed_code_makes_the_tests_that_reach_it_run(folders, file, old, new, changed):
+def test_tests_that_reach_changed_code_run(folders, file, old, new, changed):
     assert copies_in_second(folders) == set(NAMES)
     edit(folders[1] / file, old, new)
     assert copies_in_second(folders) == set(NAMES) - changed
@@ -168,8 +168,8 @@ def run_pytest(repository: Path, *arguments: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.parametrize("processes", [(), pytest.param(("-n", "2"), marks=pytest.mark.full)], ids=["one", "two"])
-def test_quick_and_rest_together_are_all(repository, processes):
-    """Each stage has 6 tests and an example. In the second one, only a test of LLM is no copy. One test is long."""
+def test_quick_and_rest_add_up_to_all_tests(repository, processes):
+    """Each stage has 6 tests and an example. In the second stage, only test_llm is not a copy. One test is long."""
     if processes:
         pytest.importorskip("xdist")
     quick, output = run_pytest(repository, *processes)

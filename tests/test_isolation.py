@@ -20,7 +20,7 @@ STAGES = [*find_stages(ROOT), PACKAGE]
 ENDS = STAGES[0], STAGES[-2], PACKAGE  # the first stage, the last one, and the package
 INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
 OF_THE_PACKAGE = {"asyncio", "click", "jinja2", "numpy", "pydantic", "tokenizers", "tqdm"}  # asyncio opens no socket
-WORKERS = "bench/workers"  # they run in the environments of other engines
+WORKERS = "bench/workers"  # these run in the other engines' environments
 IF_INSTALLED = {
     "engine/structured_outputs.py": {"llguidance"},
     f"{WORKERS}/serve_vllm.py": {"vllm"},
@@ -107,7 +107,7 @@ def test_stage_generates_text_alone(alone):
     assert done.returncode == 0, done.stderr
     assert re.search(r"^Once upon a time\S* ?\w+", done.stdout, re.M) and "\nThe fox" in done.stdout
     assert any(" tokens/s, " in line for line in done.stdout.splitlines()[-3:])
-    assert [path.name for path in alone.parent.iterdir()] == [alone.name], "it wrote beside itself"
+    assert [path.name for path in alone.parent.iterdir()] == [alone.name], "it wrote files outside its folder"
 
 
 GAIN = "-k", "test_gain"
@@ -210,7 +210,7 @@ def test_forbidden_imports_are_found(tmp_path, file, line, fault):
     assert any(fault in each for each in import_faults(tmp_path))
 
 
-def test_allowed_imports_are_no_faults(tmp_path):
+def test_allowed_imports_are_accepted(tmp_path):
     (tmp_path / "tests").mkdir()
     (tmp_path / "a.py").write_text("import json\nimport torch.nn.functional\nfrom .b import c\nfrom . import d\n")
     (tmp_path / "tests" / "test_a.py").write_text("import pytest\nfrom ..a import json\nimport safetensors.torch\n")

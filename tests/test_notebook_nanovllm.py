@@ -1,4 +1,4 @@
-"""Helpers of the package's notebook: all ways give the same tokens, and the traces come from the kernels."""
+"""Helpers of the package's notebook: all backends give the same tokens, and the traces come from the kernels."""
 
 import doctest
 from importlib import import_module

@@ -217,7 +217,7 @@ async def events_of(engine: EngineClient, work: Work, options: StreamOptions) ->
 
 
 async def create_response(request: Request) -> Response:
-    """Answer a conversation in OpenAI's newer form: texts only, and nothing is stored."""
+    """Answer a conversation through OpenAI's newer Responses API. It takes text only, and nothing is stored."""
     state: ServerState = request.app.state.server
     body = ResponsesRequest.parse(await read_body(request))
     work = await start_work(state, body.parsed(), "resp_")
@@ -242,10 +242,10 @@ async def response_events(engine: EngineClient, work: Work, builder: "ResponseBu
 
 
 class ResponseBuilder:
-    """Builds the objects of one response, which has one message with one text."""
+    """A builder for the objects of one response, which has one message with one text."""
 
     def __init__(self, work: Work, repeated: dict[str, Any]) -> None:
-        """Take the fields of the body that the response repeats."""
+        """Store the fields of the body that the response repeats."""
         self._work, self._repeated = work, repeated
         self._message_id = f"msg_{uuid.uuid4().hex}"
         self._numbers = itertools.count()

@@ -10,7 +10,7 @@ from .events import Event
 
 @dataclass
 class SequenceState:
-    """A sequence that has arrived and not ended."""
+    """A sequence that has arrived and has not ended."""
 
     seq: str
     request: str

@@ -1,6 +1,6 @@
-"""Greedy sampling in two walks over logits that stay in the cache, and log-probabilities of the chosen tokens.
+"""Greedy sampling in two passes over logits that stay in the CPU's caches, with the chosen tokens' log-probabilities.
 
-The plain sampler first turns all logits into float32, then into log-probabilities, which takes several walks over
+The plain sampler first turns all logits into float32, then into log-probabilities, which takes several passes over
 memory. A greedy row needs only its token, the largest logit, and log(sum(exp(logit - largest))).
 """
 

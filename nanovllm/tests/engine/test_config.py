@@ -1,4 +1,4 @@
-"""EngineConfig: the values that each option takes, its option on the command line, and the pool that it gives."""
+"""EngineConfig: the values that each field takes, its command-line option, and the size of the pool."""
 
 import math
 import re
@@ -20,7 +20,7 @@ TOKEN = 2 * 2 * 2 * 8 * 4  # bytes of a token in the pool: layers x (key + value
 
 
 def parse(*argv: str) -> EngineConfig:
-    """Return the config that a command makes of its options."""
+    """Return the config that a command builds from its options."""
     values = click.Command("generate", params=engine_options()).make_context("generate", [*argv]).params
     return EngineConfig(**{name: value for name, value in values.items() if value is not None})
 
@@ -179,7 +179,7 @@ def test_auto_is_float32_on_the_cpu_and_the_checkpoints_type_elsewhere():
         assert EngineConfig(device=device).torch_dtype("bfloat16") == torch.bfloat16
 
 
-def test_dtype_is_the_same_everywhere():
+def test_explicit_dtype_is_used_on_every_device():
     assert EngineConfig(dtype="float16").torch_dtype("bfloat16") == torch.float16
 
 
@@ -191,7 +191,7 @@ def test_tiles_are_larger_where_operations_take_longer_to_start():
     assert EngineConfig(device="cuda:0").slots_in_a_tile() == EngineConfig(device="mps").slots_in_a_tile() == 16384
 
 
-def test_tile_size_is_the_same_everywhere():
+def test_explicit_tile_size_is_used_on_every_device():
     assert [EngineConfig(device=device, tile_size=48).slots_in_a_tile() for device in ("cpu", "cuda")] == [48, 48]
 
 
@@ -245,8 +245,8 @@ def test_default_pool_rounds_each_sequence_up_to_whole_blocks():
     assert blocks(max_num_seqs=1, max_model_len=3) == 1
 
 
-def test_share_of_the_gpu_is_of_its_whole_memory(monkeypatch):
-    """Of memory for 1000 tokens the weights take 300: half of it leaves 200, nine tenths leave 600."""
+def test_gpu_memory_utilization_counts_the_gpus_whole_memory(monkeypatch):
+    """The GPU has room for 1,000 tokens, and the weights take 300: 0.5 leaves 200 tokens, 0.9 leaves 600."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (700 * TOKEN, 1000 * TOKEN))
     assert blocks("cuda", dtype="float32", gpu_memory_utilization=0.5) == 50
     assert blocks("cuda", dtype="float32") == 150
@@ -254,6 +254,6 @@ def test_share_of_the_gpu_is_of_its_whole_memory(monkeypatch):
         blocks("cuda", dtype="float32", gpu_memory_utilization=0.2)
 
 
-def test_share_of_the_gpu_is_refused_on_the_cpu():
+def test_gpu_memory_utilization_is_refused_on_the_cpu():
     with pytest.raises(ValueError, match=r"gpu_memory_utilization .*cpu"):
         blocks(gpu_memory_utilization=0.5)

@@ -35,7 +35,7 @@ class Drive:
         return samples
 
     def step(self) -> str:
-        """Run one step and return what ran. Complete sequences get a token per sample, and end when they have all."""
+        """Run one step and return what ran. Complete sequences get a token per sample, and end after their last one."""
         output = self.scheduler.schedule()
         batch, self.copies = output.batch, output.copies
         self.manager.check_integrity()
@@ -352,7 +352,7 @@ def test_preempted_sequence_is_computed_again_with_all_its_output():
     assert drive.steps(3) == ["c4", "c2", "c1"]
 
 
-def test_preempted_sequence_waits_in_front_of_those_that_never_ran():
+def test_preempted_sequence_waits_ahead_of_those_that_never_ran():
     drive = Drive(num_blocks=2, max_num_seqs=2)
     drive.add("a", 4, max_tokens=3), drive.add("b", 4), drive.add("c", 4), drive.add("d", 4)
     assert drive.steps(2) == ["a4 b4", "a1"]
@@ -518,7 +518,7 @@ def test_sequence_with_an_unfinished_prompt_is_removed_with_all_its_blocks():
     assert drive.queues == " | " and drive.num_free == 5
 
 
-def test_running_sequence_is_removed_with_its_blocks_and_the_order_stays():
+def test_removing_a_running_sequence_frees_its_blocks_and_keeps_the_order():
     drive = Drive(num_blocks=10)
     for name in "abc":
         drive.add(name, 4)

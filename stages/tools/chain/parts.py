@@ -1,4 +1,4 @@
-"""A file of the last stage that the package splits in several: which part of it belongs in which."""
+"""Files of the last stage that the package splits into several, and the part that belongs in each."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ from .model import ChainError, Change, Link, Package
 
 
 def old_text(link: Link, change: Change) -> str:
-    """Return the text that a change starts from: the file in the stage before, or the part of it that belongs here."""
+    """Return the text that a change starts from: the previous stage's file, or the part of it that belongs here."""
     if link.before is None:
         return ""
     file = link.old_name(change)
@@ -24,10 +24,10 @@ def part(package: Package, file: str, place: str, content: str) -> str:
 
 
 def split(source: str, targets: Mapping[str, str]) -> dict[str, str]:
-    r"""Return, for each of the target files, the part of `source` that belongs in it.
+    r"""Return the part of `source` that belongs in each target file.
 
-    A definition at the top level belongs in the targets that have one of its name; a definition that no target has
-    stays with the one above it. The module's docstring and imports belong in every target.
+    A top-level definition belongs in the targets that define the same name. If none does, it stays with the definition
+    above it. The module's docstring and imports belong in every target.
 
     >>> split("import math\n\nx = 1\n\n# why\ndef f(): pass\n", {"a.py": "def f(): return 1", "b.py": "x = 2"})
     {'a.py': 'import math\n\n# why\ndef f(): pass\n', 'b.py': 'import math\n\nx = 1\n'}

@@ -16,8 +16,8 @@ from .bad_bodies import Bad
 from .processes import wait_until_idle
 from .wire import StreamRequest, send_and_read
 
-MAX_GAP = 1.0  # seconds in which nothing comes to a healthy client
-TIME_OUT = 2.0  # seconds that the server gives a request
+MAX_GAP = 1.0  # seconds that a healthy client may wait for data
+TIME_OUT = 2.0  # seconds that the server waits for a request
 FLAGS = ("--header-timeout", f"{TIME_OUT}", "--body-timeout", f"{TIME_OUT}")
 AT_ONCE = 8  # bad requests in flight
 SECONDS = 1.0  # until a response; for a slow request, after the server's time-out
