@@ -15,7 +15,7 @@ from ..log import tell
 from .chat import check_template
 from .click_options import engine_options, sampling_options, split, stats_option, usage_errors, with_checkpoint
 from .terminal import StatsPrinter, ctrl_c_sets_event, finish_compiling, pool_line
-from .trace import Tracing, trace_option
+from .trace import check_trace, trace_option, tracing
 
 if TYPE_CHECKING:
     from ..engine.outputs import RequestOutput
@@ -81,7 +81,7 @@ def batch(
             if len(done) == len(requests):
                 tell(f"nothing to do: {output} has the results of all {len(requests)} requests")
                 return 0
-            tracing = Tracing(trace)
+            check_trace(trace)
             options = with_checkpoint(engine)
             if requests.has_chats:
                 check_template(options["model"], template)
@@ -89,9 +89,8 @@ def batch(
             requests.recommend({name: value for name, value in recommended.items() if name != "max_tokens"})
             llm = LLM(**options, chat_template=template)
             stream = files.enter_context(open_output(output, overwrite, num_bytes))
-        with tracing.of(llm):
-            status = serve_all(llm, requests, stream, engine["model"], done, stats)
-    return 1 if tracing.failed else status
+        with tracing(llm, trace):
+            return serve_all(llm, requests, stream, engine["model"], done, stats)
 
 
 def is_given(context: click.Context, name: str) -> bool:

@@ -6,10 +6,9 @@ however long it is: it is checked as a whole, and read again while it is served.
 """
 
 import hashlib
-import itertools
 import json
-import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,10 +32,9 @@ from ..server.protocol import (
     prompt_logprobs,
     usage,
 )
-from .terminal import standard_input, standard_output, unbuffered
+from .terminal import unbuffered
 
-MAX_BYTES = 1 << 30  # of a line, and of a document
-CHUNK = 1 << 20
+MAX_LINE = 1 << 28  # bytes
 
 
 @dataclass(frozen=True)
@@ -81,12 +79,12 @@ class RequestsFile:
         """
         self._name, self._defaults = name, defaults
         self._stream, self._start = copy or stream, 0 if copy else stream.tell()
-        self.ids: set[str] = set()
+        self.ids: dict[str, None] = {}  # in the order of the file
         self.has_chats = False
-        for request, place in self._read(whole_lines(stream, copy)):
+        for request, place in self._read(read_lines(stream, copy)):
             if request.id in self.ids:
                 raise ValueError(f"{name}: {place}: id {request.id!r} is the id of an earlier request, too")
-            self.ids.add(request.id)
+            self.ids[request.id] = None
             self.has_chats = self.has_chats or isinstance(request.prompt, Chat)
         if not self.ids:
             raise ValueError(f"{name} has no requests")
@@ -101,17 +99,15 @@ class RequestsFile:
     def __iter__(self) -> Iterator[Request]:
         """Yield the requests. Raise OSError if the file has changed since it was checked."""
         self._stream.seek(self._start)
-        num_read = 0
+        requests = self._read(read_lines(self._stream))
         try:
-            for request, _ in itertools.islice(self._read(whole_lines(self._stream)), len(self)):
-                if request.id not in self.ids:
-                    break
+            for id in self.ids:
+                request, _ = next(requests, (None, ""))
+                if request is None or request.id != id:
+                    raise ValueError(f"request {id!r} is missing")
                 yield request
-                num_read += 1
         except ValueError as error:
             raise OSError(f"{self._name} has changed: {str(error).removeprefix(f'{self._name}: ')}") from None
-        if num_read < len(self):
-            raise OSError(f"{self._name} has changed: request {num_read} is another one")
 
     def _read(self, lines: Iterable[bytes]) -> Iterator[tuple[Request, str]]:
         """Yield each request with its place."""
@@ -129,7 +125,7 @@ class RequestsFile:
 def open_requests(file: str, defaults: Defaults) -> Iterator[RequestsFile]:
     """Open a file of requests, or standard input for `-`. Raise OSError if it cannot be read."""
     with ExitStack() as files:
-        stream = standard_input().buffer if file == "-" else files.enter_context(open(file, "rb"))
+        stream = sys.stdin.buffer if file == "-" else files.enter_context(open(file, "rb"))
         copy = None if stream.seekable() else files.enter_context(tempfile.TemporaryFile())
         yield RequestsFile("standard input" if file == "-" else file, stream, copy, defaults)
 
@@ -177,12 +173,12 @@ def make_params(index: int, params: dict[str, Any], seed: int) -> SamplingParams
     """Return the sampling parameters of request `index`. Without a seed it gets one that is the same in each run."""
     if params.get("seed") in (None, -1):
         params = params | {"seed": seed_of(seed, index)}
-    if isinstance(repetition := params.get("repetition_detection"), dict):
-        try:
+    try:
+        if isinstance(repetition := params.get("repetition_detection"), dict):
             params = params | {"repetition_detection": RepetitionDetectionParams(**repetition)}
-        except TypeError as error:
-            raise ValueError(f"repetition_detection: {error}") from None
-    return SamplingParams(**params)
+        return SamplingParams(**params)
+    except TypeError as error:  # an unknown name
+        raise ValueError(str(error)) from None
 
 
 def seed_of(seed: int, index: int) -> int:
@@ -203,15 +199,15 @@ def json_values(source: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
     If the first line is JSON by itself, each line is a value, and only one line is in memory at a time. Otherwise the
     file is one document, {"requests": [...]}. Raise ValueError if it is neither.
     """
-    lines = decode(source)
-    number, first = next((line for line in lines if not line[1].isspace()), (0, ""))
+    lines = enumerate(source, start=1)
+    rest = ((number, line) for number, line in lines if not line.isspace())
+    number, first = next(rest, (0, b""))
     if not first:
         return
     try:
         value = parse(first, number)
     except ValueError:
-        value = parse(join(first, lines), number)
-    rest = (line for line in lines if not line[1].isspace())
+        value = parse(b"".join([first, *(line for _, line in lines)]), number)
     if not (isinstance(value, dict) and "requests" in value):
         yield f" (line {number})", value
         for number, line in rest:
@@ -226,64 +222,25 @@ def json_values(source: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
     yield from (("", each) for each in value["requests"])
 
 
-def join(first: str, lines: Iterator[tuple[int, str]]) -> str:
-    """Return the whole text of a document. Raise ValueError if it is too long."""
-    pieces, size = [first], len(first)
-    for _, line in lines:
-        pieces.append(line)
-        size += len(line)
-        if size > MAX_BYTES:
-            raise ValueError(f"a document must have at most {MAX_BYTES:,} bytes")
-    return "".join(pieces)
-
-
-def parse(text: str, line: int) -> Any:
+def parse(text: bytes, line: int) -> Any:
     """Return the value of JSON that starts on this line of the file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         where = f"line {line + error.lineno - 1}, column {error.colno}"
         raise ValueError(f"{where}: invalid JSON: {error.msg}") from None
-    except ValueError as error:  # an integer with thousands of digits
+    except (ValueError, RecursionError) as error:  # not UTF-8, an integer with thousands of digits, or deep nesting
         raise ValueError(f"line {line}: {error}") from None
-    except RecursionError:
-        raise ValueError(f"line {line}: the JSON is nested too deeply") from None
 
 
-def decode(lines: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield each line with its number, from 1. Raise ValueError for a line that is not UTF-8."""
-    start = 0  # of the line, in bytes
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            if error.reason == "unexpected end of data":
-                raise ValueError("not UTF-8 text: it ends in the middle of a character") from None
-            raise ValueError(f"not UTF-8 text: byte {line[error.start]:#04x} at {start + error.start}") from None
-        start += len(line)
-
-
-def whole_lines(stream: IO[bytes], copy: IO[bytes] | None = None) -> Iterator[bytes]:
-    """Yield the lines of a stream, each with its newline, and write them to `copy`.
-
-    Raise ValueError as soon as the stream cannot be text: /dev/zero never ends.
-    """
-    pieces: list[bytes] = []
-    start = size = 0  # bytes before this piece, and bytes of this line
-    while piece := stream.readline(CHUNK):
+def read_lines(stream: IO[bytes], copy: IO[bytes] | None = None) -> Iterator[bytes]:
+    """Yield the lines of a stream, and write them to `copy`. Raise ValueError for a line without an end: /dev/zero."""
+    while line := stream.readline(MAX_LINE + 1):
+        if len(line) > MAX_LINE:
+            raise ValueError(f"a line must have at most {MAX_LINE:,} bytes")
         if copy:
-            copy.write(piece)
-        if b"\0" in piece:
-            raise ValueError(f"not text: a zero byte between bytes {start:,} and {start + len(piece):,}")
-        pieces.append(piece)
-        start, size = start + len(piece), size + len(piece)
-        if size > MAX_BYTES:
-            raise ValueError(f"a line must have at most {MAX_BYTES:,} bytes")
-        if piece.endswith(b"\n"):
-            yield b"".join(pieces)
-            pieces, size = [], 0
-    if pieces:
-        yield b"".join(pieces)
+            copy.write(line)
+        yield line
 
 
 # Results
@@ -292,7 +249,8 @@ def whole_lines(stream: IO[bytes], copy: IO[bytes] | None = None) -> Iterator[by
 def result_line(request: Request, output: RequestOutput, model: str) -> str:
     """Return the result of a request in the request's form. OpenAI's names the `model`."""
     fields = openai_result(request, output, model) if request.url else own_result(request, output)
-    return json.dumps(finite(fields), allow_nan=False) + "\n"
+    valid = json.loads(json.dumps(fields), parse_constant=lambda _: None)  # NaN and infinity become null
+    return json.dumps(valid) + "\n"
 
 
 def own_result(request: Request, output: RequestOutput) -> dict[str, Any]:
@@ -324,19 +282,6 @@ def logprob_rows(
 
 def drop_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def finite(value: Any) -> Any:
-    """Return the value with null in place of numbers that JSON does not have.
-
-    >>> finite({"logprob": float("-inf"), "ranks": [1, float("nan")]})
-    {'logprob': None, 'ranks': [1, None]}
-    """
-    if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def openai_result(request: Request, output: RequestOutput, model: str) -> dict[str, Any]:
@@ -381,7 +326,6 @@ def check_output(output: str, file: str, overwrite: bool, resume: bool) -> None:
     if resume and (overwrite or output == "-"):
         raise ValueError("--resume needs --output, and excludes --overwrite: it continues a file of results")
     if output == "-":
-        standard_output()
         return
     if path.exists() and not (overwrite or resume):
         raise ValueError(f"{output} exists: use --resume to continue it, or --overwrite to replace it")
@@ -407,14 +351,17 @@ def read_done(output: str, requests: RequestsFile) -> tuple[set[str], int]:
             if not line.endswith(b"\n"):
                 break
             try:
-                id, prompt = id_and_prompt(line)
+                value = json.loads(line)
+                id = value.get("custom_id", value.get("id")) if isinstance(value, dict) else None
+                if not isinstance(id, str):
+                    raise ValueError("the result has no id: remove the line, or use --overwrite")
                 if id not in requests.ids:
                     raise ValueError(f"there is no request {id!r}: the result belongs to another file")
                 if id in prompts:
                     raise ValueError(f"a second result of request {id!r}: use --overwrite")
             except ValueError as error:
                 raise ValueError(f"{output}, line {number}: {error}") from None
-            prompts[id] = None if prompt is None else hash(repr(prompt))
+            prompts[id] = hash(repr(value["prompt"])) if "prompt" in value else None
             num_bytes += len(line)
     for request in requests if prompts else ():
         if prompts.get(request.id) not in (None, hash(repr(request.prompt))):
@@ -422,22 +369,10 @@ def read_done(output: str, requests: RequestsFile) -> tuple[set[str], int]:
     return {*prompts}, num_bytes
 
 
-def id_and_prompt(line: bytes) -> tuple[str, Any]:
-    """Return the id and the prompt of a result; the prompt is None in OpenAI's form."""
-    try:
-        value = json.loads(line)
-        id, prompt = value.get("custom_id", value.get("id")), value.get("prompt")
-    except (ValueError, RecursionError, AttributeError):
-        id = None
-    if not isinstance(id, str):
-        raise ValueError("not a result: remove the line, or use --overwrite")
-    return id, prompt
-
-
 def open_output(output: str, overwrite: bool, num_bytes: int | None) -> AbstractContextManager[IO[bytes]]:
     """Open the file of results without a buffer. `num_bytes` is the size to keep of a file that is continued."""
     if output == "-":
-        return nullcontext(unbuffered(standard_output()))
+        return nullcontext(unbuffered(sys.stdout))
     if num_bytes is None:
         return open(output, "wb" if overwrite else "xb", buffering=0)
     stream = open(output, "ab", buffering=0)  # noqa: SIM115  # the caller closes it

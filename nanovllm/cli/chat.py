@@ -12,7 +12,7 @@ import click
 
 from ..log import tell
 from .click_options import engine_options, sampling_options, split, usage_errors, with_checkpoint
-from .terminal import MAX_PROMPT_CHARACTERS, ctrl_c_raises, ctrl_c_sets_event, dim, standard_input, standard_output
+from .terminal import ctrl_c_raises, ctrl_c_sets_event, dim
 
 if TYPE_CHECKING:
     from ..checkpoints.tokenizer import HFTokenizer
@@ -55,9 +55,6 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
     """
     engine, sampling = split(values)
     given = {name: value for name, value in sampling.items() if value not in (None, ())}
-    with usage_errors():
-        standard_input()
-        standard_output()
 
     from ..checkpoints.chat_template import PLAIN_STOP, read_template
     from ..llm import LLM
@@ -187,7 +184,6 @@ def obey(command: str, conversation: Conversation) -> bool:
 def reply(llm: "LLM", conversation: Conversation, params: "SamplingParams", text: str, request_id: str) -> bool:
     """Print the answer as it comes. If there is none, print why, remove the message, and return False."""
     try:
-        check_encoding(text)
         token_ids, num_dropped = conversation.ask(text)
     except ValueError as error:
         tell(f"not sent: {error}")
@@ -247,7 +243,7 @@ def messages() -> Iterator[str]:
         with suppress(ImportError):  # not available on every platform
             import readline  # noqa: F401  # gives input() a history and editing keys
     elif isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # a message with invalid bytes is refused, others are answered
+        sys.stdin.reconfigure(errors="replace")  # invalid bytes become U+FFFD
     lines: list[str] = []
     while (line := next_line(MORE if lines else PROMPT, is_terminal)) is not None:
         if line.endswith("\\"):
@@ -260,20 +256,12 @@ def messages() -> Iterator[str]:
 
 
 def next_line(prompt: str, is_terminal: bool) -> str | None:
-    """Return a line without its newline, or None at the end. Raise OSError for a line that is too long."""
+    """Return a line without its newline, or None at the end."""
     if is_terminal:
         try:
             return input(prompt)
         except EOFError:
             sys.stdout.write("\n")  # Ctrl-D leaves the cursor behind the prompt
             return None
-    line = sys.stdin.readline(MAX_PROMPT_CHARACTERS + 1)
-    if len(line) > MAX_PROMPT_CHARACTERS:
-        raise OSError(f"standard input has a line of more than {MAX_PROMPT_CHARACTERS:,} characters")
+    line = sys.stdin.readline()
     return line.rstrip("\n") if line else None
-
-
-def check_encoding(message: str) -> None:
-    """Raise ValueError if the message had bytes that are invalid in the encoding of standard input."""
-    if any("\ud800" <= character <= "\udfff" for character in message):
-        raise ValueError(f"the message is not {sys.stdin.encoding} text")

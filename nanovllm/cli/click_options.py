@@ -7,12 +7,11 @@ becomes `--max-num-seqs INTEGER`. Nothing here imports torch, so `--help` appear
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import Field, fields
-from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ..engine.config import EngineConfig
+from ..engine.config import EngineArgs, EngineConfig
 from ..engine.sampling_params import SamplingParams
 from ..server.options import ServerOptions
 
@@ -23,12 +22,13 @@ if TYPE_CHECKING:
 def option(field: Field[Any], **changes: Any) -> click.Option:
     """Return the option of a field. `changes` replace its type, its default or its help text."""
     name = "--" + field.name.replace("_", "-")
-    kind = next(kind for kind in get_args(field.type) or (field.type,) if kind is not NoneType)
+    kinds = get_args(field.type) or (field.type,)
+    kind = next((kind for kind in (bool, int, float) if kind in kinds and str not in kinds), str)
     if kind is bool:
         name = f"{name}/--no-{name[2:]}"
     choices = field.metadata.get("choices")
     settings: dict[str, Any] = {"type": click.Choice(choices) if choices else kind, "default": field.default}
-    return click.Option([name], show_default=True, **settings | {"help": field.metadata["help"]} | changes)
+    return click.Option([name], show_default=True, **settings | {"help": field.metadata.get("help")} | changes)
 
 
 def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[click.Parameter]:
@@ -54,6 +54,12 @@ def sampling_options(**defaults: Any) -> list[click.Parameter]:
 
 def server_options() -> list[click.Parameter]:
     return options(ServerOptions)
+
+
+def vllm_options(known: list[click.Parameter]) -> list[click.Parameter]:
+    """Return hidden options for the flags of `vllm serve` that are not among the `known` ones."""
+    names = {"served_model_name", *(option.name for option in known)}
+    return [option(field, hidden=True) for field in fields(EngineArgs) if field.name not in names]
 
 
 def stats_option() -> click.Option:

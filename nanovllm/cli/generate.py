@@ -9,8 +9,8 @@ import click
 
 from ..engine.config import POOL_SIZES
 from .click_options import engine_options, sampling_options, split, stats_option, usage_errors, with_checkpoint
-from .terminal import StatsPrinter, ctrl_c_raises, finish_compiling, pool_line, read_prompt, standard_output
-from .trace import Tracing, trace_option
+from .terminal import StatsPrinter, ctrl_c_raises, finish_compiling, pool_line, read_prompt
+from .trace import check_trace, trace_option, tracing
 
 if TYPE_CHECKING:
     from ..engine.outputs import CompletionOutput, RequestOutput
@@ -55,7 +55,6 @@ def generate(
     """
     engine, sampling = split(values)
     with usage_errors():
-        standard_output()
         texts = [read_prompt(prompt) if prompt == "-" else prompt for prompt in prompts]
         texts += [read_prompt(file) for file in files]
 
@@ -65,15 +64,16 @@ def generate(
     with usage_errors():
         params = SamplingParams(**sampling)
         options = with_small_pool(with_checkpoint(engine))
-        tracing = Tracing(trace)
+        check_trace(trace)
         llm = LLM(**options)
-    with ctrl_c_raises(), tracing.of(llm):
-        outputs = print_stories(with_stats(llm, llm.stream(texts or PROMPTS, params), stats))
-    click.echo(f"\n{llm.llm_engine.kernels.description}\n{summary(llm, outputs)}")
-    if llm.llm_engine.cost_model:
-        click.echo(f"load or recompute: {llm.llm_engine.cost_model}")
+    with tracing(llm, trace):
+        with ctrl_c_raises():
+            outputs = print_stories(with_stats(llm, llm.stream(texts or PROMPTS, params), stats))
+        click.echo(f"\n{llm.llm_engine.kernels.description}\n{summary(llm, outputs)}")
+        if llm.llm_engine.cost_model:
+            click.echo(f"load or recompute: {llm.llm_engine.cost_model}")
     finish_compiling(llm)
-    return 1 if tracing.failed or any(output.error for output in outputs) else 0
+    return 1 if any(output.error for output in outputs) else 0
 
 
 def with_small_pool(options: dict[str, Any]) -> dict[str, Any]:

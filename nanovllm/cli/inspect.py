@@ -25,6 +25,7 @@ from ..checkpoints.sizes import (
 from .click_options import usage_errors
 
 LENGTHS = (256, 1024, 4096, 16384, 65536)
+COUNT = click.IntRange(min=1)
 DIMENSIONS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 
 
@@ -49,15 +50,15 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
 @click.option(
     "--gpu-memory-utilization",
     "share",
-    type=float,
+    type=click.FloatRange(0, 1, min_open=True),
     default=0.9,
     show_default=True,
     help="share of the memory for weights and KV cache; the rest is for activations",
 )
-@click.option("--block-size", type=int, default=16, show_default=True, help="slots in a block")
-@click.option("--max-model-len", type=int, help="longest prompt plus output; default: the model's own limit")
+@click.option("--block-size", type=COUNT, default=16, show_default=True, help="slots in a block")
+@click.option("--max-model-len", type=COUNT, help="longest prompt plus output; default: the model's own limit")
 @click.option(
-    "--length", "lengths", type=int, multiple=True, help="length of the sequences; may be given several times"
+    "--length", "lengths", type=COUNT, multiple=True, help="length of the sequences; may be given several times"
 )
 @click.option("--bandwidth", metavar="SIZE", help="memory bandwidth such as 3.35TB/s, to estimate the time of a step")
 @click.option("--json", "as_json", is_flag=True, help="print the numbers as JSON")
@@ -108,7 +109,8 @@ def make_report(
     if dtype == "auto":  # as EngineConfig.torch_dtype
         dtype = model.dtype if available.is_gpu and model.dtype in DTYPE_BYTES else "float32"
     max_model_len = longest_sequence(model, max_model_len)
-    check(share, block_size, max_model_len, lengths)
+    if max(lengths, default=0) > max_model_len:
+        raise ValueError(f"length must be at most max_model_len, {max_model_len}, got {max(lengths)}")
     fit = Fit(model, DTYPE_BYTES[dtype], int(share * available.size), block_size, max_model_len)
     per_second = parse_bytes(bandwidth) if bandwidth else None
     if per_second == 0:
@@ -141,18 +143,6 @@ def longest_sequence(model: Dimensions, max_model_len: int | None) -> int:
     if max_model_len is not None and max_model_len > limit:
         raise ValueError(f"max_model_len is {max_model_len}, but the model has {limit} positions")
     return max_model_len or limit
-
-
-def check(share: float, block_size: int, max_model_len: int, lengths: tuple[int, ...]) -> None:
-    """Raise ValueError for the first value outside of its range."""
-    if not 0 < share <= 1:
-        raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, got {share}")
-    named = [("block_size", block_size), ("max_model_len", max_model_len), *(("length", each) for each in lengths)]
-    for name, value in named:
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if lengths and max(lengths) > max_model_len:
-        raise ValueError(f"length must be at most max_model_len, {max_model_len}, got {max(lengths)}")
 
 
 def sequences(fit: Fit, length: int, bandwidth: int | None) -> dict[str, Any]:

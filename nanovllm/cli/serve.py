@@ -1,14 +1,19 @@
 """nanovllm serve: an OpenAI-compatible server."""
 
+from dataclasses import fields
 from typing import Any
 
 import click
 
-from .click_options import engine_options, server_options, split, usage_errors, with_checkpoint
+from ..engine.config import EngineArgs
+from ..server.options import ServerOptions
+from .click_options import engine_options, server_options, usage_errors, vllm_options, with_checkpoint
 from .terminal import sigterm_ends_at_once
 
+OPTIONS = server_options() + engine_options()
 
-@click.command(params=server_options() + engine_options())
+
+@click.command(params=OPTIONS + vllm_options(OPTIONS))
 @click.argument("name", required=False, metavar="[MODEL]")
 @click.option("--served-model-name", multiple=True, help="name of the model for clients; may be given several times")
 @click.option(
@@ -27,13 +32,11 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
 
     Exit status 0: stopped by a signal. 1: the engine failed. 2: invalid options, and nothing was served.
     """
-    engine, server = split(values)
+    server = {field.name: values.pop(field.name) for field in fields(ServerOptions)}
     if name is not None:
-        engine["model"] = name
+        values["model"] = name
     with usage_errors(), sigterm_ends_at_once():
-        from ..engine.config import EngineArgs
-        from ..server.options import ServerOptions
         from ..server.run import run_server
 
-        args = EngineArgs(**with_checkpoint(engine), served_model_name=list(served_model_name) or None)
-        return run_server(engine["model"], args, ServerOptions(**server))
+        args = EngineArgs(**with_checkpoint(values), served_model_name=list(served_model_name) or None)
+        return run_server(values["model"], args, ServerOptions(**server))

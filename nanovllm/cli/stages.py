@@ -1,7 +1,5 @@
 """nanovllm stages: the seven stages that the engine grew through, and how to run them."""
 
-from pathlib import Path
-
 import click
 
 STAGES = {
@@ -13,6 +11,11 @@ STAGES = {
     "s6_prefix_caching": "chained hashes: computed blocks are found again until they are evicted",
     "s7_cpu_offload": "a second tier on the host; load or recompute, whichever is cheaper",
 }
+HOW_TO_RUN = """\
+  python -m stages 3 "Once upon a time"     run stage 3
+  make diff STAGE=3                         see what it changes in stage 2
+  make exercise STAGE=3                     write it yourself
+  stages/README.md                          read the path through them"""
 
 
 @click.command()
@@ -21,26 +24,6 @@ def stages() -> int:
     click.echo("nanovllm grew through seven stages. Each one runs, and adds one idea to the stage before:\n")
     for number, (name, idea) in enumerate(STAGES.items(), start=1):
         click.echo(f"  {number}  {name.split('_', 1)[1].replace('_', ' '):<20} {idea}")
-    click.echo("\nThis command runs stage 7, grown up for production.\n")
-    for line in how_to_run(find_repository()):
-        click.echo(line)
+    click.echo("\nThis command runs stage 7, grown up for production. In the repository, run the others:\n")
+    click.echo(HOW_TO_RUN)
     return 0
-
-
-def find_repository() -> Path | None:
-    """Return the folder with the stages: the one with this package, or the current one."""
-    folders = (Path(__file__).resolve().parents[2], Path.cwd())
-    return next((folder for folder in folders if (folder / "stages" / "__main__.py").is_file()), None)
-
-
-def how_to_run(folder: Path | None) -> list[str]:
-    """Return the lines that explain how to run the stages in `folder`."""
-    if folder is None:
-        return ["The stages are in the package's repository. There, python -m stages 1 runs the first one."]
-    return [
-        *([] if folder == Path.cwd() else [f"  cd {folder}"]),
-        '  python -m stages 3 "Once upon a time"     run stage 3',
-        "  make diff STAGE=3                         see what it changes in stage 2",
-        "  make exercise STAGE=3                     write it yourself",
-        f"  {Path('stages') / 'README.md'}                          read the path through them",
-    ]

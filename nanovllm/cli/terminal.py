@@ -24,14 +24,10 @@ COMPILE_SECONDS = 120
 
 
 def open_closed_streams() -> None:
-    """Open a null device for each closed standard stream: otherwise the next file opened would take its descriptor."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-    if sys.stderr is None:  # print(file=None) would write to standard output
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    """Open a null device for each closed standard stream."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def replace_unprintable() -> None:
@@ -47,20 +43,6 @@ def dim(text: str) -> str:
     return text if is_plain else f"\x1b[2m{text}\x1b[0m"
 
 
-def standard_input() -> TextIO:
-    """Return standard input. Raise ValueError if it is closed."""
-    if sys.stdin is None:
-        raise ValueError("standard input is closed")
-    return sys.stdin
-
-
-def standard_output() -> TextIO:
-    """Return standard output. Raise ValueError if it is closed."""
-    if sys.stdout is None:
-        raise ValueError("standard output is closed: the results would be lost")
-    return sys.stdout
-
-
 def unbuffered(stream: TextIO) -> IO[bytes]:
     """Return the byte stream behind a text stream, without its buffer."""
     stream.flush()
@@ -73,7 +55,7 @@ def read_prompt(file: str) -> str:
 
     Raise ValueError if it is not text or too long for a prompt (/dev/zero never ends), OSError if it is unreadable.
     """
-    with nullcontext(standard_input()) if file == "-" else open(file, encoding="utf-8") as stream:
+    with nullcontext(sys.stdin) if file == "-" else open(file, encoding="utf-8") as stream:
         name = "standard input" if file == "-" else file
         try:
             text = stream.read(MAX_PROMPT_CHARACTERS + 1)

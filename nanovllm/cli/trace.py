@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -57,31 +57,13 @@ def chrome_lines(events: list[Event], file: str) -> Iterator[str]:
         raise ValueError(f"{file}: events are missing or changed: {type(error).__name__}: {error}") from None
 
 
-class Tracing:
-    """The file of --trace. An error in writing it does not stop the run."""
+def check_trace(file: str | None) -> None:
+    """Raise ValueError or OSError, before anything is computed, if the file of --trace cannot be written."""
+    if file is not None:
+        with FileSink(file):
+            pass
 
-    failed = False  # the trace is incomplete
 
-    def __init__(self, file: str | None) -> None:
-        """Raise ValueError or OSError now, before anything is computed, if the file cannot be written."""
-        self._file = file
-        if file is not None:
-            with FileSink(file):
-                pass
-
-    @contextmanager
-    def of(self, llm: "LLM") -> Iterator[None]:
-        """Trace `llm` in the block, if there is a file."""
-        if self._file is None:
-            yield
-            return
-        is_done = False
-        try:
-            with traced(llm, self._file):
-                yield
-                is_done = True
-        except OSError as error:
-            if not is_done:
-                raise
-            self.failed = True
-            click.echo(f"error: cannot write the trace: {error}", err=True)
+def tracing(llm: "LLM", file: str | None) -> AbstractContextManager[object]:
+    """Trace `llm` in the block if there is a file. An error in writing it is raised at the end of the block."""
+    return nullcontext() if file is None else traced(llm, file)

@@ -15,7 +15,7 @@ from ...__main__ import main
 from ...cli.batch import batch
 from ...cli.commands import COMMANDS, nanovllm
 from ...cli.generate import MAX_MODEL_LEN, POOL_TOKENS, generate
-from ...cli.stages import STAGES, how_to_run
+from ...cli.stages import STAGES
 from ...log import tell
 from ...server.options import ServerOptions
 from ..helpers import Terminal, start
@@ -95,6 +95,20 @@ def test_serve_has_an_option_for_each_field_of_its_options(capsys):
     printed = capsys.readouterr().out
     names = [field.name for kind in (EngineConfig, ServerOptions) for field in fields(kind) if "help" in field.metadata]
     assert len(names) > 30 and [name for name in names if f"--{name.replace('_', '-')}" not in printed] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--trust-remote-code", "--tensor-parallel-size", "1", "--swap-space", "4"], "there is no folder"),
+        (["--tensor-parallel-size", "2"], "tensor_parallel_size must be 1, got 2"),
+        (["--load-format", "sharded"], "load_format must be"),
+    ],
+)
+def test_serve_takes_the_flags_of_vllm(flags, error, checkpoint, capsys):
+    model = "/no/such/folder" if "folder" in error else str(checkpoint)
+    assert main(["serve", model, *flags]) == 2 and error in capsys.readouterr().err
+    assert main(["serve", "--help"]) == 0 and flags[0] not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [generate, batch])
@@ -232,13 +246,6 @@ def test_list_of_stages_fits_on_a_screen(capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24 and all(len(line) <= 100 for line in lines)
     assert len(STAGES) == 7 and [line[2] for line in lines if re.match(r"  \d  ", line)] == [*"1234567"]
-
-
-def test_list_of_stages_says_where_they_are():
-    assert how_to_run(None) == [
-        "The stages are in the package's repository. There, python -m stages 1 runs the first one."
-    ]
-    assert how_to_run(Path("/elsewhere"))[0] == "  cd /elsewhere"
 
 
 @pytest.mark.skipif(not (REPOSITORY / "stages").is_dir(), reason="the stages are in the repository, not in the package")

