@@ -15,7 +15,6 @@ from ..checkpoints.hub import find_checkpoint, find_tokenizer
 from ..checkpoints.model_config import eos_token_ids, read_model_config
 from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ..checkpoints.weights import dummy_model, load_model
-from ..llama import LlamaForCausalLM
 from .block_manager import BlockManager, cdiv
 from .checks import check_unsupported
 from .config import EngineArgs, EngineConfig
@@ -60,7 +59,10 @@ class LLMEngine:
         self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
         self.device, self.dtype = config.torch_device(), config.torch_dtype(self.model_config.dtype)
         self.tokenizer = tokenizer_of(config)
-        model = self._load_model() if executor is None else None
+        model = None
+        if executor is None:
+            load = dummy_model if config.load_format == "dummy" else load_model
+            model = load(config.model, self.model_config, self.dtype, self.device, self.max_model_len)
         num_blocks = num_blocks_for(config, self.model_config, self.max_model_len, self.device)  # after the weights
         self.kv_cache = KVCache(self.model_config, num_blocks, config.block_size, self.dtype, self.device)
         self.executor: Executor
@@ -80,9 +82,8 @@ class LLMEngine:
         if config.generation_config not in ("auto", "vllm"):
             self.model_config = replace(self.model_config, eos_token_ids=eos_token_ids(config.generation_config))
         self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
-        num_host_blocks = self._max_host_blocks()
-        self.cost_model = self._measure() if config.offload_policy == "auto" and num_host_blocks > 0 else None
-        num_host_blocks = num_host_blocks if self._prefers_load() else 0
+        self.cost_model: CostModel | None = None
+        num_host_blocks = self._num_host_blocks()
         self.tally = Tally(
             self.max_model_len, config.block_size, config.enable_prefix_caching, has_host=num_host_blocks > 0
         )
@@ -95,32 +96,27 @@ class LLMEngine:
         self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
         self._unreported: list[Sequence] = []  # ended in a step that failed: the next step returns their outputs
 
-    def _load_model(self) -> LlamaForCausalLM:
-        load = dummy_model if self.config.load_format == "dummy" else load_model
-        return load(self.config.model, self.model_config, self.dtype, self.device, self.max_model_len)
+    def _num_host_blocks(self) -> int:
+        """Return the size of the host's pool: 0 if no hit is possible, or if computing a block again is faster.
 
-    def _max_host_blocks(self) -> int:
-        """Return the size of the host's pool if loading is worthwhile. The default is the device's size, up to 4 GiB.
-
-        Return 0 if no hit is possible, since a hit takes a full block and one more token.
+        A hit takes a full block and one more token. The default is the device's size, up to 4 GiB. Under "auto" the
+        machine is measured, with a prompt as long as a step, the model and the pool allow.
         """
-        if not self.config.enable_prefix_caching or self.max_model_len <= self.config.block_size:
+        config, num_blocks = self.config, self.kv_cache.num_blocks
+        if config.offload_policy == "recompute" or not config.enable_prefix_caching:
             return 0
-        if self.config.kv_offloading_tokens is not None:
-            return self.config.kv_offloading_tokens // self.config.block_size
-        return min(self.kv_cache.num_blocks, MAX_DEFAULT_BYTES // self.kv_cache.blocks[0].nbytes)
-
-    def _measure(self) -> CostModel:
-        """Measure this machine, with a prompt as long as a step, the model and the pool allow."""
-        pool_size = self.kv_cache.num_blocks * self.config.block_size
-        num_tokens = min(self.config.max_num_batched_tokens, self.max_model_len - 1, pool_size)
-        return measure(self.kv_cache, self.executor, self.input_processor, num_tokens)
-
-    def _prefers_load(self) -> bool:
-        """Return True if evicted blocks should be kept on the host."""
-        if self.cost_model:
-            return self.cost_model.prefers_load(self.kv_cache.bytes_per_token)
-        return self.config.offload_policy == "load"
+        if config.kv_offloading_tokens is not None:
+            num_host_blocks = config.kv_offloading_tokens // config.block_size
+        else:
+            num_host_blocks = min(num_blocks, MAX_DEFAULT_BYTES // self.kv_cache.blocks[0].nbytes)
+        if num_host_blocks == 0 or self.max_model_len <= config.block_size:
+            return 0
+        if config.offload_policy == "auto":
+            num_tokens = min(config.max_num_batched_tokens, self.max_model_len - 1, num_blocks * config.block_size)
+            self.cost_model = measure(self.kv_cache, self.executor, self.input_processor, num_tokens)
+            if not self.cost_model.prefers_load(self.kv_cache.bytes_per_token):
+                return 0
+        return num_host_blocks
 
     @classmethod
     def from_engine_args(

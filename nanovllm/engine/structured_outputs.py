@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any
@@ -11,17 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoints.tokenizer import BYTE_TOKEN, HFTokenizer
+from ..checkpoints.tokenizer import HFTokenizer
 from .sampling_params import StructuredOutputsParams, read_schema
 
 MAX_GRAMMARS = 32  # compiled grammars in the cache
 DEAD_END = "no token of this checkpoint can come next"
-MARK = "\2"  # a character that tokenizers never merge with the text after it
-
-# Byte-level vocabularies write each byte as a printable character: Radford et al. 2019, the code of GPT-2.
-VISIBLE = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]
-BYTE_OF = {chr(byte): byte for byte in VISIBLE} | {chr(256 + i): byte for i, byte in enumerate(HIDDEN)}
 
 
 class GrammarProcessor:
@@ -52,7 +45,7 @@ class Grammars:
     def processor(self, params: StructuredOutputsParams) -> GrammarProcessor:
         """Return a processor for one sequence. Raise ValueError if no output can follow the grammar."""
         if self._tokenizer is None:
-            raise ValueError("structured_outputs need text, and there is no tokenizer")
+            raise ValueError("structured_outputs need a tokenizer, and this engine has none")
         return GrammarProcessor(self._compiled(params.format, grammar_text(self._library, params)).deep_copy())
 
     def _compile(self, name: str, text: str) -> Any:
@@ -76,47 +69,8 @@ class Grammars:
         """The vocabulary as an llguidance.LLTokenizer, which takes a moment to build if it is large."""
         if self._tokenizer is None or not self._eos_token_ids:
             raise ValueError("structured_outputs end with an EOS token, and the checkpoint names none")
-        eos_token_ids = sorted(self._eos_token_ids)
-        vocabulary = Vocabulary(self._tokenizer, self._vocab_size, eos_token_ids)
-        result = self._library.LLTokenizer(self._library.TokenizerWrapper(vocabulary), eos_token=eos_token_ids)
-        vocabulary.longest_first = result.greedy_tokenize
-        return result
-
-
-class Vocabulary:
-    """The tokenizer, with the attributes that llguidance expects."""
-
-    bos_token_id = None
-    longest_first: Callable[[str], list[int]]
-
-    def __init__(self, tokenizer: HFTokenizer, vocab_size: int, eos_token_ids: list[int]) -> None:
-        self._tokenizer, self.eos_token_id = tokenizer, eos_token_ids[0]
-        tokens = token_bytes(tokenizer.showing_special_tokens())
-        self.tokens = (tokens + [b""] * vocab_size)[: max(vocab_size, len(tokens))]
-        self.special_token_ids = [i for i in range(len(tokens)) if not tokenizer.visible([i])]
-        self._mark = self._encode(MARK)
-
-    def __call__(self, text: str) -> list[int]:
-        """Return the tokens of text in the middle of an output. At the start, a tokenizer may add a space."""
-        token_ids = self._encode(MARK + text)
-        if token_ids[: len(self._mark)] == self._mark:
-            result = self._spelling(text, token_ids[len(self._mark) :])
-            if sum(len(self.tokens[i]) for i in result) == len(text.encode()):
-                return result
-        return self._spelling(text, self.longest_first(text))  # the tokenizer's normalizer has changed the text
-
-    def _spelling(self, text: str, token_ids: list[int]) -> list[int]:
-        """Return the leading tokens that spell the start of the text and are not special."""
-        result, rest = [], text.encode()
-        for token_id in token_ids:
-            if token_id in self.special_token_ids or not rest.startswith(self.tokens[token_id]):
-                break
-            result.append(token_id)
-            rest = rest[len(self.tokens[token_id]) :]
-        return result
-
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        size, eos_token_ids = max(self._vocab_size, len(self._tokenizer)), sorted(self._eos_token_ids)
+        return self._library.LLTokenizer(self._tokenizer.backend.to_str(), n_vocab=size, eos_token=eos_token_ids)
 
 
 def grammar_text(library: ModuleType, params: StructuredOutputsParams) -> str:
@@ -163,36 +117,3 @@ def first_lines(error: str, most: int = 3) -> str:
     'at 1(8): no such name 1 | start: foo ^'
     """
     return " ".join(" ".join(error.splitlines()[:most]).split())
-
-
-def token_bytes(tokenizer: HFTokenizer) -> list[bytes]:
-    """Return the bytes that each token adds to a text, and b"" for unused ids."""
-    backend: Any = tokenizer.backend
-    vocab, added = backend.get_vocab(), backend.get_added_tokens_decoder()
-    is_byte_level = b"ByteLevel" in (backend.decoder.__getstate__() if backend.decoder else b"")
-    result = [b""] * (max(vocab.values()) + 1)
-    for token, token_id in vocab.items():
-        result[token_id] = byte_level_bytes(token) if is_byte_level else piece_bytes(token)
-    before = tokenizer.decode(tokenizer.anchor)
-    for token_id in added:  # plain text, but a decoder may put a space before it
-        result[token_id] = tokenizer.decode([*tokenizer.anchor, token_id])[len(before) :].encode()
-    return result
-
-
-def byte_level_bytes(token: str) -> bytes:
-    """Return the bytes of a token from a byte-level vocabulary.
-
-    >>> byte_level_bytes("\u0120fox")
-    b' fox'
-    """
-    return bytes(BYTE_OF[character] for character in token if character in BYTE_OF)
-
-
-def piece_bytes(token: str) -> bytes:
-    r"""Return the bytes of a token from a SentencePiece vocabulary.
-
-    >>> piece_bytes("\u2581fox"), piece_bytes("<0x0A>")
-    (b' fox', b'\n')
-    """
-    byte = BYTE_TOKEN.fullmatch(token)
-    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()

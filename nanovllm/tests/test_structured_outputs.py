@@ -14,7 +14,7 @@ pytest.importorskip("llguidance")
 
 from .. import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from ..checkpoints.tokenizer import load_tokenizer
-from ..engine.structured_outputs import GrammarProcessor, Grammars, token_bytes
+from ..engine.structured_outputs import GrammarProcessor, Grammars
 from .helpers import OPTIONS
 from .tiny_tokenizers import FORMS, SENTENCEPIECE, write_form, write_sentencepiece
 
@@ -274,7 +274,7 @@ def test_missing_library_is_one_error_with_the_install_command(llm, monkeypatch)
 
 
 def test_missing_tokenizer_or_eos_is_one_error():
-    with pytest.raises(ValueError, match="no tokenizer"):
+    with pytest.raises(ValueError, match="need a tokenizer"):
         Grammars(None, 320, {2}).processor(StructuredOutputsParams(regex="a"))
     with pytest.raises(ValueError, match="the checkpoint names none"):
         Grammars(load_tokenizer(STORYTELLER), 4096, set()).processor(StructuredOutputsParams(regex="a"))
@@ -293,8 +293,9 @@ def test_grammar_is_compiled_once():
     assert (after.misses, after.hits) == (before.misses, before.hits + 3)
 
 
-EVERY = [*FORMS, *(f"sentencepiece {form}" for form in SENTENCEPIECE)]
-QUICK = ("llama3", "mistral", "sentencepiece unigram")
+# llguidance reads no unigram vocabulary, and spells no emoji if the tokenizer's normalizer changes it.
+EVERY = [*FORMS, *(f"sentencepiece {form}" for form in SENTENCEPIECE if form not in ("normalized", "unigram"))]
+QUICK = ("llama3", "mistral", "sentencepiece plain")
 
 
 @pytest.fixture(params=[form if form in QUICK else pytest.param(form, marks=pytest.mark.full) for form in EVERY])
@@ -304,26 +305,12 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return load_tokenizer(tmp_path)
 
 
-def test_token_bytes_are_what_each_token_adds_to_a_text(tokenizer):
-    shown = tokenizer.showing_special_tokens()
-    before = shown.decode(shown.anchor)
-    for token_id, results in enumerate(token_bytes(shown)):
-        added = shown.decode([*shown.anchor, token_id])[len(before) :]
-        assert added == results.decode(errors="replace") or "\ufffd" in added
-
-
 @pytest.mark.parametrize("form", ["json", "regex", "choice", "grammar"])
 def test_random_walks_through_a_grammar_follow_its_format(form, tokenizer):
     """Each step takes any allowed token, like a model without knowledge."""
     options, holds = FORM_OF[form]
-    if is_without_bytes := b"{" not in token_bytes(tokenizer):
-        options = {"choice": CHOICE[:3]} if form == "choice" else options
     vocab_size, eos = len(tokenizer) + 7, tokenizer.eos_token_id
     grammars, rng = Grammars(tokenizer, vocab_size, {eos}), random.Random(0)
-    if is_without_bytes and form == "json":
-        with pytest.raises(ValueError, match="no token of this checkpoint can come next"):
-            grammars.processor(StructuredOutputsParams(**options))
-        return
     whole = [
         walk(tokenizer, grammars.processor(StructuredOutputsParams(**options)), vocab_size, rng) for _ in range(10)
     ]
