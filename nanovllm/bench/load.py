@@ -64,11 +64,8 @@ class Client:
     """A client of one server. Each request has a connection of its own, as many users would."""
 
     def __init__(self, session: aiohttp.ClientSession, base_url: URL) -> None:
-        self._session, self._base_url = session, base_url
-
-    @property
-    def server(self) -> str:
-        return f"{self._base_url.host}:{self._base_url.port}"
+        self._session, self._base_url = session, str(base_url).rstrip("/")
+        self.server = f"{base_url.host}:{base_url.port}"
 
     async def get(self, path: str) -> str:
         """Return the body of a page. Raise BadResponse for a status other than 200."""

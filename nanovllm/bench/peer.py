@@ -109,12 +109,6 @@ class PeerProcess:
             self.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def serve(self, tasks: Sequence[Task], may_be_cut: bool = False) -> Run:
         """Serve all tasks at once. Raise ValueError if the peer fails, or returns other numbers of tokens."""
         job = {"prompts": [task.prompt for task in tasks], "lengths": [task.num_output_tokens for task in tasks]}

@@ -6,7 +6,7 @@ so the difference is the attention's.
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -92,7 +92,7 @@ def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: in
     with ExitStack() as stack:
         for spec in specs if jobs else ():
             tasks = [task for job in jobs for task in job.tasks]
-            process = stack.enter_context(PeerProcess(spec, peer_settings(llm, tasks)))
+            process = stack.enter_context(closing(PeerProcess(spec, peer_settings(llm, tasks))))
             engines[spec.name], versions[spec.name] = process.serve, process.version
         measured: dict[str, dict[str, Any]] = {name: {} for name in engines}
         for job in jobs:

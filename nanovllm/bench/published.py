@@ -6,6 +6,7 @@ bench.py of GeeeekExplorer/nano-vllm: 256 prompts of 100 to 1,024 random tokens,
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from importlib.util import find_spec
 from typing import Any
 
@@ -111,7 +112,7 @@ def serve_by_peer(peer: Settings, tasks: list[Task]) -> tuple[Run, str]:
     if find_spec("transformers") is None:
         raise ValueError("transformers is not installed")
     free_memory()
-    with PeerProcess(PeerSpec("transformers-batch", sys.executable), peer) as process:
+    with closing(PeerProcess(PeerSpec("transformers-batch", sys.executable), peer)) as process:
         process.serve([tasks[0].shortened(WARM_UP_TOKENS)], may_be_cut=True)
         run = process.serve(tasks, may_be_cut=True)
     if not any(run.tokens):

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -83,7 +83,7 @@ def transformers(llm: LLM, tasks: Sequence[Task], is_on: bool) -> Iterator[tuple
     except ValueError as error:  # the engine is measured all the same
         yield {}, [str(error)]
         return
-    with process:
+    with closing(process):
         yield {"transformers": partial(process.serve, tasks)}, []
 
 

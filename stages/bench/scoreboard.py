@@ -97,13 +97,9 @@ def row_of(variant: Variant, racer: Racer) -> Scores:
     llm, scores = racer.llm, racer.scores()
     row = {"seats": racer.seats}
     row |= {name: scores[name] for name in ("steps", "tokens_computed", "tokens_per_second", "first_token_seconds")}
-    for name, slots in (
-        ("promised", llm.peak.promised),
-        ("held", llm.peak.held),
-        ("used", llm.peak.used),
-        ("wasted", llm.peak.wasted),
-    ):
-        row[f"{name}_bytes"] = slots * llm.kv_cache.bytes_per_token
+    peak, size = llm.peak, llm.kv_cache.bytes_per_token
+    row |= {"promised_bytes": peak.promised * size, "held_bytes": peak.held * size}
+    row |= {"used_bytes": peak.used * size, "wasted_bytes": peak.wasted * size}
     if variant.name in ("s5", "s6", "s7"):
         row["blocks_copied"] = llm.kv_cache.num_blocks_copied
     if variant.name == "s7":

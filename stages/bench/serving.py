@@ -11,6 +11,7 @@ the bandwidth that the machine has at that moment.
 import itertools
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def serve_once(
 
 
 def compare(rounds: Sequence[Mapping[str, Scores]]) -> dict[str, Any]:
-    """Return each stage's medians, and its speed over that of the stage before, round by round."""
+    """Return each stage's medians, and its speed over that of the previous stage, round by round."""
     result: dict[str, Any] = median_scores(rounds)
     speeds = [{name: scores["tokens_per_second"] for name, scores in each.items()} for each in rounds]
     for before, after in itertools.pairwise(rounds[0]):
@@ -90,7 +91,7 @@ def serve_by_peer(name: str, folder: Path, tasks: Sequence[Task], dtype: str) ->
         max_num_seqs=len(tasks),
         kv_cache_bytes=len(tasks) * longest * bytes_per_token(SHAPE_135M, getattr(torch, dtype)),
     )
-    with PeerProcess(TRANSFORMERS._replace(name=name), settings) as process:
+    with closing(PeerProcess(TRANSFORMERS._replace(name=name), settings)) as process:
         process.serve([task.shortened(2) for task in tasks[:2]])  # warms up
         runs = [process.serve(tasks) for _ in range(NUM_ROUNDS)]
     steps = {"steps": max(task.num_output_tokens for task in tasks)} if name == "transformers" else {}
