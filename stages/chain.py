@@ -142,7 +142,7 @@ def _size_line(title: str, lines: int, budget: int | None, num_files: int) -> st
 def _exercise(chain: Chain, options: argparse.Namespace) -> int:
     stage = chain.stage(options.stage)
     if stage.tries:
-        print(f"Stage {stage.number} has no exercise: there is no stage before it. Try these on a copy:")
+        print(f"Stage {stage.number} has no exercise: there is no previous stage. Try these on a copy:")
         print("\n".join(f"  {number}. {experiment}" for number, experiment in enumerate(stage.tries, 1)))
         return 0
     step = step_of(stage, options.step or remembered_step(stage))

@@ -330,11 +330,11 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("file", "old", "new", "fault"),
         [
-            (f"{S2}/__main__.py", "8", "9", "/__main__.py differs from the stage before and is not declared changed"),
+            (f"{S2}/__main__.py", "8", "9", "/__main__.py differs from the previous stage and is not declared changed"),
             (f"{S2}/extra.py", "", "x = 1\n", f"{S2}/extra.py is new and not declared"),
             (f"{S2}/old.py", "", "x = 1\n", f"{S2}/old.py is declared removed and still exists"),
-            (f"{S2}/pool.py", POOL_2, POOL_1, "/pool.py is declared changed and is the same as in the stage before"),
-            (f"{S2}/server.py", "", "x = 1\n", f"{S3}/server.py is declared new and is in the stage before"),
+            (f"{S2}/pool.py", POOL_2, POOL_1, "/pool.py is declared changed and is the same as in the previous stage"),
+            (f"{S2}/server.py", "", "x = 1\n", f"{S3}/server.py is declared new and is in the previous stage"),
             (f"{S3}/server.py", "8000", "8000\n", f"{S3}/DIFF.md is not current: run python stages/chain.py write"),
             (f"{S3}/server.py", "\n\n\n", "\na = 1\n", f"{S3} adds 8 lines of code; its budget is 7"),
             (f"{S3}/server.py", "8000", "(", f"{S3}/server.py: not a Python file"),
@@ -724,7 +724,7 @@ class TestExerciseCheck:
     def test_missing_exercise_is_reported_in_one_line(self, chain: Run) -> None:
         message = "chain: there is no exercises/s2 yet: make exercise STAGE=2 writes it\n"
         assert chain("exercise", "2", "--check") == (2, message)
-        tries = "Stage 1 has no exercise: there is no stage before it. Try these on a copy:\n"
+        tries = "Stage 1 has no exercise: there is no previous stage. Try these on a copy:\n"
         for flags in ([], ["--check"]):
             assert chain("exercise", "1", *flags) == (0, tries + "  1. another pool\n  2. another size\n")
 
@@ -733,7 +733,7 @@ class TestExerciseCheck:
         chain("exercise", "2")
         body = (root / "exercises/s2/pool.py").read_text().split("step 1: Take all or nothing\n")[1]
         assert body.startswith(
-            "        # The stage before used names that this stage does not have: self.peak\n"
+            "        # The previous stage used names that this stage does not have: self.peak\n"
             "        #     self.peak = 1\n        #     return [self.free.pop() for _ in range(count)]\n"
             '        raise NotImplementedError("step 1, '
         )
@@ -837,7 +837,7 @@ class TestPropagate:
         (root / f"{S1}/pool.py").unlink()
         status, printed = chain("propagate", "s1")
         assert status == 1
-        assert f"{S2}/pool.py: CONFLICT: deleted in the stage before and changed in s2_all_or_nothing" in printed
+        assert f"{S2}/pool.py: CONFLICT: deleted in the previous stage and changed in s2_all_or_nothing" in printed
         assert (root / f"{S2}/pool.py").read_text() == POOL_2
         assert chain("propagate", "s1")[0] == 0, "run again: it is kept"
         assert (root / f"{S3}/pool.py").read_text() == POOL_2

@@ -21,7 +21,7 @@ HOW_TO_RUN = """\
 @click.command()
 def stages() -> int:
     """List the seven stages that this engine grew through, and how to run them."""
-    click.echo("nanovllm grew through seven stages. Each one runs, and adds one idea to the stage before:\n")
+    click.echo("nanovllm grew through seven stages. Each one runs, and adds one idea to the previous stage:\n")
     for number, (name, idea) in enumerate(STAGES.items(), start=1):
         click.echo(f"  {number}  {name.split('_', 1)[1].replace('_', ' '):<20} {idea}")
     click.echo("\nThis command runs stage 7, grown up for production. In the repository, run the others:\n")

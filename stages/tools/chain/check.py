@@ -53,16 +53,16 @@ def _fault_of(change: Change, stage: Stage) -> str:
     if change.kind == "removed" and now is not None:
         return "is declared removed and still exists"
     if change.kind == "new" and before is not None:
-        return "is declared new and is in the stage before"
+        return "is declared new and is in the previous stage"
     if change.kind != "new" and before is None:
-        return f"is declared {change.kind} and is not in the stage before"
+        return f"is declared {change.kind} and is not in the previous stage"
     if change.kind == "changed" and before == now:
-        return "is declared changed and is the same as in the stage before"
+        return "is declared changed and is the same as in the previous stage"
     return ""
 
 
 def _undeclared(stage: Stage) -> Iterator[str]:
-    """Yield each file that differs from the stage before and is not declared."""
+    """Yield each file that differs from the previous stage and is not declared."""
     declared = {change.file for change in stage.changes}
     for file in sorted(stage.files() | (stage.before.files() if stage.before else set())):
         before, now = stage.before.content(file) if stage.before else None, stage.content(file)
@@ -73,7 +73,7 @@ def _undeclared(stage: Stage) -> Iterator[str]:
         elif now is None:
             yield f"{stage.path}/{file} is missing and not declared removed"
         else:
-            yield f"{stage.path}/{file} differs from the stage before and is not declared changed"
+            yield f"{stage.path}/{file} differs from the previous stage and is not declared changed"
 
 
 def _size(stage: Stage) -> Iterator[str]:

@@ -20,7 +20,7 @@ OPTIONS = (
 
 
 def hunks(link: Link, change: Change, color: bool) -> list[str]:
-    """Return the lines of git's diff of one file against the stage before; a missing file counts as empty."""
+    """Return the lines of git's diff of one file against the previous stage; a missing file counts as empty."""
     now = os.devnull if change.kind == "removed" or not link.text(change.file) else f"{link.path}/{change.file}"
     when = "--color=always" if color else "--color=never"
     command = ("-c", "diff.suppressBlankEmpty=false", "diff", "--no-index", when, *OPTIONS, "--", "-", now)
@@ -85,7 +85,7 @@ def _is_in_lesson(link: Link, change: Change) -> bool:
 
 
 def _change_called(link: Link, name: str) -> Change:
-    """Return the change of the file called `name`, here or in the stage before, in full or by its last part."""
+    """Return the change of the file called `name`, here or in the previous stage, in full or by its last part."""
     for change in link.changes:
         if name == change.file:
             return change

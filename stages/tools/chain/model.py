@@ -22,7 +22,7 @@ class Change(NamedTuple):
     """One file that a link adds, changes or removes."""
 
     kind: str  # one of KINDS
-    file: str  # relative to the stage or package; a removed file has its name in the stage before
+    file: str  # relative to the stage or package; a removed file has its name in the previous stage
     why: str
 
 
@@ -57,7 +57,7 @@ class OptionalPart(NamedTuple):
 
 @dataclass(frozen=True)
 class Link:
-    """A folder of code, and what it changes in the stage before."""
+    """A folder of code, and what it changes in the previous stage."""
 
     root: Path  # of the repository
     path: str  # relative to root: "stages/s2_block_manager"
@@ -95,13 +95,13 @@ class Link:
         return (self.content(file) or b"").decode(encoding="utf-8", errors="replace")
 
     def old_name(self, change: Change) -> str:
-        """Return the name that a changed file has in the stage before."""
+        """Return the name that a changed file has in the previous stage."""
         return change.file
 
 
 @dataclass(frozen=True)
 class Stage(Link):
-    """One stage and its link to the stage before. Every file of the first stage is new."""
+    """One stage and its link to the previous stage. Every file of the first stage is new."""
 
     budget: int | None  # of added lines of code, without the optional files
     optional: OptionalPart

@@ -32,7 +32,7 @@ class Progress:
 
     start: str  # name of the stage that was edited
     since: str  # the commit before the edit
-    merged: dict[str, str | None] = field(default_factory=dict)  # file -> content of the stage before that is in it
+    merged: dict[str, str | None] = field(default_factory=dict)  # file -> content of the previous stage that is in it
     originals: dict[str, str | None] = field(default_factory=dict)  # file -> its content before the run
     conflicts: list[str] = field(default_factory=list)
 
@@ -83,7 +83,7 @@ def abort(root: Path) -> list[str]:
 
 
 def _merge_link(link: Link, progress: Progress) -> Iterator[str]:
-    """Bring into `link` what changed in the stage before it."""
+    """Bring into `link` what changed in the previous stage."""
     assert link.before, "a link has two ends"
     for file in sorted(_files_at(link.before, progress.since) | link.before.files()):
         now = _store_blob(link.root, link.before.content(file))
@@ -100,7 +100,7 @@ def _merge_link(link: Link, progress: Progress) -> Iterator[str]:
 
 
 def _edits(link: Link, file: str, progress: Progress) -> Iterator[tuple[str, bytes | None, bytes | None]]:
-    """Yield each place in `link` that an edit of the stage before belongs in, with its base and its theirs."""
+    """Yield each place in `link` that an edit of the previous stage belongs in, with its base and its theirs."""
     assert link.before, "a link has two ends"
     theirs = link.before.content(file)
     for place in _places(link, file):
@@ -114,7 +114,7 @@ def _edits(link: Link, file: str, progress: Progress) -> Iterator[tuple[str, byt
 
 
 def _places(link: Link, file: str) -> tuple[str, ...]:
-    """Return the files of `link` into which a file of the stage before is merged."""
+    """Return the files of `link` into which a file of the previous stage is merged."""
     if isinstance(link, Package):
         return () if is_free(file) else link.places(file)
     return () if file in EACH_ITS_OWN else (file,)
@@ -136,7 +136,7 @@ def _merge(link: Link, path: str, base: bytes | None, ours: bytes | None, theirs
     if ours is None:
         return f"left out: {link.name} has no such file"
     if theirs is None:
-        return f"CONFLICT: deleted in the stage before and changed in {link.name}; delete it or keep it"
+        return f"CONFLICT: deleted in the previous stage and changed in {link.name}; delete it or keep it"
     merged, is_clean = _merge_texts(link.root, path, base or b"", ours, theirs)
     _write(link.root / path, merged)
     return "merged" if is_clean else "CONFLICT: marked in the file"
@@ -148,7 +148,7 @@ def _merge_texts(root: Path, path: str, base: bytes, ours: bytes, theirs: bytes)
         sides = [Path(temporary) / name for name in ("ours", "base", "theirs")]
         for side, text in zip(sides, (ours, base, theirs), strict=True):
             side.write_bytes(text)
-        labels = ["-L", path, "-L", "the stage before, before the edit", "-L", "the stage before, now"]
+        labels = ["-L", path, "-L", "the previous stage, before the edit", "-L", "the previous stage, now"]
         done = git(root, "merge-file", "-p", *labels, *map(str, sides), codes=range(128))
     return done.stdout, done.returncode == 0
 

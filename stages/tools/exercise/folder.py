@@ -1,6 +1,6 @@
 """exercises/sN: a copy of a stage that runs, in which the functions of the exercise's steps are open for the learner.
 
-A new function raises NotImplementedError; one that the stage before has starts with that stage's body.
+A new function raises NotImplementedError; one that the previous stage has starts with that stage's body.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ def _starting_body(stage: Stage, step: Step, name: FunctionName, function: Funct
         names = missing_names(name.name, before, now)
         if names:
             mark += (
-                f"{function.indent}# The stage before used names that this stage does not have: {', '.join(names)}\n"
+                f"{function.indent}# The previous stage used names that this stage does not have: {', '.join(names)}\n"
             )
         if all(each.isidentifier() for each in names):  # an import is easily fixed
             return mark + old.body_at(function.indent)

@@ -1,6 +1,6 @@
 """A function's place in a source file, so that its body can be shown, compared and swapped; comments stay.
 
-missing_names() tells whether the body from the stage before still fits.
+missing_names() tells whether the body from the previous stage still fits.
 """
 
 import ast

@@ -50,7 +50,7 @@ def _fault_of_function(stage: Stage, name: FunctionName) -> str:
     if now is None:
         return "does not exist"
     if before and before.body.strip() == now.body.strip():
-        return "is the same as in the stage before: there is nothing to write"
+        return "is the same as in the previous stage: there is nothing to write"
     return ""
 
 

@@ -71,7 +71,7 @@ NARROW = (  # what a lesson shows of SCORES, in tables that fit on a screen
 
 
 def scoreboard_of(number: int) -> Callable[[Results], str]:
-    """Return a block for a lesson: the rows of its stage, and of the stage before, in narrow tables."""
+    """Return a block for a lesson: the rows of its stage, and of the previous stage, in narrow tables."""
 
     def block(results: Results) -> str:
         stages = (f"s{number - 1},", f"s{number},")
