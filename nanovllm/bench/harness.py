@@ -1,4 +1,4 @@
-"""The measuring loop: calls take turns, so that a slow spell of the machine falls on all of them alike.
+"""The measuring loop: calls take turns, so a slow spell of the machine affects all of them equally.
 
 rounds = take_turns({"s3": timed(step_of_s3), "s4": timed(step_of_s4)}, num_rounds=7)
 ratio(rounds, "s3", "s4")       how many times as fast s4 is: the median of the rounds, the least and the largest
@@ -138,9 +138,9 @@ def milliseconds(calls: Mapping[Key, Callable[[], object]], rounds: int = 5) -> 
 
 
 def microseconds(call: Callable[[], object], times: int = 2000, rounds: int = 7) -> float:
-    """Return the time of one of many calls in a row in microseconds, for a call that is too short to time alone.
+    """Return the time of a call in microseconds, measured over many calls in a row because one is too short to time.
 
-    This is the least of some rounds: anything else that runs on the machine can only add to it.
+    This is the minimum over several rounds, because other work on the machine can only add to it.
     """
     many = repeated(call, times)
     return 1e6 * min(seconds_of(many) for _ in range(rounds)) / times

@@ -47,7 +47,7 @@ class Throughput(Workload):
     Reports tokens per second, the time to first token, and the time between tokens.
     """
 
-    prompts: str | None = option(None, "a file with a prompt per line, in place of random ones", metavar="FILE")
+    prompts: str | None = option(None, "a file with a prompt per line, instead of random ones", metavar="FILE")
     rounds: int = rounds(3)
     peer: bool = peer()
 

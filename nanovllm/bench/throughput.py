@@ -38,7 +38,7 @@ def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str]
 
 
 def text_tasks(llm: LLM, file: str, texts: Sequence[str], output_len: int) -> list[Task]:
-    """Return a task per text of a file. Raise ValueError if the file is empty, or there is no tokenizer."""
+    """Return a task for each text of a file. Raise ValueError if the file is empty or the checkpoint has no tokenizer."""
     if llm.tokenizer is None:
         raise ValueError("prompts from a file need a tokenizer, and the checkpoint has none")
     if not texts:
@@ -80,7 +80,7 @@ def transformers(llm: LLM, tasks: Sequence[Task], is_on: bool) -> Iterator[tuple
         return
     try:
         process = PeerProcess(TRANSFORMERS, peer_settings(llm, tasks))
-    except ValueError as error:  # the engine is measured all the same
+    except ValueError as error:  # measure the engine anyway
         yield {}, [str(error)]
         return
     with closing(process):
@@ -88,11 +88,11 @@ def transformers(llm: LLM, tasks: Sequence[Task], is_on: bool) -> Iterator[tuple
 
 
 def speed_ratio(rounds: list[dict[str, Run]], above: str, below: str, of: Callable[[Run], float]) -> Spread:
-    """Return the ratio of a number of two engines' runs over the rounds."""
+    """Return the ratio between two engines of a number of their runs, over all rounds."""
     return Spread.of([of(each[above]) / of(each[below]) for each in rounds])
 
 
-# ---- beginnings that are cached
+# ---- cached prefixes
 
 
 def prefix(engine: dict[str, Any], options: Prefix) -> Report:

@@ -25,7 +25,7 @@ class Task(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that it holds in the end, if its samples share the prompt."""
+        """The number of its tokens at the end, if its samples share the prompt."""
         return len(self.prompt) + self.n * self.num_output_tokens
 
     def shortened(self, num_tokens: int) -> "Task":

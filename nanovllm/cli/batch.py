@@ -65,7 +65,7 @@ def batch(
 
         check_output(output, file, overwrite, resume)
         if trace is not None and Path(trace).resolve() == Path(output).resolve():
-            raise ValueError(f"{trace} is the file of results: write the trace to another one")
+            raise ValueError(f"{trace} is the file of results: write the trace to a different file")
 
     from ..checkpoints.chat_template import read_template
     from ..checkpoints.model_config import default_sampling_params
@@ -107,7 +107,7 @@ def serve_all(
 ) -> int:
     """Write a result for each request whose id is not in `done`. Return the exit status.
 
-    OpenAI's form names the `model`. With `stats`, print the engine's state every so many seconds.
+    OpenAI's form names the `model`. With `stats`, print the engine's state every `stats` seconds.
     """
     from tqdm import tqdm
 

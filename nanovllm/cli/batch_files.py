@@ -83,7 +83,7 @@ class RequestsFile:
         self.has_chats = False
         for request, place in self._read(read_lines(stream, copy)):
             if request.id in self.ids:
-                raise ValueError(f"{name}: {place}: id {request.id!r} is the id of an earlier request, too")
+                raise ValueError(f"{name}: {place}: id {request.id!r} is already the id of an earlier request")
             self.ids[request.id] = None
             self.has_chats = self.has_chats or isinstance(request.prompt, Chat)
         if not self.ids:
@@ -214,7 +214,7 @@ def json_values(source: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
             yield f" (line {number})", parse(line, number)
         return
     if len(value) > 1:
-        raise ValueError(f'a document must have "requests" alone, got {[*value]}')
+        raise ValueError(f'a document must have only "requests", got {[*value]}')
     if extra := next(rest, None):
         raise ValueError(f'line {extra[0]}: unexpected text after {{"requests": [...]}}')
     if not isinstance(value["requests"], list):
@@ -332,7 +332,7 @@ def check_output(output: str, file: str, overwrite: bool, resume: bool) -> None:
     if path.exists() and resume and not path.is_file():
         raise ValueError(f"{output} is not a regular file: --resume cannot continue it")
     if path.exists() and file != "-" and Path(file).exists() and path.samefile(file):
-        raise ValueError(f"{output} is the file of requests: write the results to another one")
+        raise ValueError(f"{output} is the file of requests: write the results to a different file")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
 
@@ -365,7 +365,9 @@ def read_done(output: str, requests: RequestsFile) -> tuple[set[str], int]:
             num_bytes += len(line)
     for request in requests if prompts else ():
         if prompts.get(request.id) not in (None, hash(repr(request.prompt))):
-            raise ValueError(f"{output}: request {request.id!r} has another prompt: the result belongs to another file")
+            raise ValueError(
+                f"{output}: request {request.id!r} has a different prompt: the result belongs to another file"
+            )
     return {*prompts}, num_bytes
 
 

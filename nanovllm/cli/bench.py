@@ -1,4 +1,4 @@
-"""nanovllm bench: measure this engine, its server, and other engines beside it. The benchmarks are in ../bench."""
+"""nanovllm bench: measure this engine, its server, and other engines. The benchmarks are in ../bench."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
@@ -30,7 +30,7 @@ class Benchmark(NamedTuple):
     engine: Mapping[str, dict[str, Any]] = MappingProxyType({})  # other defaults of engine options
 
 
-SHAPE = "a published shape, with random weights, in place of --model"
+SHAPE = "a published shape, with random weights, instead of --model"
 BENCHMARKS = {
     "throughput": Benchmark("throughput:throughput", bench_options.Throughput),
     "latency": Benchmark("throughput:latency", bench_options.Latency),
@@ -53,7 +53,7 @@ BENCHMARKS = {
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure this engine: throughput, latency, the prefix cache, offload, HTTP, and other engines beside it."""
+    """Measure this engine (throughput, latency, the prefix cache, offload, HTTP), and other engines too."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

@@ -18,10 +18,10 @@ COMMANDS = {
     "chat": ("chat:chat", "Chat with a model in the terminal."),
     "batch": ("batch:batch", "Serve a file of requests, and write the results as lines of JSON."),
     "serve": ("serve:serve", "Serve a model to clients of OpenAI's API."),
-    "inspect": ("inspect:inspect", "Calculate how much memory a model needs, and how many sequences fit beside it."),
+    "inspect": ("inspect:inspect", "Calculate how much memory a model needs, and how many sequences fit in the rest."),
     "bench": (
         "bench:bench",
-        "Measure this engine: throughput, latency, the prefix cache, offload, HTTP, and other engines beside it.",
+        "Measure this engine (throughput, latency, the prefix cache, offload, HTTP), and other engines too.",
     ),
     "trace": ("trace:trace", "Summarize a trace, or convert it for a viewer."),
     "stages": ("stages:stages", "List the seven stages that this engine grew through, and how to run them."),

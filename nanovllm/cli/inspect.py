@@ -44,7 +44,7 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
     type=click.Choice(["auto", *DTYPE_BYTES]),
     default="auto",
     show_default=True,
-    help="type of weights, keys and values; auto: the model's own on a GPU, float32 in a machine's memory",
+    help="type of weights, keys and values; auto: the model's own on a GPU, float32 on a CPU",
 )
 @click.option("--memory", metavar="SIZE", help="memory such as 24GiB; default: this machine's GPU, or else its memory")
 @click.option(
@@ -63,7 +63,7 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
 @click.option("--bandwidth", metavar="SIZE", help="memory bandwidth such as 3.35TB/s, to estimate the time of a step")
 @click.option("--json", "as_json", is_flag=True, help="print the numbers as JSON")
 def inspect(model: str, revision: str | None, as_json: bool, **options: Any) -> int:
-    """Calculate how much memory a model needs, and how many sequences fit beside it.
+    """Calculate how much memory a model needs, and how many sequences fit in the rest.
 
     MODEL is a checkpoint folder, a config.json, a model on the hub, or a known name (--list). No weights are read. A
     contiguous sequence reserves max_model_len slots; in blocks it takes only the slots that it fills.
@@ -81,7 +81,7 @@ def find_model(model: str, revision: str | None) -> Dimensions:
     if not os.path.exists(model) and "/" not in model:
         near = get_close_matches(model.lower(), SHAPES, n=1)
         hint = f"did you mean {near[0]}?" if near else "--list prints the known models"
-        raise ValueError(f"there is no folder {Path(model).absolute()}, and no model known as {model}: {hint}")
+        raise ValueError(f"there is no folder {Path(model).absolute()} and no known model {model}: {hint}")
 
     from ..checkpoints.entries import Entries
     from ..checkpoints.hub import find_config
@@ -104,7 +104,7 @@ def make_report(
     lengths: tuple[int, ...],
     bandwidth: str | None,
 ) -> dict[str, Any]:
-    """Return the numbers that --json prints. Raise ValueError for a wrong value."""
+    """Return the numbers that --json prints. Raise ValueError for an invalid value."""
     available = Memory(parse_bytes(memory), "given", True) if memory else find_memory()
     if dtype == "auto":  # as EngineConfig.torch_dtype
         dtype = model.dtype if available.is_gpu and model.dtype in DTYPE_BYTES else "float32"
@@ -207,5 +207,5 @@ def fit_lines(report: dict[str, Any]) -> Iterator[str]:
         yield line
     yield f"A contiguous sequence reserves {report['max_model_len']:,} slots; in blocks it takes what it fills."
     if is_timed:
-        yield "A step reads the weights once and all keys and values: it cannot be faster."
+        yield "A step takes at least the time to read all weights, keys and values once."
         yield f"One sequence alone takes at least {show_seconds(report['seconds_per_token_alone'])} a token."

@@ -127,7 +127,7 @@ def sigterm_ends_at_once() -> AbstractContextManager[None]:
 
 
 class StatsPrinter:
-    """A line about the engine on standard error every so many seconds."""
+    """A line about the engine on standard error at a regular interval."""
 
     def __init__(self, llm: "LLM", seconds: float | None) -> None:
         """Print nothing if `seconds` is None."""

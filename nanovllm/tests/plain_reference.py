@@ -120,7 +120,7 @@ def end(expected: Expected, params: SamplingParams, decoder: StreamDecoder, eos:
         expected.finish_reason, expected.stop_reason = "stop", None if last == eos else last
     elif num_tokens == min(room, params.max_tokens or room):
         expected.finish_reason = "length"
-    elif num_tokens >= params.min_tokens and goes_round(expected.token_ids, params):
+    elif num_tokens >= params.min_tokens and ends_in_a_loop(expected.token_ids, params):
         expected.finish_reason, expected.stop_reason = "repetition", "repetition_detected"
     if expected.finish_reason and not match and params.detokenize:
         expected.text += decoder.flush()
@@ -135,7 +135,7 @@ def first_stop(text: str, before: int, stops: abc.Sequence[str]) -> tuple[int, s
     return None
 
 
-def goes_round(token_ids: list[int], params: SamplingParams) -> bool:
+def ends_in_a_loop(token_ids: list[int], params: SamplingParams) -> bool:
     if (detection := params.repetition_detection) is None:
         return False
     for size in range(detection.min_pattern_size or 1, detection.max_pattern_size + 1):

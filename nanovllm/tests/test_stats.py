@@ -1,4 +1,4 @@
-"""Statistics of the pool, the queues and the past. They cost a step nothing."""
+"""Statistics of the pool and the queues, and counts since the engine started. They add no work to a step."""
 
 import sys
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_prefix_hits_continue_through_a_reset(checkpoint):
     assert (llm.stats().prefix_queries, llm.stats().prefix_hits) == (30, 8)
 
 
-def test_pool_that_is_too_small_for_all(checkpoint):
+def test_counts_of_a_pool_that_is_too_small_for_all_requests(checkpoint):
     """Two prompts of 3 blocks each are admitted to 9 blocks and grow, until one is preempted."""
     llm = make(checkpoint, kv_cache_tokens=36, watermark=0.0)
     engine = llm.llm_engine
@@ -112,7 +112,7 @@ def test_samples_copies_and_loads_are_counted(checkpoint):
     assert llm.stats().blocks_loaded == 2
 
 
-def test_sequence_with_blocks_on_the_way_is_loading(checkpoint, monkeypatch):
+def test_sequence_that_waits_for_its_blocks_to_load_is_loading(checkpoint, monkeypatch):
     llm = make(checkpoint, kv_cache_tokens=40, watermark=0.0)
     engine = llm.llm_engine
     for prompt in (PROMPT, [*range(40, 79)]):
@@ -150,7 +150,7 @@ def test_str_shows_everything_on_one_line(checkpoint):
 
 
 def calls_of(function) -> set[tuple[str, str]]:
-    """Return the (file, function) of every Python call made by `run`."""
+    """Return the (file, function) of every Python call that `function` makes."""
     calls = set()
 
     def note(frame, event, argument) -> None:
@@ -183,7 +183,7 @@ def test_preempted_fork_counts_as_preempted_and_is_looked_up_once(checkpoint):
     assert (lookups.queries, queued.histogram("", {}).count) == (queries, before) == (len(PROMPT), 3)
 
 
-def test_step_without_arrivals_or_departures_counts_nothing(checkpoint):
+def test_statistics_add_no_calls_to_a_step_in_which_no_request_comes_or_goes(checkpoint):
     engine = make(checkpoint, kv_cache_tokens=200).llm_engine
     for i in range(4):
         engine.add_request(str(i), [10 * i + each for each in range(9)], drawn(20, n=2))
@@ -195,7 +195,7 @@ def test_step_without_arrivals_or_departures_counts_nothing(checkpoint):
     assert ("stats.py", "collect") in calls_of(engine.stats)
 
 
-def test_end_is_counted_once(checkpoint):
+def test_finished_request_is_counted_once(checkpoint):
     engine = make(checkpoint).llm_engine
     engine.add_request("0", PROMPT, drawn(2))
     engine.step()

@@ -1,4 +1,4 @@
-"""Workloads of the course: prompts without text, and made-up traffic in lengths alone."""
+"""Workloads of the course: prompts without text, and made-up traffic that consists of lengths only."""
 
 import random
 from typing import NamedTuple
@@ -30,7 +30,7 @@ def shared_prompts(vocab_size: int, prefix: int, tail: int, count: int) -> list[
 def growing_tasks(vocab_size: int, count: int, prompt: int, output: int, spread: int) -> list[Task]:
     """Return prompts of one length, with outputs of `output` to `output + spread` tokens.
 
-    Many fit in a small pool as they begin and few as they end, so it preempts.
+    Many of them fit in a small pool at the start and few at the end, so it preempts.
 
     >>> [task.num_output_tokens for task in growing_tasks(4096, 4, prompt=8, output=100, spread=30)]
     [100, 107, 114, 121]
@@ -41,7 +41,7 @@ def growing_tasks(vocab_size: int, count: int, prompt: int, output: int, spread:
 
 
 class Traffic(NamedTuple):
-    """A request of made-up traffic, in lengths alone."""
+    """A request of made-up traffic: only its lengths."""
 
     num_prompt_tokens: int
     max_tokens: int  # the client's limit, to be safe

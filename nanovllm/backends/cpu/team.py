@@ -74,7 +74,7 @@ def compare_and_swap(typing: Any, memory: Any, i: Any, before: Any, after: Any) 
 
 @kernel
 def open_phases(counters: Memory, count: int, step: int) -> None:
-    """Close the step before this one, and offer all tasks of its `count` phases."""
+    """Close the previous step, and offer all tasks of this step's `count` phases."""
     for phase in range(count):
         store_release(counters, phase * STRIDE, step << SHIFT)
         put(counters, phase * STRIDE + 1, 0)
@@ -158,7 +158,7 @@ class Shared:
     is_asleep: bool = False  # True if any helper is
     is_over: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
-    process: int = field(default_factory=os.getpid)  # that owns the threads
+    process: int = field(default_factory=os.getpid)  # the owner of the threads
 
     def wake(self) -> None:
         self.is_asleep = False
@@ -184,7 +184,7 @@ def run_helper(worker: int, help: Callable[[int, int], int], wakeup: SimpleQueue
             wakeup.get()
 
 
-SHARED: list[Shared] = []  # also of owners that no longer exist: their helpers may be at their last line
+SHARED: list[Shared] = []  # owners may be gone, while their helpers still run their last line
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""nanovllm bench paged: all ways read the same memory, and a way that fails is reported."""
+"""nanovllm bench paged: all variants read the same memory, and a variant that fails is reported."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def case(batch_size: int = 2, context: int = 8, num_layers: int = 2) -> Case:
     return Case(TINY, num_layers, batch_size, context, torch.float32, torch.device("cpu"))
 
 
-def test_paged_prints_all_ways(tmp_path, capsys):
+def test_report_has_every_variant(tmp_path, capsys):
     file = tmp_path / "report.json"
     assert main(["bench", "paged", "--device", "cpu", "--shape", "smollm2-135m", *SMALL, "--json", str(file)]) == 0
     (out, err), report = capsys.readouterr(), json.loads(file.read_text())
@@ -72,7 +72,7 @@ def test_block_tables_have_each_block_of_the_memory_once():
     assert way.blocks.data_ptr() == attention.sdpa().blocks.data_ptr()
 
 
-def test_way_that_fails_or_is_wrong_does_not_stop_the_others():
+def test_variant_that_fails_or_is_wrong_does_not_stop_the_others():
     def decode(q, blocks, layer, tables, lens, room, out):
         if blocks.shape[3] == 2:
             raise RuntimeError("no such\nkernel")
@@ -93,7 +93,7 @@ def test_case_without_room_does_not_stop_the_others(monkeypatch):
     assert failures == ["4 x 8: ValueError: keys and values of a layer have 2,048 bytes, room is for 1,024"]
 
 
-def test_layers_are_more_than_caches_hold_and_fit_in_memory(monkeypatch):
+def test_number_of_layers_exceeds_the_caches_and_fits_in_memory(monkeypatch):
     assert case(1).layer_bytes == 512  # 2 x 8 tokens x 2 heads x 4 numbers x 4 bytes
     assert case(1).fitted(None).num_layers == 8, "4096 bytes at least"
     assert case(64).fitted(None).num_layers == TINY.num_hidden_layers
@@ -102,7 +102,7 @@ def test_layers_are_more_than_caches_hold_and_fit_in_memory(monkeypatch):
     assert (case(1).fitted(None).num_layers, case(1).fitted(5).num_layers) == (3, 3)
 
 
-def test_share_of_the_bandwidth_is_that_of_a_layer():
+def test_share_of_the_bandwidth_is_computed_per_layer():
     rounds = [{"blocks of 4": 3.0, "contiguous": 2.0}] * 2
     numbers = paged.numbers_of(case(), "blocks of 4", rounds, bandwidth=1024.0)
     assert numbers == {

@@ -184,7 +184,7 @@ def test_standard_input_may_start_in_the_middle_of_a_file(run, monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("now", ['{"prompt": ""}\n', '{"prompt": "the", "id": "x"}\n{"prompt": "the"}\n', '{"prom'])
-def test_file_that_changes_meanwhile_ends_the_run_with_whole_results(run, monkeypatch, tmp_path, now):
+def test_input_that_changes_during_the_run_ends_it_and_keeps_whole_results(run, monkeypatch, tmp_path, now):
     file = write(tmp_path / "a.jsonl", {"prompt": "the", **FOUR}, {"prompt": "the", **FOUR})
 
     def build_slowly(**engine):
@@ -269,7 +269,7 @@ def test_file_of_requests_is_never_replaced(run, tmp_path):
         status, _, err = run("batch", str(file), "--output", str(tmp_path / name), "--overwrite")
         assert (status, err) == (
             2,
-            f"error: {tmp_path / name} is the file of requests: write the results to another one\n",
+            f"error: {tmp_path / name} is the file of requests: write the results to a different file\n",
         )
     assert file.read_text() == before
 
@@ -282,7 +282,7 @@ def test_failed_start_keeps_old_results(serve, tmp_path):
     assert serve([{"prompt": "the"}], *bad)[0] == 2 and out.read_text() == "of yesterday\n"
 
 
-def test_file_that_appears_meanwhile_is_not_replaced(serve, monkeypatch, tmp_path):
+def test_output_that_appears_during_the_run_is_not_replaced(serve, monkeypatch, tmp_path):
     out = tmp_path / "out.jsonl"
 
     def build_slowly(**engine):

@@ -207,7 +207,7 @@ def test_invalid_json_is_named_by_line_and_column(text, message):
     ("text", "message"),
     [
         ('{"requests": {"prompt": "a"}}', "\"requests\" must be a list, got {'prompt': 'a'}"),
-        ('{"model": "b", "requests": []}', "a document must have \"requests\" alone, got ['model', 'requests']"),
+        ('{"model": "b", "requests": []}', "a document must have only \"requests\", got ['model', 'requests']"),
         ('{"requests": []}\n{"prompt": "a"}', 'line 2: unexpected text after {"requests": [...]}'),
     ],
 )

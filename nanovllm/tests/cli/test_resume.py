@@ -105,7 +105,7 @@ def test_nothing_to_do_after_a_complete_run(run, requests, tmp_path, monkeypatch
         ('{"id": "other", "outputs": []}\n', "line 1: there is no request 'other': the result belongs to another file"),
         ('{"id": "r0"}\nnot JSON\n', "line 2: Expecting value: line 1 column 1"),
         ('{"id": "r0"}\n[]\n', "line 2: the result has no id"),
-        ('{"id": "r1", "prompt": "the wood"}\n', "request 'r1' has another prompt"),
+        ('{"id": "r1", "prompt": "the wood"}\n', "request 'r1' has a different prompt"),
         ('{"index": 0}\n', "line 1: the result has no id"),
         ("\0\0\0\n", "line 1: "),
     ],

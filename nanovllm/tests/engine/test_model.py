@@ -158,7 +158,7 @@ def test_only_families_with_head_norms_have_those_modules(tmp_path, model):
 
 
 def test_rope_table_has_a_row_for_each_position_up_to_max_model_len(tmp_path, model):
-    """A model of a million positions costs no more than the texts that it runs, with the same angles."""
+    """A model with a million positions needs no more memory than max_model_len requires. The angles do not change."""
     folder = write_checkpoint(tmp_path, CONFIG | {"max_position_embeddings": 1_000_000})
     args = (folder, read_model_config(folder), torch.float32, torch.device("cpu"))
     rope = load_model(*args, max_model_len=10).model.rotary_emb
@@ -168,8 +168,8 @@ def test_rope_table_has_a_row_for_each_position_up_to_max_model_len(tmp_path, mo
     assert torch.equal(rope.cos, whole.cos[:10]) and torch.equal(rope.sin, whole.sin[:10])
 
 
-def test_llama3_scaling_keeps_fast_turns_divides_slow_ones_and_blends_between():
-    """With factors 1 and 4, more than 4 turns in the original 64 positions are kept, and below 1 are divided by 8."""
+def test_llama3_scaling_keeps_high_frequencies_divides_low_ones_and_blends_the_rest():
+    """Frequencies with more than 4 turns in the original 64 positions are kept. Those below 1 turn are divided by 8."""
     plain, scaled = rope_frequencies(16, 10000.0, None), rope_frequencies(16, 10000.0, LLAMA3)
     turns = 64 * plain / (2 * math.pi)
     assert [round(float(t), 2) for t in turns[:4]] == [10.19, 3.22, 1.02, 0.32]

@@ -66,7 +66,7 @@ def test_seeded_samples_do_not_depend_on_preemption(checkpoint):
 
 
 def test_stop_strings_and_eos_do_not_depend_on_preemption(checkpoint, tmp_path):
-    """Something from the middle of each text becomes the stop string, or a token of it the stop token."""
+    """Each stop string or stop token comes from the middle of a text."""
     alone = LLM(checkpoint).generate(["the fox", "the rabbit", "and the", "once"], params(24))
     texts = [output.outputs[0].text for output in alone]
     stopping = [params(24, stop=texts[0][9:12]), params(24, stop=texts[1][5:6])]

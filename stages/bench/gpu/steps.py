@@ -1,6 +1,6 @@
 """Parts 2 and 4: decode steps of stages 1, 2 and 3, and steps of stage 3 under the roofs of this device.
 
-Claim 10: paged attention costs 4% of the speed of one sequence (1,198 tokens per second in place of 1,247, at batch 8)
+Claim 10: paged attention costs 4% of the speed of one sequence (1,198 tokens per second instead of 1,247, at batch 8)
 and allows larger batches with 2 to 4 times the throughput.
 Claim 19: prefill is compute-bound, decode memory-bound.
 """
@@ -22,7 +22,7 @@ MAX_ROUNDS, MIN_ROUNDS, SECONDS = 25, 5, 3
 
 
 def decode_steps(setup: Setup, report: PartReport) -> None:
-    """Measure a step by model, batch and context, and what it holds beside the pool."""
+    """Measure a step by model, batch and context, and the memory that it needs besides the pool."""
     batches, contexts = setup.size((1, 8, 32, 64, 128), (1, 2)), setup.size((128, 1024, 4096), (24,))
     reading, rows = Reading(setup.device, setup.size(None, 2**16)), list[Row]()
     for model in setup.size(("135M", "1B"), ("tiny",)):
@@ -97,7 +97,7 @@ def roofs(setup: Setup) -> tuple[Spread, Spread]:
 
 def step_row(setup: Setup, model: str, batch: int, context: int, count: int, flops: Spread, bandwidth: Spread) -> Row:
     """Measure a step of `batch` sequences of `context` tokens, of which it computes `count`: 1, or a whole prompt."""
-    gc.collect()  # frees the case before, whose parts refer to each other
+    gc.collect()  # frees the previous case, whose parts refer to each other
     case = Case(model, setup.dtype, batch, context)
     step = DecodeStep("s3", setup.folder(model), case, device=str(setup.device))
     for seq in step.seqs:
@@ -119,9 +119,9 @@ def step_row(setup: Setup, model: str, batch: int, context: int, count: int, flo
 
 
 def operations_of(model: str, batch: int, context: int, count: int) -> float:
-    """Return two operations per weight and token, and those of scores and of sums of values.
+    """Return the operations of a step: two per weight and token, plus those for attention's scores and sums of values.
 
-    The head is computed for the last token of a sequence alone.
+    The head is computed only for the last token of each sequence.
     """
     shape = SHAPES[model]
     head = shape.vocab_size * shape.hidden_size

@@ -74,9 +74,10 @@ def cost_of_chunks(model: Path) -> dict[str, Scores]:
 
 
 def one_newcomer(engine: s4.LLMEngine, arrives: int = 25) -> Scores:
-    """Let a long prompt arrive at the step `arrives`, while SEATS sequences decode.
+    """Let a long prompt arrive at step `arrives`, while SEATS sequences decode.
 
-    Return the milliseconds to its first token, the longest wait of a sequence meanwhile, and a step without a newcomer.
+    Return the milliseconds to its first token, a decoding sequence's longest wait until then, and the time of a step
+    before the prompt arrives.
     """
     others = [Arrival(0, [3 + i] * 16, 70) for i in range(SEATS)]
     run = continuous(engine, [*others, Arrival(arrives, [3] * LONG_PROMPT, 2)])

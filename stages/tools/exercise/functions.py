@@ -1,6 +1,6 @@
-"""A function's place in a source file, so that its body can be shown, compared and swapped; comments stay.
+"""A function's place in a source file. Its body can be shown, compared and swapped, and comments are kept.
 
-missing_names() tells whether the body from the previous stage still fits.
+missing_names() tells whether the previous stage's body still fits.
 """
 
 import ast
@@ -28,7 +28,7 @@ class Function(NamedTuple):
         return shift(body, self.indent, indent)
 
     def with_body(self, body: str) -> str:
-        """Return the file with another body in place of this one."""
+        """Return the file with a different body for this function."""
         head = self.head if self.head.endswith("\n") else self.head + "\n"
         return self.above + head + body + self.below
 
