@@ -1,7 +1,7 @@
 # You need git, make and Python 3.11 or newer. Targets make .venv when they first need it (see .ci/setup_env.py).
 #
 #   STAGE=3            the stage to run; by default, the nanovllm package
-#   PROMPT="..."       the prompt, passed on exactly as typed: quotes, apostrophes and dollars need no escaping
+#   PROMPT="..."       the prompt, passed on exactly as typed: quotes, apostrophes and dollar signs need no escaping
 #   ARGS="..."         more options for the command that the target runs, such as ARGS="--device cuda"
 #   PYTHON=python3.12  the interpreter that .venv is based on; by default, the first of CANDIDATES that is new enough
 #   PY=python3         run with this interpreter, and install nothing
@@ -24,7 +24,7 @@ PY := .venv/bin/python
 CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11
 PYTHON = $(or $(shell for p in $(CANDIDATES); do $$p -c 'import tomllib' 2>/dev/null && echo $$p && break; done),$(error \
     no Python 3.11 or newer among $(CANDIDATES); install one, or pass its path: make run PYTHON=/path/to/python))
-# Each extra has a stamp, written after a complete install. A .venv that no longer runs is made again.
+# Each extra has a stamp, written after a complete install. A .venv that no longer runs is rebuilt.
 needs = $(addprefix .venv/.with-,$1)
 BROKEN := $(shell .venv/bin/python -c 'import safetensors' 2>/dev/null || echo FORCE)
 .venv/.with-%: pyproject.toml constraints.txt $(BROKEN)
@@ -40,7 +40,7 @@ help: ## list the targets
 run: $(call needs,core) ## generate a story with nanovllm, or with STAGE=3; PROMPT="Once upon a time" ARGS="--device cuda"
 	@$(PY) -m $(ENGINE) $(ARGS) $${PROMPT:+-- "$$PROMPT"}
 
-serve: $(call needs,serve) ## start a server with OpenAI's API and a live page of its memory; ARGS="--port 8001"
+serve: $(call needs,serve) ## start an OpenAI-compatible server with a live page of its memory; ARGS="--port 8001"
 	@$(PY) -m nanovllm serve models/storyteller --chat-template plain $(ARGS)
 
 PYTEST_FLAGS := -n auto --maxprocesses 4 --dist worksteal
@@ -55,7 +55,7 @@ test-all: $(call needs,test) ## run every test: copies in later stages, long his
 .venv-triton/.complete: .ci/setup_triton.py $(call needs,test)
 	@$(PY) .ci/setup_triton.py
 
-test-triton: .venv-triton/.complete ## test the GPU kernels on the CPU, in Triton's interpreter and its own environment; PART=all
+test-triton: .venv-triton/.complete ## test the GPU kernels on the CPU, in Triton's interpreter and an environment of its own; PART=all
 	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest $(PYTEST_FLAGS) --part $(or $(PART),quick) \
 	    nanovllm/tests/gpu nanovllm/backends/gpu $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Helpers of notebooks 1 to 3, and those that all notebooks draw with, on pools of a few slots."""
+"""The helpers of notebooks 1 to 3 and the drawing functions of all notebooks, on pools of a few slots."""
 
 import doctest
 from importlib import import_module

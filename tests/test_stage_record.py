@@ -1,9 +1,9 @@
-"""Hold all stages to a record of their answers, so that a rewrite changes no token, text or finish reason.
+"""Compare all stages with a record of their answers, so that a rewrite changes no token, text or finish reason.
 
 A greedy token may differ only where the record notes a tie of the two best logits, and at most one token in a thousand.
 A sampled token may never differ.
 
-    python -m tests.test_stage_record --write   write stages_record.json.gz again, if all stages agree
+    python -m tests.test_stage_record --write   rewrite stages_record.json.gz, if all stages agree
 """
 
 import gzip
@@ -27,7 +27,7 @@ from tests.prompts import CANDIDATES
 from tests.tiny_models import random_prompts, spread, write_tiny_model
 
 RECORD = Path(__file__).parent / "stages_record.json.gz"
-TOKENS_PER_TIE = 1000  # at most one token in so many may differ in a tie
+TOKENS_PER_TIE = 1000  # at most one token in 1,000 may differ in a tie
 TOLERANCE = 1e-4  # of a log-probability
 PROMPTS = [CANDIDATES[i] for i in (0, 1, 2, 8, 10, 13, 15, 20, 21, 24)]
 SHAPES = ("gqa", "wide_heads", "llama3", "mlp_bias", "qwen2", "qwen3", "one_layer")
@@ -68,7 +68,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def make(stage: ModuleType, model: Path, **options: Any) -> Any:
-    """Return an LLM of this stage that measures nothing at its start."""
+    """Return an LLM of this stage that doesn't measure speeds when it starts."""
     has_policy = "offload_policy" in options_of(stage)
     policy = {"offload_policy": "load"} if has_policy else {}
     return stage.LLM(model=model, **({"dtype": "float32", "device": "cpu", "max_model_len": 256} | policy | options))
@@ -114,7 +114,7 @@ def ways_of(stage: ModuleType) -> list[str]:
 
 
 def answer_others(stage: ModuleType, folders: dict[str, Path]) -> Answers:
-    """Return the answers that are computed once: samples, invalid requests, and the random models'."""
+    """Return the answers that are computed once: of samples, of invalid requests, and of the random models."""
     llm = make(stage, STORYTELLER, kv_cache_tokens=2048)
     params = [stage.SamplingParams(seed=i, max_tokens=LENGTH, **KINDS[i % len(KINDS)]) for i in range(6)]
     answers = named("sampled", llm.generate(PROMPTS[:6], params)) | named("failed", llm.generate(BAD, greedy(stage)))
@@ -151,7 +151,7 @@ def compare(recorded: Answers, answers: Answers) -> Compared:
 
 
 def compare_output(name: str, recorded: dict[str, Any], output: dict[str, Any]) -> Compared:
-    """Compare an output up to a token that differs in a tie: the text after it may be anything."""
+    """Compare an output up to the first token that differs in a tie. The text after it may be anything."""
     expected, got = recorded["token_ids"], output["token_ids"]
     different = [i for i, (one, other) in enumerate(zip(expected, got, strict=False)) if one != other]
     if different and different[0] in recorded["ties"]:

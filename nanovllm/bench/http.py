@@ -1,4 +1,4 @@
-"""The cost of HTTP: the engine, and a server with the same engine, serve the same requests in turns."""
+"""The cost of HTTP: the engine and a server with the same engine take turns serving the same requests."""
 
 import asyncio
 import re
@@ -18,8 +18,8 @@ from .options import Http, settings
 from .report import Report, machine
 from .workload import Task, check_lengths, random_tasks
 
-ALONE = 8  # requests of a round that come one at a time
-ALONE_TOKENS = 2  # of their outputs
+ALONE = 8  # requests per round that are sent one at a time
+ALONE_TOKENS = 2  # in each of their outputs
 ADDRESS = re.compile(r"serving .* at (http://[^\s,]+), (.*)")
 SECONDS_TO_END = 30.0
 TasksOfRound = tuple[list[Task], list[Task]]  # served together, and one at a time
@@ -30,8 +30,8 @@ class HttpTurn:
     """One round of one side. Times are in seconds."""
 
     run: Run  # of the requests that are served together
-    alone: list[float]  # times to first token of requests that come one at a time
-    front: float | None = None  # processor time of the server's front
+    alone: list[float]  # times to first token of requests that are sent one at a time
+    front: float | None = None  # processor time of the server's HTTP process
     client: float = 0.0  # processor time of this process
 
 
@@ -58,8 +58,8 @@ def http(engine: dict[str, Any], options: Http) -> Report:
         "first_token_later_ms": later._asdict(),
         "says": [
             "times in ms: p50 / p90 / p99 of all rounds; alone: one request at a time",
-            f"HTTP has {share.median:.3f} of the engine's own throughput ({share.least:.3f} to {share.largest:.3f})",
-            f"first token alone {later.median:.2f} ms later ({later.least:.2f} to {later.largest:.2f})",
+            f"HTTP reaches {share.median:.3f} of the engine's own throughput ({share.least:.3f} to {share.largest:.3f})",
+            f"HTTP adds {later.median:.2f} ms to the first token, alone ({later.least:.2f} to {later.largest:.2f})",
             *(
                 [f"the kernels differ: the server has {kernels}"]
                 if kernels != llm.llm_engine.kernels.description
@@ -70,7 +70,7 @@ def http(engine: dict[str, Any], options: Http) -> Report:
 
 
 def make_loads(llm: LLM, options: Http) -> list[TasksOfRound]:
-    """Return the tasks of each round. No prompt comes twice, because clients cannot empty a server's cache."""
+    """Return the tasks of each round. No prompt is used twice, because clients can't clear a server's cache."""
     count, vocab_size = 1 + options.rounds, llm.model_config.vocab_size
     size, input_len = options.num_prompts, options.input_len
     together = random_tasks(vocab_size, count * size, input_len, options.output_len, options.spread)
@@ -95,14 +95,15 @@ async def through_http(url: str, load: TasksOfRound) -> HttpTurn:
 
 
 async def serve_by(client: Client, tasks: Sequence[Task]) -> HttpTurn:
-    """Serve tasks through the server, and note when pieces come. Raise ValueError if a response is incomplete."""
+    """Serve tasks through the server and time each piece. Raise ValueError if a response is incomplete."""
     model, _ = await client.first_model()
     common = {"model": model, "temperature": 0, "ignore_eos": True}
     bodies = [{"prompt": task.prompt, "max_tokens": task.num_output_tokens, **common} for task in tasks]
     outcomes, _, used, front = await client.stream_all(COMPLETIONS, bodies)
     for outcome, task in zip(outcomes, tasks, strict=True):
         if outcome.error or outcome.num_tokens != task.num_output_tokens:
-            raise ValueError(f"a request failed: {outcome.error or f'{outcome.num_tokens} tokens came'}")
+            got = f"expected {task.num_output_tokens} tokens, got {outcome.num_tokens}"
+            raise ValueError(f"a request failed: {outcome.error or got}")
     run = Run([[0] * each.num_tokens for each in outcomes], [each.pieces for each in outcomes])
     return HttpTurn(run, [], front, used)
 
@@ -121,9 +122,9 @@ def numbers_of(turns: Sequence[HttpTurn]) -> dict[str, Any]:
 
 @contextmanager
 def own_server(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Run `nanovllm serve` with these options at a free port. Yield its address and its kernels.
+    """Run `nanovllm serve` with these options on a free port. Yield its address and its kernels.
 
-    Raise ValueError, with its output, if it does not start.
+    Raise ValueError with its output if it doesn't start.
     """
     command = [sys.executable, "-m", "nanovllm", "serve", "--port", "0", *flags_of(engine)]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

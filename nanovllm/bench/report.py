@@ -18,7 +18,7 @@ Report = dict[str, Any]  # "bench", "settings", "machine", "measured": numbers b
 
 
 def machine(llm: "LLM") -> dict[str, Any]:
-    """Return the device, the model and the kernels that the numbers belong to."""
+    """Return the device, the model and the kernels behind the numbers."""
     engine = llm.llm_engine
     return machine_of(engine.device) | {
         "model": f"random {Path(llm.config.model).name}" if has_random_weights(llm) else str(llm.config.model),
@@ -28,7 +28,7 @@ def machine(llm: "LLM") -> dict[str, Any]:
 
 
 def has_random_weights(llm: "LLM") -> bool:
-    """Return whether the weights are random, so that other engines have different ones."""
+    """Return True if the weights are random, so that other engines can't load the same ones."""
     return llm.config.load_format == "dummy"
 
 
@@ -79,7 +79,7 @@ def shown(value: Any) -> str:
 
 
 def write_json(report: Report, file: str) -> None:
-    """Write a report to a file, or to standard output if it is named "-"."""
+    """Write a report to a file, or to standard output if `file` is "-"."""
     content = json.dumps(report, indent=2) + "\n"
     if file == "-":
         sys.stdout.write(content)

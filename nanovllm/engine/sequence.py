@@ -40,7 +40,7 @@ class Sequence:
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, as far as needed
     to_fork: list["Sequence"] = field(
         default_factory=list, init=False
-    )  # samples that wait for it to compute the prompt
+    )  # samples waiting for this one to compute the prompt
     logits_processors: list[LogitsProcessor] = field(default_factory=list, init=False)
     cumulative_logprob: float = field(default=0.0, init=False)
     logprobs: list[Position] = field(default_factory=list, init=False)
@@ -130,7 +130,7 @@ class Sequence:
             self.prompt_logprobs.append(self._decoded(each, 1 + len(self.prompt_logprobs)))
 
     def finish(self, reason: str, error: str | None = None) -> None:
-        """End the sequence: no more tokens come."""
+        """End the sequence. No tokens will follow."""
         self.finish_reason, self.error = reason, error
         self._text.close()
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
@@ -263,7 +263,7 @@ class OutputText:
         return False
 
     def close(self) -> None:
-        """Show the text that was held back: no more tokens come."""
+        """Show the text that was held back, because no tokens will follow."""
         if self._decoder:
             self._add((self._decoder.push(*self._undecoded) if self._undecoded else "") + self._decoder.flush())
         self._shown, self._held_back, self._decoder = self._shown + self._held_back, "", None
@@ -295,7 +295,7 @@ def longest_stop_prefix(text: str, stops: tuple[str, ...]) -> int:
 
 
 def has_repetition(token_ids: list[int], params: RepetitionDetectionParams) -> bool:
-    """Return True if `token_ids` end with the same pattern, of an allowed size, repeated min_count times.
+    """Return True if `token_ids` ends with min_count repetitions of a pattern of an allowed size.
 
     >>> params = RepetitionDetectionParams(max_pattern_size=2, min_count=3)
     >>> has_repetition([9, 4, 5, 4, 5, 4, 5], params), has_repetition([4, 5, 4, 5], params)

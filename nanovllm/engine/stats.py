@@ -1,4 +1,4 @@
-"""Statistics: EngineStats, the state and counters of one engine, and the same as metrics with vLLM's names.
+"""Statistics: EngineStats, the state and counters of one engine, and the same numbers as metrics with vLLM's names.
 
 The states of a sequence:
 
@@ -11,7 +11,7 @@ The states of a sequence:
     An abort ends a sequence in any state. WAITING and RUNNING are the scheduler's two queues: a LOADING sequence is in
     `running` but not in the batch, and a PREEMPTED one is in `waiting` and has been admitted before.
 
-The parts of the engine keep most of the counts. A Tally, which is an Observer, keeps the rest. It does nothing in a
+The parts of the engine keep most of the counts. A Tally, which is an Observer, keeps the others. It costs nothing in a
 step in which no sequence arrives, ends or runs out of blocks.
 """
 
@@ -41,8 +41,8 @@ SAMPLES_PER_REQUEST = (1, 2, 5, 10, 20)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 HELP = {
-    "vllm:num_requests_running": "Samples that hold blocks, including those that wait for blocks from the host.",
-    "vllm:num_requests_waiting": "Samples that wait for a seat or for blocks.",
+    "vllm:num_requests_running": "Samples that hold blocks, including those waiting for blocks from the host.",
+    "vllm:num_requests_waiting": "Samples waiting for a seat or for blocks.",
     "vllm:kv_cache_usage_perc": "Share of the pool's blocks that samples hold, from 0 to 1.",
     "vllm:num_preemptions": "Preempted samples.",
     "vllm:prefix_cache_queries": "Tokens looked up in the prefix cache when a sample is first admitted.",
@@ -74,7 +74,7 @@ class EngineStats:
     """The state of an engine: the first two groups describe the present, the others count since the start."""
 
     running: int  # sequences: a request has one for each of its n samples
-    loading: int  # running sequences that wait for blocks from the host
+    loading: int  # running sequences waiting for blocks from the host
     waiting: int
     preempted: int  # waiting sequences that have run before
 
@@ -82,7 +82,7 @@ class EngineStats:
     blocks_running: int  # held by sequences
     blocks_idle: int  # cached, but held by no sequence
     blocks_free: int  # neither held nor cached
-    blocks_watermark: int  # left free or idle when a sequence is admitted beside others
+    blocks_watermark: int  # left free or idle when a sequence is admitted while others run
     num_host_blocks: int
     blocks_on_host: int  # cached on the host
 
@@ -162,7 +162,7 @@ class Counter(Metric):
 
 @dataclass
 class Vector(Metric):
-    """A list of counters. vLLM uses it for speculative decoding; nanovllm has none yet."""
+    """A list of counters. vLLM uses it for speculative decoding, which nanovllm doesn't have yet."""
 
     values: list[int]
 
@@ -222,7 +222,7 @@ def bound_name(bound: float) -> str:
 
 
 class Tally:
-    """An Observer that counts sequences as they come and go. Running ones are counted when the stats are read."""
+    """An Observer that counts sequences as they arrive and finish. collect() counts the running ones."""
 
     def __init__(self, max_model_len: int, block_size: int, enable_prefix_caching: bool, has_host: bool) -> None:
         self.ended: Counts[str] = Counts()  # by finish_reason

@@ -1,7 +1,7 @@
 """The live page: its files, and /events, the stream of events that it plays.
 
-The engine records events only while the page is open somewhere, and sends each event once. The front replays them, so
-that a viewer that comes later starts with a snapshot of the current state.
+The engine records events only while somebody has the page open, and it sends each event once. The HTTP process replays
+them, so a viewer that joins later starts with a snapshot of the current state.
 """
 
 import asyncio
@@ -24,10 +24,10 @@ from .streaming import Events, EventStream, event_of
 Event = dict[str, Any]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-MAX_VIEWERS = 64  # the front encodes once, and sends to each
+MAX_VIEWERS = 64  # each batch is encoded once and sent to all of them
 SECONDS_PER_BATCH = 0.1
-SECONDS_OF_SILENCE = 15.0  # then a comment keeps the connection alive
-MAX_WAITING_BYTES = 4 << 20  # for one viewer: with more it is too slow
+SECONDS_OF_SILENCE = 15.0  # after that, a comment keeps the connection alive
+MAX_WAITING_BYTES = 4 << 20  # for one viewer; beyond this, it is too slow and starts over
 FOLDER = Path(__file__).with_name("page")
 POLICY = "; ".join(
     (
@@ -53,7 +53,7 @@ HEADERS = {
 
 
 def page_routes(can_prompt: bool) -> list[Route]:
-    """Return a route for each file, so that no other file can be read, and /events.
+    """Return a route for /events and for each file of the page, so that no other file can be read.
 
     `can_prompt` tells the page that /v1/completions is at the same address.
     """
@@ -62,7 +62,7 @@ def page_routes(can_prompt: bool) -> list[Route]:
     async def events(request: Request) -> EventStream:
         state = request.app.state.server
         if len(state.feed.viewers) >= MAX_VIEWERS:
-            raise ApiError(f"{MAX_VIEWERS} pages watch this server already, which is the limit.", 503)
+            raise ApiError(f"This server's page is already open {MAX_VIEWERS} times, which is the limit.", 503)
         server = {"model": state.model.name, "show_text": state.options.show_text, "can_prompt": can_prompt}
         return EventStream(events_of(state.feed), event_of(server | {"run": state.feed.run}, "server"))
 
@@ -70,7 +70,7 @@ def page_routes(can_prompt: bool) -> list[Route]:
 
 
 def index() -> str:
-    """Return index.html with its files under page/."""
+    """Return index.html with links to the files under page/."""
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
     return re.sub(r'(src|href)="([\w.]+)"', r'\1="page/\2"', html)
 
@@ -82,7 +82,7 @@ def file_route(path: Path) -> Route:
 
 
 def file_endpoint(text: str, media_type: str) -> Endpoint:
-    """Return an endpoint that serves a text."""
+    """Return an endpoint that serves `text`."""
 
     async def serve_file(request: Request) -> Response:
         return Response(text, media_type=media_type, headers=HEADERS)
@@ -105,7 +105,7 @@ async def events_of(feed: "Feed") -> Events:
 
 
 class Viewer:
-    """A client of /events. If it is too slow, it starts over with a new snapshot, so little data waits for it."""
+    """A client of /events. If it is too slow, it starts over with a new snapshot, so that little data piles up."""
 
     def __init__(self, feed: "Feed") -> None:
         self._feed = feed
@@ -116,9 +116,9 @@ class Viewer:
         self.num_snapshots = 0
 
     async def next(self, seconds: float) -> bytes:
-        """Wait for server-sent events. Return none after so many seconds. Raise EOFError once the engine has ended."""
+        """Wait for server-sent events, or return b"" after `seconds`. Raise EOFError once the engine has ended."""
         try:
-            async with asyncio.timeout(seconds):  # wait_for() may lose a cancellation, and the viewer would stay
+            async with asyncio.timeout(seconds):  # wait_for() may lose a cancellation, and the viewer would remain
                 await self._has_news.wait()
         except TimeoutError:
             return b""
@@ -133,7 +133,7 @@ class Viewer:
         return b"".join(waiting)
 
     def push(self, batch: bytes) -> None:
-        """Add a batch for next(). A viewer without a snapshot needs none: the snapshot includes it."""
+        """Add a batch for next(). A viewer without a snapshot doesn't need it: the snapshot will include it."""
         if not self._needs_snapshot:
             self._waiting.append(batch)
             self._num_bytes += len(batch)
@@ -175,7 +175,7 @@ class Feed:
                 self._watch(False)
 
     def take(self, events: list[Event]) -> None:
-        """Take events of the engine, in order, for the next batch."""
+        """Add the engine's events, in order, to the next batch."""
         if not self.viewers:
             return  # the last viewer left while these were on their way
         self._new += events
@@ -209,7 +209,7 @@ class Feed:
         return event_of([snapshot_of(self._state, self._header)])
 
     def _from_snapshot(self, events: list[Event]) -> list[Event]:
-        """Return the events from the last snapshot on. Without a state, none before it can be applied."""
+        """Return the events from the last snapshot on. Without a state, earlier ones can't be applied."""
         kinds = [event["kind"] for event in events]
         if "snapshot" in kinds:
             return events[len(kinds) - 1 - kinds[::-1].index("snapshot") :]

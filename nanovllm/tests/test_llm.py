@@ -1,4 +1,4 @@
-"""LLM as scripts for vLLM call it: generate(), chat(), beam_search() and the rest."""
+"""LLM, called as vLLM scripts call it: generate(), chat(), beam_search() and the other methods."""
 
 import functools
 import io
@@ -141,7 +141,7 @@ def test_no_bar_is_shown_without_a_terminal(llm, capsys):
 
 
 def test_request_that_cannot_be_decoded_ends_the_call_with_its_error(llm, monkeypatch):
-    """It raises in a step, and again when it is aborted. The next call is served."""
+    """Decoding raises in a step, and again during the abort. The next call works."""
     completion = Sequence.completion
 
     def decoded(seq):
@@ -231,7 +231,7 @@ def test_beams_are_in_outputs_and_in_vllms_sequences(llm):
 
 
 def test_beams_that_end_early_have_the_logprobs_of_their_tokens(llm, tmp_path):
-    """20 tokens end a text, so many candidates of each beam are considered. One of them ends the best beam."""
+    """Twenty tokens end a text, so each beam considers many candidates. One of them ends the best beam."""
     params = BeamSearchParams(beam_width=2, max_tokens=4)
     likely = llm.beam_search([PROMPT], params)[0].sequences[0].tokens[-1]
     other = LLM(write_checkpoint(tmp_path, eos_token_id=[likely, *range(3, 22)]), **OPTIONS)
@@ -337,7 +337,7 @@ def test_llm_from_engine_args(llm, checkpoint):
     assert token_ids(made.generate(PROMPT, greedy())) == token_ids(llm.generate(PROMPT, greedy()))
 
 
-def test_it_belongs_to_the_thread_that_made_it(llm):
+def test_llm_belongs_to_the_thread_that_created_it(llm):
     errors = []
 
     def use() -> None:
@@ -363,14 +363,14 @@ def test_it_belongs_to_the_thread_that_made_it(llm):
     assert len(errors) == 7 and all(error.startswith(message) for error in errors)
 
 
-# LLMEngine, by itself
+# LLMEngine on its own
 
 
 def make_engine(checkpoint, **options):
     return LLMEngine.from_engine_args(EngineArgs(str(checkpoint), block_size=4, **OPTIONS, **options))
 
 
-def test_an_engine_that_a_script_steps(llm, checkpoint):
+def test_script_can_step_the_engine(llm, checkpoint):
     engine, finished = make_engine(checkpoint), {}
     assert engine.add_request("one", {"prompt_token_ids": PROMPT}, greedy()) == "one"
     engine.add_request("two", "the fox", greedy(), prompt_text="not shown")
@@ -383,7 +383,7 @@ def test_an_engine_that_a_script_steps(llm, checkpoint):
     assert finished["three"].prompt == "shown" and len(finished["three"].outputs[0].token_ids) == 6
 
 
-def test_requests_are_aborted_one_or_several(checkpoint):
+def test_abort_one_request_or_several(checkpoint):
     engine = make_engine(checkpoint)
     for name in "abcd":
         engine.add_request(name, PROMPT, greedy(20))
@@ -399,7 +399,7 @@ def test_requests_are_aborted_one_or_several(checkpoint):
 @pytest.mark.parametrize(
     "name", ["arrival_time", "lora_request", "trace_headers", "priority", "session_id", "kv_hints"]
 )
-def test_an_engine_refuses_what_only_vllm_has(checkpoint, name):
+def test_engine_refuses_unsupported_arguments(checkpoint, name):
     engine = make_engine(checkpoint)
     with pytest.raises(ValueError, match=f"{name} is unsupported"):
         engine.add_request("0", PROMPT, greedy(), **{name: 5})
@@ -408,6 +408,6 @@ def test_an_engine_refuses_what_only_vllm_has(checkpoint, name):
     assert not engine.has_unfinished_requests()
 
 
-def test_no_warning_without_a_cause(checkpoint):
+def test_ordinary_use_gives_no_warnings(checkpoint):
     with warnings.catch_warnings(action="error"):
         LLM(checkpoint, **OPTIONS).generate(PROMPT, greedy(1))

@@ -1,15 +1,15 @@
 """Linear layers: rows of x times a weight.
 
-With few rows, most of the time goes into reading the weight, and linear() reads it as it is stored. With many rows, it
-goes into multiplying, and registers are scarce: matmul() multiplies eight rows of x by two columns of sixteen outputs
-in sixteen registers. Each number of x is splatted, each vector of the weight is loaded, and both are used in several
-products. The weight is packed so that it is read sequentially:
+With few rows, reading the weight takes most of the time, and linear() reads it as it is stored. With many rows,
+multiplication does, and registers are scarce: matmul() multiplies eight rows of x by two columns of sixteen outputs in
+sixteen registers. It broadcasts each number of x, loads each vector of the weight, and uses both in several products.
+The weight is packed so that it is read sequentially:
 
     weight [outputs, size]                 packed [outputs / 16, size / depth, 16, depth]
     row 0    a0 a1 a2 a3 ...               a0 a1 b0 b1 c0 c1 ... | a2 a3 b2 b3 c2 c3 ... | ...
     row 1    b0 b1 b2 b3 ...               depth 2: pairs of bfloat16, where one instruction multiplies pairs; else 1
 
-While one column is in use the next one is prefetched, and the eight rows take long enough for it to arrive in time.
+While one column is in use, the next one is prefetched, and the eight rows take long enough for it to arrive in time.
 """
 
 from pathlib import Path
@@ -55,8 +55,8 @@ def type_of(dtype: torch.dtype) -> torch.dtype:
 def pack(weight: Tensor) -> Tensor:
     """Return `weight` [outputs, size] as a vector of numbers in the order above.
 
-    It has at least 32 outputs and an even size. The last block always holds the last 32 outputs, so it may overlap the
-    one before it, and nothing is written past the end of a row.
+    The weight must have at least 32 outputs and an even size. The last block always holds the last 32 outputs, so it
+    may overlap the one before it, and nothing is written past the end of a row.
     """
     (outputs, size), depth = weight.shape, 2 if type_of(weight.dtype) == torch.bfloat16 else 1
     firsts = torch.arange(0, outputs, COLUMNS).clamp(max=outputs - COLUMNS)
@@ -77,7 +77,7 @@ def matmul(
     for r in range(start, end, COLUMNS):
         first, columns = min(r, outputs - COLUMNS), (r * size, (r + WIDTH) * size)
         for m in range(0, rows, ROWS):
-            last = rows - 1  # it may appear several times
+            last = rows - 1  # may appear several times in `eight`
             eight = (
                 m, min(m + 1, last), min(m + 2, last), min(m + 3, last), min(m + 4, last), min(m + 5, last),
                 min(m + 6, last), min(m + 7, last),
@@ -113,7 +113,7 @@ def packed_linear(
 ) -> None:  # fmt: skip
     """Multiply x [rows, size] by a packed weight into out [rows, outputs].
 
-    All of them are addresses. `like_x` has the type of x, and `like` that of everything else.
+    Tensors are passed as addresses. `like_x` has the type of x; `like` has the type of all the others.
     """
     each = outputs_per_task(outputs, workers)
     for task in prange(-(-outputs // each)):
@@ -143,7 +143,7 @@ class PackedLinear(nn.Module):
         weight = linear.weight.detach()
         self.packed = pack(weight)
         self._bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
-        self._type = type_of(weight.dtype)  # stored, because looking it up takes as long as a small matmul
+        self._type = type_of(weight.dtype)  # cached, because computing it takes as long as a small matmul
         self._likes = like_of(self._type), like_of(weight.dtype)
 
     @property
@@ -171,7 +171,7 @@ def why_not_packed(model: LlamaForCausalLM) -> str | None:
         return f"an MLP of {model.config.intermediate_size} cannot be packed in blocks of {COLUMNS} outputs"
     needed, free = sum(linear.weight.nbytes for linear in linears), free_memory()
     if free is not None and needed > free // 2:
-        return f"packed weights need {needed:,} bytes, more than half of the {free:,} available ones"
+        return f"packed weights need {needed:,} bytes, more than half of the {free:,} bytes available"
     return None
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp: its C functions as llama-cpp-python binds them, with a slot per sequence and admission at every step."""
+"""llama.cpp: its C functions through llama-cpp-python, with a slot per sequence and admission at every step."""
 
 import ctypes
 import time
@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-Output = tuple[list[list[int]], list[list[float]]]  # the tokens of each request, and when each came
+Output = tuple[list[list[int]], list[list[float]]]  # the tokens of each request, and when each one arrived
 Serve = Callable[[list[list[int]], list[int]], Output]
 
 MAX_BATCH = 2048  # tokens in a call, the default of llama-server
-F32 = 0  # the type of keys and values for float32; the default is half of that
+F32 = 0  # the type of float32 keys and values; the default is float16
 FILE_TYPES = {b"0": "float32", b"1": "float16", b"32": "bfloat16"}
 
 
@@ -38,7 +38,7 @@ class Context:
         file_type = ctypes.create_string_buffer(32)
         c.llama_model_meta_val_str(self._model, b"general.file_type", file_type, len(file_type))
         if (dtype := FILE_TYPES.get(file_type.value, "quantized")) != settings.dtype:
-            raise ValueError(f"{settings.file} has {dtype} weights, and the other engines compute in {settings.dtype}")
+            raise ValueError(f"{settings.file} has {dtype} weights, but the other engines compute in {settings.dtype}")
         self._vocab_size = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
         params = c.llama_context_default_params()
         params.n_ctx, params.n_batch = settings.max_num_seqs * settings.max_model_len, self._max_batch
@@ -48,12 +48,12 @@ class Context:
             params.type_k = params.type_v = F32
         self._context = c.llama_init_from_model(self._model, params)
         if not self._context:
-            raise ValueError("llama.cpp could not make a context")
+            raise ValueError("llama.cpp could not create a context")
         self._memory = c.llama_get_memory(self._context)
         self._batch = c.llama_batch_init(self._max_batch, 0, 1)
 
     def serve(self, prompts: list[list[int]], lengths: list[int]) -> Output:
-        """Serve all requests, as many at a time as there are slots."""
+        """Serve all requests, at most one per slot at a time."""
         tokens, times = [list[int]() for _ in prompts], [list[float]() for _ in prompts]
         waiting, running, free = deque(range(len(prompts))), dict[int, int](), list(range(self._slots))
         started = time.perf_counter()

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-Output = tuple[list[list[int]], list[list[float]]]  # the tokens of each request, and when each came
+Output = tuple[list[list[int]], list[list[float]]]  # the tokens of each request, and when each one arrived
 Serve = Callable[[list[list[int]], list[int]], Output]
-NO_TOKEN = -1  # as the end of a text
+NO_TOKEN = -1  # as EOS, so that no token ends a text
 SECONDS_TO_STOP = 60
 PAGE_SIZE = 256  # transformers' own choice
 
@@ -28,13 +28,13 @@ def load_model(settings: Any) -> tuple[Any, Any]:
     )
     if settings.load_format != "dummy":
         return transformers, loader.from_pretrained(settings.model, dtype=dtype).to(device).eval()
-    with device:  # makes the random weights there
+    with device:  # create the random weights there
         config = transformers.AutoConfig.from_pretrained(settings.model)
         return transformers, loader.from_config(config, dtype=dtype).eval()
 
 
 def load(settings: Any) -> tuple[str, Serve]:
-    """Return generate() on one batch, padded on the left; on a GPU with its static cache, compiled."""
+    """Return generate() on one left-padded batch. On a GPU, it is compiled and uses the static cache."""
     transformers, model = load_model(settings)
     import torch
 
@@ -44,7 +44,7 @@ def load(settings: Any) -> tuple[str, Serve]:
 
     @torch.inference_mode()
     def serve(prompts: list[list[int]], lengths: list[int]) -> Output:
-        """Generate as many tokens in each row as the longest output has, and return those of each length."""
+        """Generate as many tokens in each row as the longest output needs, and cut each row to its own length."""
         width, times = max(map(len, prompts)), list[float]()
         started = time.perf_counter()
 
@@ -71,7 +71,7 @@ def load(settings: Any) -> tuple[str, Serve]:
 
 
 def load_batch(settings: Any) -> tuple[str, Serve]:
-    """Return continuous batching. On a GPU transformers chooses its pool, its batch and its CUDA graphs itself."""
+    """Return continuous batching. On a GPU, transformers chooses the size of its pool and batch, and its CUDA graphs."""
     transformers, model = load_model(settings)
     from transformers.generation.continuous_batching.utils import WorkloadHints
 
@@ -79,7 +79,7 @@ def load_batch(settings: Any) -> tuple[str, Serve]:
     attention = choose_attention(model, generation, config)
 
     def serve(prompts: list[list[int]], lengths: list[int]) -> Output:
-        """Serve requests with a length of their own. Starting and warming up, which come first, are not timed."""
+        """Serve requests, each with its own length. Startup and warm-up are not timed."""
         hints = WorkloadHints(max(map(len, prompts)), max(lengths), len(prompts))
         options = {"generation_config": generation, "continuous_batching_config": config, "workload_hints": hints}
         with model.continuous_batching_context_manager(**options, block=True, timeout=SECONDS_TO_STOP) as manager:
@@ -113,17 +113,17 @@ def configs(transformers: Any, settings: Any, model: Any) -> tuple[Any, Any]:
 
 
 def choose_attention(model: Any, generation: Any, config: Any) -> str:
-    """Let transformers take flash attention if it can be loaded. Return the name of the one it takes."""
+    """Let transformers use flash attention if it can be loaded. Return the name of the attention that it uses."""
     try:
         model.init_continuous_batching(generation, config)
-    except Exception:  # it may have to come from a hub that is out of reach
+    except Exception:  # flash attention may have to be downloaded, without a network
         config.auto_switch_to_flash = False
         model.init_continuous_batching(generation, config)
     return str(model.config._attn_implementation)
 
 
 def results(manager: Any, count: int, max_seconds: float | None) -> dict[str, Any]:
-    """Return the results by request, incomplete ones when the time is over. Raise RuntimeError if batching fails."""
+    """Return the results by request, incomplete ones if time runs out. Raise RuntimeError if batching fails."""
     deadline = time.perf_counter() + (float("inf") if max_seconds is None else max_seconds)
     done: dict[str, Any] = {}
     is_late = False
@@ -144,6 +144,6 @@ def results(manager: Any, count: int, max_seconds: float | None) -> dict[str, An
 
 
 def times_of(result: Any, started: float) -> list[float]:
-    """Return the time of each token. Times before an eviction are lost, and replaced by the first known one."""
+    """Return the time of each token. An eviction loses the times before it; the first known one replaces them."""
     times = [when - started for when in result.timestamps][: len(result.generated_tokens)]
     return [times[0]] * (len(result.generated_tokens) - len(times)) + times if times else []

@@ -1,4 +1,4 @@
-"""Observers: the events that an engine reports, in order, and that observing changes nothing."""
+"""Observers: the events that an engine reports and their order. Observing an engine changes nothing."""
 
 import sys
 import threading
@@ -22,7 +22,7 @@ KINDS = (
 
 
 class Recorder:
-    """An observer of all events."""
+    """An observer that records all events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, tuple[Any, ...]]] = []
@@ -144,7 +144,7 @@ def test_default_observer_ignores_everything():
 # The events of an engine
 
 
-def test_request_from_arrival_to_end(checkpoint):
+def test_events_of_a_request_from_arrival_to_end(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=8)
     recorder = recorded(engine)
     engine.add_request("a", [1, 2, 3], params(3))
@@ -163,7 +163,7 @@ def test_request_from_arrival_to_end(checkpoint):
     assert recorder.of("step")[0] == ([(seq, 3)], [seq])
 
 
-def test_samples_are_forked_copied_and_each_ends_once(checkpoint):
+def test_events_of_samples_that_fork_copy_and_finish(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16)
     recorder = recorded(engine)
     engine.add_request("a", [1] * 6, params(3, n=3, temperature=1.0, seed=3))
@@ -177,7 +177,7 @@ def test_samples_are_forked_copied_and_each_ends_once(checkpoint):
     assert Counter(seq for (seq,) in recorder.of("finish")) == Counter(samples)
 
 
-def test_refused_waiting_preempted_and_aborted_requests(checkpoint):
+def test_events_of_refused_waiting_preempted_and_aborted_requests(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=4, max_num_seqs=2)
     recorder = recorded(engine)
     with pytest.raises(ValueError):
@@ -237,7 +237,7 @@ def test_end_event_of_a_failed_step_carries_the_error(checkpoint, monkeypatch):
     run_to_the_end(engine)
 
 
-def test_blocks_are_stored_and_loaded(checkpoint):
+def test_events_of_stored_and_loaded_blocks(checkpoint):
     engine = engine_of(checkpoint, num_blocks=8)
     recorder = recorded(engine)
     for name, prompt in (("a", FIRST), ("b", SECOND)):

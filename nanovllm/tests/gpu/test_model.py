@@ -1,4 +1,4 @@
-"""LinearDispatch: for each shape, the faster of gemv and the library's matmul computes linear layers of few rows."""
+"""LinearDispatch, which computes linear layers of few rows with gemv or the library's matmul, whichever is faster."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from ...backends.gpu.ops import PLAIN
 
 
 class FakeTiming:
-    """A gemv that records its calls, graphs that run their step again, and a timer that favors one or the other."""
+    """A gemv that records its calls, a capture() that only counts, and a timer that favors one method or the other."""
 
     def __init__(self, is_slow) -> None:
         self.rows: list[int] = []

@@ -1,4 +1,4 @@
-"""A server in its own process, as a user starts it, and requests to it."""
+"""Start a server in a process of its own, as a user would, and send requests to it."""
 
 import json
 import os
@@ -27,7 +27,7 @@ CLIENT = httpx.Client(timeout=SECONDS, verify=False, limits=httpx.Limits(max_kee
 
 @dataclass
 class Served:
-    """A server."""
+    """A running server and its address."""
 
     process: subprocess.Popen[str]
     url: str
@@ -49,7 +49,7 @@ class Served:
         return self.process.wait(SECONDS)
 
     def engine_process(self) -> int:
-        """Return the process id of the engine, which multiprocessing has spawned."""
+        """Return the id of the engine's process, which multiprocessing spawned."""
         done = subprocess.run(
             ["pgrep", "-P", str(self.process.pid), "-f", "spawn_main"], capture_output=True, text=True
         )
@@ -64,7 +64,7 @@ def answer(response: httpx.Response) -> dict[str, Any]:
 
 @contextmanager
 def serving(*flags: str, module: str = "nanovllm", model: Path = STORYTELLER) -> Iterator[Served]:
-    """Run a server on a free port until the end of the block."""
+    """Run a server on a free port inside a `with` block."""
     arguments = ["serve", str(model), "--port", "0", *UNMEASURED, *flags]
     environment = os.environ | {VARIABLE: "torch", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
@@ -81,7 +81,7 @@ def serving(*flags: str, module: str = "nanovllm", model: Path = STORYTELLER) ->
 
 
 def events(response: httpx.Response) -> Iterator[Any]:
-    """Yield the data of the events of a stream. The last may be [DONE]."""
+    """Yield the data of each event in a stream. The last one may be [DONE]."""
     for line in response.iter_lines():
         if line:
             assert line.startswith("data: "), line
@@ -112,7 +112,7 @@ def is_alive(process: int) -> bool:
 
 
 def unset(value: Any, path: str = "") -> list[str]:
-    """Return the fields that the client's types require and the response lacks. The client does not check it."""
+    """Return the fields that the client's types require but the response lacks. The client itself doesn't check."""
     if isinstance(value, list):
         return [each for one in value for each in unset(one, path)]
     if not isinstance(value, openai.BaseModel):

@@ -68,13 +68,13 @@ def test_prompt_logprobs(served, llm):
     assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
 
 
-def test_logprob_token_ids_replace_the_likeliest_tokens(served):
+def test_logprob_token_ids_replace_the_top_tokens(served):
     [place] = served.chat(logprobs=True, logprob_token_ids=[500, 7], max_tokens=1)["choices"][0]["logprobs"]["content"]
     assert place["top_logprobs"][0]["token"] == " wor" and len(place["top_logprobs"]) == 2
 
 
 def test_stream_never_splits_a_character(served):
-    """No piece has part of a character, and offsets point at the tokens' texts."""
+    """No piece holds part of a character, and offsets point at the text of each token."""
     body = {"prompt": "a", "structured_outputs": {"choice": ["né 🦊狐"]}, "temperature": 0, "max_tokens": 30}
     [whole] = served.completion(**body, logprobs=0)["choices"]
     *chunks, _ = stream(served, "/v1/completions", **body, logprobs=0)

@@ -1,4 +1,4 @@
-"""Stage 2: what blocks save, what promises waste, and what gathering costs."""
+"""Stage 2: the memory that blocks save and promises waste, and the cost of gathering."""
 
 import random
 import statistics
@@ -25,11 +25,11 @@ from stages.s2_block_manager.llama import ModelConfig
 POOL, LONGEST, BLOCK_SIZE = 8192, 1024, 16
 LONG = 1000  # the longest context of one sequence in the decode table
 BLOCK_SIZES = (1, 16, 256)
-START = 300  # the first step of the traffic that counts, when the pool has filled up
+START = 300  # the first step that counts: by then the traffic has filled the pool
 
 
 def measure(model: Path) -> Scores:
-    """Return seats, the pool under traffic, empty slots, the cost of copies, and of gathering."""
+    """Return seats, the pool under traffic, empty slots, and the cost of copies and of gathering."""
     config, lengths = ModelConfig.from_folder(model), range(1, 513)
     first, second = blocks_held(model)
     return {
@@ -68,8 +68,9 @@ def seats_in_a_batch(config: ModelConfig) -> dict[str, int]:
 def at_once(config: ModelConfig) -> dict[str, float]:
     """Return the mean number of running sequences under traffic, and the shares of the pool promised, held and empty.
 
-    Part 1 of the notebook has the same traffic, in a pool of half the size. `moving`: pieces are moved together
-    whenever enough slots are free. `copied_over_moved`: the slots that gathering copies, over those that moving copies.
+    Part 1 of the notebook has the same traffic, in a pool of half the size. `moving` is the mean number of sequences if
+    pieces are compacted whenever enough slots are free. `copied_over_moved` divides the slots that gathering copies by
+    those that compacting copies.
     """
     compacting = Compacting()
     pieces = replayed("s1", in_slots(), config, SlotManager.can_allocate)[START:]
@@ -90,19 +91,19 @@ def at_once(config: ModelConfig) -> dict[str, float]:
 
 
 def replayed(name: str, manager: Any, config: ModelConfig, admits: Callable[[Any, Any], bool]) -> list[Moment]:
-    """Return the moments of a manager of stage `name` under the traffic, step by step."""
+    """Run the traffic through a manager of stage `name`. Return one moment per step."""
     return replay(manager, arrivals(name, config, traffic(1500, seed=1), LONGEST), 1500, admits)
 
 
 def blocks_held(model: Path) -> list[int]:
-    """Return the blocks that a prompt of BLOCK_SIZE tokens holds after its first step, and after its second."""
+    """Return how many blocks a prompt of BLOCK_SIZE tokens holds after its first and its second step."""
     llm = s2.LLM(model, dtype="float32", block_size=BLOCK_SIZE, kv_cache_tokens=LONGEST)
     stream = llm.stream([[3] * BLOCK_SIZE], s2.SamplingParams(max_tokens=3, ignore_eos=True))
     return [llm.kv_cache_manager.report().held // BLOCK_SIZE for _ in zip(range(2), stream, strict=False)]
 
 
 def copy_milliseconds(config: ModelConfig) -> Scores:
-    """Return the time to gather LONG tokens, all layers, from blocks in random order, by block size."""
+    """Return, for each block size, the time to gather LONG tokens of all layers from blocks in random order."""
     calls = {}
     for size in BLOCK_SIZES:
         cache = KVCache(config, POOL // size, size, torch.float32, torch.get_default_device())
@@ -119,9 +120,9 @@ def read_layers(cache: KVCache, block_table: torch.Tensor, layers: range) -> Non
 
 
 def gather_cost(model: Path) -> Scores:
-    """Return how many times as long as in stage 1 a decode step takes, and the bytes that it copies at LONG tokens.
+    """Return the time of a decode step relative to stage 1, and the bytes that it copies at LONG tokens.
 
-    The steps are the decode table's: of one sequence, of one long one, and of eight.
+    The cases come from the decode table: one sequence, one long sequence, and eight sequences.
     """
     result: Scores = {"longest": LONG, "copied_bytes": copied_bytes(model)}
     for name, (batch, context) in {"at_128": (1, 128), "at_longest": (1, LONG), "of_8": (8, 512)}.items():

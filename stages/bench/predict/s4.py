@@ -1,4 +1,4 @@
-"""Stage 4: the cost of a free seat, the waits for a long prompt, and the tokens that a small pool computes again."""
+"""Stage 4: the cost of a free seat, the wait for a long prompt, and the tokens that a small pool recomputes."""
 
 import statistics
 from functools import partial
@@ -17,13 +17,13 @@ LONG_PROMPT, CHUNKS, ROUNDS = 900, (32, 128, 1024), 3
 
 
 def measure(model: Path) -> Scores:
-    """Return steps, chunks, and the tokens that pools of three sizes compute again."""
+    """Return steps, chunks, and the tokens that pools of three sizes recompute."""
     again = {str(pool): recomputed(model, pool) for pool in (POOL, POOL // 2, POOL // 4)}
     return {"steps": steps_for_all(model), "chunks": cost_of_chunks(model), "again": again}
 
 
 def derived(numbers: Scores) -> dict[str, Any]:
-    """Say whether small chunks were a trade."""
+    """Say whether small chunks were a tradeoff."""
     small, large = (numbers["chunks"][str(chunk)] for chunk in (CHUNKS[0], CHUNKS[-1]))
     is_trade = small["gap_ms"] < large["gap_ms"] and small["ttft_ms"] > large["ttft_ms"]
     trade = "Small chunks help those who are here, and the newcomer pays." if is_trade else "Here it was no trade."
@@ -31,7 +31,7 @@ def derived(numbers: Scores) -> dict[str, Any]:
 
 
 def workload(model: Path) -> list[Arrival]:
-    """Return the scoreboard's requests, which all arrive at once."""
+    """Return the scoreboard's requests, all of which arrive at the start."""
     tasks = mixed_tasks(ModelConfig.from_folder(model).vocab_size)
     return [Arrival(0, task.prompt, task.num_output_tokens) for task in tasks]
 
@@ -65,7 +65,7 @@ def recomputed(model: Path, pool: int) -> dict[str, float]:
 
 
 def cost_of_chunks(model: Path) -> dict[str, Scores]:
-    """Return the medians of one_newcomer() for each limit of tokens in a step."""
+    """Return the medians of one_newcomer() for each limit on a step's tokens."""
     calls = {}
     for chunk in CHUNKS:
         llm = s4.LLM(model, dtype="float32", kv_cache_tokens=POOL, max_num_batched_tokens=chunk)
