@@ -38,7 +38,7 @@ def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str]
 
 
 def text_tasks(llm: LLM, file: str, texts: Sequence[str], output_len: int) -> list[Task]:
-    """Return a task for each text of a file. Raise ValueError if the file is empty or the checkpoint has no tokenizer."""
+    """Return a task for each text of a file. Raise ValueError if the file is empty, or without a tokenizer."""
     if llm.tokenizer is None:
         raise ValueError("prompts from a file need a tokenizer, and the checkpoint has none")
     if not texts:

@@ -366,7 +366,7 @@ def read_done(output: str, requests: RequestsFile) -> tuple[set[str], int]:
     for request in requests if prompts else ():
         if prompts.get(request.id) not in (None, hash(repr(request.prompt))):
             raise ValueError(
-                f"{output}: request {request.id!r} has a different prompt: the result belongs to another file"
+                f"{output}: request {request.id!r} has a different prompt in this result"
             )
     return {*prompts}, num_bytes
 
