@@ -58,7 +58,7 @@ def http(engine: dict[str, Any], options: Http) -> Report:
         "first_token_later_ms": later._asdict(),
         "says": [
             "times in ms: p50 / p90 / p99 of all rounds; alone: one request at a time",
-            f"HTTP reaches {share.median:.3f} of the engine's own throughput ({share.least:.3f} to {share.largest:.3f})",
+            f"HTTP reaches {share.median:.3f} of the engine's throughput ({share.least:.3f} to {share.largest:.3f})",
             f"HTTP adds {later.median:.2f} ms to the first token, alone ({later.least:.2f} to {later.largest:.2f})",
             *(
                 [f"the kernels differ: the server has {kernels}"]
