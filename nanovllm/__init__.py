@@ -60,27 +60,19 @@ __all__ = [
     "TokensPrompt",
     "Vector",
 ]
-MODULES = {  # the module of each name
-    **dict.fromkeys(("AsyncLLM", "AsyncLLMEngine", "EngineDeadError"), ".async_llm"),
-    **dict.fromkeys(("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"), ".engine.beam_search"),
-    **dict.fromkeys(("AsyncEngineArgs", "EngineArgs", "EngineConfig"), ".engine.config"),
-    "LLMEngine": ".engine.llm_engine",
-    **dict.fromkeys(("CompletionOutput", "Logprob", "RequestOutput"), ".engine.outputs"),
-    **dict.fromkeys(("PromptType", "TextPrompt", "TokensPrompt"), ".engine.prompts"),
-    **dict.fromkeys(
-        ("RepetitionDetectionParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
-        ".engine.sampling_params",
-    ),
-    **dict.fromkeys(("Counter", "EngineStats", "Gauge", "Histogram", "Metric", "Vector"), ".engine.stats"),
-    "LLM": ".llm",
-}
+# The modules of these names. Each imports those before it, so a name is in the first one that has it.
+MODULES = (
+    *("engine.config", "engine.sampling_params", "engine.prompts", "engine.outputs", "engine.stats"),
+    *("engine.llm_engine", "engine.beam_search", "llm", "async_llm"),
+)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name, and torch with it, on first use: `--help` needs neither."""
-    if name not in MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(MODULES[name], __name__), name)
+    modules = (import_module(f"{__name__}.{module}") for module in MODULES)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 def __dir__() -> list[str]:

@@ -111,7 +111,7 @@ class AsyncLLM:
         """Abort requests. Their callers get a last output with finish_reason "abort". Unknown ids are ignored."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         with suppress(EngineDeadError):
-            await self._call(partial(self._thread.abort_all, request_ids=request_ids))
+            await self._call(partial(self._thread.abort, request_ids=request_ids))
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine after the current step, and wait up to `timeout` seconds for that.
@@ -170,7 +170,7 @@ class AsyncLLM:
     def _forget(self, request_id: str, stream: "Stream") -> None:
         """Abort a request whose caller has left. Do not wait, since a generator that is being closed cannot."""
         with suppress(EngineDeadError):
-            self._thread.call(partial(self._thread.abort, request_id=request_id, stream=stream))
+            self._thread.call(partial(self._thread.abort, request_ids=[request_id], stream=stream))
 
 
 AsyncLLMEngine = AsyncLLM  # the older name, which vLLM keeps too
@@ -268,18 +268,10 @@ class EngineThread:
         """Add a request, in the engine's thread. Raise ValueError if it cannot be served."""
         self._streams[request(engine)] = stream
 
-    def abort(self, engine: LLMEngine, request_id: str, stream: Stream | None = None) -> None:
-        """Abort a request, in the engine's thread. With a `stream`, do nothing if the id now belongs to another one."""
-        if stream is not None and self._streams.get(request_id) is not stream:
-            return
-        output = engine.abort_request(request_id)
-        if output is not None:
-            self._deliver([output])
-
-    def abort_all(self, engine: LLMEngine, request_ids: list[str]) -> None:
-        """Abort several requests, in the engine's thread."""
-        for request_id in request_ids:
-            self.abort(engine, request_id)
+    def abort(self, engine: LLMEngine, request_ids: list[str], stream: Stream | None = None) -> None:
+        """Abort requests, in the engine's thread. With a `stream`, ignore an id that now belongs to another one."""
+        known = [each for each in request_ids if stream in (None, self._streams.get(each))]
+        self._deliver(engine.abort_request(known))
 
     def dead_error(self) -> EngineDeadError:
         """Return a new error for each caller, since sharing one would mix up their tracebacks."""

@@ -5,7 +5,7 @@ import itertools
 import time
 import warnings
 from collections import abc
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -230,14 +230,9 @@ class LLM:
                         yield from outputs
             finally:
                 self._is_streaming = False
-                errors = []
-                for request_id in request_ids:
-                    try:
-                        self.llm_engine.abort_request(request_id)
-                    except Exception as error:  # keep going: the other requests must end too
-                        errors.append(error)
-                if errors:
-                    raise errors[-1]
+                with ExitStack() as stack:  # even if one raises, all others are aborted
+                    for request_id in request_ids:
+                        stack.callback(self.llm_engine.abort_request, request_id)
 
 
 def pair(prompts: list[ParsedPrompt], sampling_params: SamplingParams | abc.Sequence[SamplingParams]) -> list[Request]:

@@ -76,13 +76,11 @@ class InputProcessor:
             if self._tokenizer is None:
                 raise ValueError("the checkpoint has no tokenizer: pass token ids instead of text")
             token_ids = self._tokenizer.encode(valid_text(prompt)) if prompt else []
-        elif isinstance(prompt, list | tuple):
-            token_ids = list(prompt)
         else:
-            raise ValueError(f"a prompt must be text or a list of token ids, got {type(prompt).__name__}")
-        wrong = [i for i in token_ids if type(i) is not int or not 0 <= i < self._vocab_size]
+            token_ids = list(prompt)
+        wrong = [i for i in token_ids if not 0 <= i < self._vocab_size]
         if wrong:
-            raise ValueError(f"a token id must be an integer from 0 to {self._vocab_size - 1}, got {wrong[0]!r}")
+            raise ValueError(f"a token id must be an integer from 0 to {self._vocab_size - 1}, got {wrong[0]}")
         return token_ids
 
     def _check(self, params: SamplingParams) -> None:
