@@ -5,7 +5,6 @@ program from the internet, so it runs in jinja2's sandbox and sees only strings,
 transformers and vLLM, nothing limits its running time.
 """
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -13,13 +12,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from pydantic_core import to_jsonable_python
 
 from .entries import Entries, brief
 
@@ -127,27 +126,12 @@ def check_dicts(name: str, values: Sequence[Mapping[str, Any]] | None) -> list[J
 
 
 def to_plain(value: Any) -> Any:
-    """Return a copy of `value` in JSON's types. An object of any other type becomes the name of its type.
+    """Return a copy of `value` in JSON's types. An object of an unknown type becomes the name of its type.
 
     >>> to_plain({"content": ("a", 1, None), "image": object()})
-    {'content': ('a', 1, None), 'image': '<object>'}
+    {'content': ['a', 1, None], 'image': '<object>'}
     """
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    for kind in (str, int, float):  # subclasses, such as members of an Enum
-        if isinstance(value, kind):
-            return getattr(kind, f"__{kind.__name__}__")(value)
-    if isinstance(value, Mapping):
-        return {to_plain(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return (list if isinstance(value, list) else tuple)(map(to_plain, value))
-    if isinstance(value, np.generic):
-        return to_plain(value.item())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if callable(getattr(value, "model_dump", None)):  # pydantic
-        return to_plain(value.model_dump())
-    return f"<{type(value).__name__}>"
+    return to_jsonable_python(value, fallback=lambda each: f"<{type(each).__name__}>")
 
 
 # Messages in OpenAI's form

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MAX_INT = 2**53  # every JSON reader keeps integers up to here exactly
+MAX_INT = 2**24  # far beyond any real model, so a typo is an error at once
 MAX_NUMBER = 1e30  # well inside float32; also excludes infinity and NaN
 
 
@@ -40,11 +40,11 @@ class Entries:
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) is not None
 
-    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = MAX_INT) -> int:
-        """Return an integer from `minimum` to `maximum`. A missing entry takes `default`, as in all these methods."""
+    def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+        """Return an integer from `minimum` to MAX_INT. A missing entry takes `default`, as in all these methods."""
         value = self._get(name, default)
-        if type(value) is int and value > maximum:
-            raise self.error(name, f"at most {maximum}")
+        if type(value) is int and value > MAX_INT:
+            raise self.error(name, f"at most {MAX_INT}")
         if type(value) is not int or value < minimum:
             raise self.error(name, "a positive integer" if minimum == 1 else f"an integer of at least {minimum}")
         return value

@@ -16,8 +16,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from .entries import Entries
 from .model_config import read_model_config
 
@@ -188,12 +186,6 @@ class Repository:
             bar.close()  # otherwise some show again when the process exits
         return Path(folder)
 
-    def download_again(self, file: str) -> None:
-        """Replace a file in the cache."""
-        from huggingface_hub import hf_hub_download
-
-        hf_hub_download(filename=file, force_download=True, **self._where)
-
     def files(self) -> list[str]:
         """Return the names of all files on the Hub."""
         from huggingface_hub import HfApi
@@ -225,9 +217,6 @@ def download(repository: Repository) -> Path:
     repository = replace(repository, revision=folder.name)  # stay on this commit if somebody pushes another
     with one_line_errors(repository):  # weights come last, so that a folder with weights is complete
         repository.snapshot(weights)
-        for file in weights:
-            if (folder / file).exists() and not is_complete(folder / file):
-                repository.download_again(file)
     missing = [file for file in weights if not (folder / file).exists()]
     if missing:
         with one_line_errors(repository):
@@ -243,15 +232,6 @@ def weight_files(folder: Path) -> list[str]:
         return [WEIGHTS]
     weight_map = Entries.read(index).entries("weight_map")
     return sorted({weight_map.text(tensor) for tensor in weight_map.values})
-
-
-def is_complete(path: Path) -> bool:
-    """Return whether a safetensors file has the length that its header gives."""
-    try:
-        safe_open(path, framework="numpy")
-    except SafetensorError:
-        return False
-    return True
 
 
 def explain_missing(files: list[str], missing: str, name: str) -> str:

@@ -13,16 +13,7 @@ from typing import Any, NamedTuple
 from ..llama import ModelConfig
 from .entries import Entries, brief
 
-# Far beyond any real model, so that a typo in config.json is an error at once and not hours of building layers.
-MAX_SIZES = {
-    "vocab_size": 2**24,
-    "hidden_size": 2**20,
-    "intermediate_size": 2**20,
-    "num_hidden_layers": 1000,
-    "num_attention_heads": 2**12,
-}
-MAX_HEAD_DIM = 2**10
-MAX_POSITIONS = 2**24
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
 class Family(NamedTuple):
@@ -83,15 +74,13 @@ def model_config(config: Entries, generation: Entries) -> ModelConfig:
     model_type, family = find_family(config)
     config = Entries({**family.defaults, **config.values, **family.overrides}, config.path)
     check_implemented(config)
-    sizes = {name: config.integer(name, maximum=maximum) for name, maximum in MAX_SIZES.items()}
+    sizes = {name: config.integer(name) for name in SIZES}
     generation_eos, eos = read_eos(generation), read_eos(config)
     entries = {
         "model_type": model_type,
         **sizes,
         **read_heads(config, sizes["num_attention_heads"], sizes["hidden_size"]),
-        "max_position_embeddings": config.integer(
-            "max_position_embeddings", ModelConfig.max_position_embeddings, maximum=MAX_POSITIONS
-        ),
+        "max_position_embeddings": config.integer("max_position_embeddings", ModelConfig.max_position_embeddings),
         "rms_norm_eps": config.number("rms_norm_eps", ModelConfig.rms_norm_eps),
         "rope_parameters": read_rope(config),
         "tie_word_embeddings": config.flag("tie_word_embeddings", False),
@@ -141,7 +130,7 @@ def read_heads(config: Entries, heads: int, hidden_size: int) -> dict[str, int]:
     kv_heads = config.integer("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise ValueError(f"{config.path}: {heads} attention heads do not divide into {kv_heads} key-value heads")
-    head_dim = config.integer("head_dim", default=hidden_size // heads, maximum=MAX_HEAD_DIM)
+    head_dim = config.integer("head_dim", default=hidden_size // heads)
     if head_dim % 2:
         raise ValueError(f"{config.path}: head_dim must be even, because RoPE rotates pairs, got {head_dim}")
     return {"num_key_value_heads": kv_heads, "head_dim": head_dim}

@@ -6,17 +6,16 @@ transformers 5 does, so that special tokens get the same ids and flags. The chai
     TokenizerFile | SentencepieceFile, TokenizerConfig  ->  tokenizers.Tokenizer  ->  HFTokenizer
 """
 
+import codecs
 import copy
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import groupby, islice
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from sentencepiece import SentencePieceProcessor
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
@@ -24,11 +23,13 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.processors import TemplateProcessing
 
 from .chat_template import apply_chat_template, find_chat_template
-from .entries import Entries, brief
+from .entries import Entries
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 REPLACEMENT = "\ufffd"  # decoded from the bytes of an incomplete character
+EACH_BYTE = "nanovllm.each_byte"  # error handler that replaces each invalid byte; "replace" joins some
+codecs.register_error(EACH_BYTE, lambda error: (REPLACEMENT, error.start + 1))
 
 
 class Encoding(dict[str, Any]):
@@ -76,10 +77,13 @@ class HFTokenizer:
         ids = self.visible(to_token_ids(token_ids), skip_special_tokens)
         if skip_special_tokens is not None or self._bytes.keys().isdisjoint(ids):
             return self.backend.decode(ids, skip_special_tokens=False)
-        tokens = [self.backend.id_to_token(i) for i in ids]
-        starts = character_starts([self._bytes.get(i) for i in ids])
-        separated = [part for i, token in enumerate(tokens) for part in (["", token] if i in starts else [token])]
-        text: str = self.backend.decoder.decode(separated)
+        tokens: list[str] = []
+        for are_bytes, run in groupby(ids, self._bytes.__contains__):
+            if are_bytes:
+                tokens += bytes(self._bytes[i] for i in run).decode(errors=EACH_BYTE)  # a token per character
+            else:
+                tokens += [self.backend.id_to_token(i) for i in run]
+        text: str = self.backend.decoder.decode(tokens)
         return text
 
     def visible(self, token_ids: Sequence[int], skip_special_tokens: bool | None = None) -> list[int]:
@@ -193,35 +197,6 @@ def is_id(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def character_starts(values: list[int | None]) -> set[int]:
-    """Return the indices of bytes that follow another byte and begin a new character, or belong to none.
-
-    None stands for a token that is not a byte.
-
-    >>> [*map(hex, "\u00e9".encode())], character_starts([0xC3, 0xA9, 0xC3, 0x41, None, 0x41])
-    (['0xc3', '0xa9'], {2, 3})
-    """
-    starts: set[int] = set()
-    index = 0
-    while index < len(values):
-        if index and values[index] is not None and values[index - 1] is not None:
-            starts.add(index)
-        index += character_length(values[index : index + 4])
-    return starts
-
-
-def character_length(values: list[int | None]) -> int:
-    """Return how many of the values form one character; 1 if the first does not begin one."""
-    for length in range(2, len(values) + 1):
-        character = [value for value in values[:length] if value is not None]
-        if len(character) < length:
-            return 1
-        with suppress(UnicodeDecodeError):
-            if len(bytes(character).decode()) == 1:
-                return length
-    return 1
-
-
 def load_tokenizer(folder: str | Path) -> HFTokenizer | None:
     """Return the tokenizer of a folder, from tokenizer.json or else from tokenizer.model; None if it has neither.
 
@@ -229,7 +204,7 @@ def load_tokenizer(folder: str | Path) -> HFTokenizer | None:
     ValueError, naming the file and the entry, for a file that cannot be read.
     """
     folder = Path(folder)
-    file: VocabularyFile
+    file: TokenizerFile | SentencepieceFile
     if (folder / "tokenizer.json").exists():
         file = TokenizerFile(folder / "tokenizer.json")
     elif (folder / "tokenizer.model").exists():
@@ -331,27 +306,12 @@ def decoded_token(token_id: int, before: list[int], tokenizer: HFTokenizer) -> s
 
 # The files of a tokenizer
 
-MAX_TOKEN_ID = 2**24
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 DEFAULTS = {  # special tokens of a tokenizer class that no file names
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
     "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
 }
-
-
-class VocabularyFile(Protocol):
-    """tokenizer.json or tokenizer.model."""
-
-    path: Path
-    is_byte_level: bool  # tokens are spelled in bytes
-    has_template: bool  # the file itself says where BOS and EOS go
-    added: dict[int, AddedToken]  # tokens that are not in the vocabulary
-    named: dict[str, str]  # special tokens by name
-    extra: list[AddedToken]  # special tokens without a name
-
-    def build(self, config: "TokenizerConfig") -> Tokenizer:
-        """Return the tokenizer without the tokens that `config` adds."""
 
 
 @dataclass
@@ -368,7 +328,7 @@ class TokenizerConfig:
     chat_template: str | dict[str, str] | None  # one, or several by name
 
     @classmethod
-    def from_folder(cls, folder: Path, file: VocabularyFile) -> "TokenizerConfig":
+    def from_folder(cls, folder: Path, file: "TokenizerFile | SentencepieceFile") -> "TokenizerConfig":
         """Read the files next to `file`. Raise ValueError, naming the file and the entry, for an invalid value."""
         path = folder / "tokenizer_config.json"
         config = Entries.read_if_exists(path)
@@ -449,7 +409,7 @@ class TokenFiles(NamedTuple):
                 token_id(decoder, key): as_token(decoder, key, decoder.entries(key).values) for key in decoder.values
             }
         by_text = Entries.read_if_exists(self.config.path.with_name("added_tokens.json"))
-        ids = {text: by_text.integer(text, minimum=0, maximum=MAX_TOKEN_ID) for text in by_text.values}
+        ids = {text: by_text.integer(text, minimum=0) for text in by_text.values}
         special = {token.content for name, token in self.named({}, {}).items() if name in NAMED}
         special |= {token.content for token in self.listed()}
         listed = {
@@ -539,7 +499,6 @@ BUILDERS: dict[str, Callable[[Vocabulary, Merges, Entries], Tokenizer]] = {
     "Qwen2Tokenizer": qwen2,
     "GPT2Tokenizer": gpt2,
 }
-PARTS = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder", "model", "truncation", "padding")
 
 
 class TokenizerFile:
@@ -552,8 +511,9 @@ class TokenizerFile:
         try:
             text = path.read_text(encoding="utf-8")
             self._backend = Tokenizer.from_str(text)
-        except Exception:
-            raise explain_failure(path) from None
+        except Exception as error:
+            Entries.read(path)  # raises ValueError if it is not JSON
+            raise ValueError(f"{path} is unsupported by the tokenizers library: {error}") from None
         self._backend.no_truncation()
         self._backend.no_padding()
         self.is_byte_level = '"ByteLevel"' in text
@@ -572,25 +532,6 @@ class TokenizerFile:
         if self._backend.post_processor:
             backend.post_processor = self._backend.post_processor
         return backend
-
-
-def explain_failure(path: Path) -> ValueError:
-    """Return why the library cannot read tokenizer.json: it is not JSON, or one of its parts is invalid."""
-    try:
-        state = Entries.read(path).values
-    except ValueError as error:
-        return error
-    model = {"type": "BPE", "vocab": {}, "merges": []}
-    minimal: dict[str, Any] = {"version": "1.0", "model": model, "added_tokens": []}
-    for name in PARTS:
-        try:
-            if name in state:
-                Tokenizer.from_str(json.dumps(minimal | {name: state[name]}))
-        except Exception as error:
-            return ValueError(f"{path}: {name} is invalid or unknown to the tokenizers library: {error}")
-    return ValueError(
-        f"{path}: model is missing" if "model" not in state else f"{path} cannot be read: {brief(list(state))}"
-    )
 
 
 UNIGRAM, CONTROL, USER_DEFINED = 1, 3, 4  # values in sentencepiece_model.proto
@@ -699,10 +640,7 @@ def add_tokens(backend: Tokenizer, config: TokenizerConfig) -> Tokenizer:
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     tokens = [token for _, token in sorted(config.added.items(), key=lambda item: item[0]) if repr(token) not in known]
     texts = {token.content for token in [*backend.get_added_tokens_decoder().values(), *tokens]}
-    for token in [*config.named.values(), *config.extra]:
-        if token.content not in texts:
-            tokens.append(token)
-            texts.add(token.content)
+    tokens += [token for token in special_tokens(config) if token.content not in texts]
     by_name = {token.content for token in config.named.values()}
     for token in tokens:
         token.special = token.special or token.content in by_name

@@ -34,16 +34,16 @@ def load_model(
     check_window(config.sliding_window, max_model_len, Path(folder))
     with torch.device("meta"), NoInit():  # shapes without memory
         model = LlamaForCausalLM(config, max_model_len)
-    with TensorReader(Path(folder)) as reader:
-        if config.tie_word_embeddings:
-            reader.check_tied_head((config.vocab_size, config.hidden_size))
-        state = {}
-        for name, parameter in model.named_parameters():  # lists a tied head once, as embed_tokens
-            state[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
-            parts = checkpoint_tensors(name, parameter.shape, config)
-            for rows, part in zip(torch.split(state[name], [shape[0] for _, shape in parts]), parts, strict=True):
-                rows.copy_(reader.read(*part))  # straight to its place and dtype, so no tensor exists twice
-        reader.check_all_read()
+    reader = TensorReader(Path(folder))
+    if config.tie_word_embeddings:
+        reader.check_tied_head((config.vocab_size, config.hidden_size))
+    state = {}
+    for name, parameter in model.named_parameters():  # lists a tied head once, as embed_tokens
+        state[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
+        parts = checkpoint_tensors(name, parameter.shape, config)
+        for rows, part in zip(torch.split(state[name], [shape[0] for _, shape in parts]), parts, strict=True):
+            rows.copy_(reader.read(*part))  # straight to its place and dtype, so no tensor exists twice
+    reader.check_all_read()
     return with_weights(model, state, dtype, device)
 
 
@@ -116,20 +116,14 @@ class TensorReader:
         self._files: dict[str, TensorFile] = {}
         self._file_of: dict[str, str] = {}  # tensor -> file name
         self._read: set[str] = set()
-
-    def __enter__(self) -> "TensorReader":
-        index = self._folder / "model.safetensors.index.json"
-        if (self._folder / "model.safetensors").is_file():
+        index = folder / "model.safetensors.index.json"
+        if (folder / "model.safetensors").is_file():
             self._file_of = dict.fromkeys(self._open("model.safetensors").keys(), "model.safetensors")
         elif index.exists():
             weight_map = Entries.read(index).entries("weight_map")
             self._file_of = {name: weight_map.text(name) for name in weight_map.values}
         else:
-            raise ValueError(f"{self._folder} has no model.safetensors and no {index.name}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.clear()
+            raise ValueError(f"{folder} has no model.safetensors and no {index.name}")
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return the tensor `name`. Raise ValueError if it is missing, unreadable or not of `shape`."""

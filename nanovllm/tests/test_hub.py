@@ -219,20 +219,6 @@ def test_missing_file_is_an_error_offline_and_is_downloaded_online(hub, error_of
     assert (find_checkpoint(NAME) / missing).is_file() and hub.sent == [missing]
 
 
-@pytest.mark.parametrize("left", [-1, full(0), full(5), full(100)])
-def test_truncated_file_is_an_error_offline_and_is_downloaded_again_online(
-    hub, error_of, monkeypatch, checkpoint, left
-):
-    folder = find_checkpoint(NAME)
-    content = (folder / SHARDS[1]).read_bytes()
-    (folder / SHARDS[1]).write_bytes(content[:left])
-    go_offline(monkeypatch)
-    assert f"has no complete copy of {NAME}" in error_of()
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    hub.requests.clear()
-    assert (find_checkpoint(NAME) / SHARDS[1]).read_bytes() == content and hub.sent == [SHARDS[1]]
-
-
 @pytest.mark.full
 def test_download_continues_after_a_kill(hub, error_of, monkeypatch, tmp_path):
     hub.stalls_at = (SHARDS[0], 1000)
