@@ -71,7 +71,7 @@ def load(settings: Any) -> tuple[str, Serve]:
 
 
 def load_batch(settings: Any) -> tuple[str, Serve]:
-    """Return continuous batching. On a GPU, transformers chooses the sizes of its pool and batch, and its CUDA graphs."""
+    """Return continuous batching. On a GPU, transformers sizes its own pool and batch, and chooses its CUDA graphs."""
     transformers, model = load_model(settings)
     from transformers.generation.continuous_batching.utils import WorkloadHints
 

@@ -225,7 +225,7 @@ def test_packed_linear_computes_the_same_as_linear(dtype, compiled):
 def test_weights_are_packed_if_sizes_and_memory_allow(monkeypatch):
     model = packable_model()
     monkeypatch.setattr(matmul, "free_memory", lambda: 1000)
-    assert why_not_packed(model).endswith("more than half of the 1,000 available ones")
+    assert why_not_packed(model).endswith("more than half of the 1,000 bytes available")
     monkeypatch.setattr(matmul, "free_memory", lambda: None)  # the system does not report it
     assert why_not_packed(model) is None
     model.config = replace(model.config, intermediate_size=70)
