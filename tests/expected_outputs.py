@@ -14,7 +14,7 @@ class Ending(NamedTuple):
 
 @dataclass
 class ExpectedOutput:
-    """A request, and how each of its samples must end unless it is aborted, whatever runs beside it."""
+    """A request, and how each of its samples must end unless it is aborted, whatever runs next to it."""
 
     arrival: int
     prompt: list[int]

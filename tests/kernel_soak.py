@@ -6,7 +6,7 @@
 Each round has an engine with kernels and a pool that is too small for its requests, so sequences are preempted, and
 blocks are evicted, stored and loaded. Requests arrive at any time, are aborted, fork and share prefixes, and kernels
 raise. Each request's tokens must be a prefix of the plain engine's, and all of them if it finished normally. float32
-sums in another order may choose another token in a tie, but for at most one token in 1,000.
+sums in a different order may break a tie differently, but for at most one token in 1,000.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SHAPES = (  # head_dim 6, 20, 24; the first one's weights cannot be packed
 )
 SHARES = (0.02, 0.002, 1e-9)  # the shares of kernel calls that raise
 MARGIN = 1e-3  # of the logits' standard deviation
-TOKENS_PER_DIFFERENCE = 1000  # at most one of so many tokens may differ
+TOKENS_PER_DIFFERENCE = 1000  # at most one in this many tokens may differ
 MAX_GROWTH = 64 * 2**20  # bytes that the process may gain in the second half of its rounds
 COUNTS = ["tokens", "aborted", "raised", "failed", "preempted", "blocks loaded", "near ties"]
 

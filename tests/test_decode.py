@@ -1,4 +1,4 @@
-"""stages/bench/decode.py and decode_step.py: they measure a step of the real engine, on memory that exists."""
+"""stages/bench/decode.py and decode_step.py: they measure a step of the real engine, on memory that was written."""
 
 from itertools import chain
 
@@ -70,13 +70,13 @@ def test_mixed_batch_has_one_long_context(folder, name):
 
 
 def test_pool_is_written_before_it_is_read(folder):
-    """Memory that was never written is one page of zeros, and is read from a cache."""
+    """The system maps unwritten memory to a single page of zeros, which reads would find in a cache."""
     for name in ("s1", "s3"):
         tensors = DecodeStep(name, folder, CASE).pool_tensors()
         assert tensors and all((x == torch.tensor(0.01)).all() for x in tensors)
 
 
-def test_scattered_step_has_the_same_blocks_in_another_order(folder):
+def test_scattered_step_has_the_same_blocks_in_a_different_order(folder):
     step = DecodeStep("s3", folder, CASE, block_size=1)
     before = [list(seq.block_table) for seq in step.seqs]
     other = step.scattered()
@@ -87,7 +87,7 @@ def test_scattered_step_has_the_same_blocks_in_another_order(folder):
 
 
 @each_stage
-def test_attention_alone_is_a_part_of_the_step(folder, name):
+def test_attention_takes_less_time_than_the_whole_step(folder, name):
     step = DecodeStep(name, folder, CASE)
     with Operations() as whole:
         step()

@@ -17,7 +17,7 @@ OPTIONS = {"model": str(STORYTELLER), "block_size": 4, "kv_cache_tokens": 256}
 
 
 def test_shared_blocks_count_once_and_copies_at_their_step():
-    """Of a prompt with 2 blocks, 3 samples fork. Two of them copy the second block, and token 9 needs a third one."""
+    """3 samples fork from a prompt of 2 blocks. Two of them copy the second block, and token 9 needs a third block."""
     moments = helpers.serve(OPTIONS, Ask(6, 5, n=3))
     in_two_blocks = [Moment(4, 6, 2), Moment(4, 6, 0), Moment(4, 6, 0)]
     assert moments == [Moment(2, 2, 0), *in_two_blocks, Moment(7, 9, 0), Moment(7, 9, 0)]

@@ -25,7 +25,7 @@ def test_only_the_host_keeps_evicted_texts():
 
 
 def test_documents_are_found_if_a_tier_has_room():
-    """6 documents of 4 blocks are asked for 4 times in turn. The small pool holds one of them."""
+    """6 documents of 4 blocks are requested 4 times in turn. The small pool holds one of them."""
     assert helpers.found_in_turn(6, 0, length=4) == (0, 0)
     assert helpers.found_in_turn(6, 40, length=4) == (0, 0.75)
     assert helpers.found_in_turn(40, 0, length=4) == (0.75, 0)

@@ -159,7 +159,7 @@ def tokenize(story: str, tokenizer: Tokenizer) -> list[Paragraph]:
 def rows(paragraphs: list[Paragraph], length: int) -> Iterator[Tensor]:
     """Yield consecutive rows of `length` + 1 tokens. Each starts with BOS, at the beginning of a paragraph.
 
-    The rest of a paragraph that a row cuts off is skipped. Each epoch has another order, so it cuts elsewhere.
+    The rest of a paragraph that a row cuts off is skipped. Each epoch has a different order, so it cuts elsewhere.
     """
     tokens = torch.cat([paragraph.inner for paragraph in paragraphs])
     ends = torch.tensor([len(paragraph.inner) for paragraph in paragraphs]).cumsum(0)

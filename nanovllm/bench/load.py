@@ -1,4 +1,4 @@
-"""A server under load: requests as people send them, to any server that speaks OpenAI's interface.
+"""A server under load: requests like those of real users, to any server with OpenAI's API.
 
 The client streams, and notes when each piece comes.
 """
@@ -26,7 +26,7 @@ from .workload import arrivals, chats
 NOTE = "times in ms: p50 / p90 / p99 (ttft: first piece; itl: between two; tpot: a request's mean; e2el: its end)"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MAX_LINE_BYTES = 1 << 24
-DEFAULT_MAX_MODEL_LEN = 2048  # for a server that does not tell its own
+DEFAULT_MAX_MODEL_LEN = 2048  # for a server that does not report one
 FRONT_SECONDS = re.compile(r"^process_cpu_seconds_total (\S+)", re.MULTILINE)
 ERRORS = (OSError, aiohttp.ClientError, ValueError)
 
@@ -211,7 +211,7 @@ async def measure(options: ServerLoad) -> Report:
             "request_rate": "all at once" if options.request_rate == math.inf else options.request_rate,
             "max_concurrency": options.max_concurrency or "no limit",
             "endpoint": options.endpoint,
-            "lengths": f"{lengths[0]} + {lengths[1]}" if lengths else "as of chats",
+            "lengths": f"{lengths[0]} + {lengths[1]}" if lengths else "like those of chats",
         },
         "machine": {"nanovllm": __version__, "server": client.server, "model": model},
         "measured": {"server": measured},

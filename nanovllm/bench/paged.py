@@ -100,7 +100,7 @@ class Case(NamedTuple):
         """
         room = MOST_BYTES_ON_CPU
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # memory of the case before counts as free, too
+            torch.cuda.empty_cache()  # otherwise the previous case's memory would not count as free
             room = min(MOST_BYTES, torch.cuda.mem_get_info(self.device)[0] // 2)
         if self.layer_bytes > room:
             raise ValueError(f"keys and values of a layer have {self.layer_bytes:,} bytes, room is for {room:,}")

@@ -284,7 +284,7 @@ def test_unsupported_arguments_are_refused(make, name):
     asyncio.run(run(make()))
 
 
-def test_error_of_the_engine_reaches_all_callers_and_later_ones(make):
+def test_engine_error_reaches_all_current_and_later_callers(make):
     async def run(engine):
         tasks = [asyncio.create_task(all_of(engine, PROMPT, greedy(50), str(i))) for i in range(3)]
         while engine.get_num_unfinished_requests() < 3:
@@ -309,7 +309,7 @@ def test_error_of_the_engine_reaches_all_callers_and_later_ones(make):
     asyncio.run(run(slow_steps(make())))
 
 
-def test_error_of_a_call_reaches_its_caller_and_an_exit_ends_the_engine(make):
+def test_error_in_a_call_reaches_its_caller_and_an_exit_ends_the_engine(make):
     def raises(error: BaseException):
         def call(inner) -> None:
             raise error

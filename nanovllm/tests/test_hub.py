@@ -278,7 +278,7 @@ def test_any_status_is_an_error_of_one_line(hub, error_of, status):
     assert ("HF_TOKEN" if status < 500 else f"cannot be reached (status {status}): try again") in error_of()
 
 
-def test_error_of_an_unknown_name_covers_folders_and_the_hub(hub, error_of):
+def test_error_for_an_unknown_name_covers_folders_and_the_hub(hub, error_of):
     assert error_of("some/thing") == (
         f"there is no folder {Path('some/thing').absolute()}, and no model some/thing on the Hub; if it is private, "
         "set HF_TOKEN to your token"

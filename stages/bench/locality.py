@@ -29,10 +29,10 @@ def step_of(batch: int, context: int, block_size: int = 16) -> DecodeStep:
 
 
 def reads(rounds: int = 7, num_bytes: int = 2**28, most: int = 2**16) -> Scores:
-    """Return how many times as long reading pieces takes in random order as in a row, by the bytes of a piece.
+    """Return how many times as long it takes to read pieces in random order as in a row, by the size of a piece.
 
-    The memory is larger than any cache. A read adds the piece to a sum, so that only the sum is written. At most
-    `most` pieces are read, in both orders the same number.
+    The memory is larger than any cache. A read adds the piece to a sum, so only the sum is written. Both orders read
+    the same number of pieces, at most `most`.
     """
     memory, calls = torch.ones(num_bytes // 4), TimedCalls()
     counts = {piece: min(most, num_bytes // piece) for piece in PIECES}
@@ -62,7 +62,7 @@ def read(rows: torch.Tensor, at: torch.Tensor, start: torch.Tensor) -> torch.Ten
 def scattered(rounds: int = 11, sizes: tuple[int, ...] = (1, 4, 16, 64, 256), context: int = 960) -> Scores:
     """Return how many times as long stage 3's attention takes if blocks are at random places, by block size.
 
-    Beside it are blocks of that size in a row against blocks of 16: 8 sequences of `context` tokens, float32.
+    Also compare blocks of each size in a row with blocks of 16. There are 8 sequences of `context` tokens, in float32.
     """
     calls = TimedCalls()
     for size in sizes:

@@ -34,7 +34,7 @@ def measure(args: Namespace) -> dict[str, Any]:
 
 
 def engine_without_model(name: str, pool: int) -> Any:
-    """Return an engine with a pool of so many tokens."""
+    """Return an engine with a pool of this many tokens."""
     options = {"block_size": BLOCK_SIZE, "max_num_seqs": N * NUM_REQUESTS, "kv_cache_tokens": pool}
     if name == "s7":
         options["kv_offloading_tokens"] = TIMES_ON_HOST * pool

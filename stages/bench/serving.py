@@ -55,7 +55,7 @@ def serve_once(
 
 
 def compare(rounds: Sequence[Mapping[str, Scores]]) -> dict[str, Any]:
-    """Return each stage's medians, and its speed over that of the previous stage, round by round."""
+    """Return each stage's medians, and its speedup over the previous stage, round by round."""
     result: dict[str, Any] = median_scores(rounds)
     speeds = [{name: scores["tokens_per_second"] for name, scores in each.items()} for each in rounds]
     for before, after in itertools.pairwise(rounds[0]):

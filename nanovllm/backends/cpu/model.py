@@ -1,9 +1,9 @@
-"""The model for steps of many rows: fused layers in place of a LlamaModel's, on the same weights.
+"""The model for steps of many rows: fused layers instead of a LlamaModel's, on the same weights.
 
     norm -> qkv -> rotate, write, attend -> o -> add, norm -> gate and up -> silu, multiply -> down -> (add, norm)
 
 A layer is four packed linear layers and four compiled calls between them. Adding a layer's output to the residual is
-fused with the norm after it, in one walk over the rows. The residual is float32, whatever the weights are. Two buffers
+fused with the norm after it, in one pass over the rows. The residual is float32, whatever the weights are. Two buffers
 serve all layers.
 """
 

@@ -1,4 +1,4 @@
-"""A stand-in for a peer's interpreter: it runs other code in place of the worker."""
+"""A stand-in for a peer's interpreter: it runs other code instead of the worker."""
 
 import stat
 import sys

@@ -29,7 +29,7 @@ def params(max_tokens: int, **options) -> SamplingParams:
 
 
 def next_token(token_ids: list[int], seed: int | None = None, sample_index: int = 0) -> int:
-    """Return the token after these. With a seed, each sample gets another one, as if it were drawn."""
+    """Return the token after these. With a seed, each sample gets a different one, as if it were drawn."""
     return crc32(repr((token_ids, seed, sample_index)).encode()) % VOCAB_SIZE
 
 
@@ -112,7 +112,7 @@ def step(engine: LLMEngine) -> dict[str, RequestOutput]:
 
 
 def run_to_the_end(engine: LLMEngine) -> dict[str, RequestOutput]:
-    """Return the last output of each request that ends from here on."""
+    """Run until all requests have ended, and return the last output of each."""
     ended: dict[str, RequestOutput] = {}
     while engine.has_unfinished_requests():
         outputs = step(engine)
@@ -149,7 +149,7 @@ def assert_whole(engine: LLMEngine) -> None:
 
 
 def assert_cached_blocks_are_its_own(engine: LLMEngine, seq: Sequence) -> None:
-    """Assert that the cached blocks of its table are full, computed, and known by the text up to their end."""
+    """Assert that the cached blocks in its table are full, computed, and indexed by the text up to their end."""
     hashes: list[BlockHash] = []
     extend_block_hashes(hashes, seq.token_ids, engine.config.block_size)
     for i, block in enumerate(seq.block_table):

@@ -180,7 +180,7 @@ def test_decodes_may_be_anywhere_among_chunks(num_chunks):
 
 
 def test_sequences_in_one_step_do_not_see_each_other():
-    """A prompt of 4 tokens, a decode after 5, and a prompt of 1, with their blocks in another order in the pool."""
+    """A prompt of 4 tokens, a decode after 5, and a prompt of 1, with their blocks in a different order in the pool."""
     attention = PagedAttention(make_cache(6, [2], [5, 1], [0]), tile_size=4)
     a, b, c = (random_qkv(n, seed=n) for n in (4, 6, 1))
     attend = attention.plan(step([([5, 1], 0, 5)]))

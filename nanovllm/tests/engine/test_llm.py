@@ -297,13 +297,13 @@ def test_no_blocks_are_promised(checkpoint):
 
 
 def test_later_requests_do_not_overtake_the_first_that_does_not_fit(checkpoint):
-    """Of 6 blocks, the first holds 2 or 3 and the second needs 5. The third, which needs one, starts with it."""
+    """The pool has 6 blocks: the first request holds 2 or 3, and the second needs 5. The third needs one, but waits."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=24)
     assert first_steps(llm, [3, 2, 1], prompt_lengths=[8, 20, 1]) == [0, 3, 3]
 
 
 def test_long_prompt_delays_no_other_request(checkpoint):
-    """40 tokens run in chunks of up to 8 beside a story, which gets a token in every step."""
+    """40 tokens run in chunks of up to 8 next to another request, which gets a token in every step."""
     llm = LLM(checkpoint, block_size=4, max_num_batched_tokens=8)
     steps: dict[str, list[int]] = {"0": [], "1": []}
     for output in llm.stream([[1, 2], [3] * 40], [greedy(12), greedy(3)]):

@@ -329,7 +329,7 @@ def test_sequence_preempted_during_its_load_returns(checkpoint):
 
 
 def test_single_sequence_waits_for_blocks_held_by_a_load(checkpoint):
-    """Loads arrive only when something waits. Of 9 blocks, a needs 8, and a load for the preempted b holds 3."""
+    """Loads arrive only when something waits. The pool has 9 blocks: a needs 8, and a load for preempted b holds 3."""
     engine = two(checkpoint, max_tokens=20, num_blocks=9)
     for _ in range(2):
         step(engine)

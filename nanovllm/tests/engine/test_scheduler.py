@@ -134,7 +134,7 @@ def test_max_num_seqs_limits_running_sequences():
 
 
 def test_later_sequences_do_not_overtake_the_first_that_does_not_fit():
-    """Of 4 blocks, a takes 2, b wants 3, and c would fit."""
+    """The pool has 4 blocks: a takes 2, b needs 3, and c would fit."""
     drive = Drive(num_blocks=4)
     drive.add("a", 8), drive.add("b", 12), drive.add("c", 4)
     assert drive.admit(budget=100) == "a8"
@@ -164,7 +164,7 @@ def test_free_seat_is_taken_in_the_next_step():
 
 
 def test_freed_blocks_are_taken_in_the_next_step():
-    """Of 3 blocks, a and b hold one each, and c needs two."""
+    """The pool has 3 blocks: a and b hold one each, and c needs two."""
     drive = Drive(num_blocks=3)
     drive.add("a", 1, max_tokens=4), drive.add("b", 1, max_tokens=2), drive.add("c", 8, max_tokens=1)
     assert drive.steps(5) == ["a1 b1", "a1 b1", "a1 c8", "a1", ""]
@@ -193,7 +193,7 @@ def test_exactly_the_watermark_may_be_left():
 
 @pytest.mark.parametrize("watermark, num_prompt_tokens", [(0.12, 20), (0.13, 16), (0.24, 16), (0.25, 12)])
 def test_watermark_is_rounded_down_to_whole_blocks(watermark, num_prompt_tokens):
-    """Sequence a takes 3 of 8 blocks. This many tokens just fit beside it."""
+    """Sequence a takes 3 of 8 blocks. This many tokens just fit in the rest."""
     drive = Drive(num_blocks=8, watermark=watermark)
     drive.add("a", 12), drive.add("b", num_prompt_tokens), drive.admit(budget=100)
     assert drive.queues == "ab | "

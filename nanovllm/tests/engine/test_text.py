@@ -355,7 +355,7 @@ def test_first_complete_stop_string_ends_the_text(scripted, stops):
 
 
 def test_cut_at_overlapping_stop_strings_does_not_depend_on_the_tokens(scripted, tokenizer):
-    """Of "ittle" and "tt", the second is complete first, even when one token brings both."""
+    """The stop string "tt" is complete before "ittle", even when a single token completes both."""
     one_token = [i for i in range(320) if tokenizer.decode([i]) == "ittle"]
     assert len(one_token) == 1
     for ids in (byte_ids("ittle"), one_token):

@@ -185,7 +185,7 @@ def test_blocks_on_the_device_are_not_loaded():
 
 
 def with_a_gap(tiers: Tiers) -> Sequence:
-    """Return tiers with TEXT's first block on the host only, and its second on the device.
+    """Put TEXT's first block on the host only and keep its second on the device. Return the sequence that holds it.
 
     Two sequences computed the same text at once. The first block of one stayed in the index and was evicted; the second
     block of the other is still held.

@@ -9,4 +9,4 @@ llm = LLM(model="facebook/opt-125m", dtype="float32", max_model_len=256)
 texts = [output.outputs[0].text for output in llm.generate(prompts, sampling_params, use_tqdm=False)]
 alone = llm.generate(prompts[0], sampling_params[0], use_tqdm=False)[0].outputs[0].text
 print("equal seeds, equal texts:", texts[0] == texts[2] == alone)
-print("other prompts and seeds, other texts:", texts[0] != texts[1])
+print("different prompts and seeds, different texts:", texts[0] != texts[1])

@@ -17,7 +17,7 @@ QUICK = {"header_timeout": 0.2, "body_timeout": 0.3, "max_body_bytes": 10_000}
 
 
 def received_for(checkpoint, *parts, options=QUICK, **how):
-    """Return what comes back, and check that another client is served meanwhile and afterwards."""
+    """Return the response, and check that another client is served during and after it."""
 
     async def scenario():
         async with inside(checkpoint, **options) as server:

@@ -17,7 +17,7 @@ LONG = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True}
 
 
 def running(served) -> None:
-    """Wait until the engine runs a request: another one is served beside it."""
+    """Wait until the engine runs a request, by serving another one next to it."""
     time.sleep(0.2)
     assert served.completion(max_tokens=1)
 

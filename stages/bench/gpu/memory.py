@@ -34,7 +34,7 @@ BLOCK_SIZE = 16
 def copies(setup: Setup, report: PartReport) -> None:
     """Measure copies in one piece and by block, pinned and pageable, beside computing, and to a disk."""
     if not setup.is_cuda:
-        report.note("Pinned memory and streams need CUDA: here a copy is a memcpy, and nothing runs beside it.")
+        report.note("Pinned memory and streams need CUDA. Here a copy is a memcpy, and nothing runs at the same time.")
     sizes = setup.size((2**16, 2**18, 2**20, BLOCK_OF_70B, 2**25, 2**28, 2**30), (2**12, 2**14))
     report.table("A copy in one piece, GB/s", [in_one_piece(setup, n) for n in sizes if report.has_time(n)])
     models = setup.size(("135M", "1B"), ("tiny",))
@@ -89,7 +89,7 @@ class Copies:
             self.tier.store(block, block_hash)
 
     def load(self, beside: Callable[[], object] = lambda: None) -> None:
-        """Load the stored blocks, make the call beside it, and wait for the load."""
+        """Load the stored blocks, make the call at the same time, and wait for the load."""
         held = self.tier.hold(self._hashes)
         self.tier.load([BlockCopy(source, block) for block, source in enumerate(held)])
         beside()

@@ -1,4 +1,4 @@
-"""Stage 3: the cost of scattered blocks, the memory of attention beside the pool, and the speed of one sequence."""
+"""Stage 3: the cost of scattered blocks, attention's memory besides the pool, and the speed of one sequence."""
 
 import itertools
 from pathlib import Path
@@ -55,7 +55,7 @@ def scattered_blocks(model: Path) -> Scores:
 
 
 def extra_bytes(stage: str, batch: int, context: int) -> int:
-    """Return the most bytes that attention holds beside the pool while a batch decodes."""
+    """Return the most bytes that attention holds besides the pool while a batch decodes."""
     step = DecodeStep(stage, storyteller_of(context + 2), Case("storyteller", "float32", batch, context))
     return peak_bytes(AttentionAlone(step))
 

@@ -45,7 +45,7 @@ def contents(link: Link) -> list[str]:
 def show(link: Link, color: bool, only: str | None = None) -> Iterator[str]:
     """Yield the link for a terminal: its contents, then each file's `why` and diff, in reading order.
 
-    only: show this file alone, without the contents. Of the first stage, only the lesson's files are shown.
+    only: show just this file, without the contents. For the first stage, show only the lesson's files.
     """
     shown = [_change_called(link, only)] if only else [each for each in link.changes if _is_in_lesson(link, each)]
     bold, plain = ("\033[1m", "\033[0m") if color else ("", "")

@@ -2,8 +2,8 @@
 
     python nanovllm/tests/data/vllm_0_32/make_api.py path/to/site-packages/vllm
 
-A signature is a list of [name, kind, default], a dataclass a list of [name, default]. A default that is no literal is
-{"expression": its text}; a parameter without one has {"required": true}. Constants of other classes are looked up.
+A signature becomes a list of [name, kind, default], and a dataclass a list of [name, default]. A default is a literal,
+{"expression": its source text} or {"required": true}. Constants of other classes are replaced by their values.
 """
 
 import ast
@@ -32,7 +32,7 @@ def tree(path: Path) -> ast.Module:
 
 @cache
 def classes() -> dict[str, ast.ClassDef]:
-    """Of vllm/config by name: the defaults of EngineArgs are attributes of these."""
+    """Return the classes of vllm/config by name. The defaults of EngineArgs are their attributes."""
     paths = sorted((SOURCE / "config").glob("*.py"))
     return {node.name: node for path in paths for node in tree(path).body if isinstance(node, ast.ClassDef)}
 
@@ -94,18 +94,18 @@ def default(node: ast.expr | None) -> Any:
 
 
 def fields(path: str, name: str) -> list[list[Any]]:
-    """Of a dataclass."""
+    """Return the fields of a dataclass, with their defaults."""
     body = [node for node in find_class(path, name).body if isinstance(node, ast.AnnAssign)]
     return [[node.target.id, default(node.value)] for node in body if isinstance(node.target, ast.Name)]
 
 
 def body_fields(folder: str, name: str) -> list[list[Any]]:
-    """Of a request's body; a name that begins with _ is none of it."""
+    """Return the public fields of a request body, with their defaults."""
     return [row for row in fields(f"entrypoints/openai/{folder}/protocol.py", name) if not row[0].startswith("_")]
 
 
 def metrics(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names of metrics, vllm:..., with their types, labels and bounds, in the order in which a file makes them."""
+    """Yield each metric's name (vllm:...) with its type, labels and bounds, in the order of the file."""
     families = {}  # variable: family of bounds
     for node in ast.walk(tree(SOURCE / path)):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args:

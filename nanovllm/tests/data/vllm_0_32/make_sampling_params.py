@@ -1,9 +1,9 @@
-"""Read names and defaults of vLLM's sampling parameters and outputs from its source, and write them beside this file.
+"""Read names and defaults of vLLM's sampling parameters and outputs from its source, and write them next to this file.
 
     python nanovllm/tests/data/vllm_0_32/make_sampling_params.py path/to/site-packages/vllm
 
-Nothing of it is imported. A class is a list of [name, default]; a default that is no literal is its text, and a field
-without one has "required". A function is the same of its parameters. Names with an underscore are vLLM's own.
+It imports nothing from vLLM. A class becomes a list of its fields, and a function a list of its parameters, each as
+[name, default]. A default is a literal, its source text, or "required". Private names are left out.
 """
 
 import ast

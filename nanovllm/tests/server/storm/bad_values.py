@@ -1,4 +1,4 @@
-"""Bodies with one wrong field: of another type, or out of range."""
+"""Bodies with one invalid field: a wrong type, or a value out of range."""
 
 import random
 from typing import Any

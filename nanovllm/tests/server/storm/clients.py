@@ -63,7 +63,7 @@ class HangUp(NamedTuple):
 
 
 async def read_events(reader: asyncio.StreamReader, count: int) -> None:
-    """Read so many events, or until the stream ends."""
+    """Read up to `count` events, or until the stream ends."""
     received = b""
     while received.count(EVENT) < count and (piece := await reader.read(1 << 14)):
         received += piece

@@ -21,7 +21,7 @@ ANIMALS = ("fox", "bear", "rabbit", "mouse", "bird", "dog", "cat", "frog", "duck
 BEGINNINGS = ("Once upon a time there was a {0} {1}", "The {0} {1} went to", '"Help!" said the {0} {1}.', "{1}")
 KINDS = ("little", "old", "sad", "big", "brave", "silly")
 MARGIN = 1e-3  # of the logits' standard deviation: two tokens with closer logits are a tie
-TOKENS_PER_TIE = 1000  # at most one tie in so many tokens
+TOKENS_PER_TIE = 1000  # at most one tie per this many tokens
 
 
 def random_requests(rng: random.Random, count: int, max_tokens: int) -> list[StreamRequest]:
