@@ -87,7 +87,7 @@ def test_scattered_step_has_the_same_blocks_in_a_different_order(folder):
 
 
 @each_stage
-def test_attention_takes_less_time_than_the_whole_step(folder, name):
+def test_attention_alone_has_fewer_operations_than_the_whole_step(folder, name):
     step = DecodeStep(name, folder, CASE)
     with Operations() as whole:
         step()

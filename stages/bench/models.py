@@ -53,7 +53,7 @@ def model_135m() -> Path:
 
 
 def storyteller_of(num_positions: int) -> Path:
-    """Return the folder of a random model of the storyteller's shape, for sequences of up to `max_positions` tokens."""
+    """Return the folder of a random model of the storyteller's shape, for sequences of up to `num_positions` tokens."""
     return random_model(replace(ModelConfig.from_folder(STORYTELLER), max_position_embeddings=num_positions))
 
 
