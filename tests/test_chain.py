@@ -1042,12 +1042,12 @@ class TestTheRealChain:
 
     @pytest.mark.parametrize("link", [2, *map(full, range(3, len(find_stages(ROOT)) + 1))])
     def test_exercises_are_red_before_each_step_and_green_after_it(self, link: int) -> None:
-        """With all steps solved, it is the stage itself, whose own tests run anyway."""
+        """With all steps solved, the exercise is the stage itself, whose tests run anyway."""
         (stage,) = [stage for stage in load(ROOT).stages if stage.key == f"s{link}"]
         assert stage.steps and proof_faults(stage, finished=False) == []
 
     @pytest.mark.parametrize("link", [2, *map(full, range(3, len(find_stages(ROOT)) + 1))])
-    def test_gain_compares_with_the_stage_before(self, link: int, tmp_path: Path) -> None:
+    def test_gain_compares_with_the_previous_stage(self, link: int, tmp_path: Path) -> None:
         before, stage = (import_module(name) for name in find_stages(ROOT)[link - 2 : link])
         gain = import_module(f"{stage.__name__}.tests.gain")
         old, new = gain.before(before, tmp_path), gain.now(stage, tmp_path)

@@ -13,7 +13,7 @@ def backend_of(attention_backend: str | None, enforce_eager: bool, is_gpu: bool 
     without kernels.
     """
     if enforce_eager and attention_backend == "numba":
-        raise ValueError("enforce_eager excludes kernels, attention_backend 'numba' requires them: use only one")
+        raise ValueError("enforce_eager excludes kernels, but attention_backend 'numba' requires them: use only one")
     if enforce_eager and not is_gpu and attention_backend != "triton":
         return "torch"
     if attention_backend not in (None, "auto"):

@@ -69,5 +69,5 @@ def choose_backend(
         build_on_gpu = partial(TritonBackend, model, kv_cache, max_model_len, max_rows=max_num_seqs)
         return Chosen(runner, GpuChoice(backend, enforce_eager, runner, build_on_gpu))
     build_on_cpu = partial(NumbaBackend, model, kv_cache, max_model_len)
-    unsupported = None if device.type == "cpu" else f"kernels need a CPU or a GPU, the device is {device}"
+    unsupported = None if device.type == "cpu" else f"kernels need a CPU or a GPU, got device {device}"
     return Chosen(runner, CpuChoice(backend, runner, build_on_cpu, dtype, unsupported))

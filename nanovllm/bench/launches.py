@@ -19,12 +19,12 @@ from .report import Report, machine
 from .workload import check_lengths, random_tasks
 
 COUNTED_STEPS, WARM_UP_STEPS = 10, 5
-WAYS_ON_GPU: dict[str, dict[str, Any]] = {  # each is an engine of its own, one after the other
+WAYS_ON_GPU: dict[str, dict[str, Any]] = {  # each way runs in an engine of its own, one after the other
     "plain operations": {"attention_backend": "torch"},
     "kernels": {"attention_backend": "triton", "enforce_eager": True},
     "graphs": {"attention_backend": "triton"},
 }
-CALLS = {  # of CUDA, by how their names begin
+CALLS = {  # of CUDA, by the prefixes of their names
     "kernels started": ("cudaLaunchKernel", "cuLaunchKernel"),
     "graphs started": ("cudaGraphLaunch",),
     "copies started": ("cudaMemcpyAsync",),
@@ -34,7 +34,7 @@ RAN, OPERATIONS = "kernels that ran", "operations of torch"
 
 
 def launches(engine: dict[str, Any], options: Launches) -> Report:
-    """Measure a decode step in each way. A way that fails is reported, and the others are measured."""
+    """Measure a decode step in each way. If one fails, report it and measure the others."""
     measured: dict[str, dict[str, float]] = {}
     says, where = list[str](), dict[str, Any]()
     engine = engine | {"max_num_seqs": max(engine["max_num_seqs"], options.batch_size)}
@@ -42,7 +42,7 @@ def launches(engine: dict[str, Any], options: Launches) -> Report:
         free_memory()
         try:
             measured[name], own = measure_way(engine | way, options)
-        except Exception as error:  # too little memory, no triton, a kernel that fails
+        except Exception as error:  # out of memory, missing triton, a failing kernel
             says.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
             continue
         says.append(f"{name}: {own.pop('with')}")
@@ -55,7 +55,7 @@ def launches(engine: dict[str, Any], options: Launches) -> Report:
 
 
 def measure_way(engine: dict[str, Any], options: Launches) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the numbers of an engine, and its machine. The engine is freed when this returns or raises."""
+    """Return an engine's numbers and its machine. The engine is freed when this returns or raises."""
     llm = load_llm(engine)
     return numbers(llm, options), machine(llm)
 
@@ -105,7 +105,7 @@ def count(step: Callable[[], object], device: torch.device) -> dict[str, int]:
 
 
 def tally(events: Iterable[Any]) -> dict[str, int]:
-    """Return how often the driver was called, and how many kernels ran. Copies on the GPU do not count as kernels."""
+    """Return the number of driver calls and of kernels. Copies on the GPU don't count as kernels."""
     counts = Counter(dict.fromkeys((*CALLS, RAN), 0))
     for event in events:
         if event.device_type == DeviceType.CUDA and not event.key.startswith(("Memcpy", "Memset")):

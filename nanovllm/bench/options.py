@@ -1,4 +1,4 @@
-"""The options of each benchmark: the fields and the help of a command of `nanovllm bench`, which imports no torch."""
+"""The options of each benchmark: fields and help texts for `nanovllm bench`, without importing torch."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -32,12 +32,12 @@ def settings(options: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Random prompts, served all at once."""
+    """Random prompts, all served at the same time."""
 
     num_prompts: int = count(32, "requests")
-    input_len: int = count(128, "tokens of a random prompt")
-    output_len: int = count(64, "tokens of an output")
-    spread: float = option(0.0, "random lengths are up to this share shorter or longer", min=0, below=1)
+    input_len: int = count(128, "tokens in each random prompt")
+    output_len: int = count(64, "tokens in each output")
+    spread: float = option(0.0, "random lengths vary by up to this share", min=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,8 @@ class Latency:
     """Serve a few requests on an idle engine, again and again."""
 
     batch_size: int = count(1, "requests at a time")
-    input_len: int = count(32, "tokens of a random prompt")
-    output_len: int = count(64, "tokens of an output")
+    input_len: int = count(32, "tokens in each random prompt")
+    output_len: int = count(64, "tokens in each output")
     rounds: int = rounds(7)
     peer: bool = peer()
 
@@ -70,9 +70,9 @@ class Prefix:
     Reports the time to first token of a prompt whose beginning is cached, and of a new one.
     """
 
-    prefix_len: int = count(512, "tokens that all prompts begin with")
-    input_len: int = count(32, "tokens of a prompt after them")
-    output_len: int = count(16, "tokens of an output")
+    prefix_len: int = count(512, "tokens in the shared prefix")
+    input_len: int = count(32, "tokens in each prompt after the prefix")
+    output_len: int = count(16, "tokens in each output")
     rounds: int = rounds(7)
     peer: bool = peer()
 
@@ -108,9 +108,9 @@ class Peers:
         metavar="NAME=PYTHON[,FILE]",
     )
     transformers: bool = option(True, "measure transformers too, if it is installed")
-    jobs: str = option("mixed,1,2,4", "mixed: 32 requests of all lengths; a number: that many sequences that decode")
-    contexts: str = option("", "lengths at which decode steps are measured too", metavar="N,N")
-    context_batch: int = count(8, "sequences in a step at one of these lengths")
+    jobs: str = option("mixed,1,2,4", "mixed: 32 requests of mixed lengths; a number: that many decoding sequences")
+    contexts: str = option("", "context lengths at which to measure decode steps too", metavar="N,N")
+    context_batch: int = count(8, "sequences in a decode step at those lengths")
     rounds: int = rounds(3)
 
 
@@ -123,8 +123,8 @@ class Published:
     """
 
     num_requests: int = count(256, "requests, all at once")
-    min_len: int = count(100, "fewest tokens of a prompt, and of an output")
-    max_len: int = count(1024, "most tokens of a prompt, and of an output")
+    min_len: int = count(100, "fewest tokens in a prompt and in an output")
+    max_len: int = count(1024, "most tokens in a prompt and in an output")
     temperature: float = option(0.6, "sampling temperature", min=0)
     peer: bool = peer()
     peer_seconds: float = option(
@@ -146,7 +146,7 @@ class Launches:
 
 @dataclass(frozen=True, kw_only=True)
 class Paged:
-    """Measure what paging costs in attention.
+    """Measure the cost of paging in attention.
 
     Times a decode step's attention over a paged cache, over a contiguous one, and by torch.
     """
@@ -167,7 +167,7 @@ class Paged:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLoad:
-    """Put load on a server with OpenAI's API.
+    """Measure an OpenAI-compatible server under load.
 
     Works with any such server. Reports requests per second, the time to first token, between tokens, and to the end.
     """
@@ -181,8 +181,8 @@ class ServerLoad:
         math.inf, "requests per second, arriving as a Poisson process; inf: all at once", above=0
     )
     max_concurrency: int | None = count(None, "most requests at a time")
-    input_len: int | None = count(None, "words of each prompt; default: lengths like those of chats")
-    output_len: int | None = count(None, "tokens of each output; default: lengths like those of chats")
+    input_len: int | None = count(None, "words of each prompt; default: lengths typical of chats")
+    output_len: int | None = count(None, "tokens of each output; default: lengths typical of chats")
     ignore_eos: bool = option(True, "generate all tokens of an output; not every server supports it")
     seed: int = option(0, "seed of lengths, words and arrivals")
 

@@ -54,7 +54,7 @@ def latency(engine: dict[str, Any], options: Latency) -> Report:
 
 
 def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, with_peer: bool, named: dict[str, Any]) -> Report:
-    """Serve the tasks with this engine and, if `with_peer`, with transformers, in turns."""
+    """Serve the tasks with this engine and, if `with_peer`, with transformers. The two take turns."""
     check_lengths(tasks, llm.max_model_len)
     with transformers(llm, tasks, with_peer) as (calls, says):
         calls = {"nanovllm": partial(serve, llm, tasks), **calls}
@@ -74,7 +74,7 @@ def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, with_peer: bool
 
 @contextmanager
 def transformers(llm: LLM, tasks: Sequence[Task], is_on: bool) -> Iterator[tuple[dict[str, Call], list[str]]]:
-    """Yield transformers' call, and no line for the report; or no call, and a line with the reason."""
+    """Yield a call that runs transformers, or else a line for the report with the reason why there is none."""
     if not is_on or find_spec("transformers") is None:
         yield {}, ["transformers is not installed" if is_on else "transformers was not measured"]
         return
@@ -88,7 +88,7 @@ def transformers(llm: LLM, tasks: Sequence[Task], is_on: bool) -> Iterator[tuple
 
 
 def speed_ratio(rounds: list[dict[str, Run]], above: str, below: str, of: Callable[[Run], float]) -> Spread:
-    """Return the ratio between two engines of a number of their runs, over all rounds."""
+    """Return how a number of two engines' runs compares, as a ratio over all rounds."""
     return Spread.of([of(each[above]) / of(each[below]) for each in rounds])
 
 
@@ -111,7 +111,7 @@ def prefix(engine: dict[str, Any], options: Prefix) -> Report:
 
 
 def offload(engine: dict[str, Any], options: Offload) -> Report:
-    """Serve a prompt whose beginning is on the device, on the host, and computed again."""
+    """Serve a prompt whose beginning is on the device, on the host, or recomputed."""
     length = options.prefix_len + options.input_len + options.output_len
     llm = load_llm(with_host_tier(engine, length))
     task, beginning, other = prompts_of(llm, options)

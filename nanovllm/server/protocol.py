@@ -206,7 +206,7 @@ class StreamOptions(BaseModel):
     """Options of a stream."""
 
     model_config = ConfigDict(strict=True)
-    include_usage: bool | None = None  # in a last event of its own
+    include_usage: bool | None = None  # in a final event
     continuous_usage_stats: bool | None = None  # the usage so far, in each event
     include_obfuscation: Literal[False] | None = None
 
@@ -221,7 +221,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A body in the engine's terms."""
+    """A body, translated for the engine."""
 
     prompts: list[Prompt] | Chat
     params: dict[str, Any]  # the fields of SamplingParams that the body sets
@@ -247,7 +247,7 @@ class ParsedRequest:
 
 
 class SamplingBody(Body):
-    """The fields that all three ways to generate text share."""
+    """The fields that all endpoints that generate text share."""
 
     stream: bool | None = None
     presence_penalty: float | None = None
@@ -330,7 +330,7 @@ class StreamableBody(SamplingBody):
     add_special_tokens: bool | None = None
 
     def checked_stream_options(self) -> StreamOptions | None:
-        """Return the options of the stream, None for a response in one piece."""
+        """Return the options of the stream, or None if the response isn't streamed."""
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest("'prompt_logprobs' requires 'stream' to be false.", "prompt_logprobs")
         options = self.stream_options or StreamOptions()
@@ -357,7 +357,7 @@ class CompletionRequest(StreamableBody):
     logprobs: int | None = None
 
     def parsed(self) -> ParsedRequest:
-        """Return the body in the engine's terms. Raise InvalidRequest, naming the field."""
+        """Translate the body for the engine. Raise InvalidRequest, naming the field."""
         if self.best_of not in (None, 1, self.n):
             raise InvalidRequest("Unsupported value: 'best_of' must equal 'n'.", "best_of", "unsupported_value")
         return ParsedRequest(
@@ -484,7 +484,7 @@ class ChatCompletionRequest(StreamableBody, ChatBody):
     top_logprobs: int | None = None
 
     def parsed(self) -> ParsedRequest:
-        """Return the body in the engine's terms. Raise InvalidRequest, naming the field."""
+        """Translate the body for the engine. Raise InvalidRequest, naming the field."""
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("'top_logprobs' requires 'logprobs' to be true.", "top_logprobs")
         params = self.params(self.top_logprobs or 0 if self.logprobs else None, self.form(), "response_format")
@@ -520,7 +520,7 @@ class ResponsesRequest(SamplingBody):
     user: str | None = None
 
     def parsed(self) -> ParsedRequest:
-        """Return the body in the engine's terms, as a chat. Raise InvalidRequest, naming the field."""
+        """Translate the body for the engine, as a chat. Raise InvalidRequest, naming the field."""
         wants_logprobs = self.top_logprobs or "message.output_text.logprobs" in (self.include or ())
         effort = (self.reasoning or {}).get("effort")
         if effort not in (None, *get_args(Effort)):
@@ -643,13 +643,13 @@ def chat_choice(sample: Sample, index: int, top_logprobs: int | None) -> dict[st
 
 
 def chat_chunk_choice(sample: Sample, index: int, top_logprobs: int | None) -> dict[str, Any]:
-    """Return a choice of an event in a chat's stream."""
+    """Return a choice of a streamed chat's chunk."""
     delta = {"content": sample.text}
     return {"index": index, "delta": delta, "logprobs": logprobs_of(sample, top_logprobs)} | ending(sample)
 
 
 def ending(sample: Sample) -> dict[str, Any]:
-    """Return how a sample ended; both are None while it goes on."""
+    """Return the reasons why a sample ended, both None while it is running."""
     return {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
 
 
@@ -706,7 +706,7 @@ def completion_logprobs(token_ids: Sequence[int], places: Sequence[Place], start
 
 
 def prompt_logprobs(places: Sequence[Place | None] | None) -> dict[str, Any]:
-    """Return the field prompt_logprobs as vLLM has it, by token id. It is missing if it was not requested."""
+    """Return the field prompt_logprobs in vLLM's form, by token id, or nothing if it wasn't requested."""
     if places is None:
         return {}
     entries = [

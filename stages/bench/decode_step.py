@@ -1,4 +1,4 @@
-"""One decode step of any stage, alone: a batch with some context, one token of each sequence, again and again.
+"""A single decode step of any stage, repeated: a batch with some context, and one token of each sequence.
 
 AttentionAlone is the attention of such a step, without the rest of the model.
 """
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
     @property
     def contexts(self) -> list[int]:
-        """The context of each sequence. A mixed batch has one long one, like a long text that is served among chats.
+        """The context of each sequence. In a mixed batch, one is long and the others are short, like chats.
 
         >>> Case("storyteller", "float32", batch=3, context=2000, is_mixed=True).contexts
         [2000, 128, 128]
@@ -68,7 +68,7 @@ class DecodeStep:
         shape = (sum(sizes),) if name == "s1" else (sum(sizes), block_size)
         self.kv_cache = part(name, "kv_cache").KVCache(config, *shape, dtype, self._device)
         for tensor in self.pool_tensors():
-            tensor.fill_(0.01)  # memory that was never written does not exist yet, and is quick to read
+            tensor.fill_(0.01)  # untouched memory has no physical pages yet, and reading it is too fast
         self.attention = self._new_attention()
         self.runner = self.new_runner(self.attention)
         inputs = part(name, "input_processor").InputProcessor(config, None, config.max_position_embeddings, seed=0)
@@ -84,7 +84,7 @@ class DecodeStep:
             else:
                 seq.block_table = list(range(end - size, end))
         self.num_kv_bytes = sum(case.contexts) * self.kv_cache.bytes_per_token
-        self.num_bytes = self.num_kv_bytes + num_parameters(config) * dtype.itemsize  # a step reads as many
+        self.num_bytes = self.num_kv_bytes + num_parameters(config) * dtype.itemsize  # read in each step
 
     def pool_tensors(self) -> list[Tensor]:
         """Return the memory of the pool."""
@@ -111,7 +111,7 @@ class DecodeStep:
         return seconds_of(lambda: self.runner.run(self.batch))
 
     def scattered(self) -> "DecodeStep":
-        """Return the same batch in the same pool, with its blocks dealt out again in random order."""
+        """Return the same batch in the same pool, with its blocks reassigned in random order."""
         other = copy.copy(self)
         other.seqs = [copy.copy(seq) for seq in self.seqs]
         blocks = [block for seq in self.seqs for block in seq.block_table]
@@ -126,7 +126,7 @@ class DecodeStep:
 
 
 class Recorder:
-    """An attention backend in front of another one. It keeps the inputs of the last step."""
+    """An attention backend that wraps another one and keeps the inputs of the last step."""
 
     def __init__(self, attention: Any) -> None:
         self.attention = attention
@@ -147,7 +147,7 @@ class Recorder:
 
 
 class AttentionAlone:
-    """A stage's attention for a batch in the middle of decoding. A call does that part of one step."""
+    """A stage's attention for a batch in the middle of decoding. A call computes the attention of one step."""
 
     def __init__(self, step: DecodeStep) -> None:
         self._recorder = Recorder(step.attention)

@@ -1,8 +1,8 @@
-"""results.json: all figures, and the machine that they were measured on. stages.tools.prose writes them into prose.
+"""results.json: all figures, and the machine that they were measured on. stages.tools.prose puts them into the pages.
 
-A key is a path: value("predict.s1.cache_at_990"). Beside a timed figure is its spread over the rounds,
-cache_at_990_spread: the least and the largest. All figures are of one machine; "measured" names it, and each table's
-time.
+A key is a path: value("predict.s1.cache_at_990"). Each timed figure has a spread over the rounds next to it,
+cache_at_990_spread, with the smallest and the largest value. All figures come from one machine; "measured" has its
+name and the time of each table.
 """
 
 import json
@@ -30,19 +30,19 @@ def host() -> str:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the processor's name, if the system has it."""
+    """Return the processor's name, if the system reports it."""
     lines = cpuinfo.read_text("utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "an unnamed processor"
 
 
 def read(path: Path = RESULTS) -> dict[str, Any]:
-    """Return all figures, or nothing if there is no file yet."""
+    """Return all figures, or an empty dict if there is no file yet."""
     return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def value(key: str, path: Path = RESULTS) -> Any:
-    """Return what a key such as "serving.s4_over_s3.ratio" names. Raise KeyError if it is missing."""
+    """Return the value of a key such as "serving.s4_over_s3.ratio". Raise KeyError if it is missing."""
     result: Any = read(path)
     for part in key.split("."):
         if not isinstance(result, dict) or part not in result:
@@ -52,15 +52,15 @@ def value(key: str, path: Path = RESULTS) -> Any:
 
 
 def decode_case(batch: int, context: int) -> dict[str, Any]:
-    """Return a case of the decode table, of the storyteller's shape in float32."""
+    """Return a case of the decode table, for the storyteller's shape in float32."""
     case: dict[str, Any] = value(f"decode.cases.storyteller_float32_{batch}_{context}")
     return case
 
 
 def save(table: str, result: dict[str, Any], seconds: float, path: Path = RESULTS) -> bool:
-    """Merge a table's figures into results.json. Return False, and print a line, if they are of another machine.
+    """Merge a table's figures into results.json. If the others come from another machine, print a line and return False.
 
-    Figures of two machines are never mixed; begin() makes room for a run of all tables on this one.
+    Figures from two machines are never mixed; begin() starts a run of all tables on this one.
     """
     old = read(path)
     measured = old.get("measured", {"machine": host(), "tables": {}})
@@ -81,7 +81,7 @@ def begin(path: Path = RESULTS) -> None:
 
 
 def write(results: dict[str, Any], path: Path = RESULTS) -> None:
-    """Replace the file at once: a run that is stopped never leaves a partial one."""
+    """Replace the file atomically, so that an interrupted run never leaves a partial one."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     new.replace(path)

@@ -29,7 +29,7 @@ Memory = Any  # in a signature: a pointer to float32 or int64 numbers, or to num
 Function = TypeVar("Function", bound=Callable[..., Any])
 # Sums may be taken in any order; NaN and infinity are kept.
 ENTRY: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
-# Without the wrappers that Python and C need to call them, functions compile in half of the time.
+# Without the wrappers that Python and C need to call them, functions compile in half the time.
 INNER: dict[str, Any] = ENTRY | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 FUSED = ("reassoc", "contract", "nsz")
 

@@ -1,13 +1,13 @@
-"""vLLM: its engine in this process, stepped as LLM.generate steps it."""
+"""vLLM: its engine in this process, stepped in the same way as LLM.generate does."""
 
 import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-Output = tuple[list[list[int]], list[list[float]]]  # the tokens of each request, and when each came
+Output = tuple[list[list[int]], list[list[float]]]  # the tokens of each request, and when each one arrived
 Serve = Callable[[list[list[int]], list[int]], Output]
-ROOM = 2  # times the bytes that the sequences need: not all blocks are full
+ROOM = 2  # times the bytes that the sequences need, because not all blocks are full
 
 
 def load(settings: Any) -> tuple[str, Serve]:

@@ -6,7 +6,7 @@
     result   {"tokens": [[8, 9]], "times": [[0.02, 0.03]], "idle_cpu_seconds": 0.0}       or {"error": "no memory"}
 
 Each is one line of JSON: jobs come on standard input, and results go to standard output. A worker waits for its next
-job in a read, so only one engine computes at a time. Nothing of nanovllm is imported: this interpreter may not have it.
+job in a read, so only one engine computes at a time. This file imports nothing from nanovllm, because its interpreter may not have it.
 """
 
 import importlib
@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 
 class Settings(NamedTuple):
-    """Settings of an engine that serves the jobs."""
+    """The settings of the engine that serves the jobs."""
 
     model: str  # a checkpoint folder
     dtype: str
     threads: int
     max_model_len: int
     max_num_seqs: int
-    kv_cache_bytes: int  # for that many sequences of that length
+    kv_cache_bytes: int  # enough for max_num_seqs sequences of max_model_len tokens
     file: str = ""  # the weights in the engine's own format, if it has one
     device: str = "cpu"
     load_format: str = "auto"  # "dummy": random weights of the shape in config.json

@@ -32,7 +32,7 @@ def small(monkeypatch):
     monkeypatch.setattr(peers, "mixed_tasks", lambda vocab_size: mixed_tasks(vocab_size, 3, low=2, high=9))
 
 
-def test_engines_serve_the_same_jobs_in_turns(run, tmp_path, fake):
+def test_engines_take_turns_serving_the_same_jobs(run, tmp_path, fake):
     file = tmp_path / "report.json"
     flags = ("--rounds", "2", "--jobs", "mixed,2", "--no-transformers", "--json", str(file))
     status, out, err = run("bench peers", *flags, "--peer", f"vllm={fake()}", "--peer", f"llama.cpp={fake()},a.gguf")
@@ -40,7 +40,7 @@ def test_engines_serve_the_same_jobs_in_turns(run, tmp_path, fake):
     measured = report["measured"]
     assert (status, err) == (0, "") and list(measured) == ["nanovllm", "vllm", "llama.cpp"]
     assert report["machine"]["vllm"] == "9.9"
-    # the fake one's tokens come 4 a second, its first after half a second
+    # the fake peer generates 4 tokens per second, the first after half a second
     assert measured["vllm"]["2 sequences: tokens per second"] == {"median": 8.0, "least": 8.0, "largest": 8.0}
     assert measured["vllm"]["2 sequences: step ms"] == 250.0
     ours = measured["nanovllm"]["2 sequences: tokens per second"]["median"]
@@ -121,7 +121,7 @@ def test_invalid_option_is_a_one_line_error(run, flags, expected):
     assert (status, out) == (2, "") and err.startswith("error: ") and expected in err and err.count("\n") == 1
 
 
-def test_transformers_is_this_environments_unless_another_is_named():
+def test_transformers_comes_from_this_environment_by_default():
     assert peer_specs(("transformers=python",), with_transformers=True) == [PeerSpec("transformers", "python")]
     assert peer_specs((), with_transformers=True) == [PeerSpec("transformers", sys.executable)]
     assert peer_specs((), with_transformers=False) == []
@@ -135,7 +135,7 @@ def test_share_of_the_floor_belongs_to_the_same_round(checkpoint):
     job = Job("1 sequence", [Task([1, 2, 3], 3)], is_decode=True)
     run = Run([[5, 6, 7]], [[9.0, 10.0, 11.0]])
     num_bytes = 2 * floor.weight_bytes(llm) + (4 + 5) * bytes_per_token(llm.model_config, torch.float32)
-    other = Turn(run, num_bytes)  # the floor is a second of the two
+    other = Turn(run, num_bytes)  # the floor is one of its two seconds
     rounds = [{"nanovllm": Turn(run, num_bytes * times), "vllm": other, "b": other} for times in (1, 9, 1)]
     assert numbers(llm, job, "nanovllm", rounds) == {
         "1 sequence: tokens per second": {"median": 1.0, "least": 1.0, "largest": 1.0},

@@ -70,7 +70,7 @@ def test_summary_counts_blocks_stored_and_loaded(run):
     assert int(stored) >= int(loaded) > 0
 
 
-def test_first_story_is_printed_as_it_comes(checkpoint, capsys):
+def test_first_story_is_printed_as_it_is_generated(checkpoint, capsys):
     def watched():
         params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         for output in LLM(checkpoint, **OPTIONS).stream(["the", "fox"], params):

@@ -15,7 +15,7 @@ def served() -> Iterator[Served]:
     """Serve the shipped checkpoint, which has no chat template of its own."""
     with serving("--chat-template", "plain", "--max-num-seqs", "8", *NAMES) as server:
         yield server
-        assert server.process.poll() is None, "it survived all tests"
+        assert server.process.poll() is None, "the server must survive all tests"
         assert server.stop() == 0
 
 

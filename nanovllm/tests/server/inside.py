@@ -24,7 +24,7 @@ LONG = {"prompt": "the fox", "max_tokens": 50, "ignore_eos": True, "temperature"
 
 
 class ThreadAsProcess(Thread):
-    """A thread where an EngineClient expects a process."""
+    """A thread that stands in for the process of an EngineClient."""
 
     exitcode = None
 
@@ -34,7 +34,7 @@ class ThreadAsProcess(Thread):
 
 @dataclass
 class Inside:
-    """A server, and clients of its one or two addresses."""
+    """A server, and clients for its one or two addresses."""
 
     front: Front
     engine: LLMEngine
@@ -62,7 +62,7 @@ class Inside:
 async def inside(
     model: Any, prepare: Callable[[LLMEngine], Any] | None = None, **options: Any
 ) -> AsyncIterator[Inside]:
-    """Run a server until the end of the block. `prepare` may change the engine before it serves."""
+    """Run a server inside a `with` block. `prepare` may change the engine before it serves."""
     engines: list[LLMEngine] = []
 
     def build(args: EngineArgs) -> LLMEngine:
@@ -112,7 +112,7 @@ def with_server(
 
 
 def slow(engine: LLMEngine) -> None:
-    """Make each step take a moment, so that the test acts between two of them."""
+    """Slow down each step, so that the test can act between two of them."""
     step = engine.step
 
     def wait_then_step() -> Any:
