@@ -60,7 +60,7 @@ class Grammars:
         try:
             import llguidance
         except ImportError:
-            raise ValueError("structured_outputs need llguidance: pip install 'llguidance>=1.7'") from None
+            raise ValueError("structured_outputs need llguidance: pip install 'llguidance>=1.9'") from None
         library: ModuleType = llguidance
         return library
 

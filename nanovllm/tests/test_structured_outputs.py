@@ -269,7 +269,7 @@ def test_dead_end_during_generation_ends_only_its_request(llm):
 def test_missing_library_is_one_error_with_the_install_command(llm, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     fresh = Grammars(load_tokenizer(STORYTELLER), 4096, {2})
-    with pytest.raises(ValueError, match=re.escape("need llguidance: pip install 'llguidance>=1.7'")):
+    with pytest.raises(ValueError, match=re.escape("need llguidance: pip install 'llguidance>=1.9'")):
         fresh.processor(StructuredOutputsParams(regex="a"))
 
 
