@@ -4,11 +4,11 @@ This module is imported even where Numba is not installed, so compiled modules a
 """
 
 import os
+import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from ..torch.attention import AttentionMetadata
 from ..torch.backend import Backend, Computed
 from ..torch.model_runner import ModelRunner
 from ..torch.sampler import SampledToken, SamplingRow
-from .compiler import Compiler, compile_here, discard, find_folder, is_complete, mark_used
+from .compiler import Compiler, compile_here, find_folder, is_complete
 from .threads import is_forked, numba_threads
 
 if TYPE_CHECKING:
@@ -141,11 +141,11 @@ class CpuChoice:
         self.uses_kernels = False
         self.reason = "as requested" if backend == "torch" else unsupported or missing_requirement()
         if self.reason is None:
-            folder = find_folder(str(dtype).removeprefix("torch."))
+            self._dtype, self._folder = dtype, find_folder(str(dtype).removeprefix("torch."))
             if backend == "numba":
-                self._require(dtype, folder)
+                self._require()
             else:
-                self._load_or_compile(dtype, folder)
+                self._load_or_compile()
         elif backend == "numba":
             raise ValueError(f"attention_backend 'numba' is unavailable: {self.reason}")
         CHOICES.add(self)
@@ -176,10 +176,10 @@ class CpuChoice:
         if self._compiler is None or not self._compiler.has_ended:
             return
         error, self._compiler = self._compiler.error, None
-        if error is None:
+        if error is None and self._folder is not None and is_loaded(self._dtype, self._folder):
             self._use_kernels()
         else:
-            self.reason = f"kernels could not be compiled: {error}"
+            self.reason = f"kernels could not be compiled: {error or 'their files are damaged'}"
 
     def close(self) -> None:
         """End the compiler if it is still running."""
@@ -187,23 +187,23 @@ class CpuChoice:
             self._compiler.close()
             self._compiler, self.reason = None, "the engine was closed"
 
-    def _require(self, dtype: torch.dtype, folder: Path | None) -> None:
+    def _require(self) -> None:
         try:
-            compile_here(dtype, folder)
+            compile_here(self._dtype, self._folder)
             self._runner.backend = self._build()
         except Exception as error:
             raise ValueError(f"attention_backend 'numba' is unavailable: {type(error).__name__}: {error}") from error
         self.uses_kernels, self.reason = True, None
 
-    def _load_or_compile(self, dtype: torch.dtype, folder: Path | None) -> None:
-        if folder is None:
+    def _load_or_compile(self) -> None:
+        if self._folder is None:
             self.reason = "no folder for compiled kernels is writable: set NUMBA_CACHE_DIR to one that is"
             return
-        if is_loaded(dtype, folder):
+        if is_loaded(self._dtype, self._folder):
             self._use_kernels()
             return
         try:
-            self._compiler = Compiler(dtype, folder)
+            self._compiler = Compiler(self._dtype, self._folder)
             self.reason = "kernels are being compiled (once per machine)"
         except OSError as error:
             self.reason = f"kernels could not be compiled: {error}"
@@ -234,9 +234,8 @@ def is_loaded(dtype: torch.dtype, folder: Path) -> bool:
     try:
         compile_here(dtype, folder)
     except Exception:  # a damaged file may raise anything
-        discard(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         return False
-    mark_used(folder)
     return True
 
 
@@ -244,12 +243,10 @@ def missing_requirement() -> str | None:
     """Return why kernels are unavailable in this process, or None."""
     if is_forked():
         return f"{FORKED}: use spawn instead"
-    if find_spec("numba") is None:
-        return f"numba is not installed ({INSTALL})"
     try:
         installed = version("numba")
     except PackageNotFoundError:
-        return f"numba is not installed as a package ({INSTALL})"
+        return f"numba is not installed ({INSTALL})"
     if tuple(int(part) for part in installed.split(".")[:2]) < LEAST_NUMBA:
         return f"numba 0.68 or newer is needed, {installed} is installed ({INSTALL})"
     return None

@@ -8,7 +8,7 @@ two processes that write to one index would mix up their code.
 
     python -m nanovllm.backends.cpu.compiler bfloat16 FOLDER
 
-fills FOLDER and exits. It also exits when its standard input closes, so it cannot outlive the process that started it.
+fills FOLDER and exits.
 """
 
 import json
@@ -18,17 +18,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from threading import Event, Lock, Thread, current_thread
-from typing import Any
+from threading import Lock
+from typing import IO, Any
 
 import torch
 
@@ -36,9 +34,7 @@ from ... import __version__
 from .threads import claim_threads, start_threading_layer
 
 COMPLETE = "complete"
-DAYS_KEPT = 30  # after the last use of a folder
 NUMBA_SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
-MAX_LOADING_SECONDS = 10.0  # that a program waits at its end for a thread that is loading kernels
 COMPILING = Lock()  # a function has one folder at a time, and Numba has one setting for all functions
 
 
@@ -121,33 +117,6 @@ def mark_complete(folder: Path) -> None:
     unfinished.replace(folder / COMPLETE)
 
 
-def mark_used(folder: Path) -> None:
-    """Postpone the removal of a folder."""
-    with suppress(OSError):
-        os.utime(folder / COMPLETE)
-
-
-def discard(folder: Path) -> None:
-    """Remove a folder whose files cannot be loaded."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def remove_stale(folder: Path) -> None:
-    """Remove files that a killed compiler left unfinished, and sibling folders that have not been used for long."""
-    with suppress(OSError):
-        for path in folder.glob("*/*.tmp.*"):
-            path.unlink(missing_ok=True)
-        for other in folder.parent.iterdir():
-            if other != folder and other.is_dir() and days_unused(other) > DAYS_KEPT:
-                discard(other)
-
-
-def days_unused(folder: Path) -> float:
-    """Return the days since the last use of a folder."""
-    newest = max((path.stat().st_mtime for path in (folder, folder / COMPLETE) if path.exists()), default=0.0)
-    return (time.time() - newest) / 86400
-
-
 # Compiling
 
 
@@ -223,7 +192,6 @@ def fill(dtype: torch.dtype, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
         if not is_complete(folder):
-            remove_stale(folder)
             compile_all(dtype, folder)
             mark_complete(folder)
 
@@ -242,41 +210,35 @@ def locked(path: Path) -> Iterator[None]:
 # In another process
 
 
-@dataclass
-class Outcome:
-    """The result of the thread that waits for a compiler."""
-
-    has_ended: Event = field(default_factory=Event)
-    is_cancelled: bool = False
-    error: str | None = None
-
-
 class Compiler:
-    """A spawned process that fills the cache, and a thread that waits for it and then loads the kernels.
+    """A spawned process that fills the cache. It ends with its owner, when this process exits, and by close().
 
-    The process ends with its owner, with this process, and by close(). It is never forked: Numba's OpenMP layer kills a
-    forked child at its first parallel loop.
+    It is never forked: Numba's OpenMP layer kills a forked child at its first parallel loop.
     """
 
     def __init__(self, dtype: torch.dtype, folder: Path) -> None:
         """Start the process. Raise OSError if that fails."""
-        self.process = start(str(dtype).removeprefix("torch."), folder)
-        self._outcome = Outcome()
-        thread = Thread(target=watch, args=(self.process, self._outcome, dtype, folder), daemon=True, name="compiler")
-        thread.start()
-        self._finalizer = weakref.finalize(self, end, self.process, self._outcome, thread)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with its owner
+        self.process = start(str(dtype).removeprefix("torch."), folder, self._output)
+        self._finalizer = weakref.finalize(self, end, self.process)
 
     @property
     def has_ended(self) -> bool:
-        """Return whether all kernels are loaded, or there is an error."""
-        return self._outcome.has_ended.is_set()
+        return self.process.poll() is not None
 
     @property
     def error(self) -> str | None:
-        return self._outcome.error
+        """The last line of a process that failed, or None."""
+        if self.process.returncode == 0:
+            return None
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").split("\n")
+        status = f"the compiler exited with status {self.process.returncode}"
+        return next((line for line in reversed(lines) if line.strip()), status)
 
-    def wait(self, seconds: float) -> bool:
-        return self._outcome.has_ended.wait(seconds)
+    def wait(self, seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
 
     def close(self) -> None:
         self._finalizer()
@@ -286,60 +248,26 @@ class Compiler:
         self._finalizer.detach()
 
 
-def start(dtype: str, folder: Path) -> subprocess.Popen[bytes]:
+def start(dtype: str, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the process, which imports modules from the same paths as this one, and ignores the terminal's Ctrl-C."""
     paths = [str(Path(__file__).resolve().parents[3]), *filter(None, sys.path)]
     return subprocess.Popen(
         [sys.executable, "-m", f"{__package__}.compiler", dtype, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
         stderr=subprocess.STDOUT,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         start_new_session=True,
     )
 
 
-def watch(process: subprocess.Popen[bytes], outcome: Outcome, dtype: torch.dtype, folder: Path) -> None:
-    """Wait for the process, then load the kernels."""
-    assert process.stdout is not None, "stdout must be a pipe"
-    output = process.stdout.read().decode(errors="replace").split("\n")
-    status = process.wait()
-    if status:
-        lines = [line for line in output if line.strip()]
-        outcome.error = lines[-1] if lines else f"the compiler exited with status {status}"
-    elif not outcome.is_cancelled:
-        try:
-            compile_all(dtype, folder)
-        except Exception as error:
-            outcome.error = f"{type(error).__name__}: {error}"
-    outcome.has_ended.set()
-
-
-def end(process: subprocess.Popen[bytes], outcome: Outcome, thread: Thread) -> None:
-    """End the process and its thread."""
-    outcome.is_cancelled = True
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End the process, and wait until it is gone."""
     process.kill()
-    if thread is not current_thread():  # a garbage collector runs in any thread
-        thread.join(MAX_LOADING_SECONDS)
-    assert process.stdin is not None, "stdin must be a pipe"
-    with suppress(OSError):
-        process.stdin.close()
-
-
-def exit_with_input() -> None:
-    """Exit when standard input closes, which happens when the process that started this one ends."""
-
-    def watch_input() -> None:
-        with suppress(OSError):
-            while os.read(0, 1):
-                pass
-        os._exit(1)
-
-    Thread(target=watch_input, daemon=True).start()
+    process.wait()
 
 
 def main(dtype: str, folder: str) -> None:
-    exit_with_input()
     with suppress(OSError, AttributeError):
         os.nice(19)  # engines that serve in the meantime come first
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """A decode step of at most 64 sequences, as one compiled call for all layers.
 
-With so few rows a step is a walk over the weights. Calling a framework's operations one by one costs more than the work
-they do, and its threads wait for each other after every operation. Here the weights and the cached keys are read in
+With so few rows, a step is one pass over the weights. Calling a framework's operations one by one costs more than the
+work they do, and its threads wait for each other after every operation. Here the weights and the cached keys are read in
 place, once a step. The calling thread is worker 0. Helpers run the same function, and join a step when they see it in
 the mailbox (team.py). All workers go through the phases together, and the tasks of a phase go to whichever worker is
 free:
@@ -412,10 +412,7 @@ class DecodeRunner:
     """
 
     def __init__(self, model: LlamaForCausalLM, kv_cache: "KVCache", max_model_len: int) -> None:
-        self._model, self._blocks = (
-            model,
-            kv_cache.blocks,
-        )  # their memory must stay alive, since kernels hold its addresses
+        self._model, self._blocks = model, kv_cache.blocks  # kernels hold their addresses, so they must stay alive
         self._max_model_len = max_model_len
         self.max_rows = MAX_ROWS if isinstance(model.lm_head, PackedLinear) else FEW_ROWS
         config, workers = model.config, torch.get_num_threads()
