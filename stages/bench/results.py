@@ -58,7 +58,7 @@ def decode_case(batch: int, context: int) -> dict[str, Any]:
 
 
 def save(table: str, result: dict[str, Any], seconds: float, path: Path = RESULTS) -> bool:
-    """Merge a table's figures into results.json. If the others come from another machine, print a line and return False.
+    """Merge a table's figures into results.json. If it has those of another machine, print a line and return False.
 
     Figures from two machines are never mixed; begin() starts a run of all tables on this one.
     """
