@@ -1,9 +1,7 @@
 """Observer: receives every event of an engine. To trace or draw an engine, pass it an observer of your own."""
 
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
 
 
 class Observer:
@@ -41,38 +39,35 @@ class Observer:
 class Observers(Observer):
     """The observers of an engine. Each receives the events for which it has a method, such as on_admit(seq, hits).
 
-    An observer without such methods receives all events through tell(). An event without receivers costs one lookup.
-    Any thread may append and remove observers; the engine's thread calls their methods.
+    An observer's tell() receives the other events. Any thread may append and remove observers; the engine's thread
+    calls their methods.
     """
 
     def __init__(self, *observers: object) -> None:
-        self._lock = threading.Lock()  # two threads may append at the same time
         self._observers: list[object] = []
-        self._methods = Methods({}, [])
+        self._methods: dict[str, list[Callable[..., object]]] = {}  # by kind of event, in the order of the observers
         for observer in observers:
             self.append(observer)
 
     def tell(self, kind: str, *details: object) -> None:
-        """Call on_<kind>(*details) of each observer that has it."""
+        """Send an event to on_<kind>() of each observer that has it, and to tell() of the others."""
         methods = self._methods
-        if kind in methods.of_kind:
-            for method in methods.of_kind[kind]:
-                method(*details)
-        else:
-            for tell in methods.of_any:
-                tell(kind, *details)
+        if kind not in methods:
+            methods[kind] = [method for each in self._observers if (method := method_for(each, kind))]
+        for method in methods[kind]:
+            method(*details)
 
     def append(self, observer: object) -> None:
         """Send events to `observer` from now on. Raise ValueError if it has no method that receives any."""
-        with self._lock:
-            self._set([*self._observers, observer])
+        if not any(name == "tell" or name.startswith("on_") for name in dir(observer)):
+            raise ValueError(f"an observer needs tell() or a method such as on_admit(), got {observer!r}")
+        self._observers.append(observer)
+        self._methods = {}  # a new one, last: tell() may be filling the old one in another thread
 
     def remove(self, observer: object) -> None:
         """Stop sending events to `observer`. Raise ValueError if it is not in the list."""
-        with self._lock:
-            observers = list(self._observers)
-            observers.remove(observer)
-            self._set(observers)
+        self._observers.remove(observer)
+        self._methods = {}
 
     def __iter__(self) -> Iterator[object]:
         return iter(self._observers)
@@ -80,27 +75,9 @@ class Observers(Observer):
     def __len__(self) -> int:
         return len(self._observers)
 
-    def _set(self, observers: list[object]) -> None:
-        """Build new tables, since tell() may be using the old ones in another thread."""
-        kinds_of = [[name.removeprefix("on_") for name in dir(each) if name.startswith("on_")] for each in observers]
-        of_kind: dict[str, list[Callable[..., None]]] = {kind: [] for kinds in kinds_of for kind in kinds}
-        of_any: list[Callable[..., None]] = []
-        for observer, kinds in zip(observers, kinds_of, strict=True):
-            tell = None if kinds else getattr(observer, "tell", None)
-            if not kinds and not callable(tell):
-                raise ValueError(f"an observer needs tell() or a method such as on_admit(), got {observer!r}")
-            if callable(tell):
-                of_any.append(tell)
-            for kind, methods in of_kind.items():
-                if callable(tell):
-                    methods.append(partial(tell, kind))
-                elif kind in kinds:
-                    methods.append(getattr(observer, f"on_{kind}"))
-        self._observers, self._methods = observers, Methods(of_kind, of_any)
 
-
-class Methods(NamedTuple):
-    """The methods to call for each kind of event, in the order of the observers."""
-
-    of_kind: dict[str, list[Callable[..., None]]]
-    of_any: list[Callable[..., None]]  # for kinds that are not in of_kind: the tell() methods
+def method_for(observer: object, kind: str) -> Callable[..., object] | None:
+    """Return the method of `observer` that receives events of this kind, or None."""
+    tell = getattr(observer, "tell", None)
+    method: Callable[..., object] | None = getattr(observer, f"on_{kind}", tell and partial(tell, kind))
+    return method

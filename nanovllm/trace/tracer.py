@@ -404,7 +404,7 @@ class Watch:
     def on(self, show_text: bool) -> None:
         """Start or restart with a snapshot."""
         self.off()
-        self._tracer.attach(self._engine, self._append, show_text)
+        self._tracer.attach(self._engine, lambda event: self._events.append(event), show_text)
         self._is_on = True
 
     def off(self) -> None:
@@ -423,9 +423,6 @@ class Watch:
             raise self._tracer.error
         events, self._events = self._events, []
         return events or None
-
-    def _append(self, event: Event) -> None:
-        self._events.append(event)
 
 
 class HeldUp(NamedTuple):
