@@ -84,7 +84,7 @@ def test_installed_command_works_in_any_folder(installed, tmp_path):
     assert "generate" in run("--help").stdout
     done = run("generate", "A fox")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert f"there is no folder {tmp_path}/models/storyteller" in done.stderr
+    assert f"the folder {tmp_path}/models/storyteller does not exist" in done.stderr
     done = run("generate", "A fox", "--model", str(STORYTELLER), "--max-tokens", "4", "--offload-policy", "load")
     assert done.returncode == 0 and done.stdout.startswith("A fox"), done.stderr
     assert list(tmp_path.iterdir()) == []

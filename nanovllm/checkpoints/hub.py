@@ -199,7 +199,7 @@ class Repository:
 
 def hub_repository(model: str | Path, revision: str | None, **options: Any) -> Repository:
     """Return the repository of a name on the Hub. Raise ValueError if `model` is not of the form ORG/NAME."""
-    missing = f"there is no folder {Path(model).absolute()}"
+    missing = f"the folder {Path(model).absolute()} does not exist"
     if str(model) == DEFAULT_MODEL:
         raise ValueError(f"{missing}: name a checkpoint with LLM(model=...) or --model")
     if not isinstance(model, str) or not HUB_NAME.fullmatch(model):
@@ -261,13 +261,13 @@ def explain(error: Exception, repository: Repository) -> str:
     from huggingface_hub import constants, errors
 
     name, cause = repository.name, error.__cause__ or error
-    missing = f"there is no folder {Path(name).absolute()}"
+    missing = f"the folder {Path(name).absolute()} does not exist"
     if isinstance(error, errors.GatedRepoError):
         return f"{name} is gated: accept its terms at {constants.ENDPOINT}/{name} and set HF_TOKEN to your token"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name} on the Hub has no revision {repository.revision!r}: use a branch, a tag or a full commit hash"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{missing}, and no model {name} on the Hub; if it is private, set HF_TOKEN to your token"
+        return f"{missing}, and the Hub has no model {name}; if it is private, set HF_TOKEN to your token"
     if isinstance(error, errors.HFValidationError):
         return f"{missing}, and {name!r} is not a name on the Hub: {first_line(error)}"
     if status_of(cause) in (401, 403):

@@ -334,7 +334,7 @@ def check_output(output: str, file: str, overwrite: bool, resume: bool) -> None:
     if path.exists() and file != "-" and Path(file).exists() and path.samefile(file):
         raise ValueError(f"{output} is the file of requests: write the results to a different file")
     if not path.parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
+        raise ValueError(f"the folder {path.parent} for {path.name} does not exist")
 
 
 def read_done(output: str, requests: RequestsFile) -> tuple[set[str], int]:
@@ -365,9 +365,7 @@ def read_done(output: str, requests: RequestsFile) -> tuple[set[str], int]:
             num_bytes += len(line)
     for request in requests if prompts else ():
         if prompts.get(request.id) not in (None, hash(repr(request.prompt))):
-            raise ValueError(
-                f"{output}: request {request.id!r} has a different prompt in this result"
-            )
+            raise ValueError(f"{output}: request {request.id!r} has a different prompt in this result")
     return {*prompts}, num_bytes
 
 

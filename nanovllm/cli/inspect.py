@@ -81,7 +81,9 @@ def find_model(model: str, revision: str | None) -> Dimensions:
     if not os.path.exists(model) and "/" not in model:
         near = get_close_matches(model.lower(), SHAPES, n=1)
         hint = f"did you mean {near[0]}?" if near else "--list prints the known models"
-        raise ValueError(f"there is no folder {Path(model).absolute()} and no known model {model}: {hint}")
+        raise ValueError(
+            f"the folder {Path(model).absolute()} does not exist, and {model} is not a known model: {hint}"
+        )
 
     from ..checkpoints.entries import Entries
     from ..checkpoints.hub import find_config

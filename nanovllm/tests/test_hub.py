@@ -143,7 +143,7 @@ def test_find_tokenizer_downloads_no_weights(hub, tmp_path):
 def test_uses_the_token_of_the_environment(hub, error_of, monkeypatch):
     hub.private = True
     assert error_of() == (
-        f"there is no folder {Path(NAME).absolute()}, and no model {NAME} on the Hub; if it is private, set "
+        f"the folder {Path(NAME).absolute()} does not exist, and the Hub has no model {NAME}; if it is private, set "
         "HF_TOKEN to your token"
     )
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -170,14 +170,14 @@ def test_invalid_name_never_touches_the_network(hub, error_of, model):
     folder = Path(model).absolute()
     assert (
         error_of(model)
-        == f"there is no folder {folder}, and {model!r} is not a name on the Hub, which looks like ORG/NAME"
+        == f"the folder {folder} does not exist, and {model!r} is not a name on the Hub, which looks like ORG/NAME"
     )
     assert hub.requests == []
 
 
 def test_default_model_is_not_a_name_on_the_hub(hub, error_of):
     assert EngineConfig.model == DEFAULT_MODEL
-    missing = f"there is no folder {Path(DEFAULT_MODEL).absolute()}"
+    missing = f"the folder {Path(DEFAULT_MODEL).absolute()} does not exist"
     assert error_of(DEFAULT_MODEL) == f"{missing}: name a checkpoint with LLM(model=...) or --model"
     assert hub.requests == []
 
@@ -280,7 +280,7 @@ def test_any_status_is_an_error_of_one_line(hub, error_of, status):
 
 def test_error_for_an_unknown_name_covers_folders_and_the_hub(hub, error_of):
     assert error_of("some/thing") == (
-        f"there is no folder {Path('some/thing').absolute()}, and no model some/thing on the Hub; if it is private, "
+        f"the folder {Path('some/thing').absolute()} does not exist, and the Hub has no model some/thing; if it is private, "
         "set HF_TOKEN to your token"
     )
 

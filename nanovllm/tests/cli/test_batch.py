@@ -371,7 +371,7 @@ def test_unreadable_file_is_named(run, no_engine, tmp_path):
 
 @pytest.mark.parametrize(
     ("output", "message"),
-    [("no/such/out.jsonl", "there is no folder {}/no/such to write out.jsonl to"), (".", "{} exists")],
+    [("no/such/out.jsonl", "the folder {}/no/such for out.jsonl does not exist"), (".", "{} exists")],
 )
 def test_results_that_cannot_be_kept_are_not_computed(serve, no_engine, tmp_path, output, message):
     status, _, err = serve([{"prompt": "the"}], "--output", str(tmp_path / output))

@@ -100,7 +100,7 @@ def test_serve_has_an_option_for_each_field_of_its_options(capsys):
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--trust-remote-code", "--tensor-parallel-size", "1", "--swap-space", "4"], "there is no folder"),
+        (["--trust-remote-code", "--tensor-parallel-size", "1", "--swap-space", "4"], "does not exist"),
         (["--tensor-parallel-size", "2"], "tensor_parallel_size must be 1, got 2"),
         (["--load-format", "sharded"], "load_format must be"),
     ],

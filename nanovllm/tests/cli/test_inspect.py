@@ -217,9 +217,12 @@ def test_known_name_needs_no_torch(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["llama-3.1-8"], "no known model llama-3.1-8: did you mean llama-3.1-8b?"),
-        (["nothing-like-it"], "no known model nothing-like-it: --list prints the known models"),
-        (["/no/such/folder"], "there is no folder /no/such/folder, and '/no/such/folder' is not a name on the Hub"),
+        (["llama-3.1-8"], "llama-3.1-8 is not a known model: did you mean llama-3.1-8b?"),
+        (["nothing-like-it"], "nothing-like-it is not a known model: --list prints the known models"),
+        (
+            ["/no/such/folder"],
+            "the folder /no/such/folder does not exist, and '/no/such/folder' is not a name on the Hub",
+        ),
         (["llama-2-7b", "--max-model-len", "5000"], "max_model_len is 5000, but the model has 4096 positions"),
         (["llama-2-7b", "--length", "5000"], "length must be at most max_model_len, 4096, got 5000"),
         (["llama-2-7b", "--length", "0"], "Invalid value for '--length': 0 is not in the range x>=1."),

@@ -639,7 +639,7 @@ def test_broken_shards_are_refused_by_file_and_tensor(tmp_path, break_, errors):
 
 
 def test_missing_folder_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"^there is no folder .*nowhere"):
+    with pytest.raises(ValueError, match=r"^the folder .*nowhere does not exist"):
         LLM(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file is a file, not a checkpoint folder"):
