@@ -78,7 +78,7 @@ def main() -> int:
                 language, word, code = check
                 try:
                     session.run(Block(Path("check"), number, language, word, code + "\n"))
-                except Exception as error:  # a failure and a time-out alike: report it, and go on
+                except Exception as error:  # a failure or a timeout: report it and go on
                     failed += 1
                     print(f"{code.strip()}: failed\n{error}", flush=True)
                 else:

@@ -31,7 +31,7 @@ def main() -> int:
                 for block in merge_python(block for block in read_blocks(ROOT / page) if block.runs):
                     try:
                         session.run(block)
-                    except Exception as error:  # a failure and a time-out alike: report it, and go on
+                    except Exception as error:  # a failure or a timeout: report it and go on
                         failed += 1
                         print(f"{block}: failed\n{error}", flush=True)
                     else:

@@ -7,7 +7,7 @@ backends/              computes a step: torch/ (plain operations), cpu/ (Numba),
 checkpoints/           finds and checks a checkpoint; tokenizer, chat template, sizes
 server/                `nanovllm serve`: the OpenAI API over HTTP, metrics, and a page that shows the memory
 trace/                 records the events of an engine, replays them, and converts them for a viewer
-bench/                 measures throughput and latency, also of other engines
+bench/                 measures the throughput and latency of this engine and others
 cli/                   the commands
 """
 

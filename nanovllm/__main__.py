@@ -9,7 +9,7 @@ from .cli.terminal import ctrl_c_ends_at_once, end_at_once
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit status. An error of the user's is one line on standard error."""
+    """Run a command and return its exit status. A user's error prints one line to standard error."""
     with ctrl_c_ends_at_once():
         from .cli.commands import run
 

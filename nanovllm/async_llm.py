@@ -78,7 +78,7 @@ class AsyncLLM:
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: dict[str, Any] | None = None,
     ) -> abc.AsyncGenerator[RequestOutput, None]:
-        """Yield the outputs of a request as they come, in the form that sampling_params.output_kind selects.
+        """Yield the outputs of a request as they are generated, in the form that sampling_params.output_kind selects.
 
         Leaving or cancelling the loop aborts the request, and frees its blocks before the next step. Raise ValueError
         for a request that cannot be served, and EngineDeadError if the engine has ended.
@@ -255,7 +255,7 @@ class EngineThread:
         return call.future
 
     def ask(self, function: abc.Callable[[LLMEngine], Result]) -> Result:
-        """Return `function(engine)`, computed between two steps, or at once if the engine has ended.
+        """Return `function(engine)`, computed between two steps, or immediately if the engine has ended.
 
         During a step, a sequence that ends might be counted twice or not at all.
         """

@@ -48,7 +48,7 @@ def free_memory() -> None:
 
 @cache
 def folder_of_shape(name: str) -> Path:
-    """Return a checkpoint folder of a published shape: a config.json alone, for engines that make random weights.
+    """Return a checkpoint folder of a published shape: only a config.json, for engines that create random weights.
 
     It is removed when the process ends. `name` is one of SHAPES.
     """
@@ -83,7 +83,7 @@ def family_of(shape: Shape) -> tuple[str, str]:
 
 @dataclass
 class Run:
-    """The tokens of each task, and when each token came, in seconds since the start."""
+    """The tokens of each task, and when each token arrived, in seconds since the start."""
 
     tokens: list[list[int]]
     times: list[list[float]]
@@ -138,7 +138,7 @@ class Run:
         return self.decode_seconds / (max(map(len, self.tokens)) - 1)
 
     def fault(self, tasks: Sequence[Task], may_be_cut: bool = False) -> str | None:
-        """Return why this is not a valid answer to the tasks, or None. A run that was cut has fewer tokens."""
+        """Return why this is not a valid answer to the tasks, or None. A run that was cut short has fewer tokens."""
         counts, expected = [len(each) for each in self.tokens], [task.num_output_tokens for task in tasks]
         if len(counts) != len(expected):
             return f"{len(counts)} outputs for {len(expected)} requests"
@@ -151,7 +151,7 @@ class Run:
 
 
 def serve(llm: LLM, tasks: Sequence[Task], *, is_cold: bool = True, detokenize: bool = True) -> Run:
-    """Serve all tasks at once, from an empty prefix cache if `is_cold`. Raise ValueError if a request fails.
+    """Serve all tasks together, from an empty prefix cache if `is_cold`. Raise ValueError if a request fails.
 
     With `detokenize`, outputs have text, as users get them. Without it they are token ids, as peers return them.
     """

@@ -10,7 +10,7 @@ dot.py             some rows times some rows: the inner loop of linear layers an
 matmul.py          linear layers for few rows, and for many rows with packed weights
 elementwise.py     the rest of a layer: RMSNorm, rotary embedding, SiLU
 attention.py       attention to keys and values that are read in place
-team.py            workers that share a step, and never wait for one that the system has given no core
+team.py            workers that share a step, and never wait for one that isn't running
 
 The steps built from them:
 

@@ -60,7 +60,7 @@ from .vectors import (
 
 TILE = 128  # keys: their scores, keys and values fit in the nearest caches
 SPLIT = 512  # keys of a decode that one worker attends to
-AHEAD = 32  # keys that are prefetched: blocks are anywhere in the pool, and no hardware prefetcher guesses where
+AHEAD = 32  # keys to prefetch: blocks are scattered in the pool, where no hardware prefetcher can predict them
 PLACES = TILE + AHEAD + WIDTH
 MASKED = np.float32(-1e30)  # a score below all others
 

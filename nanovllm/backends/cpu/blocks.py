@@ -95,7 +95,7 @@ def load_block(typing: Any, memory: Any, starts: Any, columns: Any) -> Any:
 
 @intrinsic
 def no_sums(typing: Any, a: Any, b: Any) -> Any:
-    """Return a block of len(a) * len(b) zero vectors, as outer() takes it."""
+    """Return a block of len(a) * len(b) zero vectors for outer()."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return tuple_of([constant(FLOATS, 0)] * len(signature.return_type), context, builder, signature)

@@ -211,7 +211,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 class Compiler:
-    """A spawned process that fills the cache. It ends with its owner, when this process exits, and by close().
+    """A spawned process that fills the cache. It ends with its owner, on close(), or when this process exits.
 
     It is never forked: Numba's OpenMP layer kills a forked child at its first parallel loop.
     """
@@ -244,7 +244,7 @@ class Compiler:
         self._finalizer()
 
     def forget(self) -> None:
-        """Leave the process alone: in a forked child, it is the parent's."""
+        """Leave the process alone in a forked child, because it belongs to the parent."""
         self._finalizer.detach()
 
 

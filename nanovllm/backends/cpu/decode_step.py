@@ -1,8 +1,8 @@
 """A decode step of at most 64 sequences, as one compiled call for all layers.
 
 With so few rows, a step is one pass over the weights. Calling a framework's operations one by one costs more than the
-work they do, and its threads wait for each other after every operation. Here the weights and the cached keys are read in
-place, once a step. The calling thread is worker 0. Helpers run the same function, and join a step when they see it in
+work they do, and its threads wait for each other after every operation. Here each step reads the weights and the cached
+keys in place, once. The calling thread is worker 0. Helpers run the same function, and join a step when they see it in
 the mailbox (team.py). All workers go through the phases together, and the tasks of a phase go to whichever worker is
 free:
 

@@ -1,9 +1,9 @@
 """Workers that share a step: each phase is cut into tasks, and the next free worker takes the next task.
 
-The calling thread is the first worker. It goes through all phases, and would do all tasks if no other worker came.
-Helpers are threads that join a step when they see it. So a step never waits for a thread that the system has given no
-core, only for one that has started a task. A library's parallel loop, in contrast, starts and ends with all of its
-threads: next to one busy process, each of the 150 loops of a step waits for the slowest thread.
+The calling thread is the first worker. It goes through all phases, and would do all tasks by itself if it had to.
+Helpers are threads that join a step when they see it. So a step never waits for a thread that has no core to run on,
+only for one that has started a task. A library's parallel loop, in contrast, starts and ends with all of its threads:
+next to one busy process, each of the 150 loops of a step waits for the slowest thread.
 
 Each phase has a counter word that holds the step's number and how many of the phase's tasks are taken. A helper that is
 late, from a step that has ended, sees another step's number there and takes nothing.

@@ -5,8 +5,9 @@
     job      {"prompts": [[5, 6, 7]], "lengths": [2]}         lengths: the tokens to generate for each prompt
     result   {"tokens": [[8, 9]], "times": [[0.02, 0.03]], "idle_cpu_seconds": 0.0}       or {"error": "no memory"}
 
-Each is one line of JSON: jobs come on standard input, and results go to standard output. A worker waits for its next
-job in a read, so only one engine computes at a time. This file imports nothing from nanovllm, because its interpreter may not have it.
+Each is one line of JSON. Jobs come on standard input, and results go to standard output. A worker blocks in a read
+until its next job, so only one engine computes at a time. This file doesn't import nanovllm, because the interpreter
+that runs it may not have it.
 """
 
 import importlib
