@@ -39,7 +39,7 @@ every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for p
 FOREIGN = {"transformers", "uv", "HF_HOME", "HF_ENDPOINT", "yarn", "longrope"}
 # Numbers with a unit that define something, or that others measured. They must be in the text word for word.
 DEFINITIONS: dict[str, list[str]] = {
-    "nanovllm/README.md": ["about 200 MB", "about 2.7 GB", "about 100 MB"],  # as pip reports them
+    "nanovllm/README.md": ["200 MB", "2.7 GB", "100 MB"],  # as pip reports them
     "stages/s1_contiguous_cache/README.md": ["64 numbers × 4 bytes", "Which matrices are read 8 times"],
     "stages/bench/predict/s5.md": ["hold 4 times the blocks"],
 }
