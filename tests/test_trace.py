@@ -9,10 +9,11 @@ from functools import cache
 import pytest
 
 import stages.__main__ as launcher
+from nanovllm.tests.helpers import documented_whys
 from nanovllm.trace import Tracer, read_trace, states, traced
 from nanovllm.trace import replay as replaying
 from nanovllm.trace.chrome import convert
-from nanovllm.trace.events import COMMON, KEYS, WHYS, WITHOUT_BY
+from nanovllm.trace.events import COMMON, KEYS, WITHOUT_BY
 from tests.chrome_format import check_format
 from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, full
 from tests.history import play_traced
@@ -124,8 +125,12 @@ def test_each_kind_of_event_occurs_from_its_stage_on_with_exactly_its_keys(stage
 
 @each_stage()
 def test_every_why_is_documented(stage):
-    whys = {(event["kind"], event["why"]) for event in all_events(stage) if "why" in event and event["kind"] in WHYS}
-    assert whys <= {(kind, why) for kind, all_ in WHYS.items() for why in all_}
+    assert whys_of(all_events(stage)) <= documented_whys()
+
+
+def whys_of(events):
+    """Return (kind, why) of each event with a reason. A refusal's is a sentence."""
+    return {(event["kind"], event["why"]) for event in events if "why" in event and event["kind"] != "refused"}
 
 
 @pytest.mark.full
@@ -133,22 +138,15 @@ def test_every_why_occurs():
     whys = set()
     for stage in STAGES:
         for seed in range(60):
-            events = play_traced(stage, random_plan(stage, random.Random(f"why {seed}"), 40))
-            whys.update((event["kind"], event["why"]) for event in events if event["kind"] in WHYS)
-    assert whys == {(kind, why) for kind, all_ in WHYS.items() for why in all_} - PACKAGE_ALONE
+            whys |= whys_of(play_traced(stage, random_plan(stage, random.Random(f"why {seed}"), 40)))
+    assert whys == documented_whys() - PACKAGE_ALONE
 
 
-def test_reference_documents_every_kind_with_its_keys_and_whys():
+def test_reference_documents_every_kind_with_its_keys():
     """EVENTS.md and events.py must agree."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in EVENTS.splitlines() if line[:2] == "| "]
     documented = {kind: (*keys.split(", "),) for kinds, keys, *_ in rows for kind in kinds.split(", ") if kind in KEYS}
     assert documented == {kind: keys for kind, keys in KEYS.items() if kind != "snapshot"}
-    for kinds, _, *notes in rows:
-        for kind in {*kinds.split(", ")} & {*WHYS} - {"held_up"}:
-            listed = notes[0].partition("why: ")[2].partition(". ")[0]
-            assert (*re.findall(r'"([a-z ]+)"', listed),) == WHYS[kind], kind
-    held_up = EVENTS.partition("In held_up,")[2].partition("## ")[0]
-    assert (*re.findall(r"^\| ([a-z]+) \|", held_up, re.MULTILINE)[1:],) == WHYS["held_up"]
     state = re.findall(r"^\| ([a-z_, ]+) \|", EVENTS.partition("| key of state |")[2].partition("## ")[0], re.MULTILINE)
     [snapshot, *_] = all_events(STAGES[-1])
     assert {name for names in state for name in names.split(", ")} == snapshot["state"].keys()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from io import BytesIO, StringIO
@@ -116,3 +117,13 @@ def start(
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | (env or {})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
     return subprocess.Popen(command, env=environment, text=True, **pipes)
+
+
+def documented_whys() -> set[tuple[str, str]]:
+    """Return a (kind of event, why) pair for each reason that EVENTS.md lists."""
+    text = (Path(__file__).parents[1] / "trace" / "EVENTS.md").read_text(encoding="utf-8")
+    held_up = re.findall(r"^\| ([a-z]+) \|", text.partition("In held_up,")[2].partition("## ")[0], re.MULTILINE)
+    listed = re.findall(r"^\| (\w+) \|.*why: (.*?)\. ", text, re.MULTILINE)
+    return {("held_up", why) for why in held_up[1:]} | {
+        (kind, why) for kind, whys in listed for why in re.findall(r'"([a-z ]+)"', whys)
+    }

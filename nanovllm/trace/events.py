@@ -48,17 +48,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "step": ("began", "seconds", "error"),
 }
 WITHOUT_BY = ("snapshot", "pools", "step")
-WHYS: dict[str, tuple[str, ...]] = {  # "refused" has a sentence instead
-    "held_up": ("batch", "seat", "piece", "promise", "blocks", "budget", "preemption"),
-    "taken": ("admit", "grow", "copy"),
-    "shared": ("fork",),
-    "given_back": ("end", "preempt", "abort", "copy"),
-    "evicted": ("taken", "reset"),
-    "host_evicted": ("taken", "reset"),
-    "chunk": ("prefill", "decode", "recompute"),
-    "preempt": ("blocks", "step failed", "reset"),
-    "end": ("stop", "length", "repetition", "abort", "error", "beam"),
-}
 
 
 # A file

@@ -194,20 +194,16 @@ class Tracer:
         held_up = self._held_up
         if self.scheduler is not None and self.scheduler.waiting:
             seq = next(iter(self.scheduler.waiting))
-            if held_up is None or held_up.seq is not seq:
-                held_up = self._why_not_considered(seq, output)
+            if held_up is None or held_up.seq is not seq:  # the scheduler never considered it
+                budget = self.engine.config.max_num_batched_tokens - sum(num_tokens for _, num_tokens in output.batch)
+                held_up = HeldUp(seq, "budget", seq.num_uncomputed_tokens, budget, caller_name())
+                if self._has_preempted:
+                    held_up = HeldUp(seq, "preemption", None, None, caller_name())
         elif self.scheduler is not None:
             held_up = None
         if held_up is not None:
             needs = {"why": held_up.why, "needed": held_up.needed, "free": held_up.free}
             self._emit("held_up", {"seq": self.name(held_up.seq), **needs}, held_up.by)
-
-    def _why_not_considered(self, seq: "Sequence", output: "SchedulerOutput") -> "HeldUp":
-        """Return why the scheduler never considered `seq`: a preemption, or else the spent budget."""
-        if self._has_preempted:
-            return HeldUp(seq, "preemption", None, None, caller_name())
-        budget = self.engine.config.max_num_batched_tokens - sum(num_tokens for _, num_tokens in output.batch)
-        return HeldUp(seq, "budget", seq.num_uncomputed_tokens, budget, caller_name())
 
     def on_raise(self, batch: "list[tuple[Sequence, int]]", error: Exception) -> None:
         self._emit("raised", {"sequences": [self.name(seq) for seq, _ in batch], "error": error_text(error)})
