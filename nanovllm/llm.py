@@ -77,7 +77,7 @@ class LLM:
 
     @property
     def peak(self) -> PoolReport:
-        """The pool when most of it was held, since the start."""
+        """The state of the pool when most of it was held, since the start."""
         return self.llm_engine.kv_cache_manager.peak
 
     def generate(

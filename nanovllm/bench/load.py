@@ -1,6 +1,6 @@
-"""A server under load: requests like those of real users, to any server with OpenAI's API.
+"""A server under load: requests like those of real users, sent to any OpenAI-compatible server.
 
-The client streams, and notes when each piece comes.
+The client streams each response and records when each piece arrives.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class BadResponse(Exception):
 class Outcome:
     """The response to one request. Times are in seconds since it was sent."""
 
-    pieces: list[float] = field(default_factory=list)  # when each piece of text came
+    pieces: list[float] = field(default_factory=list)  # when each piece of text arrived
     seconds: float = 0.0
     num_prompt_tokens: int = 0
     num_tokens: int = 0
@@ -57,7 +57,7 @@ class Streamed(NamedTuple):
     outcomes: list[Outcome]
     seconds: float
     client: float  # processor time of this process
-    front: float | None  # processor time of the server's front, in hundredths, or None if unknown
+    front: float | None  # processor time of the server's HTTP process, in hundredths, or None if unknown
 
 
 class Client:
@@ -102,7 +102,7 @@ class Client:
     async def stream_all(
         self, path: str, bodies: Sequence[dict[str, Any]], times: Sequence[float] | None = None, most: int | None = None
     ) -> "Streamed":
-        """Send each request at its time, or all at once, at most `most` together."""
+        """Send each request at its time, or all together, with at most `most` at a time."""
         gate = asyncio.Semaphore(most) if most else nullcontext()
         front, client, start = await self._front_seconds(), time.process_time(), time.perf_counter()
 
@@ -125,7 +125,7 @@ class Client:
             raise ValueError(f"the server at {self.server} does not list its models: {error}") from None
 
     async def _front_seconds(self) -> float | None:
-        """Return the processor time of the server's front so far, or None if /metrics does not have it."""
+        """Return the processor time of the server's HTTP process so far, or None if /metrics doesn't report it."""
         try:
             match = FRONT_SECONDS.search(await self.get("/metrics"))
         except (*ERRORS, BadResponse):
@@ -181,7 +181,7 @@ def short(text: str) -> str:
 def serve_load(options: ServerLoad) -> Report:
     """Send the requests, and return the report. Raise ValueError if the server answers none."""
     if (options.input_len is None) != (options.output_len is None):
-        raise ValueError("input_len and output_len must both be given, or neither for lengths like those of chats")
+        raise ValueError("set both input_len and output_len, or neither for lengths typical of chats")
     return asyncio.run(measure(options))
 
 
@@ -211,7 +211,7 @@ async def measure(options: ServerLoad) -> Report:
             "request_rate": "all at once" if options.request_rate == math.inf else options.request_rate,
             "max_concurrency": options.max_concurrency or "no limit",
             "endpoint": options.endpoint,
-            "lengths": f"{lengths[0]} + {lengths[1]}" if lengths else "like those of chats",
+            "lengths": f"{lengths[0]} + {lengths[1]}" if lengths else "typical of chats",
         },
         "machine": {"nanovllm": __version__, "server": client.server, "model": model},
         "measured": {"server": measured},
@@ -220,7 +220,7 @@ async def measure(options: ServerLoad) -> Report:
 
 
 def numbers(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
-    """Return numbers by the names of vLLM's benchmark. A gap is between two pieces, which may be several tokens."""
+    """Return numbers under the names of vLLM's benchmark. A piece may hold several tokens."""
     complete = [each for each in outcomes if each.error is None]
     if not complete:
         raise ValueError(f"no request was answered: {outcomes[0].error}")

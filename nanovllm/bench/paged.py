@@ -1,4 +1,4 @@
-"""The cost of blocks in a decode step's attention: one piece of memory as a paged cache, and as a contiguous one.
+"""The cost of blocks in a decode step's attention: the same memory as a paged cache and as a contiguous one.
 
     blocks of 16     [num_blocks, num_layers, 2, 16, num_kv_heads, head_dim], and block tables in random order
     contiguous       the same with one block per sequence: its keys are in one piece, and the same kernel reads them
@@ -220,9 +220,9 @@ def numbers_of(case: Case, name: str, results: Sequence[dict[str, float]], bandw
     """Return medians of the rounds, and the spread of ratios."""
     seconds = statistics.median(each[name] for each in results) / case.num_layers
     numbers: dict[str, Any] = {
-        f"{case.name}: us a layer": 1e6 * seconds,
+        f"{case.name}: us per layer": 1e6 * seconds,
         f"{case.name}: share of the bandwidth": case.layer_bytes / seconds / bandwidth,
     }
     if name != CONTIGUOUS and CONTIGUOUS in results[0]:
-        numbers[f"{case.name}: times of {CONTIGUOUS}"] = ratio(results, name, CONTIGUOUS)._asdict()
+        numbers[f"{case.name}: time over {CONTIGUOUS}"] = ratio(results, name, CONTIGUOUS)._asdict()
     return numbers

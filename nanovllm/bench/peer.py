@@ -1,4 +1,4 @@
-"""Another engine in a process of its own, run by an interpreter that has it: workers/worker.py has the protocol."""
+"""Another engine in a process of its own, run by an interpreter that has it. workers/worker.py has the protocol."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def peer_settings(llm: LLM, tasks: Sequence[Task], **more: Any) -> Settings:
 
 
 class PeerProcess:
-    """A peer's process. It waits for input while others are measured. All errors are ValueErrors with its name."""
+    """A peer's process. It waits for input while others are measured. All errors are ValueErrors that name the peer."""
 
     def __init__(self, spec: PeerSpec, settings: Settings) -> None:
         """Start the process, and wait until its engine is loaded."""
@@ -110,14 +110,14 @@ class PeerProcess:
             raise
 
     def serve(self, tasks: Sequence[Task], may_be_cut: bool = False) -> Run:
-        """Serve all tasks at once. Raise ValueError if the peer fails, or returns other numbers of tokens."""
+        """Serve all tasks together. Raise ValueError if the peer fails or returns the wrong number of tokens."""
         job = {"prompts": [task.prompt for task in tasks], "lengths": [task.num_output_tokens for task in tasks]}
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.flush()
         except OSError:
-            pass  # it has died, and reading says why
+            pass  # the process has died; the read below reports why
         run = Run(**self._read("tokens", "times", "idle_cpu_seconds"))
         if fault := run.fault(tasks, may_be_cut):
             raise ValueError(f"{self.name} returned {fault}")
@@ -145,7 +145,7 @@ class PeerProcess:
         return lines[-1][:200] if lines else "no output"
 
     def close(self) -> None:
-        """End the process by closing its input, and kill it if that does not help soon."""
+        """End the process by closing its input, and kill it if it doesn't exit soon."""
         try:
             self._process.communicate(timeout=5)
         except (subprocess.TimeoutExpired, OSError, ValueError):

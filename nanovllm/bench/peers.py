@@ -1,7 +1,7 @@
-"""This engine beside others on the same weights: each serves the same jobs in turn, in one run.
+"""This engine next to others with the same weights: all of them take turns serving the same jobs.
 
-At long contexts the engine is measured alone: a decode step at a short context costs the same except for the attention,
-so the difference is the attention's.
+At long contexts, this engine is measured alone: a decode step at a short context costs the same except for attention,
+so the difference is the cost of attention.
 """
 
 import statistics
@@ -127,7 +127,7 @@ def numbers(llm: LLM, job: Job, name: str, results: Sequence[Mapping[str, Turn]]
         shown[f"{job.name}: step ms"] = 1000 * statistics.median(run.step_seconds for run in runs)
     if name != OWN:
         ratios = [job.speed(each[OWN].run) / job.speed(each[name].run) for each in results]
-        shown[f"{job.name}: {OWN} is times as fast"] = Spread.of(ratios)._asdict()
+        shown[f"{job.name}: {OWN}'s speedup"] = Spread.of(ratios)._asdict()
     return shown
 
 
@@ -242,11 +242,11 @@ def step_seconds(llm: LLM, context: int, batch_size: int) -> float:
 
 @contextmanager
 def prompts_taken_as_computed(llm: LLM) -> Iterator[None]:
-    """Take the pool's contents for the keys and values of prompts.
+    """Treat the pool's contents as the keys and values of prompts.
 
-    Computing real ones takes minutes, and does not change the cost of a later step.
+    Computing real ones takes minutes and doesn't change the cost of a later step.
     """
-    llm.llm_engine.kv_cache.blocks.fill_(0.01)  # memory that was never written does not exist yet, and is quick to read
+    llm.llm_engine.kv_cache.blocks.fill_(0.01)  # untouched memory has no physical pages yet, and reading it is too fast
     manager = llm.llm_engine.kv_cache_manager
     allocate = manager.allocate
 

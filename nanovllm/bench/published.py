@@ -65,7 +65,7 @@ def published(engine: dict[str, Any], options: Published) -> Report:
         share = floor.num_bytes(tasks, run) / bandwidth / run.seconds
         measured[name] |= {"tokens": run.num_tokens, "share of the floor": share}
     if PEER in runs:
-        measured[PEER][f"{OWN} is times as fast"] = runs[OWN].tokens_per_second / runs[PEER].tokens_per_second
+        measured[PEER][f"{OWN}'s speedup"] = runs[OWN].tokens_per_second / runs[PEER].tokens_per_second
     named = settings(options)
     return {
         "bench": "published",
@@ -75,7 +75,7 @@ def published(engine: dict[str, Any], options: Published) -> Report:
         "measured": measured,
         "says": [
             *says,
-            "tokens: of outputs; times in ms: p50 / p90 / p99; all requests come at once",
+            "tokens: of outputs; times in ms: p50 / p90 / p99; all requests arrive together",
             f"floor: reading the weights once per step, and the KV cache, at {bandwidth / 1e9:.1f} GB/s",
         ],
     }
@@ -116,7 +116,7 @@ def serve_by_peer(peer: Settings, tasks: list[Task]) -> tuple[Run, str]:
         process.serve([tasks[0].shortened(WARM_UP_TOKENS)], may_be_cut=True)
         run = process.serve(tasks, may_be_cut=True)
     if not any(run.tokens):
-        raise ValueError(f"no token came within {peer.max_seconds:g} seconds")
+        raise ValueError(f"no token arrived within {peer.max_seconds:g} seconds")
     return run, process.version
 
 

@@ -1,4 +1,4 @@
-"""Workloads: prompts of random tokens, lengths like those of chats, and arrivals."""
+"""Workloads: prompts of random tokens, lengths typical of chats, and arrival times."""
 
 import math
 import random
@@ -25,7 +25,7 @@ class Task(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """The number of its tokens at the end, if its samples share the prompt."""
+        """The number of tokens when it ends, if its samples share the prompt."""
         return len(self.prompt) + self.n * self.num_output_tokens
 
     def shortened(self, num_tokens: int) -> "Task":
@@ -34,12 +34,12 @@ class Task(NamedTuple):
 
 
 def random_tokens(rng: random.Random, vocab_size: int, count: int) -> list[int]:
-    """Return random token ids. The first three are left out: they may stand for no text."""
+    """Return random token ids, without the first three, which may stand for no text."""
     return [rng.randrange(3, vocab_size) for _ in range(count)]
 
 
 def random_tasks(vocab_size: int, count: int, input_len: int, output_len: int, spread: float = 0.0) -> list[Task]:
-    """Return tasks of random tokens. Lengths are up to the share `spread` shorter or longer."""
+    """Return tasks of random tokens. Lengths vary by up to the share `spread`."""
     rng = random.Random(0)
 
     def around(length: int) -> int:
@@ -79,7 +79,7 @@ def check_lengths(tasks: Sequence[Task], max_model_len: int) -> None:
 
 
 def chat_lengths(rng: random.Random, longest: int) -> tuple[int, int]:
-    """Return the lengths of a prompt and its output, together at most `longest`: longer ones are cut."""
+    """Return the lengths of a prompt and its output, cut to at most `longest` together."""
     prompt = min(log_normal(rng, MEAN_INPUT, INPUT_WIDTH), longest // 2)
     return prompt, min(log_normal(rng, MEAN_OUTPUT, OUTPUT_WIDTH), longest - prompt)
 
@@ -90,7 +90,7 @@ def log_normal(rng: random.Random, mean: float, width: float) -> int:
 
 
 def chats(count: int, lengths: tuple[int, int] | None, longest: int, seed: int) -> list[tuple[str, int]]:
-    """Return prompts of words, and how many tokens each output has. Default lengths are like those of chats."""
+    """Return prompts of words, and the number of tokens of each output. Default lengths are typical of chats."""
     rng, made = random.Random(seed), []
     for _ in range(count):
         num_words, num_tokens = lengths or chat_lengths(rng, longest)
@@ -99,7 +99,7 @@ def chats(count: int, lengths: tuple[int, int] | None, longest: int, seed: int) 
 
 
 def arrivals(count: int, rate: float, seed: int) -> Iterator[float]:
-    """Yield seconds since the start: a Poisson process of `rate` a second, or all at once.
+    """Yield seconds since the start: a Poisson process of `rate` per second, or all at 0.
 
     >>> list(arrivals(2, math.inf, 0))
     [0.0, 0.0]

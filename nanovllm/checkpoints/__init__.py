@@ -1,4 +1,4 @@
-"""Checkpoints, in the forms in which people publish them: from a folder or a name on the Hub to a model and its texts.
+"""Checkpoints as people publish them: from a folder or a name on the Hub to a model, a tokenizer and a chat template.
 
 hub.py            find a checkpoint: a folder, or a download from the Hugging Face Hub. Start here
 entries.py        typed access to JSON files, with errors that name the file and the entry

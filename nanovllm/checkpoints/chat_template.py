@@ -80,7 +80,7 @@ def apply_chat_template(
 ) -> str:
     """Return the prompt of a conversation. The template gets the messages as they are.
 
-    `kwargs` are variables of the template, such as enable_thinking. They win over the tokenizer's special tokens.
+    `kwargs` are variables of the template, such as enable_thinking. They override the tokenizer's special tokens.
     """
     if "messages" in kwargs:
         raise ValueError("chat_template_kwargs must not contain messages, which is the conversation itself")
@@ -88,7 +88,7 @@ def apply_chat_template(
     chat = [with_reasoning(message) for message in check_messages(messages)]
     field = "content" if continue_final_message is True else continue_final_message
     if field and add_generation_prompt:
-        raise ValueError("continue_final_message and add_generation_prompt exclude each other: both are set")
+        raise ValueError("continue_final_message and add_generation_prompt must not both be set")
     last = mark_end(chat[-1], field, template) if field else ""
     values = {
         "messages": chat,
@@ -329,7 +329,7 @@ def read_template(template: str | Path | None) -> str | None:
 
 
 def find_chat_template(folder: Path, config: Entries) -> str | dict[str, str] | None:
-    """Return a folder's chat template, or its templates by name. .jinja files win over tokenizer_config.json."""
+    """Return a folder's chat template, or its templates by name. .jinja files override tokenizer_config.json."""
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files = {"default": folder / "chat_template.jinja"} | files

@@ -213,7 +213,7 @@ def load_tokenizer(folder: str | Path) -> HFTokenizer | None:
         return None
     config = TokenizerConfig.from_folder(folder, file)
     tokenizer = HFTokenizer(add_tokens(file.build(config), config), config)
-    try:  # can text go through all of its parts?
+    try:  # make sure that text gets through all of its parts
         tokenizer.decode([*tokenizer.anchor, *tokenizer.encode("a b")])
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -661,7 +661,7 @@ def special_tokens(config: TokenizerConfig) -> list[AddedToken]:
 
 
 def add_bos_and_eos(backend: Tokenizer, config: TokenizerConfig) -> None:
-    """Make `backend` put BOS before a text and EOS after it, as far as the checkpoint wants them and names them."""
+    """Make `backend` put BOS before a text and EOS after it, if the checkpoint adds them and names them."""
     bos = config.named.get("bos_token") if config.add_bos else None
     eos = config.named.get("eos_token") if config.add_eos else None
     texts = [token.content if token else "" for token in (bos, eos)]

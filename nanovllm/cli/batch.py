@@ -1,4 +1,4 @@
-"""nanovllm batch: a file of requests in, and for each a line of JSON out as soon as it has finished."""
+"""nanovllm batch: serve a file of requests, and write a line of JSON for each one as soon as it finishes."""
 
 import sys
 import time
@@ -126,7 +126,7 @@ def serve_all(
                 num_failed += output.error is not None
                 num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
             bar.update(output.finished)
-    earlier = f"; {len(done)} had results already" if done else ""
+    earlier = f"; {len(done)} already had results" if done else ""
     if interrupted.is_set():
         tell(f"interrupted: {num_written} of {num_requests} requests have results{earlier}")
         raise click.Abort

@@ -89,7 +89,7 @@ def command_of(name: str, benchmark: Benchmark) -> click.Command:
 
 
 def checks(field: Field[Any]) -> dict[str, Any]:
-    """Return what click checks of an option, from the metadata of its field."""
+    """Return the checks that click makes for an option, from the metadata of its field."""
     given = field.metadata
     changes: dict[str, Any] = {name: given[name] for name in ("metavar", "envvar") if name in given}
     low, high = given.get("above", given.get("min")), given.get("below")
@@ -124,7 +124,7 @@ def with_model(engine: dict[str, Any], shape: str | None, name: str) -> dict[str
     Raise ValueError if both are given, or the checkpoint is missing.
     """
     if shape is not None and engine["model"] is not None:
-        raise ValueError(f"--shape {shape} and --model {engine['model']} exclude each other")
+        raise ValueError(f"--shape {shape} and --model {engine['model']} must not both be set")
     if shape is None and engine["model"] is None and name == "published":
         shape = PUBLISHED_SHAPE
     if shape is None:

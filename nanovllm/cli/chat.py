@@ -1,4 +1,4 @@
-"""nanovllm chat: a conversation in the terminal, or one message a line from a pipe."""
+"""nanovllm chat: a conversation in the terminal, or one message per line from a pipe."""
 
 import io
 import itertools
@@ -182,7 +182,7 @@ def obey(command: str, conversation: Conversation) -> bool:
 
 
 def reply(llm: "LLM", conversation: Conversation, params: "SamplingParams", text: str, request_id: str) -> bool:
-    """Print the answer as it comes. If there is none, print why, remove the message, and return False."""
+    """Print the answer as it is generated. If there is none, print why, remove the message, and return False."""
     try:
         token_ids, num_dropped = conversation.ask(text)
     except ValueError as error:
@@ -208,7 +208,7 @@ def reply(llm: "LLM", conversation: Conversation, params: "SamplingParams", text
 def print_answer(
     llm: "LLM", request_id: str, token_ids: list[int], params: "SamplingParams", interrupted: Event
 ) -> "RequestOutput":
-    """Generate an answer, and print it as it comes. Raise ValueError if the prompt can never be served."""
+    """Print an answer as it is generated. Raise ValueError if the prompt can never be served."""
     engine, num_printed = llm.llm_engine, 0
     engine.add_request(request_id, token_ids, params)
     while True:

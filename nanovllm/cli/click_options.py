@@ -1,7 +1,7 @@
-"""Options of the command line, read from dataclasses, and the engine options that they give.
+"""Command-line options, read from dataclasses, and the engine options that they set.
 
 A field with a help text in its metadata is an option: `max_num_seqs: int = field(default=32, metadata={"help": ...})`
-becomes `--max-num-seqs INTEGER`. Nothing here imports torch, so `--help` appears at once.
+becomes `--max-num-seqs INTEGER`. Nothing here imports torch, so `--help` appears immediately.
 """
 
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def stats_option() -> click.Option:
 
 
 def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a command's values into the engine's and all the rest."""
+    """Split a command's values into the engine's options and the others."""
     names = {"revision", *(field.name for field in fields(EngineConfig))}
     engine = {name: value for name, value in values.items() if name in names}
     return engine, {name: value for name, value in values.items() if name not in names}

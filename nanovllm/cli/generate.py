@@ -1,4 +1,4 @@
-"""nanovllm generate: continue prompts in the terminal, and report what the run took of the KV cache."""
+"""nanovllm generate: continue prompts in the terminal, and report how much of the KV cache the run used."""
 
 import sys
 from collections.abc import Generator, Iterator
@@ -105,7 +105,7 @@ def with_stats(
 
 
 def print_stories(stream: "Iterator[RequestOutput]") -> "list[RequestOutput]":
-    """Print the first story as it comes and the others, in order, once they have finished. Return all of them."""
+    """Print the first story as it is generated, and the others in order once they finish. Return all of them."""
     finished: dict[int, RequestOutput] = {}
     num_printed, num_characters = 0, 0  # stories, and characters of the first
     for output in stream:

@@ -180,7 +180,7 @@ def weight_lines(report: dict[str, Any]) -> Iterator[str]:
     full, half = (show_bytes(report["weight_bytes"][name]) for name in ("float32", "bfloat16"))
     yield f"\nweights    {full} in float32, {half} in bfloat16 or float16"
     token, block = (show_bytes(report[f"kv_bytes_per_{unit}"]) for unit in ("token", "block"))
-    yield f"KV cache   {token} a token, {block} a block of {report['block_size']}, in {report['dtype']}"
+    yield f"KV cache   {token} per token, {block} per block of {report['block_size']}, in {report['dtype']}"
 
 
 def memory_lines(report: dict[str, Any]) -> Iterator[str]:
@@ -210,4 +210,4 @@ def fit_lines(report: dict[str, Any]) -> Iterator[str]:
     yield f"A contiguous sequence reserves {report['max_model_len']:,} slots; in blocks it takes what it fills."
     if is_timed:
         yield "A step takes at least the time to read all weights, keys and values once."
-        yield f"One sequence alone takes at least {show_seconds(report['seconds_per_token_alone'])} a token."
+        yield f"One sequence alone takes at least {show_seconds(report['seconds_per_token_alone'])} per token."

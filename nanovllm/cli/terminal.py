@@ -67,7 +67,7 @@ def read_prompt(file: str) -> str:
     return text.rstrip("\n")
 
 
-# Ctrl-C ends a command at once, unless there is something to put in order first.
+# Ctrl-C ends a command immediately, unless there is something to clean up first.
 
 
 def end_at_once(*_: object) -> None:

@@ -103,7 +103,7 @@ class EngineConfig:
         check_fields(self, RULES)
         sizes = [name for name in POOL_SIZES if getattr(self, name) is not None]
         if len(sizes) > 1:
-            raise ValueError(f"the size of the KV cache was given {len(sizes)} times: {', '.join(sizes)}")
+            raise ValueError(f"set the size of the KV cache only once, got {', '.join(sizes)}")
         backend_of(self.attention_backend, self.enforce_eager)  # raises if the two contradict each other
 
     def torch_device(self) -> "torch.device":
@@ -229,7 +229,7 @@ class EngineArgs(CompatibilityOptions):
         return any(size is not None for size in sizes)
 
     def _config(self, device: str) -> EngineConfig:
-        """Return the config before the checkpoint is looked for."""
+        """Return the config, before looking for the checkpoint."""
         values = {option.name: getattr(self, option.name) for option in fields(EngineConfig)}
         values["dtype"] = dtype_name(self.dtype)
         values["device"] = device if self.device is None else str(self.device)
@@ -240,7 +240,7 @@ class EngineArgs(CompatibilityOptions):
         values["kv_cache_memory_bytes"] = number_of(self.kv_cache_memory_bytes)
         if self.num_gpu_blocks_override is not None:
             if self.kv_cache_tokens is not None:
-                raise ValueError("the size of the KV cache was given 2 times: num_gpu_blocks_override, kv_cache_tokens")
+                raise ValueError("set the size of the KV cache only once, got num_gpu_blocks_override, kv_cache_tokens")
             values["kv_cache_tokens"] = self.num_gpu_blocks_override * (self.block_size or EngineConfig.block_size)
         if self.gpu_memory_utilization is not None:
             EngineConfig(gpu_memory_utilization=self.gpu_memory_utilization)  # it must be valid even if it has no use
@@ -255,7 +255,7 @@ class EngineArgs(CompatibilityOptions):
 
         if self.kv_offloading_tokens is not None:
             raise ValueError(
-                "the size of the host's KV cache was given 2 times: kv_offloading_size, kv_offloading_tokens"
+                "set the size of the host's KV cache only once, got kv_offloading_size, kv_offloading_tokens"
             )
         model = read_model_config(config.model)
         return int(size * GIB) // bytes_per_token(model, config.torch_dtype(model.dtype))

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class BetweenSteps:
-    """A gap between steps: in `with between_steps:`, Ctrl-C has its usual effect, also if it was pressed before."""
+    """A gap between steps: in `with between_steps:`, Ctrl-C has its usual effect, even if it was pressed earlier."""
 
     def __init__(self) -> None:
         # Only the main thread receives signals. A handler of None is not Python's, and could not be restored.

@@ -23,13 +23,13 @@ class Observer:
     grow      seq, copy                it holds one block more, or its own copy of a shared one
     copy      copies                   these blocks are copied
     wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
-    schedule  output                   these sequences compute so many tokens in this step
+    schedule  output                   the sequences of this step, and how many tokens each computes
     preempt   seq, makes_room_for      it has lost its blocks, and waits at the front of the queue
     step      batch, updated           the new tokens are appended; updated: sequences that have one
     free      seq, blocks              it has given these blocks back
     finish    seq                      it has ended and holds nothing
-    raise     batch, error             a step of the model with these raised
-    end       error                    the step is over; error: what broke it off, or None
+    raise     batch, error             a step of the model raised an error with these sequences
+    end       error                    the step is over; error: the one that ended it early, or None
     """
 
     def tell(self, kind: str, *details: object) -> None:

@@ -3,8 +3,8 @@
     to the engine      Add, Abort, GetMetrics, WatchMemory, Stop
     from the engine    Ready or Failed, once; then StepResult after a step, MetricsReply for each GetMetrics, Note
 
-The process takes what has arrived, makes a step and sends its outputs. It runs no other Python thread: each operation
-of a step would wait for the interpreter's lock.
+The process handles the messages that have arrived, runs a step and sends its outputs. It has no other Python thread,
+because each operation of a step would then wait for the interpreter's lock.
 """
 
 import os
@@ -78,7 +78,7 @@ class Failed(NamedTuple):
     """The end of the engine. `error` is one line for the person who runs the server."""
 
     error: str
-    is_mistake: bool = False  # of the caller: a bad option, or a checkpoint that cannot be read
+    is_mistake: bool = False  # of the user: an invalid option, or a checkpoint that cannot be read
 
 
 class Piece(NamedTuple):
@@ -214,7 +214,7 @@ class Worker:
         }
 
     def work(self) -> None:
-        """Take messages and make steps until Stop. Wait for a message only if there is nothing to compute."""
+        """Handle messages and run steps until Stop. Wait for a message only if there is nothing to compute."""
         while not self._is_stopped:
             while self._inbox.poll(0) or not self.has_work:
                 message = receive(self._pipe)
@@ -228,7 +228,7 @@ class Worker:
         return self.engine.has_unfinished_requests() or bool(self._refused or self._held) or self._watch.has_events
 
     def step(self) -> None:
-        """Make a step and send its outputs."""
+        """Run a step and send its outputs."""
         if self._held and not self.engine.has_unfinished_requests():
             held, self._held = self._held, []
             for message in held:

@@ -126,7 +126,7 @@ class HttpProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Read, or discard what a refused client sends."""
+        """Read the data, or discard it if the client was refused."""
         if self._num_discarded is not None:
             self._discard(len(data))
             return
@@ -134,7 +134,7 @@ class HttpProtocol(H11Protocol):
         self._watch()
 
     def eof_received(self) -> None:
-        """Refuse a request that ends early. uvicorn takes any other end for a hang-up."""
+        """Refuse a request that ends early. uvicorn treats any other end as a disconnect."""
         if self._num_discarded is None and self._is_within_request():
             self._refuse(400, "The connection was closed before the request was complete.")
 

@@ -17,7 +17,7 @@ ProcessCollector(registry=PROCESS)
 
 
 async def show_metrics(request: Request) -> Response:
-    """Return all numbers. The engine's belong to one moment between two steps."""
+    """Return all numbers. The engine's are read at one moment, between two steps."""
     state = request.app.state.server
     numbers = await state.engine.get_metrics()
     for number in numbers:
@@ -34,7 +34,7 @@ def rejections(counts: Mapping[str, int], model_name: str) -> list[stats.Metric]
 
 
 class Numbers:
-    """A collector of prometheus_client for numbers that are known already."""
+    """A prometheus_client collector for existing numbers."""
 
     def __init__(self, numbers: Iterable[stats.Metric]) -> None:
         self._families: dict[str, list[stats.Metric]] = defaultdict(list)

@@ -14,13 +14,13 @@ class ServerOptions:
     """The options of `nanovllm serve`."""
 
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on; 0.0.0.0 for all of this machine's"})
-    port: int = field(default=8000, metadata={"help": "port; 0 picks a free one, which the first line names"})
+    port: int = field(default=8000, metadata={"help": "port; 0 picks a free one, shown in the first line of output"})
     page_port: int | None = field(
         default=None, metadata={"help": "separate port for the page and /metrics; default: the same port"}
     )
     page_host: str | None = field(default=None, metadata={"help": "address of that port; default: 127.0.0.1"})
     chat_template: str | None = field(
-        default=None, metadata={"help": "file with the template of chats, or the word plain; default: the model's own"}
+        default=None, metadata={"help": "file with a chat template, or the word plain; default: the model's own"}
     )
     show_text: bool = field(
         default=False, metadata={"help": "show prompts and outputs, not only blocks, to everyone who opens the page"}
@@ -30,7 +30,7 @@ class ServerOptions:
     )
     allowed_origins: str | None = field(
         default=None,
-        metadata={"help": "sites whose pages may send requests, with commas or as a JSON list; * for all"},
+        metadata={"help": "sites whose pages may send requests, separated by commas or as a JSON list; * allows all"},
     )
     max_num_queued_reqs: int | None = field(
         default=None, metadata={"help": "most samples that run or wait; further requests get status 429"}
@@ -87,7 +87,7 @@ def check_at_least(name: str, value: float | None, least: float) -> None:
 
 
 def read_origins(given: str | None) -> list[str]:
-    """Return the origins of a JSON list, as vLLM takes it, or of a list with commas. Raise ValueError for bad JSON.
+    """Return the origins in a JSON list, as in vLLM, or in a comma-separated list. Raise ValueError for invalid JSON.
 
     >>> read_origins("http://a, http://b"), read_origins('["*"]'), read_origins(None)
     (['http://a', 'http://b'], ['*'], [])

@@ -107,7 +107,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to Front: uvicorn would end the process by the signal instead of status 0."""
+        """Leave signals to Front. uvicorn would let the signal end the process instead of exiting with status 0."""
         yield
 
 
@@ -193,7 +193,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def prepare(loop: asyncio.AbstractEventLoop) -> None:
-    """Prepare this process for many clients, none of which waits long for another."""
+    """Prepare this process for many clients, so that none of them waits long for another."""
     gc.freeze()  # a collection of all current objects takes a tenth of a second
     sys.setswitchinterval(SWITCH)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -40,7 +40,7 @@ class ApiKeys:
     def _is_valid(self, header: str) -> bool:
         scheme, _, key = header.partition(" ")
         given = digest(key.strip().encode("latin-1"))
-        # Compare all of them, in constant time: how long it takes tells nothing about any of them.
+        # Compare all of them in constant time, so that the time reveals nothing about any of them.
         matches = [hmac.compare_digest(given, each) for each in self._digests]
         return scheme.lower() == "bearer" and any(matches)
 

@@ -18,7 +18,7 @@ from .errors import ApiError
 from .limits import read_body
 from .protocol import Chat, DetokenizeRequest, InvalidRequest, TokenizeRequest
 
-MAX_CHARACTERS = 128  # of a token, in today's vocabularies
+MAX_CHARACTERS = 128  # in a token of today's vocabularies
 MANY_MESSAGES = 100
 LONG_TEXT = 20_000  # characters: tokenizing more takes milliseconds, for which other clients must not wait
 
@@ -103,9 +103,9 @@ def encode_long(tokenizer: HFTokenizer, text: str, add_special_tokens: bool) -> 
 def served_model(
     model: str, folder: str, names: Sequence[str], chat_template: str | None, max_model_len: int
 ) -> ServedModel:
-    """Build the model that the user named `model`: a folder, or a name of the hub.
+    """Build the model that the user named `model`, a folder or a name on the Hub.
 
-    Without `names` it is called by that name, or by the last part of the folder. Raise ValueError for a checkpoint
+    Without `names`, clients use that name, or the last part of the folder's path. Raise ValueError for a checkpoint
     whose tokenizer or generation config cannot be read.
     """
     own = Path(model).resolve().name if Path(model).exists() else model

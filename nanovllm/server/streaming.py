@@ -27,7 +27,7 @@ def event_of(value: Any, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """A response that sends events as they come. Its generator is closed as soon as the client hangs up."""
+    """A response that sends events as they arrive. Its generator is closed as soon as the client disconnects."""
 
     media_type = "text/event-stream"
 
@@ -51,7 +51,7 @@ class EventStream(Response):
 
 
 async def stream(events: Events, as_event: Callable[[Exception], bytes], receive: Receive) -> Response:
-    """Return a response with the events. Raise the error that comes in place of the first.
+    """Return a response with the events. If an error comes before the first event, raise it.
 
     A later error becomes the last event, by `as_event`.
     """

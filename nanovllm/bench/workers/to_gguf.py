@@ -1,6 +1,6 @@
 """Write a Llama checkpoint as a GGUF file for llama.cpp: python to_gguf.py FOLDER FILE.gguf float32.
 
-It needs torch, safetensors and gguf, and nothing of nanovllm. The file has no tokenizer: prompts are token ids.
+It needs torch, safetensors and gguf, but not nanovllm. The file has no tokenizer: prompts are token ids.
 """
 
 import json
@@ -88,7 +88,7 @@ def tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def interleaved(weight: Tensor, heads: int) -> Tensor:
-    """Reorder the rows of each head: llama.cpp rotates neighbors, a checkpoint the two halves of a head.
+    """Reorder the rows of each head: llama.cpp rotates neighbors, while a checkpoint rotates the two halves of a head.
 
     weight [heads * head_dim, hidden_size], as the result
 

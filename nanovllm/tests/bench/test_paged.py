@@ -42,10 +42,10 @@ def test_report_has_every_variant(tmp_path, capsys):
     assert err == "" and [*report["measured"]] == ["blocks of 4", "contiguous", "sdpa"]
     for name, numbers in report["measured"].items():
         names = {key.split(":")[0] for key in numbers}
-        assert names == {"1 x 8", "2 x 8", "1 x 16", "2 x 16"} and numbers["1 x 8: us a layer"] > 0
-        assert ("1 x 8: times of contiguous" in numbers) == (name != "contiguous")
+        assert names == {"1 x 8", "2 x 8", "1 x 16", "2 x 16"} and numbers["1 x 8: us per layer"] > 0
+        assert ("1 x 8: time over contiguous" in numbers) == (name != "contiguous")
     assert report["machine"]["dtype"] == "float32" and re.search(
-        r"\n *1 x 8: us a layer +[\d.]+ +[\d.]+ +[\d.]+\n", out
+        r"\n *1 x 8: us per layer +[\d.]+ +[\d.]+ +[\d.]+\n", out
     )
     assert len(report["says"]) == 3 and "by plain operations" in out
 
@@ -106,7 +106,7 @@ def test_share_of_the_bandwidth_is_computed_per_layer():
     rounds = [{"blocks of 4": 3.0, "contiguous": 2.0}] * 2
     numbers = paged.numbers_of(case(), "blocks of 4", rounds, bandwidth=1024.0)
     assert numbers == {
-        "2 x 8: us a layer": 1.5e6,
+        "2 x 8: us per layer": 1.5e6,
         "2 x 8: share of the bandwidth": 1024 / 1.5 / 1024,
-        "2 x 8: times of contiguous": {"median": 1.5, "least": 1.5, "largest": 1.5},
+        "2 x 8: time over contiguous": {"median": 1.5, "least": 1.5, "largest": 1.5},
     }

@@ -58,7 +58,7 @@ def test_both_engines_serve_the_workload_once(serve):
     assert (ours["tokens"], report["settings"]["prompt_tokens"]) == (theirs["tokens"], 18)
     longest = max(task.num_output_tokens for task in published_tasks(320, 3, 4, 9, 0.6))
     assert theirs["seconds"] == 0.5 + 0.25 * (longest - 1), "as the fake one claims"
-    assert theirs["nanovllm is times as fast"] == ours["tokens_per_second"] / theirs["tokens_per_second"]
+    assert theirs["nanovllm's speedup"] == ours["tokens_per_second"] / theirs["tokens_per_second"]
     shares = [each["share of the floor"] * each["seconds"] for each in (ours, theirs)]
     assert shares[0] == pytest.approx(shares[1]) and 0 < ours["share of the floor"] < 1
     assert report["machine"]["generate_batch"] == "9.9 (fake)" and "stopped" not in table
@@ -79,7 +79,7 @@ def test_stopped_peer_has_the_speed_of_its_tokens(serve):
         (
             ANSWERS.replace("[7] * n", "[]").replace("range(n)]", "()]"),
             'write(version="1")',
-            "no token came within 240 s",
+            "no token arrived within 240 s",
         ),
         (
             ANSWERS.replace("[7] * n", "[7] * (n + 1)"),
@@ -141,7 +141,7 @@ def test_transformers_serves_random_weights(tmp_path, seconds):
     report = published.published(engine, Published(peer_seconds=seconds, num_requests=3, min_len=20, max_len=30))
     is_whole = seconds > 1
     assert ("generate_batch" in report["measured"]) == is_whole, report["says"]
-    assert any("no token came within 1e-09 seconds" in line for line in report["says"]) != is_whole
+    assert any("no token arrived within 1e-09 seconds" in line for line in report["says"]) != is_whole
     assert not is_whole or report["machine"]["generate_batch"].endswith("(sdpa)")
 
 

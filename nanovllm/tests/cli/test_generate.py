@@ -194,7 +194,7 @@ def test_default_pool_has_room_for_the_longest_sequence(run, tmp_path):
     [
         (["--model", __file__], f"{__file__} is a file, not a checkpoint folder"),
         (["--kv-cache-tokens", "0"], "kv_cache_tokens must be at least 1 and below 2**63, got 0"),
-        (["--kv-cache-tokens", "9", "--kv-cache-memory-bytes", "9000"], "the size of the KV cache was given 2 times"),
+        (["--kv-cache-tokens", "9", "--kv-cache-memory-bytes", "9000"], "set the size of the KV cache only once"),
         (["--max-model-len", "65"], "max_model_len is 65, but the model has 64 positions"),
         (["--device", "warp"], "device 'warp' is not available"),
         (["--temperature", "-1"], "temperature must be"),

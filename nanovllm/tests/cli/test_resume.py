@@ -60,7 +60,7 @@ def test_resumed_run_has_the_same_results_as_an_uninterrupted_one(run, requests,
     some = whole_lines(out)
     assert 2 <= len(some) <= 12
     status, _, err = run("batch", str(requests), "--output", str(out), "--resume", *FLAGS)
-    assert status == 0 and f"{15 - len(some)} requests, 0 failed" in err and f"; {len(some)} had results already" in err
+    assert status == 0 and f"{15 - len(some)} requests, 0 failed" in err and f"; {len(some)} already had results" in err
     assert answers(out) == answers(whole) and len(answers(out)) == 15
     assert out.read_text().startswith("".join(some)), "earlier results are unchanged"
 

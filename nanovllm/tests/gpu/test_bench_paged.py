@@ -27,4 +27,4 @@ def test_kernel_reads_a_paged_and_a_contiguous_cache(device, monkeypatch):
     case = Case(SHAPE, 1, 2, 32, dtype, torch.device(device))
     measured, failures = paged.measure_cases([case], triton_ops(), [8, 16], 1, 1)
     assert failures == [] and [*measured] == ["blocks of 8", "blocks of 16", "contiguous", "sdpa"]
-    assert all(numbers["2 x 32: us a layer"] > 0 for numbers in measured.values())
+    assert all(numbers["2 x 32: us per layer"] > 0 for numbers in measured.values())
