@@ -1,15 +1,19 @@
 """EngineClient: the web server's end of the pipe to the engine process. It belongs to one event loop."""
 
 import asyncio
-import itertools
 import multiprocessing
+import signal
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from ..async_llm import EngineDeadError
 from ..engine.config import EngineArgs
@@ -35,55 +39,70 @@ from .engine_process import (
 )
 from .errors import ApiError
 
-LAST_STEP = 5.0  # seconds that the engine gets to exit by itself
+LAST_STEP = 5.0  # seconds for the engine to end by itself
 
 
-class Process(Protocol):
-    """The part of multiprocessing's process objects that EngineClient uses."""
+def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connection, BaseProcess]:
+    """Start a process that builds an engine with `build`. Return the pipe to it, and the process.
 
-    @property
-    def exitcode(self) -> int | None: ...
-    def is_alive(self) -> bool: ...
-    def join(self, timeout: float | None = None) -> None: ...
-    def kill(self) -> None: ...
-
-
-def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connection, Process]:
-    """Start a process that builds an engine with `build`. Return the pipe to it, and the process."""
+    Only the front ends it: a terminal's signals, which reach both, are blocked there from its first moment on.
+    """
     context = multiprocessing.get_context("spawn")
     pipe, engines_end = context.Pipe()
     process = context.Process(
         target=engine_process.run, args=(engines_end, args, build), name="nanovllm engine", daemon=True
     )
+    resource_tracker.ensure_running()  # its start would unblock the signals
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     process.start()
-    Finalize(None, process.kill, exitpriority=0)  # otherwise Python would wait for the process at exit
-    engines_end.close()  # otherwise the pipe would stay open after the engine exits
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+    Finalize(None, process.kill, exitpriority=0)  # or Python would wait for the process at exit
+    engines_end.close()  # or the pipe would stay open when the engine ends
     return pipe, process
 
 
-class EngineClient:
-    """A client of the engine. Requests leave through an outbox; outputs arrive in a stream per request body.
+@dataclass
+class RunningRequests:
+    """The unfinished requests of one body, and their unread deltas or the error that ended them."""
 
-    The server's limits use the counts. `error` is set once the engine has exited.
+    num_samples: int
+    num_waiting_tokens: dict[str, int]  # of each prompt that has no output yet
+    queue: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
+
+    async def get(self) -> list[Delta]:
+        """Wait for deltas. A slow reader gets one merged delta per request. Raise the error after the last delta."""
+        deltas: dict[str, Delta] = {}
+        while not deltas or not self.queue.empty():
+            delta = await self.queue.get()
+            if isinstance(delta, Exception):
+                if not deltas:
+                    raise delta
+                self.queue.put_nowait(delta)
+                break
+            before = deltas.get(delta.request_id)
+            deltas[delta.request_id] = delta if before is None else merged(before, delta)
+        return list(deltas.values())
+
+
+class EngineClient:
+    """A client of the engine. Requests leave through an outbox, and each response arrives in the request's queue.
+
+    The counts are for the server's limits. `error` is set once the engine has ended.
     """
 
-    def __init__(self, pipe: Connection, process: Process) -> None:
-        """Store the pipe and the process. Call ready() to wait for the engine."""
+    def __init__(self, pipe: Connection, process: BaseProcess) -> None:
+        """Take the pipe. ready() waits for the engine."""
         self._pipe, self._process = pipe, process
         self._outbox: SimpleQueue[ToEngine | None] = SimpleQueue()
-        self._streams: dict[str, RequestStream] = {}
-        self._waiting: dict[str, int] = {}  # tokens of each prompt that has no output yet
-        self.num_samples = 0  # of unfinished requests
-        self.num_waiting_tokens = 0  # the sum of _waiting
-        self._replies: dict[int, asyncio.Future[list[Metric]]] = {}
-        self._numbers = itertools.count()
+        self.running: dict[str, RunningRequests] = {}  # by request
+        self._replies: deque[asyncio.Future[list[Metric]]] = deque()  # in the order of the calls
         self._is_closing = False
         self.error: EngineDeadError | None = None
         self.on_death: Callable[[], None] = lambda: None
-        self.on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None  # a step's events; see watch()
+        self.on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None  # of a step, while it is watched
 
     async def ready(self) -> Ready:
-        """Wait for the engine. Raise ValueError for an invalid option or checkpoint, else EngineDeadError."""
+        """Wait for the engine. Raise ValueError for a user's mistake, and EngineDeadError otherwise."""
         loop = asyncio.get_running_loop()
         try:
             first = await asyncio.to_thread(receive, self._pipe)
@@ -99,64 +118,60 @@ class EngineClient:
     @property
     def num_requests(self) -> int:
         """The number of unfinished requests."""
-        return len(self._streams)
+        return len(self.running)
 
     @property
-    def num_waiting_requests(self) -> int:
-        """The number of requests without an output yet."""
-        return len(self._waiting)
+    def num_samples(self) -> int:
+        """The number of samples of unfinished requests."""
+        return sum(each.num_samples for each in self._bodies())
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """The number of tokens of prompts without an output yet."""
+        return sum(sum(each.num_waiting_tokens.values()) for each in self._bodies())
 
     async def generate(self, requests: Sequence[Add]) -> AsyncGenerator[Delta, None]:
         """Yield the new parts of the requests until all of them have ended. Their ids must be unique.
 
-        Leaving the loop early aborts them, which frees their blocks before the next step. Raise ValueError for an
-        invalid request, ApiError for one that failed midway, and EngineDeadError if the engine has exited.
+        Leaving the loop early aborts them and frees their blocks before the next step. Raise ValueError for an
+        invalid request, ApiError for one that failed midway, and EngineDeadError if the engine has ended.
         """
-        stream, unfinished = RequestStream(), {request.request_id for request in requests}
-        num_samples = sum(request.params.n for request in requests)
-        self.num_samples += num_samples
+        unfinished = {request.request_id: len(request.token_ids) for request in requests}
+        running = RunningRequests(sum(request.params.n for request in requests), unfinished.copy())
         try:
             for request in requests:
                 self._send(request)
-                self._streams[request.request_id] = stream
-                self._waiting[request.request_id] = len(request.token_ids)
-                self.num_waiting_tokens += len(request.token_ids)
+                self.running[request.request_id] = running
             while unfinished:
-                for delta in await stream.get():
+                for delta in await running.get():
                     if delta.finished:
-                        unfinished.discard(delta.request_id)
+                        del unfinished[delta.request_id]
                     if delta.error is not None:
                         raise ValueError(delta.error) if delta.is_refused else failure(delta.request_id, delta.error)
                     yield delta
         finally:
-            self.num_samples -= num_samples
             for request in requests:
-                self._streams.pop(request.request_id, None)
-                self._stop_waiting(request.request_id)
+                self.running.pop(request.request_id, None)
             for request_id in unfinished:
                 self._outbox.put(Abort(request_id))
 
     async def get_metrics(self) -> list[Metric]:
-        """Return the engine's metrics between two steps. Raise EngineDeadError if it has exited."""
-        number = next(self._numbers)
-        self._replies[number] = asyncio.get_running_loop().create_future()
-        try:
-            self._send(GetMetrics(number))
-            return await self._replies[number]
-        finally:
-            del self._replies[number]
+        """Return the engine's metrics, read between two steps. Raise EngineDeadError if it has ended."""
+        self._send(GetMetrics())
+        self._replies.append(asyncio.get_running_loop().create_future())
+        return await self._replies[-1]
 
     def watch(self, is_on: bool, show_text: bool) -> None:
-        """Start or stop calling on_events() with the memory's events. Do nothing if the engine has exited."""
+        """Start or stop calling on_events() with the events of the memory. Do nothing if the engine has ended."""
         self._outbox.put(WatchMemory(is_on, show_text))
 
     def cut(self, reason: str) -> None:
-        """Cut off all requests. Each caller gets an ApiError with the reason."""
-        for stream in set(self._streams.values()):
-            stream.fail(ApiError(reason, status=503))
+        """End all requests. Each caller gets an ApiError with the reason."""
+        for running in self._bodies():
+            running.queue.put_nowait(ApiError(reason, status=503))
 
     async def close(self) -> None:
-        """Stop the process, and kill it if it does not exit by itself."""
+        """End the process, and kill it if it doesn't end on its own."""
         self._is_closing = True
         if self._process.is_alive():
             self._outbox.put(Stop())
@@ -166,16 +181,16 @@ class EngineClient:
             await asyncio.to_thread(self._process.join)
         self._outbox.put(None)
 
+    def _bodies(self) -> list[RunningRequests]:
+        return [*{id(each): each for each in self.running.values()}.values()]
+
     def _send(self, message: ToEngine) -> None:
         if self.error is not None:
             raise EngineDeadError(*self.error.args)
         self._outbox.put(message)
 
-    def _stop_waiting(self, request_id: str) -> None:
-        self.num_waiting_tokens -= self._waiting.pop(request_id, 0)
-
     def _write(self) -> None:
-        """Send the messages in the outbox. This runs in its own thread, so a full pipe never blocks the event loop."""
+        """Send what is in the outbox. It has a thread of its own, so that a full pipe never blocks the event loop."""
         with suppress(OSError):  # _read() sees the end of the engine too
             while (message := self._outbox.get()) is not None:
                 send(self._pipe, message)
@@ -185,35 +200,32 @@ class EngineClient:
         try:
             message = receive(self._pipe)
         except (EOFError, OSError):
-            self._die(self._exit_reason())
-            return
-        if isinstance(message, StepResult):
-            self._deliver(message)
-        elif isinstance(message, MetricsReply):
-            if (reply := self._replies.get(message.number)) and not reply.done():
-                reply.set_result(message.metrics)
-        elif isinstance(message, Note):
-            tell(message.text)
-        elif isinstance(message, Failed):
-            self._die(message.error)
-
-    def _deliver(self, step: StepResult) -> None:
-        for delta in step.deltas:
-            self._stop_waiting(delta.request_id)
-            if stream := self._streams.get(delta.request_id):  # otherwise its client has disconnected
-                stream.put(delta)
-        if step.events is not None:
-            self.on_events(step.events)
+            message = Failed(self._exit_reason())
+        match message:
+            case StepResult(deltas, events):
+                for delta in deltas:
+                    if running := self.running.get(delta.request_id):  # else its client has hung up
+                        running.num_waiting_tokens.pop(delta.request_id, None)
+                        running.queue.put_nowait(delta)
+                if events is not None:
+                    self.on_events(events)
+            case MetricsReply(metrics):
+                if not (reply := self._replies.popleft()).done():
+                    reply.set_result(metrics)
+            case Note(text):
+                tell(text)
+            case Failed(error):
+                self._die(error)
 
     def _die(self, reason: str) -> None:
-        """Raise EngineDeadError in all waiting callers."""
+        """Fail all waiting callers."""
         asyncio.get_running_loop().remove_reader(self._pipe.fileno())
-        if self.error is not None or self._is_closing:
+        if self._is_closing:
             return
         self.error = EngineDeadError(f"the engine has ended: {reason}")
-        for stream in set(self._streams.values()):
-            stream.fail(EngineDeadError(*self.error.args))
-        for reply in self._replies.values():
+        for running in self._bodies():
+            running.queue.put_nowait(EngineDeadError(*self.error.args))
+        for reply in self._replies:
             if not reply.done():
                 reply.set_exception(EngineDeadError(*self.error.args))
         self.on_death()
@@ -224,47 +236,16 @@ class EngineClient:
         return f"its process was ended by signal {-status}" if status and status < 0 else f"exit status {status}"
 
 
-def failure(request_id: str, error: str) -> ApiError:
-    """Print an error for the person who runs the server. Return it without an exception's text: it may name files."""
+def failure(request_id: str, error: str) -> Exception:
+    """Print an error for the person who runs the server. Return it without an exception's text: it may name files.
+
+    A ValueError is the client's: its constraints leave no token.
+    """
     tell(f"error: request {request_id}: {error}")
     kind, _, text = error.partition(": ")
     if kind == "ValueError":
-        return ApiError(text, status=500)
+        return ValueError(text)
     return ApiError(f"The request failed: {kind}." if kind.isidentifier() else error, status=500)
-
-
-class RequestStream:
-    """The unread deltas of one body's requests. A slow reader gets one merged delta per request."""
-
-    def __init__(self) -> None:
-        self._deltas: dict[str, Delta] = {}  # by request
-        self._error: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
-
-    def put(self, delta: Delta) -> None:
-        """Add a delta."""
-        before = self._deltas.get(delta.request_id)
-        self._deltas[delta.request_id] = delta if before is None else merged(before, delta)
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        """End with an error, which get() raises after the last delta."""
-        self._error = error
-        self._wake()
-
-    async def get(self) -> list[Delta]:
-        """Wait for deltas. Raise the error that the stream ended with."""
-        while not self._deltas:
-            if self._error is not None:
-                raise self._error
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        deltas, self._deltas = self._deltas, {}
-        return list(deltas.values())
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
 
 
 def merged(first: Delta, second: Delta) -> Delta:

@@ -10,7 +10,6 @@ because each operation of a step would then wait for the interpreter's lock.
 import os
 import pickle
 import select
-import signal
 import sys
 import time
 import traceback
@@ -51,8 +50,6 @@ class Abort(NamedTuple):
 
 class GetMetrics(NamedTuple):
     """A request for the engine's metrics, which belong to the moment between two steps."""
-
-    number: int  # repeated in the reply
 
 
 class WatchMemory(NamedTuple):
@@ -118,9 +115,8 @@ class Note(NamedTuple):
 
 
 class MetricsReply(NamedTuple):
-    """The metrics for the GetMetrics with this number."""
+    """The metrics for a GetMetrics. The replies come in the order of the requests."""
 
-    number: int
     metrics: list[Metric]
 
 
@@ -153,9 +149,7 @@ def joined(first: Piece, second: Piece) -> Piece:
 
 
 def run(pipe: Connection, args: EngineArgs, build: Build) -> None:
-    """Run the process. Only the front ends it: a terminal's signals, which reach both, are ignored here."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """Run the process until Stop, or until the front ends."""
     Thread(target=exit_with_front, args=(pipe.fileno(),), daemon=True).start()
     status = serve(pipe, args, build)
     sys.stderr.flush()
@@ -199,29 +193,36 @@ class Worker:
         self._pipe = pipe
         self._inbox = select.poll()
         self._inbox.register(pipe.fileno(), select.POLLIN)
-        self._is_stopped = False
         self._watch = tracer.Watch(engine)
         self._step_times = StepTimes()
         engine.observers.append(self._step_times)
         self._held: list[Add] = []  # until no request runs
         self._refused: list[Delta] = []  # sent with the next step
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            Add: self.add,
-            Abort: self.abort,
-            GetMetrics: self.send_metrics,
-            WatchMemory: self.watch,
-            Stop: self.stop,
-        }
 
     def work(self) -> None:
         """Handle messages and run steps until Stop. Wait for a message only if there is nothing to compute."""
-        while not self._is_stopped:
+        while True:
             while self._inbox.poll(0) or not self.has_work:
                 message = receive(self._pipe)
-                self._handlers[type(message)](message)
-                if self._is_stopped:
+                if isinstance(message, Stop):
                     return
+                self.handle(message)
             self.step()
+
+    def handle(self, message: Add | Abort | GetMetrics | WatchMemory) -> None:
+        """Handle a message between two steps."""
+        match message:
+            case Add():
+                self.add(message)
+            case Abort(request_id):
+                self._held = [each for each in self._held if each.request_id != request_id]
+                self.engine.abort_request(request_id)
+            case GetMetrics():
+                metrics = self.engine.get_metrics()
+                metrics += self._step_times.histograms(metrics[0].labels)  # which only a server measures
+                send(self._pipe, MetricsReply(metrics))
+            case WatchMemory(is_on, show_text):
+                self._watch.on(show_text) if is_on else self._watch.off()
 
     @property
     def has_work(self) -> bool:
@@ -259,28 +260,6 @@ class Worker:
             self._refused.append(Delta(message.request_id, [], True, 0, error=f"{type(error).__name__}: {error}"))
         if awaits_idle:
             send(self._pipe, Note(self.engine.kernels.description))
-
-    def abort(self, message: Abort) -> None:
-        """End a request whose client has hung up."""
-        self._held = [each for each in self._held if each.request_id != message.request_id]
-        self.engine.abort_request(message.request_id)
-
-    def send_metrics(self, message: GetMetrics) -> None:
-        """Send the engine's metrics, and those that only a server measures."""
-        metrics = self.engine.get_metrics()
-        metrics += self._step_times.histograms(metrics[0].labels)
-        send(self._pipe, MetricsReply(message.number, metrics))
-
-    def watch(self, message: WatchMemory) -> None:
-        """Start or stop recording the events of the memory."""
-        if message.is_on:
-            self._watch.on(message.show_text)
-        else:
-            self._watch.off()
-
-    def stop(self, message: Stop) -> None:
-        """End the loop."""
-        self._is_stopped = True
 
 
 def delta_of(output: RequestOutput) -> Delta:

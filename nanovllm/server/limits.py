@@ -9,26 +9,26 @@ import asyncio
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 import h11
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..engine.sampling_params import SamplingParams
+from .engine_client import EngineClient
 from .engine_process import Add
 from .errors import ApiError, error_object
 from .options import ServerOptions
 from .protocol import MAX_CHOICES, InvalidRequest
 
+MAX_HEAD_BYTES = 1 << 15
+MIN_CHUNK_BYTES = 64  # smaller chunks of a body count as this many, because each costs the event loop time
 LINGER = 0.5  # seconds for a client to read an error before its connection is aborted
-MAX_DISCARDED_BYTES = 1 << 22  # of what it sends meanwhile
-MIN_CHUNK_BYTES = 16  # on average: the event loop handles each chunk of a body
-MAX_SMALL_CHUNKS = 256
 MAX_PARTS = 1 << 17  # objects, arrays and fields of a body: Python needs a while to build more
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # of JSON
 
@@ -36,73 +36,60 @@ STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # of JSON
 # Connections
 
 
-@dataclass(frozen=True)
-class HttpLimits:
-    """Limits of one HTTP request."""
-
-    head_seconds: float = 10.0
-    body_seconds: float = 60.0
-    max_head_bytes: int = 1 << 15
-    max_body_bytes: int = 1 << 22
-
-
 class CheckedConnection(h11.Connection):
     """A connection that refuses requests that are too large or ambiguous. `error` is the reason."""
 
-    def __init__(self, limits: HttpLimits) -> None:
-        super().__init__(h11.SERVER, limits.max_head_bytes)
+    def __init__(self, max_body_bytes: int) -> None:
+        super().__init__(h11.SERVER, MAX_HEAD_BYTES)
         self.error: h11.RemoteProtocolError | None = None
-        self._limits = limits
-        self._num_bytes = self._num_chunks = 0  # of the body so far
-        self._is_chunked = False
+        self._max_body_bytes, self._num_bytes = max_body_bytes, 0
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """Return the next event. Raise h11.RemoteProtocolError, whose error_status_hint is the response's status."""
         try:
             event = super().next_event()
             if isinstance(event, h11.Request):
-                self._check_head(event)
                 self._begin(dict(event.headers))
             elif isinstance(event, h11.Data):
-                self._count(len(event.data))
+                self._count(max(len(event.data), MIN_CHUNK_BYTES))
             return event
         except h11.RemoteProtocolError as error:
             self.error = error
             raise
 
-    def _check_head(self, request: h11.Request) -> None:
-        """Check the size of a head that arrived whole. h11 checks the others."""
-        num_bytes = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
-        if num_bytes > self._limits.max_head_bytes:
-            reason = f"the head has {num_bytes:,} bytes, and at most {self._limits.max_head_bytes:,} are allowed"
-            raise h11.RemoteProtocolError(reason, error_status_hint=431)
-
     def _begin(self, headers: dict[bytes, bytes]) -> None:
         """Begin a request. h11 has checked that its length is a number."""
-        self._num_bytes = self._num_chunks = 0
-        self._is_chunked = b"transfer-encoding" in headers
-        if self._is_chunked and b"content-length" in headers:  # a proxy in front may read it the other way
+        if b"transfer-encoding" in headers and b"content-length" in headers:  # a proxy may read it the other way
             raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding are set")
-        if not self._is_chunked:
-            self._check_size(int(headers.get(b"content-length", 0)))
+        self._num_bytes = 0
+        self._check_size(int(headers.get(b"content-length", 0)))
 
     def _count(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
-        self._num_chunks += 1
         self._check_size(self._num_bytes)
-        if self._is_chunked and self._num_chunks > MAX_SMALL_CHUNKS:
-            average = self._num_bytes / self._num_chunks
-            if average < MIN_CHUNK_BYTES:
-                reason = f"chunks have {average:.1f} bytes on average, and at least {MIN_CHUNK_BYTES} are required"
-                raise h11.RemoteProtocolError(reason)
 
     def _check_size(self, num_bytes: int) -> None:
         """Refuse a body as soon as it is known to be too large."""
-        if num_bytes > self._limits.max_body_bytes:
-            reason = (
-                f"the body has at least {num_bytes:,} bytes, and at most {self._limits.max_body_bytes:,} are allowed"
-            )
+        if (most := self._max_body_bytes) < num_bytes:
+            reason = f"the body has at least {num_bytes:,} bytes, and at most {most:,} are allowed"
             raise h11.RemoteProtocolError(reason, error_status_hint=413)
+
+
+class Clock:
+    """A timer that can be stopped and started again."""
+
+    def __init__(self) -> None:
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float, act: Callable[[], None]) -> None:
+        """Call `act` after `seconds`, unless the clock is stopped or restarted before then."""
+        self.stop()
+        self._handle = asyncio.get_running_loop().call_later(seconds, act)
+
+    def stop(self) -> None:
+        """Stop the clock, if it runs."""
+        if self._handle is not None:
+            self._handle.cancel()
 
 
 class HttpProtocol(H11Protocol):
@@ -110,15 +97,14 @@ class HttpProtocol(H11Protocol):
 
     conn: CheckedConnection
 
-    def __init__(self, *args: Any, limits: HttpLimits, **options: Any) -> None:
+    def __init__(self, *args: Any, limits: ServerOptions, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.conn = CheckedConnection(limits)
-        self._seconds: dict[type, float] = {h11.IDLE: limits.head_seconds, h11.SEND_BODY: limits.body_seconds}
-        self._clocked: type | None = None  # the client's state that the clock is for
-        self._clock: asyncio.TimerHandle | None = None
-        self._read_seconds = limits.body_seconds
-        self._read_clock: asyncio.TimerHandle | None = None  # runs while the response waits for the client to read
-        self._num_discarded: int | None = None  # bytes; a number once the client was refused
+        self.conn = CheckedConnection(limits.max_body_bytes)
+        self._read_seconds = limits.body_timeout
+        self._clocked = {h11.IDLE: ("head", limits.header_timeout), h11.SEND_BODY: ("body", limits.body_timeout)}
+        self._clock, self._read_clock = Clock(), Clock()  # the second runs while the client has to read
+        self._state: type | None = None  # the client's state that the clock is for
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it too
         """Start the clock of the first head."""
@@ -127,31 +113,29 @@ class HttpProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read the data, or discard it if the client was refused."""
-        if self._num_discarded is not None:
-            self._discard(len(data))
-            return
-        super().data_received(data)
-        self._watch()
+        if not self._is_refused:
+            super().data_received(data)
+            self._watch()
 
     def eof_received(self) -> None:
         """Refuse a request that ends early. uvicorn treats any other end as a disconnect."""
-        if self._num_discarded is None and self._is_within_request():
+        if not self._is_refused and self._is_within_request():
             self._refuse(400, "The connection was closed before the request was complete.")
 
     def pause_writing(self) -> None:
         """Start the clock of a client that does not read."""
         super().pause_writing()
-        self._read_clock = self.loop.call_later(self._read_seconds, self.transport.abort)
+        self._read_clock.start(self._read_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Stop the clock: the client reads."""
         super().resume_writing()
-        self._stop_read_clock()
+        self._read_clock.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all clocks."""
-        self._stop_clock()
-        self._stop_read_clock()
+        self._clock.stop()
+        self._read_clock.stop()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
@@ -169,11 +153,9 @@ class HttpProtocol(H11Protocol):
 
     def shutdown(self) -> None:
         """End the connection without waiting for the rest of a body."""
-        if self._num_discarded is not None:
-            self.transport.close()
-        elif self.conn.their_state is h11.SEND_BODY:
+        if self.conn.their_state is h11.SEND_BODY and not self._is_refused:
             self._refuse(503, "The server is shutting down.")
-        else:
+        elif not self._is_refused:
             super().shutdown()
 
     def _is_within_request(self) -> bool:
@@ -182,76 +164,46 @@ class HttpProtocol(H11Protocol):
     def _watch(self) -> None:
         """Start the clock if the client's state has changed. A byte now and then does not restart it."""
         state = self.conn.their_state
-        if state is self._clocked or self._num_discarded is not None:
+        if state is self._state or self._is_refused:
             return
-        self._stop_clock()
-        if state in self._seconds:
-            self._clocked = state
-            self._clock = self.loop.call_later(self._seconds[state], self._time_out)
+        self._state = state
+        self._clock.stop()
+        if state in self._clocked:
+            part, seconds = self._clocked[state]
+            self._clock.start(seconds, partial(self._time_out, part, seconds))
 
-    def _stop_clock(self) -> None:
-        if self._clock is not None:
-            self._clock.cancel()
-        self._clock = self._clocked = None
-
-    def _stop_read_clock(self) -> None:
-        if self._read_clock is not None:
-            self._read_clock.cancel()
-        self._read_clock = None
-
-    def _time_out(self) -> None:
-        assert self._clocked is not None, "a clock runs for a state"
-        seconds, part = self._seconds[self._clocked], "head" if self._clocked is h11.IDLE else "body"
+    def _time_out(self, part: str, seconds: float) -> None:
         if self._is_within_request():
             self._refuse(408, f"The {part} of the request took more than {seconds:g} seconds.")
         else:
             self.transport.close()  # it has sent nothing, so there is nothing to answer
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer, unless a response has begun, and close. An endpoint that reads the body sees a hang-up."""
-        self._stop_clock()
+        """Answer, unless a response has begun, and close. An endpoint that reads the body sees a hang-up.
+
+        The client gets time to read, because an immediate close could discard the response.
+        """
+        self._is_refused = True
         self._unset_keepalive_if_required()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(last_response(status, message))
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._linger()
-
-    def _linger(self) -> None:
-        """Close once the client has had time to read: an immediate close may take the response away."""
-        self._num_discarded = 0
         self.flow.resume_reading()
         with suppress(OSError):  # the client may be gone
             self.transport.write_eof()
-        self._clock = self.loop.call_later(LINGER, self.transport.abort)
-
-    def _discard(self, num_bytes: int) -> None:
-        self._num_discarded = (self._num_discarded or 0) + num_bytes
-        if self._num_discarded > MAX_DISCARDED_BYTES:
-            self.transport.abort()
+        self._clock.start(LINGER, self.transport.abort)
 
 
 def last_response(status: int, message: str) -> bytes:
     """Return an error as bytes of HTTP, the last of its connection."""
-    body = json.dumps(error_object(status, message)).encode()
-    head = [
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        "Connection: close",
-    ]
-    return "\r\n".join([*head, "", ""]).encode() + body
+    body = json.dumps(error_object(status, message))
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
 
 
 # Requests
-
-
-class EngineLoad(Protocol):
-    """The load of an engine, as an EngineClient counts it."""
-
-    num_samples: int  # unfinished
-    num_waiting_tokens: int  # of prompts without an output yet
 
 
 async def read_body(request: Request) -> bytes:
@@ -318,7 +270,7 @@ def max_num_tokens(request: Add, max_model_len: int) -> int:
     return max_model_len if most is None else min(len(request.token_ids) + most, max_model_len)
 
 
-def check_load(requests: Sequence[Add], options: ServerOptions, load: EngineLoad, rejections: Counter[str]) -> None:
+def check_load(requests: Sequence[Add], options: ServerOptions, load: EngineClient, rejections: Counter[str]) -> None:
     """Raise ApiError 429 if too much runs or waits, and count it. Both limits are vLLM's.
 
     A sample counts as a request, and a prompt counts in full until its first token.

@@ -64,7 +64,7 @@ def page_routes(can_prompt: bool) -> list[Route]:
         if len(state.feed.viewers) >= MAX_VIEWERS:
             raise ApiError(f"This server's page is already open {MAX_VIEWERS} times, which is the limit.", 503)
         server = {"model": state.model.name, "show_text": state.options.show_text, "can_prompt": can_prompt}
-        return EventStream(events_of(state.feed), event_of(server | {"run": state.feed.run}, "server"))
+        return EventStream(events_of(state.feed, server | {"run": state.feed.run}))
 
     return [Route("/", file_endpoint(index(), "text/html")), *files, Route("/events", events, methods=["GET"])]
 
@@ -90,8 +90,12 @@ def file_endpoint(text: str, media_type: str) -> Endpoint:
     return serve_file
 
 
-async def events_of(feed: "Feed") -> Events:
-    """Yield one viewer's events until the engine ends. Closing the generator removes the viewer."""
+async def events_of(feed: "Feed", server: Event) -> Events:
+    """Yield what the page must know of the server, and then one viewer's events until the engine ends.
+
+    Closing the generator removes the viewer.
+    """
+    yield event_of(server, "server")
     viewer = feed.enter()
     try:
         with suppress(EOFError):

@@ -9,15 +9,25 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from types import MappingProxyType, NoneType
-from typing import Annotated, Any, Literal, Protocol, Self, TypeGuard, TypeVar, get_args
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 
-from ..checkpoints.chat_template import TEXT_PARTS
-from ..engine.outputs import Logprob
+from ..engine.outputs import CompletionOutput, Logprob
 from ..engine.prompts import Prompt
 from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from .engine_process import Piece
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MAX_CHOICES = 2048  # of one response: the engine holds a sequence for each from the moment the request arrives
@@ -32,46 +42,11 @@ MAX_SHOWN = 60  # characters of a value in an error message
 class InvalidRequest(ValueError):
     """An error in a request's body. `param` names the field."""
 
+    status = 400  # of the HTTP response
+
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param, self.code = param, code
-
-
-KINDS: dict[type, str] = {
-    **{str: "a string", int: "an integer", float: "a number", bool: "a boolean"},
-    **{dict: "an object", list: "an array", NoneType: "null"},
-}
-EXPECTED = {  # by pydantic's type of error
-    **{"string_type": KINDS[str], "int_type": KINDS[int], "float_type": KINDS[float], "bool_type": KINDS[bool]},
-    **{"dict_type": KINDS[dict], "model_type": KINDS[dict], "dataclass_type": KINDS[dict], "list_type": KINDS[list]},
-}
-T = TypeVar("T")
-
-
-def checked(name: str, value: Any, kind: type[T]) -> T:
-    """Return `value`. Raise InvalidRequest unless it is of this type."""
-    if type(value) is not kind:
-        raise invalid_type(name, KINDS[kind], value)
-    return value
-
-
-def invalid_type(name: str, expected: str, value: Any) -> InvalidRequest:
-    """Return the error for a value of the wrong type, in OpenAI's words."""
-    message = f"Invalid type for '{name}': expected {expected}, but got {KINDS.get(type(value), 'another')} instead."
-    return InvalidRequest(message, name, "invalid_type")
-
-
-def invalid_value(name: str, value: Any, supported: Sequence[str]) -> InvalidRequest:
-    """Return the error for a value that is not among `supported`."""
-    choices = ", ".join(f"'{each}'" for each in supported)
-    message = f"Invalid value for '{name}': {shortened(value)}. Supported values are: {choices}."
-    return InvalidRequest(message, name, "invalid_value")
-
-
-def too_long(name: str, length: int, most: int) -> InvalidRequest:
-    """Return the error for a value with too many entries or characters."""
-    message = f"Invalid '{name}': too long. Expected a maximum length of {most:,}, but got {length:,} instead."
-    return InvalidRequest(message, name, "array_above_max_length")
 
 
 def shortened(value: Any) -> str:
@@ -104,59 +79,49 @@ def as_invalid_request(error: ValidationError) -> InvalidRequest:
     """Return the most helpful error: for a union, the one of the branch that matched the longest part."""
     errors = error.errors(include_url=False)
     furthest = max(
-        errors, key=lambda each: (each["type"] not in EXPECTED, [i for i in each["loc"] if isinstance(i, int)])
+        errors, key=lambda each: (not each["type"].endswith("_type"), [i for i in each["loc"] if isinstance(i, int)])
     )
-    name, kind, context = path_of(furthest["loc"]), furthest["type"], furthest.get("ctx", {})
-    if kind == "json_invalid":
-        return InvalidRequest(f"We could not parse the JSON body of your request: {context['error']}.")
-    if kind == "value_error":
-        cause = context["error"]
-        return cause if isinstance(cause, InvalidRequest) else InvalidRequest(f"Invalid '{name}': {cause}", name)
+    name, kind = path_of(furthest["loc"]), furthest["type"]
+    if isinstance(cause := furthest.get("ctx", {}).get("error"), InvalidRequest):
+        return cause
+    messages = [each["msg"].removeprefix("Value error, ") for each in errors if path_of(each["loc"]) == name]
+    message = " or ".join(dict.fromkeys(messages)).replace(" or Input should be", " or")
     if not name:
-        return InvalidRequest("The body of the request must be a JSON object.")
-    if kind in EXPECTED:
-        expected = [EXPECTED[each["type"]] for each in errors if path_of(each["loc"]) == name]
-        return invalid_type(name, " or ".join(dict.fromkeys(expected)), furthest["input"])
+        return InvalidRequest(f"Invalid body: {message}.")
     if kind == "missing":
         return InvalidRequest(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
-    if kind == "literal_error":
-        message = (
-            f"Invalid value for '{name}': {shortened(furthest['input'])}. Supported values are: {context['expected']}."
-        )
-        return InvalidRequest(message, name, "invalid_value")
-    if kind == "too_long":
-        return too_long(name, len(furthest["input"]), context["max_length"])
-    if kind == "greater_than_equal":
-        message = (
-            f"Invalid '{name}': expected a value of at least {context['ge']}, but got {furthest['input']} instead."
-        )
-        return InvalidRequest(message, name, "integer_below_min_value")
-    return InvalidRequest(f"Invalid '{name}': {furthest['msg']}.", name, "invalid_value")
+    if kind.endswith("_type"):
+        return InvalidRequest(f"Invalid '{name}': {message}, got {shortened(furthest['input'])}.", name, "invalid_type")
+    return InvalidRequest(f"Invalid '{name}': {message}.", name, "invalid_value")
 
 
 # Requests
 
+
+class Object(BaseModel):
+    """A JSON object, which keeps unknown fields."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
+Prompts = str | TokenIds | Annotated[list[str | TokenIds], Field(fail_fast=True, max_length=MAX_CHOICES)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-def read_biases(value: Any) -> dict[int, float]:
+def read_biases(biases: Any) -> dict[int, float]:
     """Return a logit_bias within OpenAI's bounds. pydantic itself would collect the errors of all entries."""
-    biases = checked("logit_bias", value, dict)
-    if len(biases) > MAX_IDS:
-        raise too_long("logit_bias", len(biases), MAX_IDS)
+    if not isinstance(biases, dict) or len(biases) > MAX_IDS:
+        raise ValueError(f"Input should be an object with at most {MAX_IDS} entries")
     for id, bias in biases.items():
-        name = f"logit_bias.{id[:MAX_SHOWN]}"
-        if type(bias) not in (int, float):
-            raise invalid_type(name, KINDS[float], bias)
-        if not (id.isdecimal() and id.isascii() and len(id) < 20):
-            raise InvalidRequest(f"Invalid '{name}': the keys must be token ids.", name)
+        if type(bias) not in (int, float) or not (id.isdecimal() and id.isascii() and len(id) < 20):
+            raise ValueError(f"Input should map token ids to numbers, got {shortened({id[:MAX_SHOWN]: bias})}")
     return {int(id): min(100.0, max(-100.0, bias)) for id, bias in biases.items()}
 
 
 Biases = Annotated[dict[int, float], PlainValidator(read_biases)]
-Prompts = str | TokenIds | Annotated[list[str | TokenIds], Field(fail_fast=True, max_length=MAX_CHOICES)]
 
 
 # Unsupported fields that would change the response, with the values that have no effect. All other unknown fields,
@@ -176,10 +141,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Body(BaseModel):
+class Body(Object):
     """A request's body."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
 
@@ -299,24 +262,37 @@ SAMPLING = {field.name for field in fields(SamplingParams)} - {"logprobs", "stru
 def structured_outputs(name: str, form: Mapping[str, Any]) -> StructuredOutputsParams:
     """Return the form of an output. Raise InvalidRequest if it is invalid or too large."""
     if (size := len(json.dumps(form))) > MAX_FORM:
-        raise too_long(name, size, MAX_FORM)
+        raise InvalidRequest(f"Invalid '{name}': it must have at most {MAX_FORM} characters, got {size}.", name)
     try:
         return StructuredOutputsParams.of(dict(form))
     except ValueError as error:
         raise InvalidRequest(f"Invalid '{name}': {error}", name) from None
 
 
-FORMATS = ("text", "json_object", "json_schema")
+class Schema(Object):
+    """A JSON schema with a name."""
+
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-def form_of(name: str, format: dict[str, Any], schema_name: str, schema: Any) -> dict[str, Any]:
-    """Return the arguments of StructuredOutputsParams for a response_format or a text.format."""
-    kind = format.get("type")
-    if kind not in FORMATS:
-        raise invalid_value(f"{name}.type", kind, FORMATS)
-    if kind == "json_schema":
-        return {"json": checked(schema_name, schema, dict)}
-    return {"json_object": True} if kind == "json_object" else {}
+class Format(Schema):
+    """A response_format or a text.format. The schema of the latter has no object of its own."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Schema | None = None
+
+    @model_validator(mode="after")
+    def check_schema(self) -> Self:
+        """Raise ValueError if the schema is missing."""
+        if self.type == "json_schema" and (self.json_schema or self).schema_ is None:
+            raise ValueError("a json_schema requires a schema")
+        return self
+
+    def form(self) -> dict[str, Any]:
+        """Return the arguments of StructuredOutputsParams."""
+        if self.type == "json_schema":
+            return {"json": (self.json_schema or self).schema_}
+        return {"json_object": True} if self.type == "json_object" else {}
 
 
 class StreamableBody(SamplingBody):
@@ -326,7 +302,7 @@ class StreamableBody(SamplingBody):
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Format | None = None
     add_special_tokens: bool | None = None
 
     def checked_stream_options(self) -> StreamOptions | None:
@@ -340,12 +316,7 @@ class StreamableBody(SamplingBody):
 
     def form(self) -> dict[str, Any]:
         """Return response_format as arguments of StructuredOutputsParams."""
-        if self.response_format is None:
-            return {}
-        name = "response_format.json_schema"
-        is_schema = self.response_format.get("type") == "json_schema"
-        inner = checked(name, self.response_format.get("json_schema"), dict) if is_schema else {}
-        return form_of("response_format", self.response_format, f"{name}.schema", inner.get("schema"))
+        return self.response_format.form() if self.response_format else {}
 
 
 class CompletionRequest(StreamableBody):
@@ -386,7 +357,41 @@ def is_token_ids(prompt: Sequence[Any]) -> TypeGuard[list[int]]:
     return not prompt or isinstance(prompt[0], int)
 
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+class Part(Object):
+    """A part of a message's content."""
+
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking"]
+
+
+class Message(Object):
+    """A message of a chat."""
+
+    role: str
+    content: str | list[Part] | None = None
+    tool_calls: Objects | None = None
+
+    @model_validator(mode="after")
+    def check_content(self) -> Self:
+        """Raise ValueError for a message without content, which only an assistant may send."""
+        if self.content is None and self.role != "assistant":
+            raise ValueError("content must be a string or a list of parts, got null")
+        return self
+
+
+class Function(Object):
+    """A function that a model may call."""
+
+    name: str
+
+
+class Tool(Object):
+    """A tool of a chat."""
+
+    type: Literal["function"]
+    function: Function
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1 << 13)]
 RESERVED = {  # arguments of render_chat, which are not variables of a template
     *("messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
 }
@@ -395,8 +400,8 @@ RESERVED = {  # arguments of render_chat, which are not variables of a template
 class ChatBody(Body):
     """A conversation, and the options of its template."""
 
-    messages: Annotated[Objects, Field(max_length=1 << 13)] | None = None
-    tools: Annotated[Objects, Field(max_length=1 << 10)] | None = None
+    messages: Messages | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=1 << 10)] | None = None
     documents: Annotated[Objects, Field(max_length=1 << 13)] | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=1 << 10)] | None = None
@@ -405,11 +410,8 @@ class ChatBody(Body):
 
     def chat(self) -> Chat:
         """Return the conversation. Raise InvalidRequest, naming the field."""
-        if not self.messages:
-            raise empty("messages")
-        for i, message in enumerate(self.messages):
-            check_message(f"messages[{i}]", message)
-        options = template_options(self.chat_template_kwargs, self.tools, self.reasoning_effort)
+        dicts = self.model_dump(include={"messages", "tools"}, exclude_unset=True)
+        options = template_options(self.chat_template_kwargs, dicts.get("tools"), self.reasoning_effort)
         if self.documents:
             options["documents"] = self.documents
         if self.continue_final_message:
@@ -417,12 +419,7 @@ class ChatBody(Body):
         is_new = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
         if not is_new:
             options["add_generation_prompt"] = False
-        return Chat(self.messages, options)
-
-
-def empty(name: str) -> InvalidRequest:
-    """Return the error for an empty array."""
-    return InvalidRequest(f"Invalid '{name}': expected at least 1 entry, but got an empty array.", name, "empty_array")
+        return Chat(dicts["messages"], options)
 
 
 def template_options(
@@ -434,50 +431,16 @@ def template_options(
         raise InvalidRequest(f"'chat_template_kwargs' must not set '{name}'.", "chat_template_kwargs")
     if tools:
         options["tools"] = tools
-    for i, tool in enumerate(tools or ()):
-        check_tool(f"tools[{i}]", tool)
     if effort is not None:
         options["reasoning_effort"] = effort
         options.setdefault("enable_thinking", effort != "none")
     return options
 
 
-def check_tool(name: str, tool: dict[str, Any]) -> None:
-    """Raise InvalidRequest unless `tool` is a function with a name, which templates read."""
-    if tool.get("type") != "function":
-        raise invalid_value(f"{name}.type", tool.get("type"), ["function"])
-    function = checked(f"{name}.function", tool.get("function"), dict)
-    checked(f"{name}.function.name", function.get("name"), str)
-
-
-def check_message(name: str, message: dict[str, Any]) -> None:
-    """Raise InvalidRequest unless the content is a string or text parts. An assistant's may be missing."""
-    role = checked(f"{name}.role", message.get("role"), str)
-    content, calls = message.get("content"), message.get("tool_calls")
-    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
-        raise invalid_type(f"{name}.tool_calls", "an array of objects", calls)
-    if isinstance(content, list):
-        for i, part in enumerate(content):
-            if not is_text_part(part):
-                raise invalid_value(f"{name}.content[{i}]", part, ["text"])
-    elif not isinstance(content, str) and (content is not None or role != "assistant"):
-        raise invalid_type(f"{name}.content", "a string or an array of parts", content)
-
-
-def is_text_part(part: Any) -> bool:
-    """Return whether a part of a message is text.
-
-    >>> is_text_part({"type": "text", "text": "a"}), is_text_part({"type": "image_url"}), is_text_part({"type": [1]})
-    (True, False, False)
-    """
-    kind = part.get("type") if isinstance(part, dict) else None
-    return isinstance(kind, str) and kind in TEXT_PARTS and isinstance(part.get(TEXT_PARTS[kind]), str)
-
-
 class ChatCompletionRequest(StreamableBody, ChatBody):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[Objects, Field(max_length=1 << 13)]
+    messages: Messages
     tool_choice: Literal["none", "auto"] | None = None  # forcing a call is unsupported
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -499,103 +462,106 @@ class ChatCompletionRequest(StreamableBody, ChatBody):
         )
 
 
+def message_of(item: Any) -> Any:
+    """Return an item of an input as a message of a chat: a message, a call of a tool, or a tool's output."""
+    match item:
+        case {"type": "function_call", "name": str(name), "arguments": str(arguments)}:
+            function = {"name": name, "arguments": arguments}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            return {"role": "assistant", "tool_calls": [call]}
+        case {"type": "function_call_output", "output": output}:
+            return {"role": "tool", "content": output, "tool_call_id": item.get("call_id")}
+        case {"type": kind} if kind != "message":
+            raise ValueError(f"Input should be a message, function_call or function_call_output, got {shortened(item)}")
+        case {"role": role, "content": content}:
+            return {"role": role, "content": content}
+    return item
+
+
+class ResponseTool(Object):
+    """A tool of a response. Its function has no object of its own."""
+
+    type: Literal["function"]
+    name: str
+
+
+class Text(Object):
+    """The form of a response's text."""
+
+    format: Format | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Object):
+    """Options of a response's reasoning."""
+
+    effort: Effort | None = None
+
+
 Include = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+Items = Annotated[list[Annotated[Message, BeforeValidator(message_of)]], Field(fail_fast=True, max_length=1 << 13)]
+REPEATED = {  # fields that a response repeats
+    *("instructions", "max_output_tokens", "metadata", "tools", "text", "tool_choice"),
+    *("parallel_tool_calls", "top_logprobs", "reasoning", "user"),
+}
+REPEATED_DEFAULTS: Mapping[str, Any] = {
+    **{"metadata": {}, "tools": [], "text": {"format": {"type": "text"}}, "tool_choice": "auto"},
+    **{"parallel_tool_calls": True, "top_logprobs": 0},
+}
 
 
 class ResponsesRequest(SamplingBody):
     """The body of /v1/responses. Nothing is stored here, so each request carries its whole conversation."""
 
-    input: str | Annotated[Objects, Field(max_length=1 << 13)]
+    input: str | Annotated[Items, Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    text: dict[str, Any] | None = None
+    text: Text | None = None
     top_logprobs: int | None = None
     include: Annotated[list[Include], Field(fail_fast=True)] | None = None
-    reasoning: dict[str, Any] | None = None
-    tools: Annotated[Objects, Field(max_length=1 << 10)] | None = None
+    reasoning: Reasoning | None = None
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=1 << 10)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=1 << 10)] | None = None
     parallel_tool_calls: bool | None = None
-    metadata: Annotated[dict[str, Any], Field(max_length=16)] | None = None  # the limit is OpenAI's
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None  # the limit is OpenAI's
     user: str | None = None
 
     def parsed(self) -> ParsedRequest:
         """Translate the body for the engine, as a chat. Raise InvalidRequest, naming the field."""
         wants_logprobs = self.top_logprobs or "message.output_text.logprobs" in (self.include or ())
-        effort = (self.reasoning or {}).get("effort")
-        if effort not in (None, *get_args(Effort)):
-            raise invalid_value("reasoning.effort", effort, get_args(Effort))
-        for name, value in (self.metadata or {}).items():
-            checked(f"metadata.{name[:MAX_SHOWN]}", value, str)
-        options = template_options(self.chat_template_kwargs, self.chat_tools(), effort)
+        form = self.text.format.form() if self.text and self.text.format else {}
+        params = self.params(self.top_logprobs or 0 if wants_logprobs else None, form, "text.format")
+        if self.max_output_tokens is not None:
+            params["max_tokens"] = self.max_output_tokens
         return ParsedRequest(
-            prompts=Chat(self.messages(), options),
-            params=self.params(self.top_logprobs or 0 if wants_logprobs else None, self.form(), "text.format")
-            | ({} if self.max_output_tokens is None else {"max_tokens": self.max_output_tokens}),
+            prompts=self.chat(),
+            params=params,
             model=self.model,
             stream=StreamOptions() if self.stream else None,
             add_special_tokens=False,
         )
 
-    def messages(self) -> list[dict[str, Any]]:
-        """Return the input as messages of a chat."""
-        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
-        if not items:
-            raise empty("input")
-        messages = [message_of(f"input[{i}]", item) for i, item in enumerate(items)]
-        for i, message in enumerate(messages):
-            check_message(f"input[{i}]", message)
-        system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        return system + messages
-
-    def chat_tools(self) -> list[dict[str, Any]]:
-        """Return the tools as a chat has them."""
-        for i, tool in enumerate(self.tools or ()):
-            if tool.get("type") != "function":
-                raise invalid_value(f"tools[{i}].type", tool.get("type"), ["function"])
-            checked(f"tools[{i}].name", tool.get("name"), str)
-        functions = [{name: value for name, value in tool.items() if name != "type"} for tool in self.tools or ()]
-        return [{"type": "function", "function": function} for function in functions]
-
-    def form(self) -> dict[str, Any]:
-        """Return text.format as arguments of StructuredOutputsParams."""
-        text = self.text or {}
-        if text.get("verbosity") not in (None, "medium"):
-            raise invalid_value("text.verbosity", text["verbosity"], ["medium"])
-        if text.get("format") is None:
-            return {}
-        format = checked("text.format", text["format"], dict)
-        return form_of("text.format", format, "text.format.schema", format.get("schema"))
+    def chat(self) -> Chat:
+        """Return the input as a conversation."""
+        dicts = self.model_dump(include={"input", "tools"}, exclude_unset=True)
+        messages = dicts["input"]
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if self.instructions is not None:
+            messages = [{"role": "system", "content": self.instructions}, *messages]
+        functions = [{name: tool[name] for name in tool if name != "type"} for tool in dicts.get("tools") or ()]
+        tools = [{"type": "function", "function": function} for function in functions]
+        return Chat(
+            messages, template_options(self.chat_template_kwargs, tools, self.reasoning and self.reasoning.effort)
+        )
 
     def repeated(self) -> dict[str, Any]:
         """Return the fields that the response repeats."""
-        text = {name: value for name, value in (self.text or {}).items() if value is not None}
-        return {
-            "instructions": self.instructions,
-            "max_output_tokens": self.max_output_tokens,
-            "metadata": self.metadata or {},
-            "tools": self.tools or [],
-            "text": {"format": {"type": "text"}} | text,
-            "tool_choice": self.tool_choice or "auto",
-            "parallel_tool_calls": self.parallel_tool_calls is not False,
-            "top_logprobs": self.top_logprobs or 0,
-            "reasoning": self.reasoning,
-            "user": self.user,
-        }
-
-
-def message_of(name: str, item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item of an input as a message of a chat: a message, a call of a tool, or a tool's output."""
-    kind = item.get("type", "message")
-    if kind == "message":
-        return {"role": item.get("role"), "content": item.get("content")}
-    if kind == "function_call":
-        function = {key: checked(f"{name}.{key}", item.get(key), str) for key in ("name", "arguments")}
-        call = {"id": item.get("call_id"), "type": "function", "function": function}
-        return {"role": "assistant", "content": None, "tool_calls": [call]}
-    if kind == "function_call_output":
-        return {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
-    raise invalid_value(f"{name}.type", kind, ["message", "function_call", "function_call_output"])
+        sent = self.model_dump(include=REPEATED, exclude_unset=True, by_alias=True)
+        return (
+            dict.fromkeys(REPEATED) | REPEATED_DEFAULTS | {name: sent[name] for name in sent if sent[name] is not None}
+        )
 
 
 class TokenizeRequest(ChatBody):
@@ -614,20 +580,7 @@ class DetokenizeRequest(Body):
 
 # Responses
 
-
-class Sample(Protocol):
-    """An output, or the new part of one in a stream."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def token_ids(self) -> list[int]: ...
-    @property
-    def logprobs(self) -> Sequence[dict[int, Logprob]] | None: ...
-    @property
-    def finish_reason(self) -> str | None: ...
-    @property
-    def stop_reason(self) -> str | int | None: ...
+Sample: TypeAlias = "CompletionOutput | Piece"  # an output, or the new part of one in a stream
 
 
 def completion_choice(sample: Sample, index: int, start: int = 0) -> dict[str, Any]:

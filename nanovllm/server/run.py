@@ -24,7 +24,7 @@ from ..log import tell
 from .app import ServerState, make_apps
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
-from .limits import HttpLimits, HttpProtocol
+from .limits import HttpProtocol
 from .options import ServerOptions
 from .served_model import served_model
 
@@ -85,14 +85,9 @@ async def make_front(
 
 def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
     """Return uvicorn's configuration for one application."""
-    limits = HttpLimits(
-        head_seconds=options.header_timeout,
-        body_seconds=options.body_timeout,
-        max_body_bytes=options.max_body_bytes,
-    )
     return uvicorn.Config(
         app,
-        http=partial(HttpProtocol, limits=limits),  # type: ignore[arg-type]  # uvicorn calls it as it would a class
+        http=partial(HttpProtocol, limits=options),  # type: ignore[arg-type]  # uvicorn calls it as it would a class
         ws="none",
         lifespan="off",
         log_level="error",

@@ -5,7 +5,8 @@ import hmac
 import re
 import uuid
 from collections.abc import Sequence
-from urllib.parse import urlsplit
+from contextlib import suppress
+from ipaddress import ip_address
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .errors import error_object
 
 PUBLIC = {"/", "/health", "/ping", "/version", "/metrics"}  # no key is needed: they contain no text of users
-PAGE = "/page/"
+PAGE, EVENTS = "/page/", "/events"
 REQUEST_ID = re.compile(r"[!-~]{1,200}")  # short and a single line, since a header repeats it
 
 
@@ -63,36 +64,41 @@ class OwnOrigin:
     """Middleware that refuses requests of other sites' pages.
 
     A browser sends simple requests to any site that a page names, and only hides the response. By then the model has
-    run. The Origin header names the page's own site.
+    run. The Origin header names the page's own site. It must be this server, by an address or a name that no other
+    site can have: a site may point its own name at this machine (DNS rebinding).
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
-        self._app, self._allowed = app, {each.rstrip("/") for each in allowed}
+        self._app, self._allowed = app, {each.rstrip("/").lower() for each in allowed}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_allowed(Headers(scope=scope)):
+        if scope["type"] != "http" or self._is_allowed(Headers(scope=scope), scope["path"]):
             await self._app(scope, receive, send)
             return
         body = error_object(403, "Requests from pages of other sites are not allowed. Name them in --allowed-origins.")
         await JSONResponse(body, 403)(scope, receive, send)
 
-    def _is_allowed(self, headers: Headers) -> bool:
-        origin = headers.get("origin")
-        if origin is None or "*" in self._allowed or origin in self._allowed:
+    def _is_allowed(self, headers: Headers, path: str) -> bool:
+        host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
+        if "*" in self._allowed or origin in self._allowed:
             return True
-        return host_of(origin) == headers.get("host", "").lower()
+        if not origin and path != EVENTS:  # a browser sends it with each POST, and /events has text of users
+            return True
+        is_own = not origin or origin.partition("://")[2] == host
+        return is_own and (is_own_name(host) or f"http://{host}" in self._allowed)
 
 
-def host_of(origin: str) -> str | None:
-    """Return the host and port of an origin.
+def is_own_name(host: str) -> bool:
+    """Return whether a Host header is an IP address, or a name without a dot, which no site on the internet has.
 
-    >>> host_of("http://localhost:8000"), host_of("null"), host_of("http://[")
-    ('localhost:8000', None, None)
+    >>> is_own_name("127.0.0.1:8000"), is_own_name("[::1]:8000"), is_own_name("localhost"), is_own_name("evil.com:80")
+    (True, True, True, False)
     """
-    try:
-        return urlsplit(origin.lower()).netloc or None
-    except ValueError:
-        return None
+    name = re.sub(r":\d+$", "", host)
+    with suppress(ValueError):
+        ip_address(name.strip("[]"))
+        return True
+    return "." not in name or name.endswith(".localhost")
 
 
 class RequestIds:

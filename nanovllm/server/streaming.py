@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from .errors import HungUp
@@ -26,28 +26,19 @@ def event_of(value: Any, name: str | None = None) -> bytes:
     return (data if name is None else f"event: {name}\n{data}").encode()
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """A response that sends events as they arrive. Its generator is closed as soon as the client disconnects."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: Events, first: bytes, **headers: str) -> None:
-        """Begin with `first`; X-Accel-Buffering keeps a proxy from holding events back."""
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
-        del self.headers["content-length"]  # unknown
-        self._events, self._first = events, first
+    def __init__(self, events: Events, **headers: str) -> None:
+        """Take the events; X-Accel-Buffering keeps a proxy from holding them back."""
+        super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(HungUp):
-            await unless_hung_up(receive, self._send(send))
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self._first, "more_body": True})
-        async with aclosing(self._events) as events:
-            async for event in events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        async with aclosing(self._events):
+            await super().__call__(scope, receive, send)
 
 
 async def stream(events: Events, as_event: Callable[[Exception], bytes], receive: Receive) -> Response:
@@ -60,17 +51,18 @@ async def stream(events: Events, as_event: Callable[[Exception], bytes], receive
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(or_error(events, as_event), first)
+    return EventStream(or_error(first, events, as_event))
 
 
-async def or_error(events: Events, as_event: Callable[[Exception], bytes]) -> Events:
+async def or_error(first: bytes, events: Events, as_event: Callable[[Exception], bytes]) -> Events:
     """Yield the events, and an error that ends them as the last one."""
-    try:
-        async with aclosing(events):
+    async with aclosing(events):
+        yield first
+        try:
             async for event in events:
                 yield event
-    except Exception as error:
-        yield as_event(error)
+        except Exception as error:
+            yield as_event(error)
 
 
 async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -52,7 +52,7 @@ class Inside:
     def num_started(self) -> int:
         """The number of requests with an output."""
         engine = self.front.state.engine
-        return engine.num_requests - engine.num_waiting_requests
+        return sum(not each.num_waiting_tokens for each in engine.running.values())
 
     async def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
         return await self.client.post(path, json=body)

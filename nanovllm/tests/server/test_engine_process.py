@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ...engine.llm_engine import LLMEngine
-from ...server.engine_client import RequestStream
+from ...server.engine_client import RunningRequests
 from ...server.engine_process import Delta, Piece
 from .inside import LONG, inside, slow, until
 
@@ -192,14 +192,14 @@ def test_slow_reader_gets_merged_deltas():
         return Delta("a", [Piece(0, text, [token], None, reason, None)], reason is not None, 4)
 
     async def scenario():
-        stream = RequestStream()
+        running = RunningRequests(1, {})
         for each in (delta("on", 1), delta("ce", 2), delta(" upon", 3, "length")):
-            stream.put(each)
-        [merged] = await stream.get()
+            running.queue.put_nowait(each)
+        [merged] = await running.get()
         assert merged == Delta("a", [Piece(0, "once upon", [1, 2, 3], None, "length", None)], True, 4)
-        stream.fail(ValueError("no"))
+        running.queue.put_nowait(ValueError("no"))
         with pytest.raises(ValueError, match="no"):
-            await stream.get()
+            await running.get()
 
     asyncio.run(scenario())
 

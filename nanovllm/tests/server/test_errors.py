@@ -15,7 +15,7 @@ from .served import CLIENT
         ({"prompt": ""}, 400, "the prompt is empty"),
         ({"prompt": []}, 400, "the prompt is empty"),
         ({"prompt": [1 << 40]}, 400, "1099511627776"),
-        ({"prompt": "a", "temperature": "hot"}, 400, "Invalid type for 'temperature'"),
+        ({"prompt": "a", "temperature": "hot"}, 400, "Invalid 'temperature'"),
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens must be "),
         ({"prompt": "a", "n": 0}, 400, "n must be "),
         ({"prompt": "a", "seed": 1 << 70}, 400, "seed must be "),
@@ -37,7 +37,7 @@ def test_request_that_cannot_be_served(served, body, status, message):
 
 
 def test_param_and_code_are_the_ones_that_clients_know(served):
-    error = error_of(served.post("/v1/chat/completions", messages=[{"role": "user"}], model=5), 400)
+    error = error_of(served.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], model=5), 400)
     assert (error["param"], error["code"]) == ("model", "invalid_type")
     error = error_of(served.post("/v1/responses", input="a", model="gpt-4"), 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")

@@ -11,7 +11,7 @@ pytest.importorskip("starlette")
 
 from ...server import page as live_page
 from ...server.page import FOLDER, Feed, Viewer, events_of, index, page_routes, snapshot_of
-from ...server.streaming import EventStream, event_of
+from ...server.streaming import EventStream
 from ...trace import apply
 from ...trace.replay import Event, State, begin
 
@@ -179,7 +179,7 @@ class Connection:
 
 
 async def open_stream(feed: Feed, connection: Connection) -> asyncio.Task[None]:
-    stream = EventStream(events_of(feed), event_of({"model": "m"}, "server"))
+    stream = EventStream(events_of(feed, {"model": "m"}))
     task = asyncio.ensure_future(stream({"type": "http"}, connection.receive, connection.send))
     await asyncio.sleep(0.05)
     return task

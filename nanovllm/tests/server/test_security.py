@@ -46,6 +46,20 @@ def test_pages_of_other_sites_are_refused_unless_allowed(checkpoint):
     with_server(checkpoint, one_more_origin, allowed_origins="http://elsewhere")
 
 
+def test_site_that_points_its_name_at_this_machine_is_refused(checkpoint):
+    async def scenario(server):
+        port, rebound = server.client.base_url.port, {"Host": f"evil.com:{server.client.base_url.port}"}
+        own = {"Origin": f"http://evil.com:{port}"}
+        error_of(await server.client.post("/v1/completions", json=SHORT, headers=rebound | own), 403)
+        error_of(await server.client.get("/events", headers=rebound), 403)
+        assert (await server.client.post("/v1/completions", json=SHORT, headers=rebound)).status_code == 200
+        for name in ("localhost", "[::1]", "gpu-box"):
+            headers = {"Host": f"{name}:{port}", "Origin": f"http://{name}:{port}"}
+            assert (await server.client.post("/v1/completions", json=SHORT, headers=headers)).status_code == 200
+
+    with_server(checkpoint, scenario)
+
+
 def test_invalid_origins_are_refused():
     with pytest.raises(ValueError, match="allowed_origins must be a list of strings"):
         read_origins("[1]")

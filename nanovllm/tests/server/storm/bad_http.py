@@ -47,7 +47,7 @@ def first_line(rng: random.Random) -> Bad:
 def header(rng: random.Random) -> Bad:
     lines = (
         *(b"x", b": y", b"x y: z", b"x : y", b"x\x00: y", b"x: \x00", b"x: a\x01\x00b", b"\xff: y", b"x(: y"),
-        *(b"x: " + b"y" * 40_000, b"y" * 40_000 + b": x", b"@" * rng.randint(1, 50)),
+        *(b"x: " + b"y" * 400_000, b"y" * 400_000 + b": x", b"@" * rng.randint(1, 50)),
     )
     place = [b"host: storm", rng.choice(lines)]
     rng.shuffle(place)
