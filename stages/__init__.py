@@ -15,7 +15,7 @@ def end_imports(number: int, frame: FrameType | None) -> None:
     while caller:
         if "importlib" in caller.f_code.co_filename:
             os.write(2, b"interrupted\n")
-            os._exit(130)  # what a shell says of a command that SIGINT has ended
+            os._exit(130)  # a shell's exit status for a command that SIGINT has ended
         caller = caller.f_back
     signal.default_int_handler(number, frame)
 

@@ -99,7 +99,7 @@ def run(stage: ModuleType, argv: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Pass the command line on to a stage. Return its exit status, or 2 after printing an error of one line."""
+    """Pass the command line on to a stage. Return its exit status, or 2 after printing a one-line error."""
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)

@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("write", help="write each DIFF.md").set_defaults(run=_write)
     commands.add_parser("size", help="count the lines of code that each stage adds").set_defaults(run=_size)
     _add_exercise(commands)
-    forward = commands.add_parser("propagate", help="merge an edit of a stage forward, into the package at last")
+    forward = commands.add_parser("propagate", help="merge an edit of a stage forward, through to the package")
     forward.set_defaults(run=_propagate)
     forward.add_argument("stage", nargs="?", help="the stage that was edited")
     forward.add_argument("--since", metavar="REV", help="the revision before the edit (default: HEAD)")
@@ -87,7 +87,7 @@ def _add_exercise(commands: Any) -> None:
         "--step",
         type=int,
         metavar="K",
-        help="start at this step, with the steps before it solved. If you have begun already: print how to go on",
+        help="start at this step, with the steps before it solved. If you have already begun, print how to continue",
     )
     exercise.add_argument("--check", action="store_true", help="test your current step, or only --step K")
     exercise.add_argument("--hint", type=int, nargs="?", const=1, choices=(1, 2), help="print a hint; write nothing")

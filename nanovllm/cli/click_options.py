@@ -47,7 +47,7 @@ def sampling_options(**defaults: Any) -> list[click.Parameter]:
     return [
         *options(SamplingParams, **{name: {"default": default} for name, default in defaults.items()}),
         click.Option(["--stop"], multiple=True, help="string that ends an output; may be given several times"),
-        click.Option(["--stop-token-ids"], type=int, multiple=True, help="token that ends an output; likewise"),
+        click.Option(["--stop-token-ids"], type=int, multiple=True, help="id of a token that ends an output"),
         click.Option(["--ignore-eos"], is_flag=True, help="continue after the end-of-text token"),
     ]
 

@@ -210,6 +210,6 @@ def exception_handler() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]],
         elif time.monotonic() - last >= QUIET:
             last = time.monotonic()
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            tell(f"error: clients wait: all {most} open files of this process are in use (ulimit -n)")
+            tell(f"error: clients are waiting: all {most} open files of this process are in use (ulimit -n)")
 
     return handle

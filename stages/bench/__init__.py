@@ -1,5 +1,6 @@
 """All figures of the course, on the harness of nanovllm/bench: `python -m stages.bench all` measures them.
 
-Start with scoreboard.py. A file is a table in results.json, predict/ answers the lessons' questions, and gpu/ is
-`make gpu`. engines.py, models.py, racing.py, decode_step.py, timeline.py and replay.py serve tables and notebooks.
+Start with scoreboard.py. Most files measure one table of results.json, predict/ answers the lessons' questions, and
+gpu/ is `make gpu`. Tables and notebooks share engines.py, models.py, racing.py, decode_step.py, timeline.py and
+replay.py.
 """

@@ -39,9 +39,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m stages.bench", description=__doc__.splitlines()[0])
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=", ".join(tables))
     parser.add_argument("--predict", nargs="*", metavar="STAGE", help="the lessons' questions: of these stages, or all")
-    parser.add_argument("--resume", action="store_true", help="continue a run of all tables that was stopped")
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted run of all tables")
     parser.add_argument("--dtype", default="bfloat16", help="of the model of 135M parameters (default: %(default)s)")
-    parser.add_argument("--no-save", action="store_true", help="print, and leave results.json as it is")
+    parser.add_argument("--no-save", action="store_true", help="print the results without changing results.json")
     args = parser.parse_args(argv)
     if args.resume and (args.tables or args.predict is not None or args.no_save):
         parser.error("--resume measures all tables: name none")
@@ -59,7 +59,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure one table after the other; print each, and save it at once. Return 1 if one could not be saved."""
+    """Measure one table after the other, and print and save each one. Return 1 if one could not be saved."""
     args = parse(argv)
     measured = results.read().get("measured", {"machine": results.host(), "tables": {}})
     if args.resume:

@@ -95,7 +95,7 @@ POOLS: dict[str, type[BlockPool]] = {"last": BlockPool, "first": FirstInFirstOut
 
 
 def write_in_turn(pool: BlockPool, memory: torch.Tensor, times: int = 100, count: int = 8) -> None:
-    """Take some blocks, write all of each, and free them; and so on.
+    """Take some blocks, write each one completely, free them, and repeat.
 
     memory [num_blocks, numbers of a block]
     """
@@ -107,7 +107,7 @@ def write_in_turn(pool: BlockPool, memory: torch.Tensor, times: int = 100, count
 
 
 def order(rounds: int = 9, num_blocks: int = 2048) -> Scores:
-    """Return how many times as long it takes to reuse the block freed first, against the one freed last.
+    """Return the time to reuse the block freed first, relative to the block freed last.
 
     `written`: blocks are only written. `served`: in stage 2's LLM.
     """

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """The sizes in bytes of the tensors that torch allocates memory for inside of `with Allocations() as made:`."""
+    """The sizes in bytes of the tensors that torch allocates memory for inside `with Allocations() as made:`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
@@ -32,7 +32,7 @@ def storages(tree: Any) -> list[Any]:
 
 
 class Operations(TorchDispatchMode):
-    """The `count` of operations that torch carries out inside of `with Operations() as done:`."""
+    """The `count` of operations that torch carries out inside `with Operations() as done:`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here

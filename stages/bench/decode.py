@@ -82,7 +82,7 @@ def measure_case(
 
 
 def extra_bytes(step: DecodeStep, device: str) -> int:
-    """Return the most memory that a step holds beside weights and pool, on a CUDA device."""
+    """Return the most memory that a step uses besides weights and pool, on a CUDA device."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

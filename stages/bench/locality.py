@@ -1,4 +1,4 @@
-"""The cost of where bytes are: reads by piece size, scattered blocks, pinned copies, a disk, and a roofline."""
+"""The cost of data placement: reads by piece size, scattered blocks, pinned copies, a disk, and a roofline."""
 
 import os
 import tempfile
@@ -29,7 +29,7 @@ def step_of(batch: int, context: int, block_size: int = 16) -> DecodeStep:
 
 
 def reads(rounds: int = 7, num_bytes: int = 2**28, most: int = 2**16) -> Scores:
-    """Return how many times as long it takes to read pieces in random order as in a row, by the size of a piece.
+    """Return the time to read pieces in random order, relative to reading them in sequence, by piece size.
 
     The memory is larger than any cache. A read adds the piece to a sum, so only the sum is written. Both orders read
     the same number of pieces, at most `most`.

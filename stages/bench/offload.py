@@ -2,7 +2,7 @@
 
 `pools`: the pool holds a third of all requests' tokens, and the host's pool is four times as large. Stage 6 and stage 7
 with the policies "load", "recompute" and "auto" serve the same requests side by side, on the model of 135M parameters.
-Many requests fit as they begin and few as they end, so many are preempted. Tokens computed twice are counted.
+Many requests fit when they begin, but few fit when they end, so many are preempted. Tokens computed twice are counted.
 
 `first_token`: the time to first token of a prompt whose first 16 to 1,024 tokens were evicted to the host, against a
 new prompt of the same length. The engine is otherwise idle.

@@ -1,7 +1,7 @@
-"""The prefix cache table: its gain in stage 6 for requests that begin alike. Its cost is on the scoreboard.
+"""The prefix cache table: its gain in stage 6 for requests that begin the same way. The scoreboard has its cost.
 
-Prompts of the model of 135M parameters have 512 common tokens and 32 of their own. The first is served; then 31 come
-at once, for a token each. Engines with the cache on and off take turns, each on a clock of its own.
+Prompts for the model of 135M parameters have 512 common tokens and 32 of their own. The first is served; then 31 more
+arrive together and generate one token each. Engines with the cache on and off take turns, each on its own clock.
 """
 
 import statistics
@@ -34,7 +34,7 @@ def measure_shared(folder: Path, prompts: Sequence[list[int]], dtype: str) -> Sc
     tasks, racers = [Task(prompt, 1) for prompt in prompts], {}
     for name in ("on", "off"):
         llm = stage("s6").LLM(folder, dtype=dtype, kv_cache_tokens=room, enable_prefix_caching=name == "on")
-        warm_up = [prompt[::-1] for prompt in prompts[:2]]  # texts that do not come again
+        warm_up = [prompt[::-1] for prompt in prompts[:2]]  # prompts that aren't used again
         for prompt in (*warm_up, prompts[0]):
             llm.generate([prompt], sampling_params("s6", tasks[0]))
         racers[name] = Racer("s6", llm, tasks[1:])

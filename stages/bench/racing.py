@@ -14,7 +14,7 @@ SLICES = 100
 
 
 class Racer:
-    """A stage that serves tasks, a slice at each call. Its clock stands still between them."""
+    """A stage that serves tasks, one slice per call. Its clock stops between calls."""
 
     def __init__(self, name: str, llm: Any, tasks: Sequence[Task]) -> None:
         """Prepare to serve the tasks with `llm`, an LLM of stage `name`."""
@@ -72,7 +72,7 @@ class Racer:
 
 
 def race(racers: Mapping[str, Racer], title: str | None = None) -> None:
-    """Let all racers serve their tasks to the end, in turns."""
+    """Let all racers take turns until their tasks are done."""
     take_turns({name: racer.next_slice for name, racer in racers.items()}, SLICES, warm_ups=0, title=title)
 
 

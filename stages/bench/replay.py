@@ -68,7 +68,7 @@ def replay(
 
     `manager` is a SlotManager of stage 1 or a BlockManager of stage 2. An arrival is a sequence and the number of
     tokens after which it ends. `admits` returns whether the manager has room: SlotManager.can_allocate, or
-    BlockManager.can_promise. Without `reports` no moments are made, which saves their time.
+    BlockManager.can_promise. Without `reports`, no moments are recorded, which saves time.
     """
     is_in_blocks = isinstance(manager, BlockManager)
     waiting = deque(arrivals)

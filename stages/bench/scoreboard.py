@@ -87,7 +87,7 @@ def serve(variants: Iterable[Variant], num_requests: int = 32, title: str | None
 
 
 def speed_over(before: Racer, after: Racer) -> float:
-    """Return how many times as fast `after` is, the median of the slices: both do the same work in each of them."""
+    """Return the speedup of `after`, the median over the slices, in which both do the same work."""
     assert before.num_steps == after.num_steps, f"{before.num_steps} and {after.num_steps} steps"
     return statistics.median(a / b for a, b in zip(before.slices, after.slices, strict=True))
 
@@ -125,7 +125,7 @@ def last_line(command: str) -> str:
 def output_of(number: str, *argv: str) -> str:
     """Return the output of a stage's command, without errors."""
     command = importlib.import_module("stages.__main__")
-    for _ in range(2):  # the first run in a process also waits for everything that torch makes once
+    for _ in range(2):  # the first run in a process also waits for torch to initialize
         captured = io.StringIO()
         with contextlib.redirect_stdout(captured):
             command.main([number, "--model", str(STORYTELLER), *argv])

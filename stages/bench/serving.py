@@ -1,6 +1,6 @@
 """The serving table: stage 4 against stage 3 on the model of 135M parameters, and transformers beside them.
 
-32 requests of 16 to 256 tokens come at once, with a pool of 2,048. A round takes a minute and a quarter on two cores.
+32 requests of 16 to 256 tokens arrive together, at a pool of 2,048. A round takes about 75 seconds on two cores.
 
 `peers`: transformers serves them in the same run, by `generate` on one left-padded batch of all 32, and by the
 continuous batching behind `generate_batch`. Their memory is not limited to the pool, so stage 4 is measured once more

@@ -101,7 +101,7 @@ class Timeline(NamedTuple):
         return [times - 1 for times in begun]
 
     def token_times(self) -> list[list[float]]:
-        """Return when the tokens of each request came, on the clock."""
+        """Return when the tokens of each request arrived, on the clock."""
         times: list[list[float]] = [[] for _ in self.arrivals]
         for step in self.steps:
             for i, work in step.work.items():
@@ -123,7 +123,7 @@ class Stuck(RuntimeError):
 
 
 class Watch:
-    """A model runner in front of another one. It times each step and notes the work of each sequence."""
+    """A model runner that wraps another one. It times each step and records the work of each sequence."""
 
     def __init__(self, engine: Any, clock: Clock) -> None:
         """Watch `engine`, an LLM of stage 3 or an LLMEngine, until release()."""
@@ -133,7 +133,7 @@ class Watch:
         engine.model_runner = self
 
     def release(self) -> None:
-        """Give the engine its own runner back."""
+        """Restore the engine's own runner."""
         self._engine.model_runner = self._runner
 
     def wait_until(self, moment: float) -> None:
@@ -141,7 +141,7 @@ class Watch:
         self.now, self._ended = max(self.now, moment), time.thread_time()
 
     def run(self, batch: Sequence[Any]) -> list[Any]:
-        """Run a step, and note it."""
+        """Run a step, and record it."""
         pool = self._engine.kv_cache_manager.pool
         held = 1 - len(pool.free) / pool.num_blocks
         before = {int(seq.request_id): (seq.num_computed_tokens, count) for seq, count in batch}

@@ -1,4 +1,4 @@
-"""Workloads of the course: prompts without text, and made-up traffic that consists of lengths only."""
+"""Workloads of the course: prompts without text, and synthetic traffic that consists of lengths only."""
 
 import random
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def growing_tasks(vocab_size: int, count: int, prompt: int, output: int, spread:
 
 
 class Traffic(NamedTuple):
-    """A request of made-up traffic: only its lengths."""
+    """A request of synthetic traffic: only its lengths."""
 
     num_prompt_tokens: int
     max_tokens: int  # the client's limit, to be safe

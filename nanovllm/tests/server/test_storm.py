@@ -105,7 +105,7 @@ def test_more_clients_than_open_files(tmp_path):
             each.close()
         assert server.completion(max_tokens=1) and server.stop() == 0
     lines = (tmp_path / "log").read_text().splitlines()
-    assert len(lines) == 2 and lines[1].startswith(f"error: clients wait: all {most} open files")
+    assert len(lines) == 2 and lines[1].startswith(f"error: clients are waiting: all {most} open files")
 
 
 @pytest.mark.full

@@ -30,7 +30,7 @@ SMALL = "--kv-cache-tokens 32768 --kv-offloading-tokens 0"  # a peer's weights n
 LARGE = "--kv-cache-tokens 98304 --kv-offloading-tokens 0 --max-num-batched-tokens 32768"  # 256 prompts in one step
 DECODE = "peers --rounds 3 --max-num-seqs 256"
 TRY = "--rounds 1 --attention-backend torch --kv-cache-tokens 512 --offload-policy load"
-FULL = {  # the surest ones come first: a part that is stopped keeps what it has
+FULL = {  # the most reliable ones come first, since a stopped part keeps its results so far
     6: [
         Bench("Decode, 1.1B, bfloat16", f"{DECODE} --shape tinyllama-1.1b --jobs 1,8,64 --no-transformers {SMALL}"),
         Bench("Decode, 7B, bfloat16", f"{DECODE} --shape llama-2-7b --jobs 1,8 --no-transformers {SMALL}"),

@@ -2,9 +2,9 @@
 
 Claim 5: a free list in Python does 833,000 operations per second, 7 times as many as the framework's caching allocator
 and 267 times as many as the device's own; the block freed last is kinder to caches than the one freed first.
-Claim 13: to copy a block takes 1.6 us on the device.
-Claim 16: to swap 4,096 tokens takes 46.8 ms, to compute them again 1,024 ms; below about 256 tokens computing can be
-cheaper.
+Claim 13: copying a block takes 1.6 us on the device.
+Claim 16: swapping 4,096 tokens takes 46.8 ms, and recomputing them takes 1,024 ms; below about 256 tokens, recomputing
+can be cheaper.
 Claim 17: pinned memory copies 2 to 5 times as fast as pageable; a block of 5.24 MB takes 0.73 ms from a disk.
 """
 

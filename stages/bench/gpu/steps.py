@@ -72,7 +72,7 @@ def roofline(setup: Setup, report: PartReport) -> None:
     ridge = flops.median / bandwidth.median
     report.table(
         "The two roofs",
-        [{**flops.named("operations/s"), **bandwidth.named("bytes/s"), "ridge, operations a byte": ridge}],
+        [{**flops.named("operations/s"), **bandwidth.named("bytes/s"), "ridge, operations per byte": ridge}],
     )
     batches, context = setup.size((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 4)), setup.size(512, 24)
     prompts = setup.size((16, 64, 256, 1024, 4096), (8,))

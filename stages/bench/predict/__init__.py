@@ -2,7 +2,7 @@
 
 s1.md has the questions and answers of stage 1 in words, with places for numbers: `{cache_at_16:.1f}` is a number of
 s1.py, `{/offload.first_token.16.ratio:.1f}` one of another table, and `{=growth:.1f}` a value that s1.py derives from
-its numbers. s1.py measures the numbers, in about ten seconds at most; and so on.
+its numbers. s1.py measures the numbers, in about ten seconds at most. The other stages work the same way.
 """
 
 import importlib

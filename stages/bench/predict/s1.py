@@ -58,7 +58,7 @@ def run(llm: s1.LLM, prompt_lengths: list[int]) -> StepSeconds:
 
 
 def cache_gain(llm: s1.LLM, position: int) -> Spread:
-    """Return the seconds for a token at `position` without a cache over the seconds with it, in five pairs.
+    """Return the time of a token at `position` without a cache, relative to the time with it, in five pairs.
 
     Without a cache the whole text is computed again, which costs as much as a prefill of `position` tokens.
     """

@@ -29,7 +29,7 @@ def hunks(link: Link, change: Change, color: bool) -> list[str]:
 
 
 def contents(link: Link) -> list[str]:
-    """Return a table of the link's files in reading order, a line each."""
+    """Return a table of the link's files in reading order, one per line."""
     title = f"what changes from {link.before.name}" if link.before else "in reading order"
     rows = [
         (f"{number}.", change.file, f"{_kind(link, change)}, {_size(link, change)}", change.why)
@@ -59,7 +59,7 @@ def show(link: Link, color: bool, only: str | None = None) -> Iterator[str]:
 
 
 def show_in_pager(text: str) -> bool:
-    """Show `text` in the pager that git would use, and wait for its end. Return False if there is none.
+    """Show `text` in the pager that git would use, and wait until it exits. Return False if there is none.
 
     It is the first of $GIT_PAGER, core.pager, $PAGER and less. A text that fits on the screen stays on it.
     """
@@ -97,7 +97,7 @@ def _change_called(link: Link, name: str) -> Change:
 
 
 def _notes(link: Link) -> Iterator[str]:
-    """Yield what a reader needs to know about the list of files above."""
+    """Yield notes on the list of files above."""
     if link.changes:
         yield f'One file alone: make diff STAGE={link.number} ARGS="--file {link.changes[0].file}"'
     if isinstance(link, Package):

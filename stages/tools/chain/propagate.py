@@ -54,8 +54,8 @@ def begin(chain: Chain, start: Stage, since: str | None) -> Progress:
 def propagate(chain: Chain, progress: Progress) -> Iterator[str]:
     """Merge forward, into the package at last. Yield a line for each file that the edit reaches.
 
-    Afterwards `progress.conflicts` names the files that stopped the run; it stops at once if those of the last run
-    still have conflict markers in them. Without conflicts, the run is finished and its note deleted.
+    Afterwards `progress.conflicts` names the files that stopped the run. A run stops immediately if the files of the
+    last one still have conflict markers in them. Without conflicts, the run is finished and its note deleted.
     """
     if any(_has_markers(chain.root / file) for file in progress.conflicts):
         return
@@ -83,7 +83,7 @@ def abort(root: Path) -> list[str]:
 
 
 def _merge_link(link: Link, progress: Progress) -> Iterator[str]:
-    """Bring into `link` what changed in the previous stage."""
+    """Merge the previous stage's changes into `link`."""
     assert link.before, "a link has two ends"
     for file in sorted(_files_at(link.before, progress.since) | link.before.files()):
         now = _store_blob(link.root, link.before.content(file))
@@ -181,7 +181,7 @@ def _content_at(stage: Stage, commit: str, file: str) -> bytes | None:
 
 
 def _store_blob(root: Path, content: bytes | None) -> str | None:
-    """Keep a content in git's store, and return its name."""
+    """Store a content in git's object store, and return its name."""
     if content is None:
         return None
     return git(root, "hash-object", "-w", "--stdin", stdin=content).stdout.decode().strip()

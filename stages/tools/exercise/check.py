@@ -1,4 +1,4 @@
-"""`make check STAGE=2`: run the tests of the learner's step, and print in words what is red, or what is gained."""
+"""`make check STAGE=2`: run the tests of the learner's step, and explain what is red or what was gained."""
 
 import ast
 import os

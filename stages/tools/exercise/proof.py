@@ -14,7 +14,7 @@ from ..chain.model import GAIN_FIGURES, GAIN_TEST, ChainError, FunctionName, Sta
 from .folder import copy_stage, open_functions
 from .functions import find
 
-SECONDS = 300  # for one run of the tests; an opened function may loop for ever
+SECONDS = 300  # for one run of the tests; an opened function may loop forever
 FLAGS = ("-q", "--rootdir=.", "-p", "no:cacheprovider", "--color=no", "--tb=no", "--show-capture=no", "-rpfE")
 SETTINGS = {
     "PYTHONDONTWRITEBYTECODE": "1",

@@ -1,4 +1,4 @@
-"""The seven stages in a line each, and the two tables made of them."""
+"""One line about each of the seven stages, and the two tables made from them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ Results = dict[str, Any]  # what stages/bench/results.json holds
 
 
 class Idea(NamedTuple):
-    """A stage in a line, its purpose, and what it leaves for the next."""
+    """A stage in one line, its purpose, and the problem that it leaves for the next."""
 
     name: str
     adds: str
@@ -48,18 +48,18 @@ IDEAS = (
     Idea(
         "copy-on-write",
         "samples and beams that share blocks until they differ",
-        "n samples hold one prompt",
+        "n samples share one prompt",
         "equal prompts in two requests are computed twice",
     ),
     Idea(
         "prefix caching",
-        "blocks found again by a hash of what they hold",
-        "equal beginnings are computed once",
+        "blocks that are reused by a hash of their contents",
+        "a shared prefix is computed once",
         "the cache ends with the device's memory",
     ),
     Idea(
         "CPU offload",
-        "a second tier: evicted blocks go to the host, and come back when they are hit",
+        "a second tier: evicted blocks go to the host, and return on a hit",
         "a cache larger than the device's memory",
         "one process, one machine",
     ),
@@ -91,7 +91,7 @@ def stages_block(results: Results) -> str:
         [linked(number, stage, idea, ROOT), idea.adds, idea.gains, f"{added_lines(stage):,}"]
         for number, (stage, idea) in enumerate(zip(lessons(), IDEAS, strict=True), start=1)
     ]
-    return table(["stage", "idea", "what it is for", "lines added"], rows)
+    return table(["stage", "idea", "what it gains", "lines added"], rows)
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {"stages": stages_block, "path": path_block}
