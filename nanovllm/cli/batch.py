@@ -51,9 +51,9 @@ def batch(
 ) -> int:
     """Serve a file of requests, and write the results as lines of JSON.
 
-    FILE is {"requests": [{"prompt": "Once upon a time", "max_tokens": 64}, ...]}, or one such request a line, or lines
-    of OpenAI's batches; - is standard input. A request may have an "id" and any field of SamplingParams; the options
-    are defaults for requests that leave a field out. A result is written as soon as its request has finished.
+    FILE is {"requests": [{"prompt": "Once upon a time", "max_tokens": 64}, ...]}, or one such request per line, or
+    lines of OpenAI's batches; - is standard input. A request may have an "id" and any field of SamplingParams; the
+    options are defaults for requests that leave a field out. A result is written as soon as its request finishes.
 
     Exit status 1: a request could not be served, and its result says why. 2: invalid input, and nothing was served.
     """

@@ -1,6 +1,6 @@
-"""The claims table: claims of five texts that need a clock. notebooks/claims.ipynb counts the others.
+"""The claims table: claims of five texts that must be timed. notebooks/claims.ipynb counts the others.
 
-A figure is the median of some rounds, with its spread beside it. Calls that are compared take turns. Locality, disk and
+A figure is the median of some rounds, and has a spread. Calls that are compared take turns. Locality, disk and
 roofline are in locality.py. Under a minute on two cores.
 """
 

@@ -60,7 +60,7 @@ def read(rows: torch.Tensor, at: torch.Tensor, start: torch.Tensor) -> torch.Ten
 
 
 def scattered(rounds: int = 11, sizes: tuple[int, ...] = (1, 4, 16, 64, 256), context: int = 960) -> Scores:
-    """Return how many times as long stage 3's attention takes if blocks are at random places, by block size.
+    """Return the time of stage 3's attention over scattered blocks, relative to blocks in a row, by block size.
 
     Also compare blocks of each size in a row with blocks of 16. There are 8 sequences of `context` tokens, in float32.
     """

@@ -1,6 +1,6 @@
 """Models of random weights, the same on every machine: the one of 135M parameters, and others of a given shape.
 
-A random model costs as much as a trained one. Each is written once per process, to a folder that is removed at its end.
+A random model costs as much as a trained one. Each is written once per process, to a temporary folder.
 """
 
 import atexit

@@ -2,7 +2,7 @@
 
 All stages serve the 32 requests side by side, a slice at a time. A row has the pool's bytes at its peak, the speed, the
 steps, the tokens through the model, and the blocks copied, stored and loaded. `overhead` compares speeds of the same
-rounds: nothing is forked, shared or preempted there, so it is the cost of stages 5 to 7 for those who do not need them.
+rounds: nothing is forked, shared or preempted there, so it is the cost of stages 5 to 7 where nothing needs them.
 `run` is the output of `make run`, and `peers` compares one sequence with transformers.
 """
 

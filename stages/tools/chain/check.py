@@ -49,15 +49,15 @@ def _repeated(link: Link) -> Iterator[str]:
 def _fault_of(change: Change, stage: Stage) -> str:
     before, now = stage.before.content(change.file) if stage.before else None, stage.content(change.file)
     if change.kind != "removed" and now is None:
-        return f"is declared {change.kind} and does not exist"
+        return f"is declared {change.kind} but does not exist"
     if change.kind == "removed" and now is not None:
-        return "is declared removed and still exists"
+        return "is declared removed but still exists"
     if change.kind == "new" and before is not None:
-        return "is declared new and is in the previous stage"
+        return "is declared new but is in the previous stage"
     if change.kind != "new" and before is None:
-        return f"is declared {change.kind} and is not in the previous stage"
+        return f"is declared {change.kind} but is not in the previous stage"
     if change.kind == "changed" and before == now:
-        return "is declared changed and is the same as in the previous stage"
+        return "is declared changed but is the same as in the previous stage"
     return ""
 
 
@@ -69,11 +69,11 @@ def _undeclared(stage: Stage) -> Iterator[str]:
         if file in declared or is_free(file) or before == now:
             continue
         if before is None:
-            yield f"{stage.path}/{file} is new and not declared"
+            yield f"{stage.path}/{file} is new but not declared"
         elif now is None:
-            yield f"{stage.path}/{file} is missing and not declared removed"
+            yield f"{stage.path}/{file} is missing but not declared removed"
         else:
-            yield f"{stage.path}/{file} differs from the previous stage and is not declared changed"
+            yield f"{stage.path}/{file} differs from the previous stage but is not declared changed"
 
 
 def _size(stage: Stage) -> Iterator[str]:
@@ -119,9 +119,9 @@ def _package_declared(package: Package) -> Iterator[str]:
         elif change.file not in origins:
             yield f"{where} is declared changed, and paths gives no file of {last.path} this place"
         elif package.content(change.file) is None:
-            yield f"{where} is declared changed and does not exist"
+            yield f"{where} is declared changed but does not exist"
         elif package.content(change.file) == last.content(origins[change.file]):
-            yield f"{where} is declared changed and is the same as {last.path}/{origins[change.file]}"
+            yield f"{where} is declared changed but is the same as {last.path}/{origins[change.file]}"
 
 
 def _package_undeclared(package: Package) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _package_undeclared(package: Package) -> Iterator[str]:
         if content is None:
             yield f"{package.path}/{place} is missing, and {last.path}/{file} is not declared removed"
         else:
-            yield f"{package.path}/{place} differs from {last.path}/{file} and is not declared changed"
+            yield f"{package.path}/{place} differs from {last.path}/{file} but is not declared changed"
 
 
 def _package_paths(package: Package) -> Iterator[str]:

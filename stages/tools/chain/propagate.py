@@ -47,7 +47,7 @@ def begin(chain: Chain, start: Stage, since: str | None) -> Progress:
                 raise ChainError(f"{link.path} is not in {since or 'HEAD'}: commit it, or give another --since")
         return Progress(start.name, commit)
     if progress.start != start.name or (since and _commit(chain.root, since) != progress.since):
-        raise ChainError(f"propagate {progress.start} is unfinished: run it again as it was, or propagate --abort")
+        raise ChainError(f"propagate {progress.start} is unfinished: run it again unchanged, or propagate --abort")
     return progress
 
 
