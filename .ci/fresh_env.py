@@ -1,4 +1,4 @@
-"""Fresh virtual environments outside of the repository, for install_check.py and bounds_check.py."""
+"""Fresh virtual environments outside of the repository, for the checks that .ci/nightly runs."""
 
 import os
 import re
@@ -23,15 +23,16 @@ class Environment:
         command = [self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
         subprocess.run(command, cwd=self.folder, check=True)
 
-    def install_torch(self) -> None:
-        """Install the torch of constraints.txt, from $TORCH_INDEX or PyTorch's CPU index.
+    def install_torch(self, version: str | None = None) -> None:
+        """Install a version of torch, by default that of constraints.txt, from $TORCH_INDEX or PyTorch's CPU index.
 
         If pip is configured with a folder of wheels, torch comes from there.
         """
         index = os.environ.get("TORCH_INDEX", CPU_INDEX)
         configured = subprocess.run([self.python, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
         options = [] if re.search("find-links|no-index", configured) else ["--index-url", index]
-        self.pip("-c", ROOT / "constraints.txt", *options, "torch")
+        wanted = [f"torch=={version}"] if version else ["-c", ROOT / "constraints.txt", "torch"]
+        self.pip(*options, *wanted)
 
     def variables(self) -> dict[str, str]:
         """Return environment variables that put its commands first, and hide the repository's modules."""
