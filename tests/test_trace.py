@@ -98,10 +98,13 @@ def test_replay_gives_the_state_after_each_step_of_long_histories(stage, part):
 def test_comparison_finds_a_wrong_event(stage, monkeypatch):
     """The replay appends each token twice."""
 
-    def twice(state, event):
-        state.sequences[event["seq"]].tokens.extend([event["token"]] * 2)
+    def twice(state, seq, event):
+        change_sequence(state, seq, event)
+        if event["kind"] == "token":
+            change_sequence(state, seq, event)
 
-    monkeypatch.setitem(replaying.CHANGES, "token", twice)
+    change_sequence = replaying.change_sequence
+    monkeypatch.setattr(replaying, "change_sequence", twice)
     with pytest.raises(AssertionError):
         for seed in range(9):
             play_traced(stage, random_plan(stage, random.Random(seed), 20))

@@ -162,7 +162,13 @@ class LLMEngine:
                 parsed = parsed["prompt_token_ids"]
             if not self.requests:
                 self.kernels.switch_when_ready()
-            samples = self._process(request_id, parsed, SamplingParams() if params is None else params)
+            if request_id in self.requests:
+                raise ValueError(f"request_id must be unique, got {request_id!r}, which is in use")
+            params = SamplingParams() if params is None else params
+            samples = self.input_processor.process(request_id, parsed, params)
+            needed, num_blocks = cdiv(samples[0].num_tokens, self.config.block_size), self.kv_cache_manager.num_blocks
+            if needed > num_blocks:
+                raise ValueError(f"the prompt must fit the pool of {num_blocks} blocks, got one that needs {needed}")
         except ValueError as error:
             self.observers.tell("refuse", str(request_id), str(error))
             raise
@@ -174,16 +180,6 @@ class LLMEngine:
             first.to_fork = others
             self.scheduler.add(first)
         return request_id
-
-    def _process(self, request_id: str, prompt: str | list[int], params: SamplingParams) -> list[Sequence]:
-        """Return the samples of a request. Raise ValueError if it can never be served."""
-        if request_id in self.requests:
-            raise ValueError(f"request_id must be unique, got {request_id!r}, which is in use")
-        samples = self.input_processor.process(request_id, prompt, params)
-        needed, num_blocks = cdiv(samples[0].num_tokens, self.config.block_size), self.kv_cache_manager.num_blocks
-        if needed > num_blocks:
-            raise ValueError(f"the prompt must fit the pool of {num_blocks} blocks, got one that needs {needed}")
-        return samples
 
     @overload  # str must come first, since it is an iterable of str too
     def abort_request(  # type: ignore[overload-overlap]

@@ -202,6 +202,10 @@ def request_output(samples: list[Sequence]) -> RequestOutput:
     is_delta = seq.params.output_kind is RequestOutputKind.DELTA
     first_token_times = [seq.metrics.first_token_time for seq in samples if seq.metrics.first_token_time]
     finished_times = [seq.metrics.finished_time for seq in samples if seq.metrics.finished_time]
+    prompt_logprobs: list[Position | None] | None = None
+    if seq.params.prompt_logprobs is not None:
+        was_reported = is_delta and any(seq.was_reported for seq in samples)
+        prompt_logprobs = [] if was_reported else [None, *seq.prompt_logprobs]  # None for the first token
     output = RequestOutput(
         request_id=seq.request_id,
         prompt=seq.prompt,
@@ -214,19 +218,12 @@ def request_output(samples: list[Sequence]) -> RequestOutput:
             finished_time=max(finished_times) if finished else None,
         ),
         error=next((seq.error for seq in samples if seq.error), None),
-        prompt_logprobs=prompt_logprobs(seq, is_first=not (is_delta and any(seq.was_reported for seq in samples))),
+        prompt_logprobs=prompt_logprobs,
         num_cached_tokens=seq.num_cached_tokens,
     )
     for seq in samples:
         seq.note_reported()
     return output
-
-
-def prompt_logprobs(seq: Sequence, is_first: bool) -> list[Position | None] | None:
-    """Return the logprobs of the prompt, with None for its first token, or an empty list after the first output."""
-    if seq.params.prompt_logprobs is None:
-        return None
-    return [None, *seq.prompt_logprobs] if is_first else []
 
 
 class OutputText:

@@ -1,7 +1,7 @@
 """Replay: rebuild the engine's state after each step from events alone. The page's reducer works the same way."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,9 @@ class SequenceState:
     num_computed_tokens: int = 0
     block_table: list[int | None] = field(default_factory=list)  # None only until the event for this index comes
     slots: tuple[int, int] | None = None  # stage 1: start and end
+
+
+ARRIVED = ("seq", "request", "tokens", "texts", "max_num_tokens", "carried_by")  # fields of an event "arrive"
 
 
 @dataclass
@@ -61,9 +64,97 @@ def begin(snapshot: Event) -> State:
 
 def apply(state: State, event: Event) -> State:
     """Change `state` by one event, and return it. Ignore events that change nothing, such as "refused"."""
-    if event["kind"] in CHANGES:
-        CHANGES[event["kind"]](state, event)
+    match event["kind"]:
+        case "step":
+            state.step = event["step"]
+        case "pools":  # both queues and both indexes, after a failed step
+            state.free, state.host_free = list(event["free"]), list(event["host_free"])
+            for name in ("cached", "host_cached"):
+                setattr(state, name, {int(block): block_hash for block, block_hash in event[name].items()})
+
+        # A block of the device
+        case "free":
+            state.free.insert(0, event["block"])
+        case "idle":
+            state.free.append(event["block"])
+        case "cached":
+            state.cached[event["block"]] = event["hash"]
+        case "evicted":
+            del state.cached[event["block"]]
+
+        # A block of the host
+        case "stored" | "renewed" as kind:
+            state.host_free.remove(event["to"])
+            state.host_free.append(event["to"])
+            if kind == "stored":
+                state.host_cached[event["to"]] = event["hash"]
+        case "host_evicted":
+            del state.host_cached[event["block"]]
+        case "loaded":  # until it has arrived, the load holds both blocks
+            state.host_ref_counts[event["from"]] += 1
+            state.ref_counts[event["to"]] += 1
+            state.host_free.remove(event["from"])
+            state.loading[event["from"]] = event["to"]
+        case "arrived":
+            block = event["from"]
+            state.host_ref_counts[block] -= 1
+            state.ref_counts[event["to"]] -= 1
+            state.host_free.insert(len(state.host_free) if block in state.host_cached else 0, block)
+            del state.loading[block]
+
+        # A sequence
+        case "arrive":
+            fields = {key: copy.copy(event[key]) for key in ARRIVED}
+            state.sequences[event["seq"]] = SequenceState(**fields)
+            if event["carried_by"] is None:
+                state.waiting.append(event["seq"])
+        case "end":
+            del state.sequences[event["seq"]]
+            for queue in (state.waiting, state.running):
+                if event["seq"] in queue:  # a carried sequence is in no queue
+                    queue.remove(event["seq"])
+        case _ if "seq" in event:
+            change_sequence(state, state.sequences[event["seq"]], event)
     return state
+
+
+def change_sequence(state: State, seq: SequenceState, event: Event) -> None:
+    """Change a sequence by an event, and the queue that it is in or the blocks that it holds."""
+    match event["kind"]:
+        case "admit":
+            state.waiting.remove(seq.seq)
+            state.running.append(seq.seq)
+            seq.num_computed_tokens = event["num_computed_tokens"]
+        case "forked":
+            seq.carried_by, seq.num_computed_tokens = None, state.sequences[event["from"]].num_computed_tokens
+            state.running.insert(state.running.index(event["behind"]) + 1, seq.seq)
+        case "chunk":
+            seq.num_computed_tokens = event["end"]
+        case "token":
+            seq.tokens.append(event["token"])
+            seq.texts.append(event["text"])
+        case "preempt":
+            seq.num_computed_tokens = 0
+            state.running.remove(seq.seq)
+            state.waiting.insert(0, seq.seq)
+        case "reserved":
+            seq.slots = event["start"], event["end"]
+        case "released":
+            seq.slots = None
+        case "taken" | "shared" | "hit":
+            block, index = event["block"], event["index"]
+            if block in state.free:
+                state.free.remove(block)
+            state.ref_counts[block] += 1
+            seq.block_table += [None] * (index + 1 - len(seq.block_table))
+            seq.block_table[index] = block
+        case "given_back":
+            block, table = event["block"], seq.block_table
+            state.ref_counts[block] -= 1
+            if block in table:  # unless its copy has replaced it
+                table[table.index(block)] = None
+            while table and table[-1] is None:
+                table.pop()
 
 
 def states(events: Iterable[Event]) -> Iterator[State]:
@@ -74,152 +165,3 @@ def states(events: Iterable[Event]) -> Iterator[State]:
         apply(state, event)
         if event["kind"] == "step":
             yield state
-
-
-# Sequences
-
-
-def arrive(state: State, event: Event) -> None:
-    state.sequences[event["seq"]] = SequenceState(
-        seq=event["seq"],
-        request=event["request"],
-        tokens=list(event["tokens"]),
-        texts=list(event["texts"]),
-        max_num_tokens=event["max_num_tokens"],
-        carried_by=event["carried_by"],
-    )
-    if event["carried_by"] is None:
-        state.waiting.append(event["seq"])
-
-
-def admit(state: State, event: Event) -> None:
-    state.waiting.remove(event["seq"])
-    state.running.append(event["seq"])
-    state.sequences[event["seq"]].num_computed_tokens = event["num_computed_tokens"]
-
-
-def forked(state: State, event: Event) -> None:
-    seq = state.sequences[event["seq"]]
-    seq.carried_by, seq.num_computed_tokens = None, state.sequences[event["from"]].num_computed_tokens
-    state.running.insert(state.running.index(event["behind"]) + 1, event["seq"])
-
-
-def chunk(state: State, event: Event) -> None:
-    state.sequences[event["seq"]].num_computed_tokens = event["end"]
-
-
-def token(state: State, event: Event) -> None:
-    seq = state.sequences[event["seq"]]
-    seq.tokens.append(event["token"])
-    seq.texts.append(event["text"])
-
-
-def preempt(state: State, event: Event) -> None:
-    state.sequences[event["seq"]].num_computed_tokens = 0
-    state.running.remove(event["seq"])
-    state.waiting.insert(0, event["seq"])
-
-
-def end(state: State, event: Event) -> None:
-    del state.sequences[event["seq"]]
-    for queue in (state.waiting, state.running):
-        if event["seq"] in queue:  # a carried sequence is in no queue
-            queue.remove(event["seq"])
-
-
-def step(state: State, event: Event) -> None:
-    state.step = event["step"]
-
-
-# Their slots and blocks
-
-
-def reserved(state: State, event: Event) -> None:
-    state.sequences[event["seq"]].slots = event["start"], event["end"]
-
-
-def released(state: State, event: Event) -> None:
-    state.sequences[event["seq"]].slots = None
-
-
-def held(state: State, event: Event) -> None:
-    """Apply "taken", "shared" or "hit": add a holder, and put the block in its table."""
-    block, place, table = event["block"], event["index"], state.sequences[event["seq"]].block_table
-    if block in state.free:
-        state.free.remove(block)
-    state.ref_counts[block] += 1
-    table.extend([None] * (place + 1 - len(table)))
-    table[place] = block
-
-
-def given_back(state: State, event: Event) -> None:
-    block, table = event["block"], state.sequences[event["seq"]].block_table
-    state.ref_counts[block] -= 1
-    if block in table:  # unless its copy has replaced it
-        table[table.index(block)] = None
-    while table and table[-1] is None:
-        table.pop()
-
-
-def free(state: State, event: Event) -> None:
-    state.free.insert(0, event["block"])
-
-
-def idle(state: State, event: Event) -> None:
-    state.free.append(event["block"])
-
-
-# The two tiers
-
-
-def cached(state: State, event: Event) -> None:
-    state.cached[event["block"]] = event["hash"]
-
-
-def evicted(state: State, event: Event) -> None:
-    del state.cached[event["block"]]
-
-
-def stored(state: State, event: Event) -> None:
-    state.host_cached[event["to"]] = event["hash"]
-    renewed(state, event)
-
-
-def renewed(state: State, event: Event) -> None:
-    state.host_free.remove(event["to"])
-    state.host_free.append(event["to"])
-
-
-def host_evicted(state: State, event: Event) -> None:
-    del state.host_cached[event["block"]]
-
-
-def loaded(state: State, event: Event) -> None:
-    """Apply "loaded": until it has arrived, the load holds both blocks."""
-    state.host_ref_counts[event["from"]] += 1
-    state.ref_counts[event["to"]] += 1
-    state.host_free.remove(event["from"])
-    state.loading[event["from"]] = event["to"]
-
-
-def arrived(state: State, event: Event) -> None:
-    block = event["from"]
-    state.host_ref_counts[block] -= 1
-    state.ref_counts[event["to"]] -= 1
-    state.host_free.insert(len(state.host_free) if block in state.host_cached else 0, block)
-    del state.loading[block]
-
-
-def pools(state: State, event: Event) -> None:
-    """Replace both queues and both indexes after a failed step."""
-    state.free, state.host_free = list(event["free"]), list(event["host_free"])
-    for name in ("cached", "host_cached"):
-        setattr(state, name, {int(block): block_hash for block, block_hash in event[name].items()})
-
-
-APPLIED_BY_NAME = (
-    *(arrive, admit, forked, chunk, token, preempt, end, step, reserved, released, given_back, free, idle),
-    *(cached, evicted, stored, renewed, host_evicted, loaded, arrived, pools),
-)
-CHANGES: dict[str, Callable[[State, Event], None]] = {change.__name__: change for change in APPLIED_BY_NAME}
-CHANGES |= dict.fromkeys(("taken", "shared", "hit"), held)
