@@ -10,7 +10,6 @@ import torch
 from stages.bench.gpu import __main__ as command
 from stages.bench.gpu import engine, steps
 from stages.bench.gpu.common import TINY, PartReport, Setup
-from stages.bench.gpu.engine import Bench
 from tests.helpers import ROOT
 
 
@@ -35,7 +34,7 @@ def test_tests_marked_gpu_run_in_a_process(tmp_path):
     tables = json.loads((tmp_path / "part1.json").read_text())["tables"]
     for title in ("Tests marked gpu", "Tests of the GPU's kernels"):
         [counts] = tables[title]
-        assert counts["tests"] == counts["skipped"] > 0 == counts["errors"]
+        assert counts.pop("skipped") > 0 and counts.keys() <= {"deselected"}
 
 
 def test_files_with_gpu_tests_need_few_packages():
@@ -62,7 +61,7 @@ def test_missing_device_is_a_one_line_error(capsys):
 def test_invalid_part_is_named(capsys):
     with pytest.raises(SystemExit):
         command.parse(["10"])
-    assert "PART must be one of 1, 2, 3, 4, 5, 6, 7, 8, 9, got 10" in capsys.readouterr().err
+    assert "argument PART: invalid choice: 10 (choose from " in capsys.readouterr().err
 
 
 def test_case_without_time_is_named(setup):
@@ -73,17 +72,17 @@ def test_case_without_time_is_named(setup):
     assert PartReport(setup, 2, "steps").has_time("batch 8")
 
 
-REPORT = {"measured": {"nanovllm": {"step ms": 2.0}}, "says": ["the floor"], "machine": {"with": "kernels"}}
+REPORT = {"measured": {"nanovllm": {"step ms": 2.0}}}
 
 
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (f"import json; json.dump({REPORT}, open(sys.argv[-1], 'w'))", "## Decode; kernels"),
-        ("sys.exit('error: no memory')", "Decode: exit status 1: error: no memory"),
+        (f"import json; json.dump({REPORT}, open(sys.argv[-1], 'w')); print('the table')", "```text\nthe table\n```"),
+        ("sys.exit('error: no memory')", "\nexit status 1: error: no memory"),
         (
             "import time; print('peer: 9 tokens a second', file=sys.stderr, flush=True); time.sleep(60)",
-            "Decode: stopped after 1 seconds: peer: 9 tokens a second",
+            "\nstopped after 1 seconds: peer: 9 tokens a second",
         ),
     ],
     ids=["finished", "failed", "late"],
@@ -98,10 +97,10 @@ def test_bench_runs_in_a_process_and_its_errors_are_reported(code, expected, set
     monkeypatch.setattr(engine.subprocess, "run", instead)
     report = PartReport(setup, 6, "decode")
     late = 0 if "sleep" in code else 60
-    engine.run_bench(setup._replace(deadline=time.perf_counter() + late), report, Bench("Decode", "peers"))
-    assert expected in (out := capsys.readouterr().out)
+    engine.run_bench(setup._replace(deadline=time.perf_counter() + late), report, "peers")
+    assert expected in capsys.readouterr().out
     assert commands[0][1:4] == ["-m", "nanovllm", "bench"] and commands[0][4:7] == ["peers", "--device", "cpu"]
-    assert ("| step ms |" in out and "the floor" in out) == ("json" in code)
+    assert report.results["tables"] == ({"peers": REPORT["measured"]} if "json" in code else {})
 
 
 def test_every_bench_of_a_part_is_a_valid_command():
@@ -109,7 +108,7 @@ def test_every_bench_of_a_part_is_a_valid_command():
 
     for benches in [*engine.FULL.values(), *engine.TINY.values()]:
         for each in benches:
-            name, *flags = each.command.split()
+            name, *flags = each.split()
             bench.commands[name].make_context(name, [*flags, "--device", "cpu", "--json", "-"])
     assert engine.FULL.keys() == engine.TINY.keys() == {6, 7, 8, 9}
 

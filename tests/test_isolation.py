@@ -26,7 +26,6 @@ IF_INSTALLED = {
     f"{WORKERS}/serve_vllm.py": {"vllm"},
     f"{WORKERS}/serve_llama_cpp.py": {"llama_cpp"},
     f"{WORKERS}/serve_transformers.py": {"transformers"},
-    f"{WORKERS}/to_gguf.py": {"gguf"},
     **{f"backends/cpu/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/backends/cpu").glob("*.py")},
     **{f"tests/cpu/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/tests/cpu").glob("*.py")},
     **{f"backends/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm/backends/gpu").glob("*.py")},

@@ -78,9 +78,14 @@ def seconds_of(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def timed(call: Callable[[], object]) -> Callable[[], float]:
-    """Return a function that makes the call and returns its seconds."""
-    return lambda: seconds_of(call)
+def timed(call: Callable[[], object], wait: Callable[[], object] = lambda: None) -> Callable[[], float]:
+    """Return a function that makes the call and returns its seconds. `wait` waits until a GPU is idle."""
+
+    def run() -> float:
+        wait()
+        return seconds_of(lambda: (call(), wait()))
+
+    return run
 
 
 def medians(rounds: Sequence[Mapping[Key, float]]) -> dict[Key, float]:

@@ -47,7 +47,7 @@ def microseconds(calls: Mapping[str, Callable[[], object]], times: int, rounds: 
 
 
 def books(rounds: int = 9, times: int = 1000) -> dict[str, Any]:
-    """Return the microseconds of the bookkeeping, and of a tensor as large as a block, made by torch."""
+    """Return the microseconds of the bookkeeping, and of a tensor as large as a block: torch's, and a GPU's own."""
     config = part("s2", "llama").ModelConfig.from_folder(STORYTELLER)
     pool, manager = BlockPool(POOL), block_manager(POOL)
     requests = [Traffic(num_tokens, 1, 1) for num_tokens in (40, 200)]
@@ -60,13 +60,19 @@ def books(rounds: int = 9, times: int = 1000) -> dict[str, Any]:
         manager.allocate(long)
         manager.free(long)
 
-    calls = {
+    def tensor_of_device() -> None:
+        torch.empty(numbers, device=device)
+        torch.cuda.empty_cache()
+
+    calls: dict[str, Callable[[], object]] = {
         "take_one_and_return": lambda: pool.free_blocks(pool.get_new_blocks(1)),
         "take_8_and_return": lambda: pool.free_blocks(pool.get_new_blocks(8)),
         "framework_tensor": lambda: torch.empty(numbers, device=device),
         "append_slot": lambda: manager.append_slot(short),
         "allocate_200_and_free": allocate_and_free,
     }
+    if device.type == "cuda":
+        calls["device_tensor"] = tensor_of_device
     return {"framework": device.type, **microseconds(calls, times, rounds)}
 
 

@@ -112,19 +112,25 @@ def attention(rounds: int = 9, contexts: tuple[int, ...] = (960, 4096)) -> Score
 # ---- other memories
 
 
-def copies(rounds: int = 5) -> Scores:
-    """Return the ratio of copies to a CUDA device from pageable and from pinned memory; nothing without a device."""
-    if not torch.cuda.is_available():
+def copies(rounds: int = 5, num_bytes: int = 2**28, device: torch.device | None = None) -> Scores:
+    """Return the speeds of copies from and to a CUDA device, and how much faster pinned memory is; nothing without one.
+
+    A `device` other than CUDA copies pageable memory alone, to try it out.
+    """
+    is_cuda = torch.cuda.is_available() if device is None else device.type == "cuda"
+    if device is None and not is_cuda:
         return {}
-    device = torch.empty(2**28, dtype=torch.uint8, device="cuda")
-
-    def copy(host: torch.Tensor) -> None:
-        device.copy_(host, non_blocking=True)
-        torch.cuda.synchronize()
-
-    hosts = {name: torch.ones(2**28, dtype=torch.uint8, pin_memory=name == "pinned") for name in ("pinned", "pageable")}
-    turns = take_turns({name: timed(partial(copy, host)) for name, host in hosts.items()}, rounds)
-    return ratios(turns, {"pageable_over_pinned": ("pageable", "pinned")})
+    remote = torch.empty(num_bytes, dtype=torch.uint8, device=device or "cuda")
+    calls = TimedCalls()
+    for kind in ("pageable", "pinned") if is_cuda else ("pageable",):
+        host = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=kind == "pinned")
+        for name, target, source in ((f"to_device_{kind}", remote, host), (f"to_host_{kind}", host, remote)):
+            copy = partial(target.copy_, source, non_blocking=True)
+            calls[name] = timed(copy, torch.cuda.synchronize) if is_cuda else timed(copy)
+    turns = take_turns(calls, rounds)
+    pairs: Any = {"pageable_over_pinned": ("to_device_pageable", "to_device_pinned")} if is_cuda else {}
+    speeds = {f"{name}_bytes_per_second": [num_bytes / turn[name] for turn in turns] for name in calls}
+    return ratios(turns, pairs) | figures(speeds)
 
 
 def disk(rounds: int = 5, num_blocks: int = 32, folder: Path | None = None, num_bytes: int = BLOCK_OF_70B) -> Scores:

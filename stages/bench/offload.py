@@ -145,17 +145,18 @@ def count_talks(policy: str) -> dict[str, int]:
 # ---- a prefix on the host
 
 
-def measure_first_token(folder: Path, dtype: str, length: int) -> dict[str, Any]:
+def measure_first_token(folder: Path, dtype: str, length: int, **more: Any) -> dict[str, Any]:
     """Return the seconds to first token with `length` tokens loaded or computed, and their ratio.
 
-    One prompt fits in each engine's pool, so that each prompt sends the one before to the host.
+    One prompt fits in each engine's pool, so that each prompt sends the one before to the host. `more` are options of
+    EngineConfig.
     """
-    rng = random.Random(0)
-    prefixes = cycle([random_tokens(rng, SHAPE_135M.vocab_size, length) for _ in range(2)])
-    again = (prefix + random_tokens(rng, SHAPE_135M.vocab_size, TAIL) for prefix in prefixes)
-    new = (random_tokens(rng, SHAPE_135M.vocab_size, length + TAIL) for _ in cycle([0]))
     options = options_of("load", length + TAIL) | {"max_model_len": length + TAIL + 1}  # room for the sampled token
-    loaded, computed = (stage("s7").LLM(folder, dtype=dtype, **options).llm_engine for _ in range(2))
+    loaded, computed = (stage("s7").LLM(folder, dtype=dtype, **options, **more).llm_engine for _ in range(2))
+    rng, vocab_size = random.Random(0), loaded.model_config.vocab_size
+    prefixes = cycle([random_tokens(rng, vocab_size, length) for _ in range(2)])
+    again = (prefix + random_tokens(rng, vocab_size, TAIL) for prefix in prefixes)
+    new = (random_tokens(rng, vocab_size, length + TAIL) for _ in cycle([0]))
     calls = {"loaded": partial(first_token, loaded, again), "computed": partial(first_token, computed, new)}
     for _ in range(2):
         calls["loaded"]()  # each prefix once

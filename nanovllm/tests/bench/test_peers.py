@@ -13,7 +13,7 @@ from ...bench import floor, peers
 from ...bench.engine import Run, serve
 from ...bench.peer import WORKER, PeerSpec, peer_specs
 from ...bench.peers import Job, Turn, agreement, conclusions, margins, numbers
-from ...bench.workers import serve_llama_cpp, to_gguf
+from ...bench.workers import serve_llama_cpp
 from ...bench.workload import Task, mixed_tasks
 from ...engine.kv_cache import bytes_per_token
 from ..helpers import OPTIONS
@@ -262,34 +262,3 @@ def test_llama_cpp_gets_each_token_once_in_a_free_slot():
             text.append(sum(text) % 11)
         assert new == text[len(prompt) :]
     assert [len(each) for each in times] == lengths and c.slots == {} and c.most_slots == 2
-
-
-def test_checkpoint_is_written_as_gguf(checkpoint, tmp_path):
-    gguf = pytest.importorskip("gguf")
-    to_gguf.write(checkpoint, str(tmp_path / "a.gguf"), "bfloat16")
-    written = {each.name: each for each in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
-    weights = dict(to_gguf.tensors(checkpoint))
-    assert len(written) == len(weights)
-    embedding = torch.from_numpy(written["token_embd.weight"].data.copy()).view(torch.bfloat16)
-    assert torch.equal(embedding, weights["model.embed_tokens.weight"].bfloat16())
-
-
-def test_weights_are_read_in_float32(tmp_path):
-    from safetensors.torch import save_file
-
-    weight = torch.randn(4, 6).bfloat16()
-    save_file({"a": weight}, tmp_path / "a.safetensors")
-    [(name, result)] = to_gguf.tensors(tmp_path)
-    assert name == "a" and result.dtype == torch.float32 and torch.equal(result, weight.float())
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"model_type": "qwen3"}, "model_type must be llama or mistral, got 'qwen3'"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope scaling is unsupported"),
-    ],
-)
-def test_unsupported_checkpoint_is_not_written(changes, expected):
-    with pytest.raises(ValueError, match=expected):
-        to_gguf.describe(None, {"model_type": "llama"} | changes)

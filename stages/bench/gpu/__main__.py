@@ -15,14 +15,11 @@ from stages.bench.gpu.common import SECONDS, PartReport, Setup
 PARTS: dict[int, tuple[str, Callable[[Setup, PartReport], None]]] = {
     1: ("the tests marked gpu", engine.run_tests),
     2: ("decode steps of stages 1, 2 and 3", steps.decode_steps),
-    3: ("copies between host and device", memory.copies),
+    3: ("copies between host and device", memory.moves),
     4: ("the roofline", steps.roofline),
     5: ("claims about allocating, copying a block, and swapping", memory.claims),
     6: ("the finished engine: decode steps, and their part of the bandwidth", partial(engine.run_benches, 6)),
-    7: (
-        "the finished engine: nano-vllm's workload, beside transformers' generate_batch",
-        partial(engine.run_benches, 7),
-    ),
+    7: ("the finished engine: nano-vllm's workload, beside generate_batch", partial(engine.run_benches, 7)),
     8: ("the finished engine: the cost of blocks in attention", partial(engine.run_benches, 8)),
     9: ("the finished engine: launches of a step", partial(engine.run_benches, 9)),
 }
@@ -32,15 +29,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(prog="python -m stages.bench.gpu", description=__doc__.splitlines()[0])
     titles = "; ".join(f"{number}: {title}" for number, (title, _) in PARTS.items())
-    parser.add_argument("parts", nargs="*", type=int, metavar="PART", help=titles)
+    parser.add_argument("parts", nargs="*", type=int, choices=PARTS, metavar="PART", help=titles)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu to try it out (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and one round: a test of the program itself")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="a folder (default: %(default)s)")
-    args = parser.parse_args(argv)
-    for number in args.parts:
-        if number not in PARTS:
-            parser.error(f"PART must be one of {', '.join(map(str, PARTS))}, got {number}")
-    return args
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,9 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        print(
-            f"device {args.device!r} is unavailable: {reason}. Try the parts with --device cpu --tiny", file=sys.stderr
-        )
+        hint = "Try the parts with --device cpu --tiny"
+        print(f"device {args.device!r} is unavailable: {reason}. {hint}", file=sys.stderr)
         return 2
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)

@@ -1,4 +1,4 @@
-"""The device, its clocks, and the report of a part: tables in Markdown, and all numbers in JSON."""
+"""The device of a part, the calls that it times, and its report: tables in Markdown, and all numbers in JSON."""
 
 import json
 import time
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nanovllm.bench.harness import Scores, seconds_of, take_turns, timed
+from nanovllm.bench.harness import take_turns, timed
 from nanovllm.bench.report import aligned, shown
 from stages.bench.models import SHAPE_135M, published, random_model
 from stages.s1_contiguous_cache.llama import ModelConfig
@@ -17,7 +17,6 @@ SECONDS = 480  # of a part: no case begins after that, and a case takes less tha
 TINY = ModelConfig(64, 16, 32, 2, 4, 2, 8, tie_word_embeddings=True, bos_token_id=1, eos_token_ids=(2,))
 SHAPES: dict[str, Any] = {"135M": SHAPE_135M, "1B": published("llama-3.2-1b", 8192), "tiny": TINY}
 Row = Mapping[str, Any]
-Calls = Mapping[str, Callable[[], object]]
 
 
 class Setup(NamedTuple):
@@ -38,9 +37,9 @@ class Setup(NamedTuple):
         return "float32" if self.is_tiny else "bfloat16"
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
+    def models(self) -> tuple[str, ...]:
+        """The shapes that a part measures."""
+        return self.size(("135M", "1B"), ("tiny",))
 
     def size(self, full: Any, tiny: Any) -> Any:
         """Return the size of a case."""
@@ -55,34 +54,9 @@ class Setup(NamedTuple):
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
 
-    def until_idle(self, call: Callable[[], object]) -> Callable[[], float]:
-        """Return a function that makes the call and returns the host's seconds until the device is idle."""
-
-        def run() -> float:
-            self.synchronize()
-            return seconds_of(lambda: (call(), self.synchronize()))
-
-        return run
-
-    def on_device(self, call: Callable[[], object]) -> Callable[[], float]:
-        """Return a function that makes the call and returns its seconds on the device's clock."""
-        if not self.is_cuda:
-            return timed(call)
-
-        def run() -> float:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self.synchronize()
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            return float(start.elapsed_time(end)) / 1000
-
-        return run
-
-    def turns(self, calls: Calls, rounds: int) -> list[dict[str, float]]:
-        """Return the seconds of calls that take turns, until the device is idle."""
-        return take_turns({name: self.until_idle(call) for name, call in calls.items()}, self.size(rounds, 1))
+    def turns(self, calls: Mapping[str, Callable[[], object]], rounds: int = 11) -> list[dict[str, float]]:
+        """Return the seconds of calls that take turns, each until the device is idle."""
+        return take_turns({name: timed(call, self.synchronize) for name, call in calls.items()}, self.size(rounds, 1))
 
 
 class PartReport:
@@ -92,7 +66,7 @@ class PartReport:
         name = torch.cuda.get_device_name(setup.device) if setup.is_cuda else str(setup.device)
         machine = f"{name}, torch {torch.__version__}" + (", a tiny model" if setup.is_tiny else "")
         self._setup, self._name = setup, f"part{number}"
-        self._found: dict[str, Any] = {"title": title, "machine": machine, "tables": {}, "notes": []}
+        self.results: dict[str, Any] = {"title": title, "machine": machine, "tables": {}, "notes": []}
         self._text: list[str] = []
         self._print(f"# Part {number}: {title}\n\nMeasured on {machine}.\n")
 
@@ -105,19 +79,19 @@ class PartReport:
 
     def table(self, title: str, rows: Sequence[Row]) -> None:
         """Add a table, a line per row."""
-        self._found["tables"][title] = list(rows)
+        self.results["tables"][title] = list(rows)
         self._print(f"## {title}\n\n{as_markdown(rows) if rows else 'Nothing was measured.'}\n")
 
     def note(self, text: str) -> None:
         """Add a paragraph."""
-        self._found["notes"].append(text)
+        self.results["notes"].append(text)
         self._print(f"{text}\n")
 
     def write(self) -> None:
         """Write the results into the folder."""
         self._setup.out.mkdir(parents=True, exist_ok=True)
         stem = self._setup.out / self._name
-        stem.with_suffix(".json").write_text(json.dumps(self._found, indent=1) + "\n", encoding="utf-8")
+        stem.with_suffix(".json").write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
         stem.with_suffix(".md").write_text("\n".join(self._text), encoding="utf-8")
         print(f"The results are in {stem}.json and {stem}.md.", flush=True)
 
@@ -138,15 +112,9 @@ def as_markdown(rows: Sequence[Row]) -> str:
     names = [name for name in dict.fromkeys(name for row in rows for name in row) if not name.endswith("_spread")]
 
     def cell(row: Row, name: str) -> str:
-        least, largest = row.get(f"{name}_spread", (None, None))
-        return shown(row.get(name)) + ("" if least is None else f" ({shown(least)} to {shown(largest)})")
+        spread = row.get(f"{name}_spread")
+        return shown(row.get(name)) + (f" ({shown(spread[0])} to {shown(spread[1])})" if spread else "")
 
     cells = [names, *([cell(row, name) for name in names] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * width for width in widths])
+    cells.insert(1, ["-" * max(map(len, column)) for column in zip(*cells, strict=True)])
     return "\n".join(f"| {line} |" for line in aligned(cells, " | "))
-
-
-def rates(turns: Sequence[Mapping[str, float]], amount: float) -> list[Scores]:
-    """Return amounts per second of each round."""
-    return [{name: amount / seconds for name, seconds in each.items()} for each in turns]

@@ -6,36 +6,33 @@ Claim 19: prefill is compute-bound, decode memory-bound.
 """
 
 import gc
-from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import torch
 
-from nanovllm.bench.floor import Reading
-from nanovllm.bench.harness import Spread, take_turns, with_spreads
+from nanovllm.bench.floor import Reading, device_bandwidth
+from nanovllm.bench.harness import medians, with_spreads
 from stages.bench.decode import STAGES, measure_case
 from stages.bench.decode_step import Case, DecodeStep
 from stages.bench.gpu.common import SHAPES, PartReport, Row, Setup
 from stages.bench.models import num_parameters
 
-MAX_ROUNDS, MIN_ROUNDS, SECONDS = 25, 5, 3
-
 
 def decode_steps(setup: Setup, report: PartReport) -> None:
-    """Measure a step by model, batch and context, and the memory that it needs besides the pool."""
+    """Measure a step by model, context and batch, and the memory that it needs besides the pool."""
     batches, contexts = setup.size((1, 8, 32, 64, 128), (1, 2)), setup.size((128, 1024, 4096), (24,))
     reading, rows = Reading(setup.device, setup.size(None, 2**16)), list[Row]()
-    for model in setup.size(("135M", "1B"), ("tiny",)):
-        for case in (Case(model, setup.dtype, batch, context) for context in contexts for batch in batches):
-            if case.context < SHAPES[model].max_position_embeddings and report.has_time(case):
-                rows.append(row_of(setup, case, reading))
-    report.table("A decode step, milliseconds, and how many times as fast stage 3 is", rows)
-    report.table("Claim 10: against contiguous pieces, and by batch", claim_10(rows, batches))
+    for model, context, batch in product(setup.models, contexts, batches):
+        case = Case(model, setup.dtype, batch, context)
+        if context < SHAPES[model].max_position_embeddings and report.has_time(case):
+            rows.append(row_of(setup, case, reading))
+    report.table("A decode step, milliseconds, and how many times as fast stage 3 is (claim 10)", rows)
 
 
 def row_of(setup: Setup, case: Case, reading: Reading) -> Row:
     """Return the numbers of a case."""
-    result = measure_case(case, setup.folder(case.model), STAGES, reading, str(setup.device), setup.size(SECONDS, 0.0))
+    result = measure_case(case, setup.folder(case.model), STAGES, reading, str(setup.device), setup.size(3, 0.0))
     row: dict[str, Any] = {name: result[name] for name in ("model", "context", "batch")}
     for name in (*(f"{stage}_ms" for stage in STAGES), "s3_over_s2", "s3_over_s1"):
         row |= {key: result[key] for key in (name, f"{name}_spread") if key in result}
@@ -46,20 +43,6 @@ def row_of(setup: Setup, case: Case, reading: Reading) -> Row:
     return row
 
 
-def claim_10(rows: Sequence[Row], batches: tuple[int, ...]) -> list[Row]:
-    """Return stage 3's speed over stage 1's, and its throughput by batch, for each model and context."""
-    result = list[Row]()
-    for model, context in dict.fromkeys((row["model"], row["context"]) for row in rows):
-        by_batch = {row["batch"]: row for row in rows if (row["model"], row["context"]) == (model, context)}
-        row: dict[str, Any] = {"model": model, "context": context}
-        row |= {f"s3 over s1, batch {batch}": by_batch[batch]["s3_over_s1"] for batch in by_batch}
-        for batch in (batch for batch in batches[2:] if {batch, batches[1]} <= by_batch.keys()):
-            gain = by_batch[batch]["s3 tokens/s"] / by_batch[batches[1]]["s3 tokens/s"]
-            row[f"tokens/s, batch {batch} over {batches[1]}"] = gain
-        result.append(row)
-    return result
-
-
 # ---- the roofline
 
 
@@ -68,34 +51,20 @@ def roofline(setup: Setup, report: PartReport) -> None:
 
     The ratio of a step's operations and bytes decides which roof is lower.
     """
-    flops, bandwidth = roofs(setup)
-    ridge = flops.median / bandwidth.median
-    report.table(
-        "The two roofs",
-        [{**flops.named("operations/s"), **bandwidth.named("bytes/s"), "ridge, operations per byte": ridge}],
-    )
-    batches, context = setup.size((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 4)), setup.size(512, 24)
-    prompts = setup.size((16, 64, 256, 1024, 4096), (8,))
-    for model in setup.size(("135M", "1B"), ("tiny",)):
-        cases = [(batch, context, 1) for batch in batches]
+    width, bandwidth = setup.size(8192, 64), device_bandwidth(setup.device)
+    matrix = torch.randn(width, width, device=setup.device).to(getattr(torch, setup.dtype))
+    flops = 2 * width**3 / medians(setup.turns({"mm": lambda: torch.mm(matrix, matrix)}))["mm"]
+    roofs = {"operations/s": flops, "bytes/s": bandwidth, "ridge, operations per byte": flops / bandwidth}
+    report.table("The two roofs", [roofs])
+    prompts, context = setup.size((16, 64, 256, 1024, 4096), (8,)), setup.size(512, 24)
+    for model in setup.models:
+        cases = [(batch, context, 1) for batch in setup.size((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 4))]
         cases += [(1, length, length) for length in prompts if length < SHAPES[model].max_position_embeddings]
         rows = [step_row(setup, model, *case, flops, bandwidth) for case in cases if report.has_time((model, case))]
         report.table(f"Steps of {model} (claim 19)", rows)
 
 
-def roofs(setup: Setup) -> tuple[Spread, Spread]:
-    """Return operations per second of a large multiplication, and bytes read and written per second by a large copy."""
-    width, size = setup.size(8192, 64), setup.size(2**30, 2**16)
-    matrix = torch.randn(width, width, device=setup.device).to(setup.torch_dtype)
-    source = torch.ones(size, dtype=torch.uint8, device=setup.device)
-    target = torch.empty_like(source)
-    calls = {"mm": lambda: torch.mm(matrix, matrix), "copy": lambda: target.copy_(source)}
-    times = take_turns({name: setup.on_device(call) for name, call in calls.items()}, 15, warm_ups=3)
-    flops = Spread.of([2 * width**3 / each["mm"] for each in times])
-    return flops, Spread.of([2 * size / each["copy"] for each in times])
-
-
-def step_row(setup: Setup, model: str, batch: int, context: int, count: int, flops: Spread, bandwidth: Spread) -> Row:
+def step_row(setup: Setup, model: str, batch: int, context: int, count: int, flops: float, bandwidth: float) -> Row:
     """Measure a step of `batch` sequences of `context` tokens, of which it computes `count`: 1, or a whole prompt."""
     gc.collect()  # frees the previous case, whose parts refer to each other
     case = Case(model, setup.dtype, batch, context)
@@ -103,10 +72,8 @@ def step_row(setup: Setup, model: str, batch: int, context: int, count: int, flo
     for seq in step.seqs:
         seq.num_computed_tokens = context - count
     work = [(seq, count) for seq in step.seqs]
-    calls = {"ms": setup.until_idle(lambda: step.runner.run(work))}
-    rounds = take_turns(calls, setup.size(MAX_ROUNDS, 2), least_rounds=MIN_ROUNDS, seconds=SECONDS)
+    result = with_spreads(setup.turns({"ms": lambda: step.runner.run(work)}), scale=1000)
     operations = operations_of(model, batch, context, count)
-    floor, result = max(operations / flops.median, step.num_bytes / bandwidth.median), with_spreads(rounds, scale=1000)
     return {
         "step": "decode" if count == 1 else "prefill",
         "batch": batch,
@@ -114,7 +81,7 @@ def step_row(setup: Setup, model: str, batch: int, context: int, count: int, flo
         **result,
         "tokens/s": batch * count / (result["ms"] / 1000),
         "operations a byte": operations / step.num_bytes,
-        "of the roof": 1000 * floor / result["ms"],
+        "of the roof": 1000 * max(operations / flops, step.num_bytes / bandwidth) / result["ms"],
     }
 
 
