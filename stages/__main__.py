@@ -32,10 +32,10 @@ def pick(argv: list[str], stages: dict[int, str]) -> tuple[str, list[str]]:
     """
     if not stages:
         raise LookupError("this folder has no stages")
-    asked = re.fullmatch(r"s?(\d+)(_\w+)?", argv[0]) if argv else None
-    if not asked:
+    match = re.fullmatch(r"s?(\d+)(_\w+)?", argv[0]) if argv else None
+    if not match:
         return stages[max(stages)], argv
-    number = int(asked[1])
+    number = int(match[1])
     if number not in stages:
         names = ", ".join(f"{n} ({name})" for n, name in stages.items())
         raise LookupError(f"stage must be one of {names}, got {number}")

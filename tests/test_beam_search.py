@@ -98,7 +98,7 @@ LONG = [full(later, search) for later in LATER for search in SEARCHES if search 
 
 
 @pytest.mark.parametrize("name,search", CASES + LONG, ids=str)
-def test_beams_equal_those_of_transformers(name, search, folders):
+def test_beams_match_transformers(name, search, folders):
     stage = importlib.import_module(name)
     llm = llm_of(stage, folders[search.endings])
     width, max_tokens, length_penalty, early_stopping, _ = search

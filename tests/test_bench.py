@@ -29,7 +29,7 @@ SMALL = {"dtype": "float32", "kv_cache_tokens": 1024}
 # The harness
 
 
-def test_each_round_makes_every_call_once_in_an_order_of_its_own():
+def test_each_round_makes_every_call_once_in_random_order():
     calls = []
     rounds = take_turns({name: partial(lambda name: calls.append(name) or len(calls), name) for name in "abcd"}, 8)
     orders = ["".join(calls[i : i + 4]) for i in range(0, len(calls), 4)]
@@ -141,7 +141,7 @@ def test_speeds_are_compared_with_the_stage_before():
 SPEEDS = (1.0, 2.0, 5.0), (2.0, 3.0, 6.0)
 
 
-def test_transformers_serves_in_a_process_of_its_own(monkeypatch, tmp_path):
+def test_transformers_serves_in_its_own_process(monkeypatch, tmp_path):
     fake = write_fake_peer(tmp_path)
     monkeypatch.setattr(serving, "TRANSFORMERS", serving.TRANSFORMERS._replace(python=fake))
     tasks = [Task([5, 6], 3), Task([7], 5)]
@@ -163,7 +163,7 @@ def test_prefix_cache_is_measured_on_the_same_requests():
     assert 0 < shared["median_on_seconds"] < shared["last_off_seconds"]
 
 
-def test_a_third_of_the_memory_is_scarce_in_stage_6_alone():
+def test_stage_7_computes_few_tokens_twice_with_a_third_of_the_memory():
     requests, pool = offload.workload(4096)
     counts = {policy: offload.count_without_model(policy) for policy in ("s6", "load", "recompute")}
     assert pool / sum(request.num_tokens for request in requests) == pytest.approx(1 / 3, abs=0.01)

@@ -54,7 +54,7 @@ def test_step_computes_one_token_of_each_sequence_and_can_be_repeated(folder, na
 
 
 @each_stage
-def test_bytes_are_those_of_all_weights_keys_and_values(folder, name):
+def test_bytes_count_all_weights_keys_and_values(folder, name):
     step = DecodeStep(name, folder, CASE)
     layer = 16 * (4 + 2 + 2) * 8 + 4 * 8 * 16 + 3 * 16 * 32 + 2 * 16  # q, k, v; o; gate, up, down; two norms
     weights = 50 * 16 + 2 * layer + 16  # the head is the embedding

@@ -30,7 +30,7 @@ Serve = Callable[[Sequence[Task]], Run]
 
 
 class Job(NamedTuple):
-    """Tasks that are served at once. The speed of a decode job is that of its decode steps alone."""
+    """Tasks that are served at once. The speed of a decode job counts only its decode steps."""
 
     name: str
     tasks: list[Task]

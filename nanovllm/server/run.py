@@ -198,7 +198,7 @@ def prepare(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def exception_handler() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """Return a handler that reports a lack of file descriptors in one line. asyncio would write thousands a second."""
+    """Return a handler that reports a shortage of file descriptors in one line. asyncio would write thousands a second."""
     last = -QUIET
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

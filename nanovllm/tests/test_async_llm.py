@@ -258,7 +258,7 @@ def test_loop_that_ends_with_open_streams_leaks_nothing(make):
     ],
     ids=["empty", "too long", "image", "no prompt", "no parameters"],
 )
-def test_invalid_request_is_an_error_of_its_caller_alone(make, prompt, params, message):
+def test_only_its_own_caller_gets_the_error_for_an_invalid_request(make, prompt, params, message):
     async def run(engine: AsyncLLM) -> None:
         good = asyncio.create_task(all_of(engine, PROMPT, greedy(20), "good"))
         with pytest.raises(ValueError, match=message):

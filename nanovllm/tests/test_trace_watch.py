@@ -52,7 +52,7 @@ def assert_same(state: State, engine: LLMEngine) -> None:
 
 
 @pytest.mark.parametrize("show_text", [True, False])
-def test_viewer_who_comes_while_requests_run_sees_the_engines_state(engine, show_text):
+def test_viewer_that_joins_while_requests_run_sees_the_engines_state(engine, show_text):
     watch, state = Watch(engine), None
     ask(engine, "a", n=2)
     ask(engine, "bb", max_tokens=20)

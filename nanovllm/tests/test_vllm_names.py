@@ -1,4 +1,4 @@
-"""Names, kinds and defaults are those of vLLM 0.32, which data/vllm_0_32/make_api.py has read from its source."""
+"""Names, kinds and defaults match vLLM 0.32's, which data/vllm_0_32/make_api.py reads from its source."""
 
 import inspect
 import json
@@ -23,7 +23,7 @@ KINDS: dict = {
 OWN = {"kv_cache_tokens", "kv_offloading_tokens", "offload_policy", "tile_size", "device"}
 OTHER_DEFAULTS = {  # where ours differs, and why
     "model": "the shipped checkpoint",
-    "gpu_memory_utilization": "by default a GPU gives 90%, and a CPU has no such share",
+    "gpu_memory_utilization": "the default is 90% on a GPU, and a CPU has no share",
     "watermark": "the engine's own, 5%",
 }
 

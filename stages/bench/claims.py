@@ -165,7 +165,7 @@ def shape_of_70b() -> Any:
 def moving(rounds: int = 5, num_steps: int = 1500) -> dict[str, Any]:
     """Replay one traffic in blocks, and in pieces that are moved together whenever enough slots are free but scattered.
 
-    Return the microseconds per step of all Python code, and those of copying the moved slots of real tensors.
+    Return the microseconds per step for all Python code, and for copying the moved slots of real tensors.
     """
     config = part("s2", "llama").ModelConfig.from_folder(STORYTELLER)
     requests = traffic(num_steps, seed=1)

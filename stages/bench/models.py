@@ -1,4 +1,4 @@
-"""Models of random weights, the same on every machine: the one of 135M parameters, and others of a given shape.
+"""Models with random weights, the same on every machine: one with 135M parameters, and others of a given shape.
 
 A random model costs as much as a trained one. Each is written once per process, to a temporary folder.
 """

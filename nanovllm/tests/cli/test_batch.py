@@ -49,7 +49,7 @@ def parsed(text: str) -> list[dict[str, Any]]:
 # Results
 
 
-def test_results_are_those_of_the_engine(serve, checkpoint):
+def test_results_match_the_engines(serve, checkpoint):
     requests = [
         {"prompt": "the fox", **FOUR},
         {"prompt": [5, 6, 7], "temperature": 1.0, "seed": 3, "max_tokens": 6, "ignore_eos": True},

@@ -158,7 +158,7 @@ def test_stats_do_not_break_into_a_story_in_the_same_terminal(run, monkeypatch):
     assert terminal.getvalue().count("[6 tokens, length]") == 2
 
 
-def test_stories_depend_on_the_seed_alone(run):
+def test_stories_depend_only_on_the_seed(run):
     def stories(seed: str) -> str:
         return run("generate", "the", "--seed", seed, "--temperature", "1")[1].rsplit("\n", 2)[0]
 

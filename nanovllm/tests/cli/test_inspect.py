@@ -79,7 +79,7 @@ def report(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_parameters_are_those_of_the_model(name):
+def test_parameters_match_the_model(name):
     parts = dict.fromkeys(("embedding", "attention", "MLP", "norms", "head"), 0)
     for parameter, tensor in built(as_config(SHAPES[name])).named_parameters():  # a tied head is listed once
         of = {"embed": "embedding", "attn": "attention", "mlp": "MLP", "lm_head": "head"}
@@ -102,14 +102,14 @@ def test_parameters_are_those_that_publishers_state(name):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_bytes_of_a_token_are_those_of_the_pool(name):
+def test_bytes_of_a_token_match_the_pool(name):
     for dtype, itemsize in DTYPE_BYTES.items():
         assert kv_bytes_per_token(SHAPES[name], itemsize) == bytes_per_token(
             as_config(SHAPES[name]), getattr(torch, dtype)
         )
 
 
-def test_blocks_are_those_of_the_pool(checkpoint):
+def test_blocks_match_the_pool(checkpoint):
     config = read_model_config(checkpoint)
     fit = Fit(config, itemsize=4, room=10**6, block_size=16, max_model_len=64)
     weights = fit.weight_bytes

@@ -346,7 +346,7 @@ def test_peak_is_taken_before_a_sequence_is_freed_and_only_if_it_may_be_one(monk
     assert sum(counts) == 1, "after the first one, fewer slots were held"
 
 
-def test_strip_shows_blocks_in_place_and_what_most_of_each_cell_is():
+def test_strip_shows_blocks_in_pool_order_and_the_main_state_of_each_cell():
     manager = pool_of(4)
     a, b = allocate(manager, 4, 4)
     manager.free(a)

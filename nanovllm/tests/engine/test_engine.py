@@ -562,7 +562,7 @@ def test_token_that_cannot_be_appended_is_computed_again(checkpoint, monkeypatch
     assert [answer(ended[name]) for name in "ab"] == [answer_alone([1, 2, 3], 6)] * 2
 
 
-def test_request_that_cannot_be_decoded_is_forgotten_alone(checkpoint, monkeypatch):
+def test_request_that_cannot_be_decoded_does_not_affect_the_others(checkpoint, monkeypatch):
     """All three end in the same step, which raises, and the next step returns the others."""
     engine = scripted_engine(checkpoint, num_blocks=20)
     for name in "abc":

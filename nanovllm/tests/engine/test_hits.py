@@ -174,7 +174,7 @@ def test_failed_step_keeps_what_was_computed_before_it(checkpoint, part, monkeyp
 
 
 @pytest.mark.parametrize("num_steps, again", [(1, 1), (4, 4), (5, 1), (6, 2)])
-def test_preempted_sequence_computes_again_only_what_was_not_in_full_blocks(checkpoint, num_steps, again):
+def test_preempted_sequence_recomputes_only_tokens_outside_full_blocks(checkpoint, num_steps, again):
     """After n steps, it has 20 + n tokens, the last of which is not computed. Nothing was evicted."""
     engine = scripted_engine(checkpoint, 16)
     engine.add_request("a", PROMPT, params(9))

@@ -494,7 +494,7 @@ def test_model_that_always_raises_ends_all_requests_with_errors(checkpoint, expe
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_request_that_the_sampler_rejects_ends_alone(checkpoint, expected, place, monkeypatch):
+def test_request_that_the_sampler_rejects_does_not_end_the_others(checkpoint, expected, place, monkeypatch):
     """Otherwise it would raise in every step, forever."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=160)
     process = llm.llm_engine.input_processor.process
@@ -513,7 +513,7 @@ def test_request_that_the_sampler_rejects_ends_alone(checkpoint, expected, place
     assert_all_free(llm)
 
 
-def test_step_that_fails_after_a_request_has_ended_frees_that_one_too(checkpoint, monkeypatch):
+def test_step_that_fails_after_a_request_has_ended_frees_its_blocks(checkpoint, monkeypatch):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=128)
     append_token = Sequence.append_token
 

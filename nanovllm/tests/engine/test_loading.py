@@ -600,7 +600,7 @@ BROKEN_SHARDS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda f: edit_index(f, lambda w: w.update({Q: next(name for name in w.values() if name != w[Q])})),
         [".safetensors", f"tensor {Q} cannot be read"],
     ),
-    "an index that is no JSON": (
+    "an index that is not JSON": (
         lambda f: (f / "model.safetensors.index.json").write_text("{"),
         ["model.safetensors.index.json is not valid JSON"],
     ),
@@ -612,7 +612,7 @@ BROKEN_SHARDS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}'),
         ["model.safetensors.index.json: weight_map must be an object, got ['model.safetensors']"],
     ),
-    "a map to what is no name": (
+    "a map to something other than a name": (
         lambda f: edit_index(f, lambda weight_map: weight_map.update({Q: 2})),
         [f"model.safetensors.index.json: weight_map.{Q} must be a string, got 2"],
     ),

@@ -152,7 +152,7 @@ def test_every_request_gets_its_own_answer_whatever_the_policy(checkpoint, polic
 
 @pytest.mark.parametrize("budget", [4, 7, 512])
 @pytest.mark.parametrize(("n", "num_blocks"), [(1, 8), (2, 11), (3, 13)])
-def test_preempted_sequence_computes_again_only_what_was_in_no_full_block(checkpoint, n, num_blocks, budget):
+def test_preempted_sequence_recomputes_only_tokens_outside_full_blocks(checkpoint, n, num_blocks, budget):
     engine = two(checkpoint, n=n, num_blocks=num_blocks, max_num_batched_tokens=budget)
     ended = run_to_the_end(engine)
     assert_answered_alone(ended)

@@ -345,7 +345,7 @@ def poisoned(engine: LLMEngine, *names: tuple[str, int]) -> None:
     executor.run = runs  # type: ignore[method-assign]
 
 
-def test_failing_sample_ends_alone(checkpoint):
+def test_failing_sample_does_not_end_the_others(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=40)
     poisoned(engine, ("a", 1))
     engine.add_request("a", [1] * 6, seeded(5, n=3)), engine.add_request("b", [2] * 3, params(5))

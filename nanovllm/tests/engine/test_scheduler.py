@@ -311,7 +311,7 @@ def test_no_more_sequences_run_than_the_budget_has_tokens(budget):
     assert most == budget and all(seq.finished for seq in drive.seqs.values())
 
 
-def test_if_more_run_than_the_budget_allows_the_first_end_first_and_none_is_forgotten():
+def test_with_more_sequences_than_budget_the_first_end_first_and_all_finish():
     """Admission never causes this; here the budget shrinks."""
     drive = Drive(max_num_batched_tokens=8)
     for name in "abcd":
@@ -707,7 +707,7 @@ def test_samples_end_one_after_the_other_in_a_pool_too_small_for_all():
     assert drive.num_free == 4 and drive.failed == []
 
 
-def test_sample_that_outgrows_the_pool_fails_alone():
+def test_sample_that_outgrows_the_pool_does_not_fail_the_others():
     """As in a request of its own, each sample gets two tokens and has no room for a third."""
     drive = Drive(num_blocks=2)
     samples = drive.add_samples("a", 7, n=2)

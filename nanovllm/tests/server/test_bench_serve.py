@@ -181,7 +181,7 @@ def test_front_time_per_token_is_the_median_of_the_rounds(fronts, expected):
     assert numbers["tokens_per_second"] == 50 and numbers.get("front_ms_a_token") == pytest.approx(expected)
 
 
-def test_no_prompt_comes_twice():
+def test_prompts_are_unique():
     class Model:
         max_model_len, model_config = 100, type("Config", (), {"vocab_size": 50})
 
@@ -196,7 +196,7 @@ def test_server_that_does_not_start_raises(tmp_path):
         pass
 
 
-def test_lengths_are_those_of_chats():
+def test_lengths_are_like_those_of_chats():
     load = workload.chats(4000, None, 100_000, 0)
     inputs, outputs = [len(prompt.split()) for prompt, _ in load], [num_tokens for _, num_tokens in load]
     assert sum(inputs) / len(load) == pytest.approx(workload.MEAN_INPUT, rel=0.1)

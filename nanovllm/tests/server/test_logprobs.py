@@ -34,7 +34,7 @@ def test_echo_has_the_logprobs_of_the_prompt(served, llm):
     assert logprobs["token_logprobs"][1:] == pytest.approx(expected, abs=1e-4)
 
 
-def test_echo_with_max_tokens_0_is_the_prompt_alone(served):
+def test_echo_with_max_tokens_0_returns_only_the_prompt(served):
     body = {"prompt": PROMPT, "echo": True, "max_tokens": 0, "logprobs": 1}
     response = served.completion(**body)
     [choice], usage = response["choices"], response["usage"]
