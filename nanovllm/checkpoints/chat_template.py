@@ -453,19 +453,12 @@ def strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def chat_environment() -> ImmutableSandboxedEnvironment:
-    """Return jinja2's sandbox with the functions that transformers gives to templates."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals |= {
-        "raise_exception": raise_exception,
-        "strftime_now": strftime_now,
-        "dict": TemplateDict(),
-        "namespace": TemplateNamespace,
-    }
-    return environment
-
-
-ENVIRONMENT = chat_environment()
+# jinja2's sandbox with the functions that transformers gives to templates
+ENVIRONMENT = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+ENVIRONMENT.filters["tojson"] = to_json
+ENVIRONMENT.globals |= {
+    "raise_exception": raise_exception,
+    "strftime_now": strftime_now,
+    "dict": TemplateDict(),
+    "namespace": TemplateNamespace,
+}

@@ -106,7 +106,7 @@ def check_format(path: Path) -> None:
     if problem := find_problem(names):
         if "config.json" in names:
             read_model_config(path)  # first of all, the architecture must be supported
-        command = f": convert it with: {convert_command(path)}" if has_pickle(names) else ""
+        command = f': convert it with: python -c "{CONVERT}" {shlex.quote(str(path))}' if has_pickle(names) else ""
         raise ValueError(f"{path} {problem}{command}")
 
 
@@ -136,11 +136,6 @@ def has_pickle(names: Iterable[str]) -> bool:
     return any(fnmatch(name, "pytorch_model*.bin*") for name in names)
 
 
-def convert_command(folder: Path) -> str:
-    """Return a shell command that writes model.safetensors next to pytorch_model.bin."""
-    return f'python -c "{CONVERT}" {shlex.quote(str(folder))}'
-
-
 # The Hub
 
 PROGRESS_DELAY = 0.5  # seconds until a progress bar appears
@@ -154,13 +149,6 @@ class Repository:
     revision: str | None = None
     cache_dir: str | Path | None = None  # default: huggingface_hub's, in HF_HOME
     token: str | bool | None = None  # default: HF_TOKEN, or the one from `hf auth login`
-
-    @property
-    def cache(self) -> Path:
-        """The folder of the cache."""
-        from huggingface_hub import constants
-
-        return Path(self.cache_dir or constants.HF_HUB_CACHE)
 
     def snapshot(self, patterns: list[str]) -> Path:
         """Download the files that match and are not in the cache. Return their folder, which is named by the commit."""
@@ -181,7 +169,14 @@ class Repository:
                 if time.time() - self.start_t > PROGRESS_DELAY:
                     super().display(*args, **options)
 
-        folder = snapshot_download(**self._where, allow_patterns=patterns, tqdm_class=Bar)
+        folder = snapshot_download(
+            self.name,
+            revision=self.revision,
+            cache_dir=self.cache_dir,
+            token=self.token,
+            allow_patterns=patterns,
+            tqdm_class=Bar,
+        )
         for bar in bars:
             bar.close()  # otherwise some show again when the process exits
         return Path(folder)
@@ -191,10 +186,6 @@ class Repository:
         from huggingface_hub import HfApi
 
         return HfApi(token=self.token).list_repo_files(self.name, revision=self.revision)
-
-    @property
-    def _where(self) -> dict[str, Any]:
-        return {"repo_id": self.name, "revision": self.revision, "cache_dir": self.cache_dir, "token": self.token}
 
 
 def hub_repository(model: str | Path, revision: str | None, **options: Any) -> Repository:
@@ -268,11 +259,9 @@ def explain(error: Exception, repository: Repository) -> str:
         return f"{name} on the Hub has no revision {repository.revision!r}: use a branch, a tag or a full commit hash"
     if isinstance(error, errors.RepositoryNotFoundError):
         return f"{missing}, and the Hub has no model {name}; if it is private, set HF_TOKEN to your token"
-    if isinstance(error, errors.HFValidationError):
-        return f"{missing}, and {name!r} is not a name on the Hub: {first_line(error)}"
     if status_of(cause) in (401, 403):
         return f"the Hub denies access to {name} (status {status_of(cause)}): set HF_TOKEN to a token with access"
-    no_copy = f"{missing}, and {repository.cache} has no complete copy of {name}"
+    no_copy = f"{missing}, and {repository.cache_dir or constants.HF_HUB_CACHE} has no complete copy of {name}"
     if constants.HF_HUB_OFFLINE:
         return f"{no_copy}: unset HF_HUB_OFFLINE to download it"
     if isinstance(error, errors.LocalEntryNotFoundError):

@@ -29,7 +29,15 @@ NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 REPLACEMENT = "\ufffd"  # decoded from the bytes of an incomplete character
 EACH_BYTE = "nanovllm.each_byte"  # error handler that replaces each invalid byte; "replace" joins some
-codecs.register_error(EACH_BYTE, lambda error: (REPLACEMENT, error.start + 1))
+
+
+def replace_byte(error: UnicodeError) -> tuple[str, int]:
+    """Replace one byte, and decode the rest again."""
+    assert isinstance(error, UnicodeDecodeError), "bytes are decoded, never encoded"
+    return REPLACEMENT, error.start + 1
+
+
+codecs.register_error(EACH_BYTE, replace_byte)
 
 
 class Encoding(dict[str, Any]):
@@ -82,7 +90,7 @@ class HFTokenizer:
             if are_bytes:
                 tokens += bytes(self._bytes[i] for i in run).decode(errors=EACH_BYTE)  # a token per character
             else:
-                tokens += [self.backend.id_to_token(i) for i in run]
+                tokens += filter(None, map(self.backend.id_to_token, run))
         text: str = self.backend.decoder.decode(tokens)
         return text
 

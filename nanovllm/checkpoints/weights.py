@@ -86,19 +86,12 @@ def check_window(sliding_window: int | None, max_model_len: int, folder: Path) -
 
 def checkpoint_tensors(name: str, shape: torch.Size, config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
     """Return the name and shape of the checkpoint's tensors that our parameter stacks along dimension 0."""
+    q, kv = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
     for fused, parts in FUSED.items():
         if fused in name:
-            rows = part_rows(fused, config)
+            rows = (config.intermediate_size,) * 2 if fused == "gate_up_proj" else (q, kv, kv)
             return [(name.replace(fused, part), (rows[i], *shape[1:])) for i, part in enumerate(parts)]
     return [(name, tuple(shape))]
-
-
-def part_rows(fused: str, config: ModelConfig) -> tuple[int, ...]:
-    """Return how many rows of a fused parameter each tensor fills."""
-    if fused == "gate_up_proj":
-        return (config.intermediate_size,) * 2
-    kv_rows = config.num_key_value_heads * config.head_dim
-    return (config.num_attention_heads * config.head_dim, kv_rows, kv_rows)
 
 
 class TensorFile(Protocol):

@@ -58,8 +58,9 @@ def batch(
     Exit status 1: a request could not be served, and its result says why. 2: invalid input, and nothing was served.
     """
     engine, sampling = split(values)
-    # An option's default is no default of the requests: a checkpoint may recommend another.
-    given = {name: value for name, value in sampling.items() if is_given(context, name)}
+    # Only options that were given count, because a checkpoint may recommend other defaults.
+    source = context.get_parameter_source
+    given = {name: value for name, value in sampling.items() if source(name) != ParameterSource.DEFAULT}
     with usage_errors():
         from .batch_files import Defaults, check_output, open_output, open_requests, read_done
 
@@ -91,10 +92,6 @@ def batch(
             stream = files.enter_context(open_output(output, overwrite, num_bytes))
         with tracing(llm, trace):
             return serve_all(llm, requests, stream, engine["model"], done, stats)
-
-
-def is_given(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) != ParameterSource.DEFAULT
 
 
 def serve_all(
@@ -145,6 +142,8 @@ def serve(
     Requests enter the engine in the order of the file, and only while there is room for them just ahead of the running
     ones, so a file of any length takes little memory.
     """
+    from ..engine.outputs import RequestOutput
+
     engine, num_samples = llm.llm_engine, 0
     limit = SAMPLES_PER_SEAT * engine.config.max_num_seqs
     added: dict[str, Request] = {}  # requests in the engine, by id
@@ -156,7 +155,7 @@ def serve(
                 added[request.id] = request
                 num_samples += request.params.n
             except ValueError as error:
-                yield request, failed(request, error)
+                yield request, RequestOutput.failed(request.id, request.prompt, str(error))
             request = next(requests, None)
         printer.print_if_due()
         for output in engine.step() if added else []:
@@ -179,11 +178,3 @@ def add_request(llm: "LLM", request: "Request") -> None:
     text = render_chat(engine.get_tokenizer(), chat.messages, **{"chat_template": llm.chat_template} | chat.options)
     special = {"add_special_tokens": False}  # the template itself writes BOS
     engine.add_request(request.id, text, request.params, tokenization_kwargs=special)
-
-
-def failed(request: "Request", error: ValueError) -> "RequestOutput":
-    """Return the output of a request that could not be added."""
-    from ..engine.outputs import RequestOutput
-
-    prompt = request.prompt if isinstance(request.prompt, str | list) else ""
-    return RequestOutput.failed(request.id, prompt, str(error))

@@ -32,7 +32,6 @@ from ..server.protocol import (
     prompt_logprobs,
     usage,
 )
-from .terminal import unbuffered
 
 MAX_LINE = 1 << 28  # bytes
 
@@ -372,7 +371,8 @@ def read_done(output: str, requests: RequestsFile) -> tuple[set[str], int]:
 def open_output(output: str, overwrite: bool, num_bytes: int | None) -> AbstractContextManager[IO[bytes]]:
     """Open the file of results without a buffer. `num_bytes` is the size to keep of a file that is continued."""
     if output == "-":
-        return nullcontext(unbuffered(sys.stdout))
+        sys.stdout.flush()
+        return nullcontext(getattr(sys.stdout.buffer, "raw", sys.stdout.buffer))
     if num_bytes is None:
         return open(output, "wb" if overwrite else "xb", buffering=0)
     stream = open(output, "ab", buffering=0)  # noqa: SIM115  # the caller closes it

@@ -65,7 +65,9 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
         check_template(engine["model"], template)
         llm = LLM(**engine)
         params = answer_params(llm, given, PLAIN_STOP if chat_template == "plain" else ())
-        conversation = Conversation(llm.get_tokenizer(), template, room_of(llm), system)
+        kv_cache = llm.llm_engine.kv_cache
+        room = min(llm.max_model_len, kv_cache.num_blocks * kv_cache.block_size)
+        conversation = Conversation(llm.get_tokenizer(), template, room, system)
     with ctrl_c_raises():
         return 0 if talk(llm, conversation, params) else 1
 
@@ -81,11 +83,6 @@ def check_template(folder: str, chat_template: str | None) -> None:
     if chat_template is None and tokenizer.chat_template is None:
         raise ValueError(f"{folder} has no chat template: use --chat-template FILE or --chat-template plain")
     parse_template(choose_template(tokenizer, chat_template, None))
-
-
-def room_of(llm: "LLM") -> int:
-    """Return the most tokens that a conversation may have: the model's limit, or the size of the KV cache."""
-    return min(llm.max_model_len, llm.llm_engine.kv_cache.num_blocks * llm.llm_engine.kv_cache.block_size)
 
 
 def answer_params(llm: "LLM", given: dict[str, Any], stop: Sequence[str]) -> "SamplingParams":
@@ -134,10 +131,6 @@ class Conversation:
         """Remove the last turn. Return False if there is none."""
         return bool(self.turns and self.turns.pop())
 
-    def reset(self) -> None:
-        """Remove all turns."""
-        self.turns = []
-
     def _token_ids(self, turns: list[list[Message]]) -> list[int]:
         from ..checkpoints.chat_template import render_chat
 
@@ -169,7 +162,7 @@ def obey(command: str, conversation: Conversation) -> bool:
     if name == "/exit":
         return False
     if name == "/reset":
-        conversation.reset()
+        conversation.turns = []
     elif name == "/undo":
         if not conversation.undo():
             tell("there is no message to undo")

@@ -149,14 +149,9 @@ def summary(llm: "LLM", outputs: "list[RequestOutput]") -> str:
     start, first_token, _ = times[0]
     seconds = max(finished for *_, finished in times) - start
     speed = f"{num_tokens / seconds:.0f} tokens/s, first token {(first_token - start) * 1000:.0f} ms"
-    return f"{speed}, {pool_line(llm.peak)}, {counts(llm)}"
-
-
-def counts(llm: "LLM") -> str:
-    """Return the engine's counts since its start."""
-    preemptions, copies = llm.llm_engine.scheduler.num_preemptions, llm.llm_engine.kv_cache.num_blocks_copied
-    cache = llm.llm_engine.kv_cache_manager.prefix_cache_stats
+    engine = llm.llm_engine
+    cache, tier = engine.kv_cache_manager.prefix_cache_stats, engine.host_tier
+    counts = f"preemptions: {engine.scheduler.num_preemptions}, blocks copied: {engine.kv_cache.num_blocks_copied}"
     hits = f"tokens cached: {cache.hits:,} of {cache.queries:,}"
-    tier = llm.llm_engine.host_tier
     offload = f"blocks stored: {tier.num_blocks_stored}, loaded: {tier.num_blocks_loaded}"
-    return f"preemptions: {preemptions}, blocks copied: {copies}, {hits}, {offload}"
+    return f"{speed}, {pool_line(llm.peak)}, {counts}, {hits}, {offload}"

@@ -70,7 +70,7 @@ def inspect(model: str, revision: str | None, as_json: bool, **options: Any) -> 
     """
     with usage_errors():
         report = make_report(find_model(model, revision), **options)
-        click.echo(json.dumps({"model": model} | report, indent=2) if as_json else table(model, report))
+        click.echo(json.dumps({"model": model} | report, indent=2) if as_json else "\n".join(table(model, report)))
     return 0
 
 
@@ -110,7 +110,10 @@ def make_report(
     available = Memory(parse_bytes(memory), "given", True) if memory else find_memory()
     if dtype == "auto":  # as EngineConfig.torch_dtype
         dtype = model.dtype if available.is_gpu and model.dtype in DTYPE_BYTES else "float32"
-    max_model_len = longest_sequence(model, max_model_len)
+    limit = min(model.max_position_embeddings, model.sliding_window or model.max_position_embeddings)
+    max_model_len = max_model_len or limit
+    if max_model_len > limit:
+        raise ValueError(f"max_model_len is {max_model_len}, but the model has {limit} positions")
     if max(lengths, default=0) > max_model_len:
         raise ValueError(f"length must be at most max_model_len, {max_model_len}, got {max(lengths)}")
     fit = Fit(model, DTYPE_BYTES[dtype], int(share * available.size), block_size, max_model_len)
@@ -138,15 +141,6 @@ def make_report(
     return report | ({"seconds_per_token_alone": fit.step_bytes(1, 0) / per_second} if per_second else {})
 
 
-def longest_sequence(model: Dimensions, max_model_len: int | None) -> int:
-    """Return max_model_len, or the most that the engine serves: it has no sliding window."""
-    positions, window = model.max_position_embeddings, model.sliding_window
-    limit = min(positions, window or positions)
-    if max_model_len is not None and max_model_len > limit:
-        raise ValueError(f"max_model_len is {max_model_len}, but the model has {limit} positions")
-    return max_model_len or limit
-
-
 def sequences(fit: Fit, length: int, bandwidth: int | None) -> dict[str, Any]:
     """Return how many sequences of one length fit, and the least time for a step of all that fit in blocks."""
     batch = fit.paged(length)
@@ -160,19 +154,14 @@ def sequences(fit: Fit, length: int, bandwidth: int | None) -> dict[str, Any]:
 # The table
 
 
-def table(model: str, report: dict[str, Any]) -> str:
-    """Return the report as a table of at most 80 columns."""
-    return "\n".join([model, *shape_lines(report), *weight_lines(report), *memory_lines(report), *fit_lines(report)])
-
-
-def shape_lines(report: dict[str, Any]) -> Iterator[str]:
+def table(model: str, report: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a table of at most 80 columns."""
+    yield model
     layers, hidden, heads, kv_heads, head_dim = (report[name] for name in DIMENSIONS)
     yield f"  {layers} layers of {hidden:,}, {heads} heads and {kv_heads} KV heads of {head_dim}"
     window = f" (a sliding window of {report['sliding_window']:,})" if report["sliding_window"] else ""
     yield f"  {report['max_position_embeddings']:,} positions{window}, max_model_len {report['max_model_len']:,}"
 
-
-def weight_lines(report: dict[str, Any]) -> Iterator[str]:
     *parts, (_, total) = report["parameters"].items()
     yield f"\nparameters {total:19,}"
     for name, number in parts:
@@ -182,8 +171,6 @@ def weight_lines(report: dict[str, Any]) -> Iterator[str]:
     token, block = (show_bytes(report[f"kv_bytes_per_{unit}"]) for unit in ("token", "block"))
     yield f"KV cache   {token} per token, {block} per block of {report['block_size']}, in {report['dtype']}"
 
-
-def memory_lines(report: dict[str, Any]) -> Iterator[str]:
     memory, weights = report["memory"], report["weight_bytes"][report["dtype"]]
     room, size = memory["weights_and_pool"], show_bytes(memory["bytes"])
     yield f"\nmemory     {size} ({memory['of']}), {memory['share']:.0%} for weights and KV cache: {show_bytes(room)}"
@@ -194,10 +181,6 @@ def memory_lines(report: dict[str, Any]) -> Iterator[str]:
     yield f"           weights {show_bytes(weights)}, KV cache {show_bytes(room - weights)}"
     yield f"           the KV cache has {report['num_blocks']:,} blocks: {report['num_slots']:,} tokens"
 
-
-def fit_lines(report: dict[str, Any]) -> Iterator[str]:
-    if not report["fits"]:
-        return
     rows = report["sequences"]
     is_timed = "step_seconds" in rows[0]
     yield f"\nsequences that fit:      contiguous   in blocks{'  a step takes   tokens/s' if is_timed else ''}"

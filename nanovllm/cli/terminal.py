@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import Event
-from typing import IO, TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from ..log import tell
 
@@ -41,13 +41,6 @@ def dim(text: str) -> str:
     """Return text for standard error that a terminal shows dimmed."""
     is_plain = not sys.stderr.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     return text if is_plain else f"\x1b[2m{text}\x1b[0m"
-
-
-def unbuffered(stream: TextIO) -> IO[bytes]:
-    """Return the byte stream behind a text stream, without its buffer."""
-    stream.flush()
-    raw: IO[bytes] = getattr(stream.buffer, "raw", stream.buffer)
-    return raw
 
 
 def read_prompt(file: str) -> str:

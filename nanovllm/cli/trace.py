@@ -1,7 +1,6 @@
 """nanovllm trace: summarize or convert a file of events. The option --trace of other commands records one."""
 
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -9,7 +8,7 @@ import click
 
 from ..trace import read_trace, traced
 from ..trace.chrome import as_lines, convert
-from ..trace.events import Event, FileSink
+from ..trace.events import FileSink
 from .click_options import usage_errors
 
 if TYPE_CHECKING:
@@ -40,21 +39,16 @@ def trace(file: str, chrome: str | None) -> int:
     with usage_errors():
         events = list(read_trace(file))
         if chrome is not None:
-            lines = chrome_lines(events, file)
+            try:
+                lines = as_lines(convert(events))
+            except (LookupError, ValueError, TypeError, AttributeError) as error:
+                raise ValueError(f"{file}: events are missing or changed: {type(error).__name__}: {error}") from None
             with open(chrome, "x", encoding="utf-8") as target:
                 target.writelines(lines)
     counts = Counter(event["kind"] for event in events)
     totals = ", ".join(f"{words} {counts[kind]:,}" for kind, words in COUNTED.items() if counts[kind])
     click.echo(f"{events[0]['stage']}: {totals or 'nothing happened'}")
     return 0
-
-
-def chrome_lines(events: list[Event], file: str) -> Iterator[str]:
-    """Return the lines of a trace for Chrome. Raise ValueError if events are missing or changed."""
-    try:
-        return as_lines(convert(events))
-    except (LookupError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file}: events are missing or changed: {type(error).__name__}: {error}") from None
 
 
 def check_trace(file: str | None) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from .. import LLM, SamplingParams
-from ..checkpoints.hub import check_format, convert_command
+from ..checkpoints.hub import check_format
 from .helpers import CONFIG, OPTIONS, random_tensors, write_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -128,7 +128,6 @@ def test_suggested_command_converts_pickles(tmp_path, num_shards, is_tied, run):
     expected = LLM(folder, **OPTIONS).generate([[1, 300]], GREEDY)[0].outputs[0].token_ids
     as_pickles(folder, num_shards, is_tied)
     command = error_of(folder).split("convert it with: ")[1]
-    assert command == convert_command(folder)
     run(command)
     assert LLM(folder, **OPTIONS).generate([[1, 300]], GREEDY)[0].outputs[0].token_ids == expected
 

@@ -106,7 +106,7 @@ def test_serve_has_an_option_for_each_field_of_its_options(capsys):
     ],
 )
 def test_serve_takes_the_flags_of_vllm(flags, error, checkpoint, capsys):
-    model = "/no/such/folder" if "folder" in error else str(checkpoint)
+    model = "/no/such/folder" if "exist" in error else str(checkpoint)
     assert main(["serve", model, *flags]) == 2 and error in capsys.readouterr().err
     assert main(["serve", "--help"]) == 0 and flags[0] not in capsys.readouterr().out
 
@@ -122,7 +122,7 @@ def test_options_are_the_fields_with_a_help_text(command):
 
 
 @pytest.mark.parametrize("command", [generate, batch])
-def test_default_options_are_those_of_the_dataclasses(command):
+def test_default_options_match_the_dataclasses(command):
     ours = {"temperature", "top_p", "max_tokens"} if command is generate else set()
     ours |= {"stop", "stop_token_ids"}  # an empty tuple in place of None
     ours |= {"device"}  # None: LLM uses the GPU if there is one
