@@ -106,7 +106,7 @@ def commands_in(code: str) -> Iterator[list[str]]:
 
 
 def with_port(code: str, port: int) -> str:
-    """Return a block's code with another port than 8000, which a server on this machine may have.
+    """Return a block's code with a port other than 8000, which another server on this machine may use.
 
     >>> with_port("nanovllm serve a", 81), with_port("curl http://127.0.0.1:8000/health", 81)
     ('nanovllm serve a --port 81', 'curl http://127.0.0.1:81/health')
@@ -122,7 +122,7 @@ class Session:
     """A shell in a folder of its own, for the blocks of one page."""
 
     def __init__(self, folder: Path, python: str = sys.executable, **environment: str) -> None:
-        """Link what the docs' commands read into `folder`. Commands run with `python`'s environment."""
+        """Link the files that the docs' commands read into `folder`. Commands run in `python`'s environment."""
         for name in FOLDERS:
             (folder / name).symlink_to(ROOT / name)
         self._folder, self._python = folder, python

@@ -90,7 +90,7 @@ class Reader:
 
     @property
     def fragment(self) -> str:
-        return self.page.evaluate("Page.flushAddress() ?? location.hash")  # the page writes it a little later
+        return self.page.evaluate("Page.flushAddress() ?? location.hash")  # the page updates it a little later
 
     @property
     def step(self) -> int:

@@ -5,7 +5,7 @@ import os
 from types import ModuleType
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: threads compete on a busy machine
-os.environ.setdefault("NANOVLLM_ATTENTION_BACKEND", "torch")  # no kernels are compiled unless a test wants them
+os.environ.setdefault("NANOVLLM_ATTENTION_BACKEND", "torch")  # compile no kernels unless a test needs them
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 

@@ -7,8 +7,8 @@ and everything that those name in turn, anywhere in the stage's folder:
     make_sequence   names Sequence                        (tests/helpers.py)
     BlockManager    names BlockPool, PoolReport, ...      (block_manager.py)
 
-If any of them has changed, the test runs again. A name that means something else in its place, such as a local variable
-with the name of a fixture, can only make a test run that need not.
+If any of them has changed, the test runs again. A name that means something else where it is used, such as a local
+variable with the name of a fixture, can only cause an unnecessary run.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The output that a request must have. It is known beforehand: the same as if each sample ran alone."""
+"""The output that a request must have, which is known in advance: the same as if each sample ran alone."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

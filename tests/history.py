@@ -1,6 +1,6 @@
 """A history: an LLM of any stage on a scripted model, the events that happen to it, and checks after each step.
 
-The output of each request is known beforehand (tests/expected_outputs.py). Only an abort may end a sample sooner: after
+The output of each request is known in advance (tests/expected_outputs.py). Only an abort may end a sample sooner: after
 a step that raised, all requests are aborted.
 """
 

@@ -1,4 +1,4 @@
-"""A server in the test's own process with its engine in a thread, so that tests compare the page with the engine."""
+"""A server in the test's own process, with its engine in a thread, so that tests can compare the page with it."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ SECONDS = 60.0
 
 
 def memory(engine: LLMEngine) -> dict[str, Any]:
-    """Return who holds which blocks, and what is free."""
+    """Return which sequences hold which blocks, and which blocks are free."""
     pool, scheduler = engine.kv_cache_manager.pool, engine.scheduler
     running = [[list(seq.block_table), seq.num_computed_tokens] for seq in scheduler.running]
     return {
@@ -68,7 +68,7 @@ class Live:
 
 @contextmanager
 def living(args: EngineArgs, **options: Any) -> Iterator[Live]:
-    """Run a server until the end of the block."""
+    """Run a server inside a `with` block."""
     lives: list[Live] = []
     memories: list[dict[str, Any]] = []
     is_ready = threading.Event()

@@ -254,7 +254,7 @@ class Stage:
     def build(self, folder: Path, observer: Any, delays: Iterable[int] = (0,), **options: Any) -> Any:
         """Return the stage's LLM with a scripted model. `folder` gets a config.json, but no weights.
 
-        `delays` are the numbers of queries before one load after another arrives.
+        `delays` has, for each load in turn, the number of queries before it arrives.
         """
         (folder / "config.json").write_text(json.dumps(CONFIG))
         with mock.patch.object(self.part("engine" if self.has_engine else "llm"), "load_model", lambda *_: None):

@@ -53,7 +53,7 @@ def history_plan(stage: Stage, seed: int, history: int) -> Plan:
 
 
 def error_of(stage: Stage, plan: Plan) -> str | None:
-    """Return what goes wrong in a plan, in one line, or None."""
+    """Return the error of a plan in one line, or None."""
     try:
         play(stage, plan)
     except Exception as error:

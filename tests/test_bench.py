@@ -128,7 +128,7 @@ def test_unfinished_racer_has_no_score():
         racer.scores()
 
 
-def test_speeds_are_compared_with_the_stage_before():
+def test_speeds_are_compared_with_the_previous_stage():
     rounds = [
         {name: {"tokens_per_second": speed} for name, speed in zip("abc", speeds, strict=True)} for speeds in SPEEDS
     ]

@@ -77,7 +77,7 @@ def greedy_params(stage: ModuleType, max_tokens: int) -> Any:
 
 
 def memory_options(stage: ModuleType) -> list[dict[str, Any]]:
-    """Return the engine options for each way to hold memory that this stage has."""
+    """Return the engine options for each way to manage memory that this stage has."""
     options = {field.name for field in fields(stage.EngineConfig)} & MEMORY_OPTIONS.keys()
     return [{option: value} for option in sorted(options) for value in MEMORY_OPTIONS[option]] or [{}]
 

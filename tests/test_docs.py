@@ -1,4 +1,4 @@
-"""The commands of the docs run, and their options exist."""
+"""The commands in the docs run, and their options exist."""
 
 import importlib
 import os

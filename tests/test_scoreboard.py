@@ -88,7 +88,7 @@ def test_table_has_the_columns_of_its_rows():
     ]
 
 
-def test_lesson_compares_with_the_stage_before():
+def test_lesson_compares_with_the_previous_stage():
     result = {"scoreboard": {name: {"seats": 1} for name in ("s1, a", "s1, b", "s2, c", "s3, d", "s21, e")}}
     rows = tables.scoreboard_of(2)(result).splitlines()[2:]
     assert [row.split("|")[1].strip() for row in rows] == ["s1, a", "s1, b", "s2, c"]

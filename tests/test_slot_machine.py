@@ -25,7 +25,7 @@ SHAPE = ModelConfig(9, 8, 8, 1, 1, 1, 8)
 
 
 class Pool(RuleBasedStateMachine):
-    """Requests come, grow by a token, and leave in any order, under either reservation."""
+    """Requests arrive, grow by a token, and leave in any order, under either reservation."""
 
     @initialize(num_slots=st.integers(1, 60), reservation=st.sampled_from(["max_model_len", "request"]))
     def make(self, num_slots: int, reservation: str) -> None:

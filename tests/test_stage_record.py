@@ -32,7 +32,7 @@ TOLERANCE = 1e-4  # of a log-probability
 PROMPTS = [CANDIDATES[i] for i in (0, 1, 2, 8, 10, 13, 15, 20, 21, 24)]
 SHAPES = ("gqa", "wide_heads", "llama3", "mlp_bias", "qwen2", "qwen3", "one_layer")
 LENGTH = 24
-WAYS: dict[str, dict[str, Any]] = {  # ways to hold memory: all of them give the same answers
+WAYS: dict[str, dict[str, Any]] = {  # ways to manage memory: all of them give the same answers
     "together": {"kv_cache_tokens": len(PROMPTS) * 256},
     "in waves": {"kv_cache_tokens": 256},
     "by request": {"kv_cache_tokens": 256, "reservation": "request"},

@@ -38,7 +38,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return a function that runs a command and returns (exit status, stdout, stderr).
 
-    Engines measure nothing at the start.
+    Engines don't measure speeds when they start.
     """
 
     def command(name: str, *arguments: str, model: Path | str = checkpoint) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-"""A plain reference for an engine: it computes everything again for each token, without a cache."""
+"""A plain reference for an engine: it recomputes everything for each token, without a cache."""
 
 from collections import abc
 from dataclasses import dataclass, field

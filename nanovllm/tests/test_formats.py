@@ -1,4 +1,4 @@
-"""Formats of checkpoints: what an error says about other formats, and about models that are not supported."""
+"""Formats of checkpoints: errors about other formats and about unsupported models."""
 
 import json
 import re
@@ -107,7 +107,7 @@ def run_in_a_shell(command: str) -> None:
 
 
 def run_here(command: str) -> None:
-    """Run the command in this process, split as a shell would split it."""
+    """Run the command in this process, split like in a shell."""
     python, dash_c, code, *arguments = shlex.split(command)
     assert (python, dash_c) == ("python", "-c")
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Rules of the package: import directions, no private names of others, no casts, no overridden internals, and size."""
+"""Rules of the package: one-way imports, no other module's private names, no casts, no overridden internals, size."""
 
 import ast
 import io
@@ -59,7 +59,7 @@ def nodes_of(tree: ast.AST, with_types: bool = False) -> Iterator[ast.AST]:
 
 
 def imports_of(path: str, tree: ast.Module, with_types: bool = False) -> Iterator[Import]:
-    """Yield the imports of the package's own modules that Python runs, at once or in a function call."""
+    """Yield the imports of the package's own modules that Python runs, on import or in a function call."""
     folder = path.split("/")[:-1]
     for node in nodes_of(tree, with_types):
         if isinstance(node, ast.Import):

@@ -35,7 +35,7 @@ ErrorOf = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a checkpoint in two shards, with other files as repositories have them."""
+    """Return a checkpoint in two shards, with the other files that repositories have."""
     folder = write_checkpoint(tmp_path_factory.mktemp("repository"))
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()

@@ -254,7 +254,7 @@ def test_delta_has_only_samples_with_news(make):
 
 
 @pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])
-def test_stream_interval_gives_the_first_token_then_so_many_and_the_end(make, kind):
+def test_stream_interval_counts_tokens_after_the_first_one(make, kind):
     outputs = streamed(make(), stream_interval=3, output_kind=kind)
     lengths = [len(output.outputs[0].token_ids) for output in outputs]
     assert lengths == ([1, 4, 7] if kind is RequestOutputKind.CUMULATIVE else [1, 3, 3])

@@ -48,7 +48,7 @@ class TestStreams:
             ended = finish(start(*command[name], stdin=subprocess.PIPE, stdout=full))
         assert ended == (1, "", "error: [Errno 28] No space left on device\n")
 
-    def test_messages_that_cannot_be_written_are_no_error(self, command, name):
+    def test_messages_that_cannot_be_written_are_ignored(self, command, name):
         with open("/dev/full", "w") as full:
             status, out, _ = finish(start(*command[name], stdin=subprocess.PIPE, stderr=full))
         assert status == 0 and out

@@ -4,7 +4,7 @@ A rewrite that should change nothing must reproduce them. A greedy token may dif
 tie of the two best logits, and for at most one token in a thousand. Sampled tokens may never differ.
 
     python -m nanovllm.tests.test_record           run the requests, and print the differences
-    python -m nanovllm.tests.test_record --write   write data/record.json.gz again
+    python -m nanovllm.tests.test_record --write   rewrite data/record.json.gz
 
 The kernels must match the same record: cpu/test_kernel_record.py.
 """
@@ -326,7 +326,7 @@ def answer_beams(make: Make) -> Answers:
 
 
 def answer_steps(make: Make) -> Answers:
-    """Serve requests that arrive at different times and want all kinds of outputs, and abort some of them."""
+    """Serve requests that arrive at different times, with all kinds of outputs, and abort some of them."""
     llm = make(kv_cache_tokens=128, block_size=8, max_model_len=96)
     engine, answers = llm.llm_engine, Answers()
     requests = [greedy(TEXTS[i % 3], 12, ignore_eos=True, output_kind=kind) for i, kind in enumerate(RequestOutputKind)]

@@ -183,7 +183,7 @@ def test_preempted_fork_counts_as_preempted_and_is_looked_up_once(checkpoint):
     assert (lookups.queries, queued.histogram("", {}).count) == (queries, before) == (len(PROMPT), 3)
 
 
-def test_statistics_add_no_calls_to_a_step_in_which_no_request_comes_or_goes(checkpoint):
+def test_statistics_add_no_calls_to_a_step_in_which_no_request_starts_or_ends(checkpoint):
     engine = make(checkpoint, kv_cache_tokens=200).llm_engine
     for i in range(4):
         engine.add_request(str(i), [10 * i + each for each in range(9)], drawn(20, n=2))

@@ -1,4 +1,4 @@
-"""nanovllm batch: results as they come, no work for an invalid file, and nothing lost in an interruption."""
+"""nanovllm batch: results as requests finish, no work for an invalid file, and nothing lost in an interruption."""
 
 import errno
 import io
@@ -107,7 +107,7 @@ def test_requests_without_a_seed_differ_but_not_between_runs(serve):
 
 
 def test_cached_tokens_are_counted(serve):
-    """With one seat the second request starts when the first has finished: 2 blocks of 4 of its 9 tokens are cached."""
+    """With one seat, the second request starts when the first one ends. 2 blocks of 4 of its 9 tokens are cached."""
     requests = [{"prompt": [*range(10, 19)], **FOUR}] * 2
     _, results, _ = serve(requests, "--max-num-seqs", "1", "--block-size", "4")
     assert [result["num_cached_tokens"] for result in results] == [0, 8]
@@ -432,7 +432,7 @@ def test_terminal_shows_a_progress_bar(serve, monkeypatch):
 
 
 def test_ctrl_c_reports_the_finished_requests(serve, monkeypatch, tmp_path):
-    """The step in which it comes is completed: the first and the last request end in it."""
+    """The current step runs to its end, and with it the first and the last request."""
     step, calls = LLMEngine.step, iter(range(1, 100))
 
     def interrupted(engine):
@@ -504,7 +504,7 @@ def test_closed_standard_error_costs_no_results(checkpoint, tmp_path):
 
 @pytest.fixture
 def two_short_requests_and_a_long_one(tmp_path):
-    """Return a batch with two results at once, and a third one after minutes."""
+    """Return a batch with two immediate results, and a third one after minutes."""
     model = write_checkpoint(tmp_path, max_position_embeddings=10**6)
     lengths = (3, 100_000, 4)
     file = write(tmp_path / "a.jsonl", *[{"prompt": "the", **FOUR, "max_tokens": length} for length in lengths])

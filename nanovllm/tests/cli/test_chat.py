@@ -1,4 +1,4 @@
-"""nanovllm chat: messages in, answers out as they come, and a line about each message without one."""
+"""nanovllm chat: messages in, answers out as they are generated, and a line about each message without one."""
 
 import codecs
 import io
@@ -178,7 +178,7 @@ def test_template_with_a_syntax_error_is_refused_at_start(run, tmp_path):
 
 
 class Letters:
-    """A tokenizer with one token a letter."""
+    """A tokenizer with one token per letter."""
 
     chat_template = TEMPLATE
     special_tokens_map: ClassVar[dict[str, str]] = {}
@@ -224,9 +224,9 @@ class Terminal:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end in the middle of a character
 
     def wait_for(self, text: str, press: str = "") -> str:
-        """Wait for a text after the last one that was waited for. Return what is shown between them.
+        """Wait until a text appears after the one that the previous call waited for. Return everything in between.
 
-        Type `press` again after each second without output: readline loses a Ctrl-C that comes as it begins to wait.
+        Type `press` again after each second without output: readline loses a Ctrl-C that arrives as it starts waiting.
         """
         deadline, start = time.monotonic() + 60, self._waited_for
         while text not in self.shown[start:]:

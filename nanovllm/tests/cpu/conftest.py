@@ -10,7 +10,7 @@ from ...backends.cpu.compiler import compile_here, fill, find_folder
 
 @pytest.fixture(scope="session")
 def kernels_folder(request: pytest.FixtureRequest) -> Path:
-    """Return a folder for machine code that stays until `make clean`, so that later test runs compile changes only."""
+    """Return a folder for machine code that stays until `make clean`, so that later test runs compile only changes."""
     return Path(request.config.cache.mkdir("kernels"))
 
 

@@ -64,7 +64,7 @@ def test_each_dtype_has_a_folder_in_the_named_cache(user, monkeypatch, tmp_path)
 
 
 def test_a_read_only_home_leads_to_a_temporary_folder_or_none(user, monkeypatch, tmp_path):
-    """First a file is in the place of the folder, then no folder is writable."""
+    """First there is a file where the folder should be, then no folder is writable."""
     user.write_text("")
     assert compiler.find_folder("float32").is_relative_to(tmp_path / "own")
     monkeypatch.setattr(compiler, "temporary_root", lambda: SimpleNamespace(name=str(user / "own")))
@@ -103,7 +103,7 @@ def tripled(x):
 
 @pytest.fixture
 def entry(monkeypatch):
-    """Put one function in the place of all kernels, and return it."""
+    """Replace all kernels by one function, and return it."""
     from numba import njit
 
     function = njit(tripled)

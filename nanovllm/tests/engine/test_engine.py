@@ -229,7 +229,7 @@ def test_repeated_or_unknown_abort_is_harmless(checkpoint, state):
 
 
 def test_abort_does_not_scan_other_requests(checkpoint, monkeypatch):
-    """It is fast in a queue of a thousand."""
+    """Aborting is fast even in a queue of a thousand."""
     engine = scripted_engine(checkpoint, num_blocks=4, max_num_seqs=1)
     for i in range(1000):
         engine.add_request(str(i), [1, 2], params(2))
@@ -259,7 +259,7 @@ def test_ended_request_cannot_be_aborted(checkpoint):
 
 
 def test_abort_shows_text_that_was_held_back(scripted):
-    """No more tokens come, so "ab" can no longer become the stop string."""
+    """No tokens will follow, so "ab" can no longer become the stop string."""
     engine = scripted(byte_ids("abc")).llm_engine
     engine.add_request("a", [1], params(3, stop="abc"))
     assert [output.outputs[0].text for _ in range(2) for output in engine.step()] == ["", ""]

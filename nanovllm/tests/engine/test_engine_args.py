@@ -1,4 +1,4 @@
-"""EngineArgs: vLLM's options in all their forms, the config that they become, and errors of wrong ones."""
+"""EngineArgs: vLLM's options in all their forms, the config that they become, and errors for invalid ones."""
 
 import warnings
 from argparse import ArgumentParser
@@ -83,7 +83,7 @@ def test_size_given_twice(other, checkpoint):
 
 
 def test_size_of_the_hosts_pool_in_gib(checkpoint):
-    """2 layers, 2 KV heads of 8, a key and a value, 4 bytes each: 256 bytes a token."""
+    """2 layers, 2 KV heads of 8, a key and a value, 4 bytes each: 256 bytes per token."""
     assert config(checkpoint, kv_offloading_size=2**-10, dtype="float32").kv_offloading_tokens == 2**20 // 256
     assert config(checkpoint, kv_offloading_size=2**-10, dtype="half").kv_offloading_tokens == 2**20 // 128
     assert config(checkpoint, kv_offloading_size=0).kv_offloading_tokens == 0

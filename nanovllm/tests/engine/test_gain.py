@@ -66,7 +66,7 @@ def test_hardly_a_token_is_computed_twice_in_a_third_of_the_memory(checkpoint):
 
 
 def test_prompts_that_do_not_fit_the_device_are_found_on_the_host(checkpoint):
-    """In 12 blocks, three prompts of 40 tokens evict each other, one after the other, and then come again."""
+    """In 12 blocks, three prompts of 40 tokens evict each other, one after the other, and then return."""
     llm = llm_of(checkpoint, 12, kv_offloading_tokens=64 * BLOCK_SIZE)
     prompts = [[3 + (7 * i + j) % 300 for i in range(40)] for j in range(3)]
     one = SamplingParams(temperature=0.0, max_tokens=1)

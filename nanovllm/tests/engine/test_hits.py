@@ -35,7 +35,7 @@ def serve(engine: LLMEngine, prompt: list[int], max_tokens: int = 3, **options) 
 
 
 def serve_counted(engine: LLMEngine, prompt: list[int], max_tokens: int = 3, **options) -> tuple[int, int]:
-    """Do the same, and return how many tokens were hit and computed. Check the answer."""
+    """Serve one request alone. Check the answer, and return how many tokens were hit and computed."""
     hits, computed = engine.kv_cache_manager.prefix_cache_stats.hits, executor_of(engine).num_tokens
     assert answers(serve(engine, prompt, max_tokens, **options)) == [answer_alone(prompt, max_tokens)]
     return engine.kv_cache_manager.prefix_cache_stats.hits - hits, executor_of(engine).num_tokens - computed
@@ -282,7 +282,7 @@ def test_reset_does_nothing_while_a_request_runs(checkpoint):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_answer_is_the_same_as_without_a_cache(checkpoint, seed):
-    """Prompts that start alike in many ways, with chunks, preemption and several samples, greedy and random."""
+    """Prompts share beginnings of many lengths, with chunks, preemption and several samples, greedy and random."""
     rng = random.Random(seed)
     options = {"block_size": rng.choice([1, 2, 4]), "max_num_batched_tokens": rng.choice([3, 16, 64]), "watermark": 0.0}
     prompts = [PROMPT[: rng.randrange(1, 16)] + [rng.randrange(5, 8)] * rng.randrange(5) for _ in range(8)]

@@ -237,7 +237,7 @@ def test_output_ends_at_max_model_len(checkpoint, expected):
 
 @pytest.mark.parametrize("block_size, num_blocks", [(1, 11), (4, 3), (5, 2), (16, 1)])
 def test_request_gets_the_tokens_that_fit_the_pool_and_then_an_error(checkpoint, expected, block_size, num_blocks):
-    """The last token of a prompt of 3 needs no slot, so one more comes than there are slots."""
+    """The last token needs no slot, so prompt and output have one token more than the pool has slots."""
     num_slots = block_size * num_blocks
     llm = LLM(checkpoint, block_size=block_size, kv_cache_tokens=num_slots)
     assert tokens(llm.generate([PROMPTS[0]], greedy(num_slots - 2))) == [expected[0][: num_slots - 2]]

@@ -198,7 +198,7 @@ def held(manager: BlockManager, token_ids: list[int], request_id: str = "a") -> 
 
 
 def left(manager: BlockManager, token_ids: list[int]) -> None:
-    """Let this sequence come, be computed and end."""
+    """Run this sequence from its arrival to its end."""
     manager.free(held(manager, token_ids))
     manager.check_integrity()
 

@@ -101,7 +101,7 @@ class Tiers:
         return seq
 
     def left(self, token_ids: list[int]) -> None:
-        """Let this sequence come, be computed and end."""
+        """Run this sequence from its arrival to its end."""
         seq = self.admitted(token_ids)
         self.compute(seq)
         self.manager.free(seq)
@@ -127,7 +127,7 @@ class Tiers:
         self.manager.cache_blocks(seq, end - start)
 
     def assert_bytes(self, *seqs: Sequence) -> None:
-        """Assert that all computed tokens are there, in every layer."""
+        """Assert that all computed tokens have their bytes, in every layer."""
         for seq in seqs:
             assert seq.num_computed_tokens, "there is nothing to compare"
             for position in range(seq.num_computed_tokens):

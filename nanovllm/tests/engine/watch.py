@@ -1,4 +1,4 @@
-"""The cost of a piece of code, in operations and in memory of the tensors that it makes. It never measures time."""
+"""The cost of a piece of code, in operations and in the memory of the tensors that it creates, but never in time."""
 
 from typing import Any
 

@@ -9,8 +9,9 @@ registers, in bytes, and "wide_loads" counts instructions that read 16 bytes of 
 
     python -m nanovllm.tests.gpu.compiler variants CHECKPOINT bfloat16 8
 
-serves requests with engines of 8 rows, and prints each kernel variant that they launch and that engine start did not: a
-request would wait for the compiler there. Kernels only record their launches; their plain versions compute the results.
+serves requests with engines of 8 rows, and prints each kernel variant that requests launch but the engine's start did
+not, because such a request would wait for the compiler. Kernels only record their launches; their plain versions
+compute the results.
 """
 
 import json
@@ -164,7 +165,7 @@ class LaunchLog:
 
 
 def run_again(step: Any, shares_memory: bool = True) -> Any:
-    """Replace a graph by a function that runs the step again."""
+    """Replace a graph with a function that runs the step again."""
     step()
     return step
 
@@ -173,7 +174,7 @@ SECONDS = count(0, -1)
 
 
 def ever_faster(step: Any) -> float:
-    """Replace a timer: the last candidate always wins, which is the kernel."""
+    """Replace the timer so that the last candidate, which is the kernel, always wins."""
     step()
     return float(next(SECONDS))
 

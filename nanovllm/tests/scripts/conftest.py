@@ -1,3 +1,3 @@
-"""Scripts written for vLLM. test_scripts.py runs them with the changes that users would make; pytest imports none."""
+"""Scripts written for vLLM. test_scripts.py runs them with the changes that users would make. pytest skips them."""
 
 collect_ignore_glob = ["*.py"]

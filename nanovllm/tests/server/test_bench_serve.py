@@ -1,4 +1,4 @@
-"""nanovllm bench serve, against a tiny server of another make and against this one; and nanovllm bench http."""
+"""nanovllm bench serve, against a tiny server of another kind and against this one; and nanovllm bench http."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ def other_server(other: Other):
         Route("/some/path/v1/chat/completions", other.create, methods=["POST"]),
     ]
     with listening_socket("127.0.0.1", 0) as listener:
-        listener.listen()  # the thread below may come late to it
+        listener.listen()  # the thread below may start late
         server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="error", lifespan="off"))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

@@ -71,7 +71,7 @@ def test_image_is_slim_and_its_user_is_not_root():
     assert names.index("USER") > max(i for i, name in enumerate(names) if name in ("RUN", "COPY"))
 
 
-def test_health_check_asks_the_server(served):
+def test_health_check_queries_the_server(served):
     [check] = all_of("HEALTHCHECK")
     python, *command = json.loads(check.partition("CMD ")[2])
     port = all_of("EXPOSE")[0]

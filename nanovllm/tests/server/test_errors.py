@@ -1,4 +1,4 @@
-"""Errors over HTTP: each is in OpenAI's form, and says why."""
+"""Errors over HTTP: each is in OpenAI's form and gives the reason."""
 
 import time
 

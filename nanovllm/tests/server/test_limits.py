@@ -67,7 +67,7 @@ def test_body_that_is_too_large(checkpoint, body):
 
 
 def test_client_may_send_the_rest_of_a_refused_body(checkpoint):
-    """It reads the error although it is still writing."""
+    """The client reads the error although it is still writing."""
     raw = received_for(checkpoint, post(b" " * 3_000_000))
     assert raw.status == 413 and raw.error
 

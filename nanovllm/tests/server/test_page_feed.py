@@ -40,7 +40,7 @@ def life(name: str, step: int) -> list[Event]:
 
 
 class Engine:
-    """A stand-in for the engine, which learns when viewers come and go."""
+    """A stand-in for the engine that records when viewers come and go."""
 
     def __init__(self) -> None:
         self.calls: list[bool] = []
@@ -71,7 +71,7 @@ class Page:
                 self.kinds.append(event["kind"])
 
 
-def test_engine_sends_events_while_there_are_viewers_only():
+def test_engine_sends_events_only_while_there_are_viewers():
     async def main() -> None:
         engine = Engine()
         engine.feed.take(life("late", 1))  # sent before the last viewer left
@@ -102,7 +102,7 @@ def test_second_viewer_starts_with_the_state_of_the_first():
     asyncio.run(main())
 
 
-def test_at_most_ten_batches_a_second():
+def test_at_most_ten_batches_per_second():
     async def main() -> None:
         engine = Engine()
         page = await Page(engine.feed.enter()).read()
@@ -226,7 +226,7 @@ def test_connection_sends_heartbeats_and_ends_with_the_engine(monkeypatch):
 
 @pytest.mark.parametrize("turns", range(4))
 def test_event_during_a_hang_up_does_not_keep_the_connection_open(turns):
-    """The event comes `turns` turns of the loop later: a lost cancellation would keep the server from stopping."""
+    """The event arrives `turns` turns of the loop later. A lost cancellation would keep the server from stopping."""
 
     async def main() -> None:
         engine, connection = Engine(), Connection()

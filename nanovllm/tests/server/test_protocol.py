@@ -1,4 +1,4 @@
-"""Bodies of requests: which fields are read, which are refused, and the words of the error."""
+"""Request bodies: which fields are read, which are refused, and the error messages."""
 
 import json
 import time
@@ -266,7 +266,7 @@ def test_brackets_in_strings_do_not_count():
     check_num_parts(b'{"a": "' + b"[{:" * 50_000 + b'\\"[", "b": []}')
 
 
-# Fields in the engine's terms
+# Fields, translated for the engine
 
 
 def test_chat_template_options():

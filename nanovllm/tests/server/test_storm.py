@@ -95,7 +95,7 @@ def test_client_retries_after_the_engine_is_killed(served):
 @pytest.mark.full
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux has it")
 def test_more_clients_than_open_files(tmp_path):
-    """They wait until others leave. The server reports it once, and goes on."""
+    """The clients wait until others leave. The server reports it once and continues."""
     with storm_server(tmp_path / "log") as server:
         most = 64
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (most, most))

@@ -199,7 +199,7 @@ class History:
         assert not self.engine.kv_cache_manager._holders, "the stream is closed, but sequences hold blocks"
 
     def beams(self, beams: Beams) -> None:
-        """Compare with a search that has unlimited memory and no cache."""
+        """Compare a search with one that has unlimited memory and no cache."""
         expected_of = self.expected_of(beams.ask)
         beam_params = BeamSearchParams(beams.width, beams.ask.max_tokens, ignore_eos=True)
         prompts = [TokensPrompt(prompt_token_ids=expected_of.prompt)]

@@ -91,7 +91,7 @@ def stages_block(results: Results) -> str:
         [linked(number, stage, idea, ROOT), idea.adds, idea.gains, f"{added_lines(stage):,}"]
         for number, (stage, idea) in enumerate(zip(lessons(), IDEAS, strict=True), start=1)
     ]
-    return table(["stage", "idea", "what it gains", "lines added"], rows)
+    return table(["stage", "idea", "benefit", "lines added"], rows)
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {"stages": stages_block, "path": path_block}

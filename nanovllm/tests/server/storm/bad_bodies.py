@@ -105,14 +105,14 @@ def other_type(rng: random.Random) -> Bad:
 
 
 def huge(rng: random.Random) -> Bad:
-    """Make a body around the largest allowed size."""
+    """Build a body around the largest allowed size."""
     kind, size = rng.choice(HUGE), rng.choice((200_000, 1_000_000, 3_900_000))
     path = "/v1/chat/completions" if kind == "messages" else "/v1/completions"
     length = {"content_length": str(10 ** rng.randint(7, 19))} if kind == "a size too large" else {}
     return whole(f"huge: {kind}", huge_body(kind, size), path, **length)
 
 
-@cache  # making one takes a tenth of a second, in which the healthy client would measure a gap
+@cache  # building one takes a tenth of a second, which the healthy client would measure as a gap
 def huge_body(kind: str, size: int) -> bytes:
     bodies: dict[str, Callable[[], bytes]] = {
         "messages": lambda: encoded({"messages": [{"role": "user", "content": "a"}] * (size // 33)}),

@@ -92,7 +92,7 @@ BAD: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 def wrong_body(rng: random.Random) -> tuple[str, str, dict[str, Any]]:
-    """Return what is wrong, the path and the body."""
+    """Return the name of the fault, the path and the body."""
     path = rng.choice(list(GOOD))
     if rng.random() < 0.95:
         name = rng.choice(list(BAD[path]))

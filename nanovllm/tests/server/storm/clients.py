@@ -1,4 +1,4 @@
-"""Many streams at once. Half of the clients hang up at random moments, and the others get what they get alone."""
+"""Many streams at once. Half of the clients hang up at random moments, and the others get the same text as alone."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ class HangUp(NamedTuple):
 
     moment: str
     way: str
-    share: float  # of the moment's part that is over
+    share: float  # of that phase that has passed
 
     async def happen(self, url: str, request: StreamRequest) -> None:
         """Request a long text and leave. Unless it is aborted, the engine is busy for minutes."""

@@ -1,4 +1,4 @@
-"""The requests of a storm, and a judge of their outputs: each must equal the output that the request gets alone."""
+"""The requests of a storm, and a judge of their outputs: each must equal the output of the request alone."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ def random_request(rng: random.Random, number: int, max_tokens: int) -> StreamRe
 
 
 async def expected_results(url: str, requests: list[StreamRequest]) -> list[StreamResult]:
-    """Return the result that each request gets alone."""
+    """Return the result of each request alone."""
     results = [await send_and_read(url, request) for request in requests]
     assert all(each.is_whole for each in results), [each.error for each in results if each.error]
     return results
@@ -50,7 +50,7 @@ async def expected_results(url: str, requests: list[StreamRequest]) -> list[Stre
 
 @dataclass
 class Judge:
-    """A judge of results. They may differ from the expected one at a near tie only."""
+    """A judge of results. They may differ from the expected ones only at a near tie."""
 
     url: str
     num_tokens: int = 0  # of all results

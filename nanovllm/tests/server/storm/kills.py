@@ -25,7 +25,7 @@ FRONT_ENDED = 5.0  # seconds in which the front ends after the engine was killed
 
 @dataclass
 class Clients:
-    """Clients that go on through all restarts, until `is_over`."""
+    """Clients that continue through all restarts, until `is_over`."""
 
     url: str
     requests: list[StreamRequest]
@@ -56,7 +56,7 @@ class Clients:
 
 
 async def kill(served: Served, victim: str) -> None:
-    """Kill a process. Raise AssertionError if the other one stays, or reports no error."""
+    """Kill a process. Raise AssertionError if the other one survives or reports no error."""
     front, processes = served.process, descendants(served.process.pid)
     engine = served.engine_process()
     assert engine in processes
@@ -77,7 +77,7 @@ def health(served: Served) -> int | None:
 
 
 def descendants(process: int) -> list[int]:
-    """Return the children of a process, and theirs."""
+    """Return all descendants of a process."""
     children = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True).stdout.split()
     return [each for child in map(int, children) for each in (child, *descendants(child))]
 

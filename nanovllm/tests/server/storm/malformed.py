@@ -1,4 +1,4 @@
-"""Thousands of invalid requests: each gets a 4xx in OpenAI's form at once, and no other client waits."""
+"""Thousands of invalid requests: each gets a 4xx in OpenAI's form immediately, and no other client waits."""
 
 import asyncio
 import random
@@ -78,7 +78,7 @@ class Findings:
 
 
 def fault_of(bad: Bad, raw: Raw) -> str | None:
-    """Return what is wrong with a response, if anything."""
+    """Return the fault of a response, if it has one."""
     if raw.seconds > SECONDS + (TIME_OUT if bad.is_slow else 0.0):
         return f"{raw.seconds:.2f} seconds"
     if raw.status is None:
@@ -94,7 +94,7 @@ def fault_of(bad: Bad, raw: Raw) -> str | None:
 
 
 async def storm(served: Served, requests: Iterator[Bad], count: int) -> Findings:
-    """Send all requests beside a healthy client. Slow ones do not hold up the others."""
+    """Send all requests next to a healthy client. Slow ones don't hold up the others."""
     findings, seats, tasks = Findings(), asyncio.Semaphore(AT_ONCE), []
     requests = iter(list(requests))
     healthy = asyncio.create_task(stay_healthy(served.url, findings))
