@@ -67,7 +67,6 @@ class Ready(NamedTuple):
     """The first message of an engine that can serve."""
 
     max_model_len: int
-    vocab_size: int
     kernels: str  # a description of what it computes with
 
 
@@ -164,7 +163,7 @@ def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
         send(pipe, Failed(str(error), is_mistake=True))
         return 2
     try:
-        send(pipe, Ready(engine.max_model_len, engine.model_config.vocab_size, engine.kernels.description))
+        send(pipe, Ready(engine.max_model_len, engine.kernels.description))
         Worker(pipe, engine).work()
     except (EOFError, ConnectionError):  # the front has ended
         return 1

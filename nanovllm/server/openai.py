@@ -248,6 +248,7 @@ class ResponseBuilder:
         """Store the fields of the body that the response repeats."""
         self._work, self._repeated = work, repeated
         self._message_id = f"msg_{uuid.uuid4().hex}"
+        self._place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         self._numbers = itertools.count()
 
     def response(self, status: str, sample: Piece | None = None) -> dict[str, Any]:
@@ -262,7 +263,7 @@ class ResponseBuilder:
             "output": [] if sample is None else [self._message(sample, status)],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "usage": None if sample is None else self._usage(),
+            "usage": None if sample is None else response_usage(work.usage()),
             "temperature": work.params.temperature,
             "top_p": work.params.top_p,
             "previous_response_id": None,
@@ -273,12 +274,12 @@ class ResponseBuilder:
 
     def beginning(self) -> bytes:
         """Return the events before the first text."""
-        item = {"id": self._message_id, "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+        message = self._message(None, "in_progress")
         events = [
             self._event("response.created", response=self.response("in_progress")),
             self._event("response.in_progress", response=self.response("in_progress")),
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", **self._place(), part=self._part("", [])),
+            self._event("response.output_item.added", output_index=0, item=message),
+            self._event("response.content_part.added", **self._place, part=self._part(None)),
         ]
         return b"".join(events)
 
@@ -286,16 +287,16 @@ class ResponseBuilder:
         """Return the event for new text. It is empty while a character or a stop string may be incomplete."""
         if not piece.text and not piece.logprobs:
             return b""
-        logprobs = self._logprobs(piece)
-        return self._event("response.output_text.delta", **self._place(), delta=piece.text, logprobs=logprobs)
+        logprobs = self._part(piece)["logprobs"]
+        return self._event("response.output_text.delta", **self._place, delta=piece.text, logprobs=logprobs)
 
     def ending(self, sample: Piece) -> bytes:
         """Return the events after the last text."""
-        status, logprobs = status_of(sample), self._logprobs(sample)
-        part = self._part(sample.text, logprobs)
+        status, part = status_of(sample), self._part(sample)
+        text = {"text": part["text"], "logprobs": part["logprobs"]}
         events = [
-            self._event("response.output_text.done", **self._place(), text=sample.text, logprobs=logprobs),
-            self._event("response.content_part.done", **self._place(), part=part),
+            self._event("response.output_text.done", **self._place, **text),
+            self._event("response.content_part.done", **self._place, part=part),
             self._event("response.output_item.done", output_index=0, item=self._message(sample, status)),
             self._event(f"response.{status}", response=self.response(status, sample)),
         ]
@@ -309,30 +310,26 @@ class ResponseBuilder:
     def _event(self, kind: str, **fields: Any) -> bytes:
         return event_of({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
 
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+    def _message(self, sample: Piece | None, status: str) -> dict[str, Any]:
+        content = [] if sample is None else [self._part(sample)]
+        return {"id": self._message_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
-    def _message(self, sample: Piece, status: str) -> dict[str, Any]:
-        part = self._part(sample.text, self._logprobs(sample))
-        return {"id": self._message_id, "type": "message", "role": "assistant", "status": status, "content": [part]}
+    def _part(self, sample: Piece | None) -> dict[str, Any]:
+        logprobs: list[dict[str, Any]] = []
+        if sample is not None and sample.logprobs is not None:
+            logprobs = chat_logprobs(sample.token_ids, sample.logprobs, self._work.params.num_logprobs or 0)
+        return {"type": "output_text", "text": sample.text if sample else "", "annotations": [], "logprobs": logprobs}
 
-    def _part(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
-    def _logprobs(self, sample: Piece) -> list[dict[str, Any]]:
-        if sample.logprobs is None:
-            return []
-        return chat_logprobs(sample.token_ids, sample.logprobs, self._work.params.num_logprobs or 0)
-
-    def _usage(self) -> dict[str, Any]:
-        used = self._work.usage()
-        return {
-            "input_tokens": used["prompt_tokens"],
-            "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},
-            "output_tokens": used["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": used["total_tokens"],
-        }
+def response_usage(used: dict[str, Any]) -> dict[str, Any]:
+    """Return token counts under the names of /v1/responses."""
+    return {
+        "input_tokens": used["prompt_tokens"],
+        "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": used["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": used["total_tokens"],
+    }
 
 
 def status_of(sample: Piece) -> str:

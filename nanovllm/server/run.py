@@ -6,12 +6,10 @@ import resource
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -31,7 +29,6 @@ from .served_model import served_model
 UNHEALTHY = 1.0  # seconds in which /health reports a dead engine, before the front ends too
 GRACE = 2.0  # seconds after shutdown_timeout, before connections are closed by force
 SWITCH = 0.001  # seconds that the event loop waits for another thread to release the interpreter's lock
-QUIET = 10.0  # seconds between two lines about clients that cannot connect
 
 
 def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Build = LLMEngine.from_engine_args) -> int:
@@ -60,7 +57,7 @@ async def serve(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, front.stop)
-        prepare(loop)
+        prepare()
         return await front.run(*listeners)
     except EngineDeadError as error:
         tell(f"error: {error}")
@@ -187,29 +184,10 @@ def address_of(listener: socket.socket) -> str:
 # The front's process
 
 
-def prepare(loop: asyncio.AbstractEventLoop) -> None:
+def prepare() -> None:
     """Prepare this process for many clients, so that none of them waits long for another."""
     gc.freeze()  # a collection of all current objects takes a tenth of a second
     sys.setswitchinterval(SWITCH)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # each client is an open file; some systems grant less than they name
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    loop.set_exception_handler(exception_handler())
-
-
-def exception_handler() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """Return a handler that reports a shortage of file descriptors in one line. asyncio would write thousands a second."""
-    last = -QUIET
-
-    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        nonlocal last
-        if "_start_serving()" in context["message"]:
-            return  # the server has ended while asyncio waited to accept again
-        if "accept() out of system resource" not in context["message"]:
-            loop.default_exception_handler(context)
-        elif time.monotonic() - last >= QUIET:
-            last = time.monotonic()
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            tell(f"error: clients are waiting: all {most} open files of this process are in use (ulimit -n)")
-
-    return handle

@@ -3,9 +3,6 @@
 import asyncio
 import json
 import random
-import resource
-import socket
-import time
 
 import httpx
 import pytest
@@ -23,7 +20,7 @@ from .storm import clients, kills, malformed
 from .storm.bad_bodies import whole
 from .storm.judge import Judge
 from .storm.processes import check_log, storm_server
-from .storm.wire import StreamRequest, StreamResult, address_of, read_stream, send_and_read
+from .storm.wire import StreamRequest, StreamResult, read_stream, send_and_read
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 FIRST = b'data: {"choices": [{"index": 0, "text": "Once", "finish_reason": null}]}\n\n'
@@ -90,22 +87,6 @@ def test_client_retries_after_the_engine_is_killed(served):
     half = asyncio.run(scenario())
     assert half.texts and not half.is_whole and half.error == "The engine has ended."
     assert asyncio.run(send_and_read(served.url, request)).is_whole
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux has it")
-def test_more_clients_than_open_files(tmp_path):
-    """The clients wait until others leave. The server reports it once and continues."""
-    with storm_server(tmp_path / "log") as server:
-        most = 64
-        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (most, most))
-        many = [socket.create_connection(address_of(server.url)) for _ in range(2 * most)]
-        time.sleep(1.5)
-        for each in many:
-            each.close()
-        assert server.completion(max_tokens=1) and server.stop() == 0
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert len(lines) == 2 and lines[1].startswith(f"error: clients are waiting: all {most} open files")
 
 
 @pytest.mark.full
