@@ -1,6 +1,6 @@
 """Find tests of a stage that duplicate an earlier stage's: byte for byte, they reach the same code.
 
-A stage begins as a copy of the one before, with its tests. A test reaches the definitions that it names, its fixtures,
+A stage begins as a copy of the previous stage, with its tests. A test reaches the definitions that it names, its fixtures,
 and everything that those name in turn, anywhere in the stage's folder:
 
     test_reuse      names BlockManager, make_sequence

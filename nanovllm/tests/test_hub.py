@@ -280,8 +280,8 @@ def test_any_status_is_an_error_of_one_line(hub, error_of, status):
 
 def test_error_for_an_unknown_name_covers_folders_and_the_hub(hub, error_of):
     assert error_of("some/thing") == (
-        f"the folder {Path('some/thing').absolute()} does not exist, and the Hub has no model some/thing; if it is private, "
-        "set HF_TOKEN to your token"
+        f"the folder {Path('some/thing').absolute()} does not exist, and the Hub has no model some/thing; "
+        "if it is private, set HF_TOKEN to your token"
     )
 
 

@@ -256,7 +256,7 @@ class History:
     # Invariants after each step
 
     def watched_step(self) -> list[RequestOutput]:
-        """Run a step in place of the engine's own method."""
+        """Run a step with checks, instead of the engine's own method."""
         before = self.progress()
         self.num_steps += 1
         try:
@@ -316,7 +316,7 @@ class History:
         assert len(manager.pool.free) == self.setup.num_blocks
 
     def counts(self) -> Counter[str]:
-        """Return the numbers of what happened."""
+        """Return the counts of what happened."""
         tier = self.engine.host_tier
         counts = Counter(steps=self.num_steps, histories=1, requests=self.num_requests, **self.faults.raised)
         counts["raised"] = self.faults.raised.total()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 KINDS = ("new", "changed", "removed")
 GAIN_TEST = "tests/test_gain.py"
-GAIN_FIGURES = "tests/gain.py"  # counts what the gain test compares, in this stage and in the one before
+GAIN_FIGURES = "tests/gain.py"  # counts what the gain test compares, in this stage and in the previous one
 ALL_OTHERS = "*"  # in a package's paths: every file that no other entry places
 
 
@@ -44,12 +44,12 @@ class Step(NamedTuple):
     functions: tuple[FunctionName, ...]
     tests: tuple[str, ...]  # pytest node ids relative to the stage
     works: str  # what the learner has when the tests are green
-    hints: tuple[str, str]  # a push, and then the way
+    hints: tuple[str, str]  # a nudge, then the approach
     minutes: int
 
 
 class OptionalPart(NamedTuple):
-    """Files of a link that a reader may skip; their lines are counted apart."""
+    """Files of a link that a reader may skip. Their lines are counted separately."""
 
     files: tuple[str, ...] = ()
     budget: int = 0  # of added lines of code
@@ -145,7 +145,7 @@ class Package(Link):
         return tuple(place + file for place in self.paths.get(ALL_OTHERS, ()))
 
     def origins(self) -> dict[str, str]:
-        """Return the name in the last stage of each file that the package should have of it."""
+        """Return, for each file that the package takes from the last stage, its name there."""
         files = sorted(file for file in self.before.files() if not is_free(file))
         return {place: file for file in files for place in self.places(file)}
 
@@ -189,7 +189,7 @@ def key_of(name: str) -> str:
 
 
 def is_free(file: str) -> bool:
-    """Return True for files that each stage writes anew: its `__init__.py`, prose and tests.
+    """Return True for files that each stage writes from scratch: its `__init__.py`, prose and tests.
 
     >>> [is_free(file) for file in ("__init__.py", "DIFF.md", "tests/test_gain.py", "llama/__init__.py")]
     [True, True, True, False]

@@ -25,7 +25,7 @@ IDEAS = (
         "contiguous cache",
         "one pool; each sequence reserves its slots in one piece",
         "keys and values are computed once",
-        "one reservation wastes inside, the other leaves holes outside: you cannot cure both",
+        "large reservations waste slots, and small ones leave holes between them",
     ),
     Idea(
         "block manager",
@@ -55,7 +55,7 @@ IDEAS = (
         "prefix caching",
         "blocks that are reused by a hash of their contents",
         "a shared prefix is computed once",
-        "the cache ends with the device's memory",
+        "the cache can't outgrow the device's memory",
     ),
     Idea(
         "CPU offload",
