@@ -5,12 +5,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from .cli.terminal import ctrl_c_ends_at_once, end_at_once
+from .cli.terminal import end_at_once, handled_by
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. A user's error prints one line to standard error."""
-    with ctrl_c_ends_at_once():
+    with handled_by(end_at_once):
         from .cli.commands import run
 
         return run(arguments)

@@ -4,15 +4,15 @@ Start with find_checkpoint(). Folders in other formats (pickles, GGUF, adapters)
 The cache, the token and offline mode are huggingface_hub's: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT.
 """
 
+import fnmatch
 import logging
 import os
 import re
 import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ def check_format(path: Path) -> None:
     if path.is_file() and path.suffix == ".safetensors":
         raise ValueError(f"{path} is a single file of a checkpoint: pass the folder that contains it")
     if path.is_file():
-        formats = (f": it is {what}" for pattern, what in OTHER_FORMATS.items() if fnmatch(path.name, pattern))
+        formats = (f": it is {what}" for pattern, what in OTHER_FORMATS.items() if fnmatch.fnmatch(path.name, pattern))
         raise ValueError(f"{path} is a file, not a checkpoint folder{next(formats, '')}")
     try:
         names = sorted(entry.name for entry in path.iterdir())
@@ -110,14 +110,13 @@ def check_format(path: Path) -> None:
         raise ValueError(f"{path} {problem}{command}")
 
 
-def find_problem(names: Iterable[str]) -> str | None:
+def find_problem(names: list[str]) -> str | None:
     """Return the end of a sentence "FOLDER ..." that says why these files are not a checkpoint; None if they are.
 
     >>> find_problem(["config.json", "model.safetensors", "pytorch_model.bin"])
     >>> find_problem(["config.json", "pytorch_model.bin"])
     'has its weights in pytorch_model.bin, a pickle, and no safetensors'
     """
-    names = list(names)
     if WEIGHTS in names or INDEX in names:
         return None
     if not names:
@@ -125,15 +124,14 @@ def find_problem(names: Iterable[str]) -> str | None:
     if has_pickle(names):
         return "has its weights in pytorch_model.bin, a pickle, and no safetensors"
     for pattern, what in OTHER_FORMATS.items():
-        for name in names:
-            if fnmatch(name, pattern):
-                return f"has {name}, {what}"
+        if matches := fnmatch.filter(names, pattern):
+            return f"has {matches[0]}, {what}"
     return f"is not a checkpoint folder: it has no {WEIGHTS} and no {INDEX}"
 
 
-def has_pickle(names: Iterable[str]) -> bool:
+def has_pickle(names: list[str]) -> bool:
     """Return whether the weights are in pytorch_model.bin, in one file or in shards."""
-    return any(fnmatch(name, "pytorch_model*.bin*") for name in names)
+    return bool(fnmatch.filter(names, "pytorch_model*.bin*"))
 
 
 # The Hub
@@ -227,7 +225,7 @@ def weight_files(folder: Path) -> list[str]:
 
 def explain_missing(files: list[str], missing: str, name: str) -> str:
     """Return the end of a sentence "NAME on the Hub ..." for a repository that has `files`, but not `missing`."""
-    problem = find_problem(path for path in files if "/" not in path and path != ".gitattributes")
+    problem = find_problem([path for path in files if "/" not in path and path != ".gitattributes"])
     if problem and "pytorch_model.bin" in problem:
         problem += f": download it with `hf download {name} --local-dir FOLDER`; --model FOLDER shows how to convert it"
     return problem or f"has no {missing}, although its {INDEX} lists it"

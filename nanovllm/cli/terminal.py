@@ -89,10 +89,6 @@ def handled_by(handler: Callable[..., None], number: int = signal.SIGINT) -> Ite
         signal.signal(number, before)
 
 
-def ctrl_c_ends_at_once() -> AbstractContextManager[None]:
-    return handled_by(end_at_once)
-
-
 def ctrl_c_raises() -> AbstractContextManager[None]:
     """Raise KeyboardInterrupt on Ctrl-C, for a run with files to close."""
     return handled_by(raise_once)
