@@ -240,7 +240,7 @@ def figures(part, path=""):
 
 
 def without_spread(part):
-    """Yield the paths of timed figures without a spread beside them."""
+    """Yield the paths of timed figures without a spread."""
     for path, name, value, beside in figures(part):
         if path.split(".")[0] in SINGLE or path in COUNTED or not TIMED.fullmatch(name):
             continue

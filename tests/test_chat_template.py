@@ -162,7 +162,7 @@ def test_sandbox_allows_what_transformers_allows(ours, theirs, template, message
 
 
 def theirs_of(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return a tokenizer whose messages are dicts: transformers does not take dataclasses."""
+    """Return a tokenizer whose messages are dicts: transformers does not accept dataclasses."""
 
     class Converted:
         def apply_chat_template(self, chat: list[Any], **values: Any) -> Any:

@@ -44,7 +44,7 @@ CASES: dict[str, dict[str, Any]] = {  # additions to tokenizer_config.json, and 
         "special_tokens_map.json": {"eos_token": "left out"},
     },
     "split": {"tokenizer_config.json": {"split_special_tokens": True}},
-    "flags beside tokenizer.json": {"tokenizer_config.json": {"add_bos_token": False, "add_eos_token": True}},
+    "flags next to tokenizer.json": {"tokenizer_config.json": {"add_bos_token": False, "add_eos_token": True}},
 }
 
 

@@ -114,7 +114,7 @@ def median_scores(rounds: Sequence[Mapping[Key, Scores]]) -> dict[Key, Scores]:
 
 
 def figures(series: Mapping[str, Sequence[float]]) -> Scores:
-    """Return the median of each series, with its spread beside it.
+    """Return the median of each series, and its spread.
 
     >>> figures({"copy": [3.0, 1.0, 2.0]})
     {'copy': 2.0, 'copy_spread': [1.0, 3.0]}
@@ -132,7 +132,7 @@ def ratio(rounds: Sequence[Mapping[Key, float]], above: Key, below: Key) -> Spre
 
 
 def ratios(rounds: Sequence[Mapping[Key, float]], pairs: Mapping[str, tuple[Key, Key]]) -> Scores:
-    """Return ratio() of several pairs by name, each with its spread beside it."""
+    """Return ratio() of several pairs by name, each with its spread."""
     return {key: value for name, pair in pairs.items() for key, value in ratio(rounds, *pair).named(name).items()}
 
 

@@ -115,8 +115,8 @@ def numbers_of(turns: Sequence[HttpTurn]) -> dict[str, Any]:
     results["first_token_alone_ms"] = percentiles([each for turn in turns for each in turn.alone])
     fronts = [1000 * turn.front / turn.run.num_tokens for turn in turns if turn.front is not None]
     if fronts:
-        results["front_ms_a_token"] = statistics.median(fronts)
-        results["client_ms_a_token"] = statistics.median(1000 * turn.client / turn.run.num_tokens for turn in turns)
+        results["front_ms_per_token"] = statistics.median(fronts)
+        results["client_ms_per_token"] = statistics.median(1000 * turn.client / turn.run.num_tokens for turn in turns)
     return results
 
 

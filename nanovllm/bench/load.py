@@ -202,7 +202,7 @@ async def measure(options: ServerLoad) -> Report:
     measured = numbers(streamed.outcomes, streamed.seconds)
     measured["client_share_of_a_core"] = streamed.client / streamed.seconds
     if streamed.front is not None and measured["total_output_tokens"]:
-        measured["front_ms_a_token"] = 1000 * streamed.front / measured["total_output_tokens"]
+        measured["front_ms_per_token"] = 1000 * streamed.front / measured["total_output_tokens"]
     errors = [each.error for each in streamed.outcomes if each.error]
     return {
         "bench": "serve",

@@ -96,7 +96,7 @@ class Case(NamedTuple):
     def fitted(self, num_layers: int | None) -> "Case":
         """Return the case with `num_layers` layers, or as many as fit.
 
-        None stands for the shape's layers, and more if caches would hold them. Raise ValueError if not one fits.
+        None means the shape's own number, or more if caches could hold them all. Raise ValueError if none fits.
         """
         room = MOST_BYTES_ON_CPU
         if self.device.type == "cuda":

@@ -16,7 +16,7 @@ WORDS = (
 
 
 class Task(NamedTuple):
-    """A prompt, and exactly how many tokens each of its samples gets: measurements ignore the end of a text."""
+    """A prompt, and the exact number of tokens of each sample, because measurements ignore EOS."""
 
     prompt: list[int]
     num_output_tokens: int
@@ -72,7 +72,7 @@ def check_lengths(tasks: Sequence[Task], max_model_len: int) -> None:
     for task in tasks:
         if task.num_tokens > max_model_len:
             total = f"{len(task.prompt)} + {task.num_output_tokens} tokens"
-            raise ValueError(f"a prompt and its output have {total}, max_model_len is {max_model_len}")
+            raise ValueError(f"a prompt and its output have {total}, but max_model_len is {max_model_len}")
 
 
 # ---- a server's clients

@@ -48,8 +48,8 @@ def generate(
 ) -> int:
     """Continue each PROMPT, or six built-in ones.
 
-    The first story appears as it is generated, the others follow in order. The PROMPT - reads standard input. Put a
-    double dash before a prompt that begins with a dash: nanovllm generate -- "-1 is"
+    The first story appears as it is generated, and the others follow in order. The PROMPT - reads standard input. Put
+    a double dash before a prompt that begins with a dash: nanovllm generate -- "-1 is"
 
     Exit status 1: a prompt could not be served. 2: invalid options, and nothing was generated.
     """
@@ -93,7 +93,7 @@ def with_stats(
 ) -> "Iterator[RequestOutput]":
     """Yield the outputs, and print the engine's state between them.
 
-    In a terminal that shows both, only finished stories are yielded: no line may break into one.
+    In a terminal that shows both, yield only finished stories, so that no line breaks into one.
     """
     printer = StatsPrinter(llm, seconds)
     is_shared = seconds is not None and sys.stdout.isatty() and sys.stderr.isatty()
@@ -128,7 +128,7 @@ def story(output: "RequestOutput", completion: "CompletionOutput") -> str:
 
 
 def print_ending(output: "RequestOutput") -> None:
-    """Print the rest of a finished request: the text too, unless it is on the screen already."""
+    """Print the end of a finished request, with its text unless that is on the screen already."""
     for completion in output.outputs:
         is_printed = output.request_id == "0" and completion.index == 0
         text = "" if is_printed else story(output, completion)

@@ -7,33 +7,33 @@ from functools import partial
 class Observer:
     """An observer that ignores everything. A subclass overrides tell().
 
-    add       seq                      it waits at the end of the queue
-    refuse    request_id, error        it cannot be served
-    abort     request_id               the caller is about to end it
-    store     block, to, hash          this text has left the device: block `to` of the host has it
-    renew     block, hash              it has left the device, and this block of the host had it already
+    add       seq                      seq waits at the end of the queue
+    refuse    request_id, error        the request cannot be served
+    abort     request_id               the caller is about to end the request
+    store     block, to, hash          a block was evicted from the device, and block `to` of the host has a copy
+    renew     block, hash              a block was evicted from the device, and this block of the host had it already
     host_evict block, hash, why        the host's block is taken, or all are reset
     load      seq, copies              blocks for seq are on their way from the host
     arrive    copies                   they have arrived
     begin                              a step begins
-    admit     seq, hits                it holds its blocks; hits: those that were cached, None for one of the host
-    cache     block, hash              the text in this block can be found
-    evict     block, hash, why         it cannot be found any more: the block is taken, or all are reset
+    admit     seq, hits                seq holds its blocks; hits: those that were cached, None for one of the host
+    cache     block, hash              the block enters the prefix cache
+    evict     block, hash, why         the block leaves the prefix cache, because it is taken or all are reset
     fork      parent, child            child holds the blocks of parent too, and runs behind it
-    grow      seq, copy                it holds one block more, or its own copy of a shared one
+    grow      seq, copy                seq holds one more block, or its own copy of a shared one
     copy      copies                   these blocks are copied
-    wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
+    wait      seq, why, needed, free   seq is first in the queue, but is not admitted in this step
     schedule  output                   the sequences of this step, and how many tokens each computes
-    preempt   seq, makes_room_for      it has lost its blocks, and waits at the front of the queue
+    preempt   seq, makes_room_for      seq has lost its blocks, and waits at the front of the queue
     step      batch, updated           the new tokens are appended; updated: sequences that have one
-    free      seq, blocks              it has given these blocks back
-    finish    seq                      it has ended and holds nothing
+    free      seq, blocks              seq has given these blocks back
+    finish    seq                      seq has ended and holds nothing
     raise     batch, error             a step of the model raised an error with these sequences
     end       error                    the step is over; error: the one that ended it early, or None
     """
 
     def tell(self, kind: str, *details: object) -> None:
-        """Note an event. The engine's thread calls this right after the thing has happened."""
+        """Receive an event. The engine's thread calls this right after the event."""
 
 
 class Observers(Observer):

@@ -40,7 +40,7 @@ class FakeHub(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The Hub's API and downloads, as far as huggingface_hub uses them."""
+    """The parts of the Hub's API and downloads that huggingface_hub uses."""
 
     server: FakeHub
     protocol_version = "HTTP/1.1"

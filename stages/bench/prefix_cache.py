@@ -29,7 +29,7 @@ def measure(args: Namespace) -> dict[str, Any]:
 
 
 def measure_shared(folder: Path, prompts: Sequence[list[int]], dtype: str) -> Scores:
-    """Return the seconds to first token with the cache on and off, and how many times shorter they are with it."""
+    """Return the seconds to first token with the cache on and off, and their ratio."""
     room = sum(map(len, prompts)) + 32 * len(prompts)
     tasks, racers = [Task(prompt, 1) for prompt in prompts], {}
     for name in ("on", "off"):

@@ -151,7 +151,7 @@ def ends(story: str) -> str:
 
 
 def measure_peers(args: Namespace) -> dict[str, Any]:
-    """Decode a single stream in float32, with stage 1 and with transformers' `generate` in turns."""
+    """Decode a single stream in float32 with stage 1 and with transformers' `generate`, which take turns."""
     from transformers import LlamaForCausalLM
 
     llm = stage("s1").LLM(STORYTELLER, dtype="float32")

@@ -1,4 +1,4 @@
-"""The serving table: stage 4 against stage 3 on the model of 135M parameters, and transformers beside them.
+"""The serving table: stage 4, stage 3 and transformers on the model of 135M parameters.
 
 32 requests of 16 to 256 tokens arrive together, at a pool of 2,048. A round takes about 75 seconds on two cores.
 

@@ -248,7 +248,7 @@ def missing_requirement() -> str | None:
     except PackageNotFoundError:
         return f"numba is not installed ({INSTALL})"
     if tuple(int(part) for part in installed.split(".")[:2]) < LEAST_NUMBA:
-        return f"numba 0.68 or newer is needed, {installed} is installed ({INSTALL})"
+        return f"numba 0.68 or newer is needed, but {installed} is installed ({INSTALL})"
     return None
 
 

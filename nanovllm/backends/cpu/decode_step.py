@@ -439,7 +439,7 @@ class DecodeRunner:
         Return hidden [rows, hidden_size] and logits float32 [rows, vocab_size].
         """
         rows = len(token_ids)
-        assert 1 <= rows <= self.max_rows, f"{rows} rows, at most {self.max_rows}"
+        assert 1 <= rows <= self.max_rows, f"at most {self.max_rows} rows are allowed, got {rows}"
         self._check(token_ids, block_tables, context_lens)
         width = max(len(table) for table in block_tables)
         numbers = token_ids + context_lens

@@ -249,7 +249,7 @@ class StepAttend:
 
         q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]
         """
-        assert len(q) == self.num_rows, f"{len(q)} queries, the step has {self.num_rows}"
+        assert len(q) == self.num_rows, f"the step has {self.num_rows} queries, got {len(q)}"
         out = q.new_empty(q.shape)
         self.attend(layer, torch.cat((q, k, v), dim=1), 0, 0, out)
         return out

@@ -109,7 +109,7 @@ def test_failed_peer_is_a_one_line_error(run, fake, code, ready, expected):
         (["--peer", "vllm=no/python"], "vllm: cannot run 'no/python': No such file or directory"),
         (["--jobs", "mixed,0"], "--jobs must be whole numbers of at least 1, separated by commas, got '0'"),
         (["--contexts", "1k"], "--contexts must be whole numbers"),
-        (["--jobs", "", "--contexts", "60"], "60 + 9 tokens, max_model_len is 64"),
+        (["--jobs", "", "--contexts", "60"], "60 + 9 tokens, but max_model_len is 64"),
         (
             ["--jobs", "", "--contexts", "40", "--kv-cache-tokens", "64"],
             "8 contexts of 40 tokens do not fit in the pool of 64 slots",

@@ -98,7 +98,7 @@ def test_engine_is_measured_beside_a_peer_that_fails(serve, code, ready, expecte
     [
         (["--shape", "qwen3-0.6b"], "--shape qwen3-0.6b and --model "),
         (["--min-len", "9", "--max-len", "8"], "--min-len must be at most --max-len 8, got 9"),
-        (["--min-len", "40", "--max-len", "40"], "40 + 40 tokens, max_model_len is 64"),
+        (["--min-len", "40", "--max-len", "40"], "40 + 40 tokens, but max_model_len is 64"),
         (["--model", "no/such/folder/here"], "no/such/folder/here"),
         (["--peer-seconds", "0"], "'--peer-seconds'"),
     ],

@@ -156,7 +156,7 @@ def test_help_imports_no_torch():
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--input-len", "60", "--output-len", "5"], "60 + 5 tokens, max_model_len is 64"),
+        (["--input-len", "60", "--output-len", "5"], "60 + 5 tokens, but max_model_len is 64"),
         (["--json", "no/such/folder/a.json"], "[Errno 2] No such file or directory: 'no/such/folder/a.json'"),
         (["--json", "."], "[Errno 21] Is a directory: '.'"),
         (["--rounds", "0"], "'--rounds': 0 is not in the range x>=1."),

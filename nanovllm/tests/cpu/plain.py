@@ -1,6 +1,6 @@
-"""Each kernel in plain PyTorch: the twin shows the result, the kernel how it is computed. Tests compare the two.
+"""A twin of each kernel in plain PyTorch, which is easier to read. Tests compare the two.
 
-All of them compute in float32, whatever the storage type.
+All twins compute in float32, whatever the storage type.
 """
 
 import torch

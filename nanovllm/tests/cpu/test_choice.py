@@ -188,7 +188,7 @@ def test_numba_must_be_installed_and_recent(monkeypatch):
     assert backend.missing_requirement() is None
     monkeypatch.setattr(backend, "version", lambda name: "0.59.1")
     assert backend.missing_requirement() == (
-        "numba 0.68 or newer is needed, 0.59.1 is installed (pip install 'numba>=0.68')"
+        "numba 0.68 or newer is needed, but 0.59.1 is installed (pip install 'numba>=0.68')"
     )
 
     def missing(name):

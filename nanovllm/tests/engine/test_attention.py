@@ -269,7 +269,7 @@ def test_q_k_and_v_are_not_changed():
 
 def test_attend_rejects_a_batch_of_another_size():
     attend = PagedAttention(make_cache(2), tile_size=4).plan(step([([0], 0, 3)]))
-    with pytest.raises(AssertionError, match="2 queries, the step has 3"):
+    with pytest.raises(AssertionError, match="the step has 3 queries, got 2"):
         attend(0, *random_qkv(2))
 
 
@@ -477,7 +477,7 @@ def test_the_largest_temporary_of_a_chunk_is_one_tile():
 
 @pytest.mark.parametrize("now", [1, 8])
 def test_only_a_few_tiles_exist_at_a_time(now):
-    """One tile is read while the previous one is still held, beside queries and outputs or a mask."""
+    """One tile is read while the previous one is still held, next to queries and outputs or a mask."""
     for context_len in (256, 1024, 4096):
         peak = watch([(context_len - now, now)] * 2).peak
         assert peak <= 3 * tile_bytes(), "tiles are kept after use, or KV heads are copied for each query head"

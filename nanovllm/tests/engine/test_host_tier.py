@@ -142,7 +142,7 @@ def test_failed_copy_leaves_everything_unchanged():
 
 
 class Event:
-    """A CUDA event, as far as a Load uses it."""
+    """The methods of a CUDA event that a Load uses."""
 
     def __init__(self) -> None:
         self.is_past = False

@@ -552,7 +552,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "a file cut in its tensors": (lambda f: cut(f / "model.safetensors", 0.9), ["model.safetensors is not a complete"]),
     "a file cut in its header": (lambda f: cut(f / "model.safetensors", 0.01), ["model.safetensors is not a complete"]),
     "an empty file": (lambda f: cut(f / "model.safetensors", 0), ["model.safetensors is not a complete"]),
-    "a tokenizer that is none": (
+    "an invalid tokenizer": (
         lambda f: (f / "tokenizer.model").write_bytes(b"what"),
         ["tokenizer.model is not a sentencepiece model"],
     ),
@@ -608,7 +608,7 @@ BROKEN_SHARDS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda f: (f / "model.safetensors.index.json").write_text("{}"),
         ["tensor model.embed_tokens.weight [320, 32] is missing"],
     ),
-    "a map that is none": (
+    "an invalid map": (
         lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}'),
         ["model.safetensors.index.json: weight_map must be an object, got ['model.safetensors']"],
     ),

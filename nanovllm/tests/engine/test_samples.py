@@ -356,7 +356,7 @@ def test_failing_sample_does_not_end_the_others(checkpoint):
 
 
 def test_failing_prompt_ends_all_samples_that_wait_for_it(checkpoint):
-    """The fourth sample has no seat beside the others, computes the prompt by itself, and continues."""
+    """The fourth sample gets no seat next to the others, computes the prompt by itself, and continues."""
     engine = scripted_engine(checkpoint, num_blocks=40, max_num_seqs=3)
     poisoned(engine, ("a", 0))
     engine.add_request("a", [1] * 6, seeded(5, n=4)), engine.add_request("b", [2] * 3, params(5))

@@ -19,7 +19,7 @@ PARTS: dict[int, tuple[str, Callable[[Setup, PartReport], None]]] = {
     4: ("the roofline", steps.roofline),
     5: ("claims about allocating, copying a block, and swapping", memory.claims),
     6: ("the finished engine: decode steps, and their part of the bandwidth", partial(engine.run_benches, 6)),
-    7: ("the finished engine: nano-vllm's workload, beside generate_batch", partial(engine.run_benches, 7)),
+    7: ("the finished engine: nano-vllm's workload, compared with generate_batch", partial(engine.run_benches, 7)),
     8: ("the finished engine: the cost of blocks in attention", partial(engine.run_benches, 8)),
     9: ("the finished engine: launches of a step", partial(engine.run_benches, 9)),
 }

@@ -29,9 +29,9 @@ BLOCK_SIZE = 16
 
 
 def moves(setup: Setup, report: PartReport) -> None:
-    """Measure copies in one piece and by block, pinned and pageable, beside computing, and to a disk."""
+    """Measure copies in one piece and by block, pinned and pageable, during computation, and to a disk."""
     if not setup.is_cuda:
-        report.note("Pinned memory and streams need CUDA: here a copy is a memcpy, and nothing runs beside it.")
+        report.note("Pinned memory and streams need CUDA. Here a copy is a memcpy, and nothing runs at the same time.")
     sizes = setup.size((2**16, 2**18, 2**20, BLOCK_OF_70B, 2**25, 2**28, 2**30), (2**12, 2**14))
     rounds = setup.size(11, 1)
     rows = [{"bytes": n, **copies(rounds, n, setup.device)} for n in sizes if report.has_time(n)]
@@ -39,8 +39,8 @@ def moves(setup: Setup, report: PartReport) -> None:
     report.table(
         "Blocks of 16 tokens, as stage 7 moves them, GB/s", [in_blocks(setup, model) for model in setup.models]
     )
-    if report.has_time("loads beside steps"):
-        report.table("Stage 7: a load beside decode steps", [loads_beside_steps(setup)])
+    if report.has_time("loads during steps"):
+        report.table("Stage 7: a load during decode steps", [loads_beside_steps(setup)])
     if report.has_time("disk"):
         setup.out.mkdir(parents=True, exist_ok=True)
         size = setup.size(BLOCK_OF_70B, 2**12)
@@ -66,7 +66,7 @@ class Copies:
             self.tier.store(block, block_hash)
 
     def load(self, beside: Callable[[], object] = lambda: None) -> None:
-        """Load the stored blocks, make the call beside it, and wait for the load."""
+        """Load the stored blocks, make the call at the same time, and wait for the load."""
         held = self.tier.hold(self._hashes)
         self.tier.load([BlockCopy(source, block) for block, source in enumerate(held)])
         beside()
@@ -79,7 +79,7 @@ def in_blocks(setup: Setup, model: str) -> Row:
     in_one = partial(both.blocks.copy_, both.tier.blocks, non_blocking=True)
     turns = setup.turns({"store": both.store, "load": both.load, "load in one piece": in_one})
     speeds = [{name: both.blocks.nbytes / 1e9 / seconds for name, seconds in each.items()} for each in turns]
-    return {"model": model, "bytes a block": both.blocks[0].nbytes, **with_spreads(speeds)}
+    return {"model": model, "bytes per block": both.blocks[0].nbytes, **with_spreads(speeds)}
 
 
 def loads_beside_steps(setup: Setup) -> Row:
@@ -112,7 +112,7 @@ def claims(setup: Setup, report: PartReport) -> None:
     rows = [
         {"tokens": n, **measure_first_token(folder, setup.dtype, n, **options)} for n in lengths if report.has_time(n)
     ]
-    report.table("Claim 16: to the first token, loaded or computed again, seconds", rows)
+    report.table("Claim 16: to the first token, loaded or recomputed, seconds", rows)
 
 
 def order_of_reuse(setup: Setup, num_bytes: int) -> Row:
@@ -134,4 +134,4 @@ def block_copies(setup: Setup, name: str, shape: Any) -> Row:
     }
     calls["plain copy"] = partial(cache.blocks[half].copy_, cache.blocks[0], non_blocking=True)
     turns = setup.turns({each: repeated(call, many) for each, call in calls.items()})
-    return {"model": name, "bytes a block": cache.blocks[0].nbytes, **with_spreads(turns, 1e6 / many)}
+    return {"model": name, "bytes per block": cache.blocks[0].nbytes, **with_spreads(turns, 1e6 / many)}

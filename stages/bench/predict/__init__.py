@@ -25,7 +25,7 @@ def stages() -> list[str]:
 
 
 def measure(stage: str, args: Namespace) -> dict[str, Any]:
-    """Return a stage's numbers by name, and its questions with their answers in words; for stage 1 its holes, too."""
+    """Return a stage's numbers by name, its questions with their answers in words, and the holes of stage 1."""
     module = importlib.import_module(f"{__name__}.{stage}")
     numbers = module.measure(STORYTELLER)
     text = Path(__file__).with_name(f"{stage}.md").read_text(encoding="utf-8")

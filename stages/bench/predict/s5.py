@@ -83,7 +83,7 @@ def search(model: Path, prompt: str | list[int], width: int) -> dict[str, int]:
 
 
 def timed_runs(model: Path, blocks_copied: int) -> Scores:
-    """Return N outputs of one prompt, as requests of stage 4 and as samples, in turns; and a beam search."""
+    """Time N outputs of one prompt, as requests of stage 4 and as samples, which take turns, and a beam search."""
     options: dict[str, Any] = {"temperature": 1.0, "max_tokens": OUTPUT, "ignore_eos": True}
     seeds = [stage("s4").SamplingParams(seed=seed, **options) for seed in range(N)]
     samples = [stage("s5").SamplingParams(n=N, seed=0, **options)]

@@ -1,6 +1,6 @@
-"""exercises/sN: a copy of a stage that runs, in which the functions of the exercise's steps are open for the learner.
+"""exercises/sN: a copy of a stage that runs, with the functions of the exercise's steps left open for the learner.
 
-A new function raises NotImplementedError; one that the previous stage has starts with that stage's body.
+A new function raises NotImplementedError; a function that the previous stage has starts with that stage's body.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 from ..chain.model import ChainError, FunctionName, Stage, Step, files_under
 from .functions import Function, find, missing_names
 
-RECORD = ".written.json"  # digests of the files as written, so that the learner's work shows
+RECORD = ".written.json"  # digests of the files as written, to detect the learner's work
 AT = ".step"  # the learner's current step
 
 
@@ -22,13 +22,13 @@ def exercise_folder(stage: Stage) -> Path:
 def write_exercise(stage: Stage, first: int, force: bool) -> Path:
     """Write exercises/sN with the functions of step `first` and later open.
 
-    Raise ChainError, and change nothing, if the folder holds work of the learner's, unless `force` is set.
+    Raise ChainError, and change nothing, if the folder holds the learner's work, unless `force` is set.
     """
     step_of(stage, first)
     folder = exercise_folder(stage)
     if (work := changed_by_learner(folder)) and not force:
         raise ChainError(f"exercises/{stage.key} holds your work ({', '.join(work)}): --force discards it")
-    opened = open_functions(stage, first)  # first: a mistake in chain.toml must not cost the folder
+    opened = open_functions(stage, first)  # first, so that a mistake in chain.toml does not cost the folder
     if folder.exists():
         shutil.rmtree(folder)
     copy_stage(stage, folder, opened)
@@ -48,7 +48,7 @@ def changed_by_learner(folder: Path) -> list[str]:
 
 
 def copy_stage(stage: Stage, folder: Path, opened: dict[str, str]) -> None:
-    """Copy a stage, with other texts for the open files, and without DIFF.md, which holds the solution."""
+    """Copy a stage, with the given texts for the open files, and without DIFF.md, which holds the solution."""
     for file in sorted(stage.files() - {"DIFF.md"}):
         target = folder / file
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def open_functions(stage: Stage, first: int) -> dict[str, str]:
 
 
 def _starting_body(stage: Stage, step: Step, name: FunctionName, function: Function) -> str:
-    """Return the text that takes the place of the solution."""
+    """Return the text that replaces the solution."""
     mark = f"{function.indent}# EXERCISE step {step.number}: {step.title}\n"
     before, now = (side.text(name.file) if side else "" for side in (stage.before, stage))
     old = find(before, name.name) if before else None
@@ -108,7 +108,7 @@ def step_of(stage: Stage, number: int) -> Step:
 
 
 def what_next(stage: Stage, first: int) -> str:
-    """Return what the learner does next, after the exercise was written."""
+    """Return instructions for the learner, after the exercise was written."""
     steps = stage.steps[first - 1 :]
     minutes = sum(step.minutes for step in stage.required_steps[first - 1 :])
     lines = [
@@ -121,9 +121,9 @@ def what_next(stage: Stage, first: int) -> str:
 
 
 def how_to(stage: Stage, number: int, function: str | None = None) -> str:
-    """Return where to solve a step, and the commands that help, ready to paste.
+    """Return the files to edit in a step, and helpful commands, ready to paste.
 
-    function: offer the solution of this one; None for any of the step.
+    function: the function whose solution to offer; by default, any of the step's.
     """
     step, make = step_of(stage, number), f"make exercise STAGE={stage.number}"
     files = ", ".join(f"exercises/{stage.key}/{file}" for file in dict.fromkeys(each.file for each in step.functions))
@@ -146,7 +146,7 @@ def remember_step(stage: Stage, number: int) -> None:
 
 
 def remembered_step(stage: Stage) -> int:
-    """Return the learner's step at the last check; the first, if nothing was checked."""
+    """Return the learner's step at the last check, or the first step if nothing was checked."""
     file = exercise_folder(stage) / AT
     text = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
     return int(text) if text.isdigit() and 1 <= int(text) <= len(stage.steps) else 1
