@@ -1,7 +1,7 @@
 """Find tests of a stage that duplicate an earlier stage's: byte for byte, they reach the same code.
 
-A stage begins as a copy of the previous stage, with its tests. A test reaches the definitions that it names, its fixtures,
-and everything that those name in turn, anywhere in the stage's folder:
+A stage begins as a copy of the previous stage, with its tests. A test reaches the definitions that it names, its
+fixtures, and everything that those name in turn, anywhere in the stage's folder:
 
     test_reuse      names BlockManager, make_sequence
     make_sequence   names Sequence                        (tests/helpers.py)

@@ -59,9 +59,7 @@ class Racer:
 
     def scores(self) -> Scores:
         """Return the numbers of a race that is over. Every task must have all of its tokens."""
-        assert self._num_tokens == self._num_expected, (
-            f"{self._num_tokens} of {self._num_expected} tokens were generated"
-        )
+        assert self._num_tokens == self._num_expected, f"{self._num_tokens} of {self._num_expected} tokens generated"
         assert next(self._stream, None) is None, "there are too many tokens"
         return {
             "tokens_per_second": self._num_tokens / sum(self.slices),

@@ -135,7 +135,7 @@ TOLERANCE = {torch.float32: 2e-4, torch.float16: 3e-2, torch.bfloat16: 2e-1}  # 
 
 
 def close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether a is close to b. The order of float32 sums differs, and other dtypes round intermediate results."""
+    """Return whether a is close to b: float32 sums run in a different order, and other dtypes round on the way."""
     spread = float(b.std(correction=0)) + 1e-2
     return bool((a.float() - b).abs().max() < TOLERANCE[dtype] * spread)
 
