@@ -61,7 +61,7 @@ def test_missing_device_is_a_one_line_error(capsys):
 def test_invalid_part_is_named(capsys):
     with pytest.raises(SystemExit):
         command.parse(["10"])
-    assert "argument PART: invalid choice: 10 (choose from " in capsys.readouterr().err
+    assert "PART must be one of 1, 2, 3, 4, 5, 6, 7, 8, 9, got 10" in capsys.readouterr().err
 
 
 def test_case_without_time_is_named(setup):

@@ -29,11 +29,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(prog="python -m stages.bench.gpu", description=__doc__.splitlines()[0])
     titles = "; ".join(f"{number}: {title}" for number, (title, _) in PARTS.items())
-    parser.add_argument("parts", nargs="*", type=int, choices=PARTS, metavar="PART", help=titles)
+    parser.add_argument("parts", nargs="*", type=int, metavar="PART", help=titles)
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu to try it out (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and one round: a test of the program itself")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="a folder (default: %(default)s)")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if invalid := {*args.parts} - PARTS.keys():
+        parser.error(f"PART must be one of {', '.join(map(str, PARTS))}, got {invalid.pop()}")
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:
