@@ -460,7 +460,7 @@ class DecodeRunner:
         """Assert that all numbers are in range, since a kernel would read and write out of bounds."""
         size, longest = self._sizes.vocab_size, max(context_lens)
         assert min(token_ids) >= 0 and max(token_ids) < size, f"token ids {token_ids}, of {size}"
-        assert longest <= self._max_model_len, f"a context of {longest} tokens, at most {self._max_model_len}"
+        assert longest <= self._max_model_len, f"at most {self._max_model_len} tokens are allowed, got {longest}"
         for table, length in zip(block_tables, context_lens, strict=True):
             slots = len(table) * self._shape.block_size
             assert 1 <= length <= slots, f"a context of {length} tokens in {slots} slots"

@@ -102,7 +102,8 @@ class PagedAttend:
         q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]
         """
         step = self._step
-        assert q.shape[0] == step.query_start_loc[-1], f"{q.shape[0]} queries, the step has {step.query_start_loc[-1]}"
+        num_queries = step.query_start_loc[-1]
+        assert len(q) == num_queries, f"the step has {num_queries} queries, got {len(q)}"
         self._kv_cache.write(layer, self._rows, k, v)
         out = q.new_empty(q.shape)
         if self._tiles:
