@@ -198,17 +198,17 @@ def test_too_many_rows_are_rejected(compiled):
     config = random_config(random.Random(1))
     pool = KVCache(config, 8, 4, torch.float32, torch.device("cpu"))
     runner = DecodeRunner(random_model(config, torch.float32), pool, 16)
-    with pytest.raises(AssertionError, match="5 rows, at most 4"):
+    with pytest.raises(AssertionError, match="at most 4 rows are allowed, got 5"):
         runner.run([1] * 5, [[0], [1], [2], [3], [4]], [1] * 5)
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (([53], [[0]], [1]), r"token ids \[53\], of 53"),
     (([-1], [[0]], [1]), r"token ids \[-1\], of 53"),
-    (([1], [[0, 1, 2, 3, 4]], [17]), "a context of 17 tokens, at most 16"),
+    (([1], [[0, 1, 2, 3, 4]], [17]), "at most 16 tokens are allowed, got 17"),
     (([1, 1], [[0], [1]], [4, 5]), "a context of 5 tokens in 4 slots"),
     (([1], [[]], [0]), "a context of 0 tokens in 0 slots"),
-    (([], [], []), "0 rows, at most 4"),
+    (([], [], []), "at most 4 rows are allowed, got 0"),
 ])  # fmt: skip
 def test_arguments_out_of_bounds_are_rejected(arguments, message, compiled):
     compiled(torch.float32)
