@@ -1,4 +1,4 @@
-"""Fresh virtual environments outside of the repository, for the checks that .ci/nightly runs."""
+"""Fresh virtual environments outside the repository, for the checks that .ci/nightly runs."""
 
 import os
 import re
@@ -19,7 +19,7 @@ class Environment:
         self.folder, self.python = folder, folder / "bin" / "python"
 
     def pip(self, *arguments: str | Path) -> None:
-        """Run pip install outside of the repository. Raise CalledProcessError if it fails."""
+        """Run pip install outside the repository. Raise CalledProcessError if it fails."""
         command = [self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
         subprocess.run(command, cwd=self.folder, check=True)
 

@@ -1,6 +1,6 @@
 """Install nanovllm as a user would, and run each command of both README files: `python .ci/install_check.py`.
 
-The environment is new, in a temporary folder, and pip runs outside of the repository. The commands run as shown, with
+The environment is new, in a temporary folder, and pip runs outside the repository. The commands run as shown, with
 that environment's `nanovllm`. Blocks that need Docker, a GPU or other engines are skipped. The last line is "N passed,
 N failed".
 """

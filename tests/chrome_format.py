@@ -77,7 +77,7 @@ def check_arrows(events: list[dict[str, Any]]) -> None:
             is_in = [
                 each["ts"] <= at <= each["ts"] + each["dur"] for each in slices if (each["pid"], each["tid"]) == thread
             ]
-            assert any(is_in), f"an arrow ends outside of all slices: {event}"
+            assert any(is_in), f"an arrow ends outside all slices: {event}"
         if event["ph"] == "s":
             assert event["id"] not in starts
             starts[event["id"]] = event["ts"]

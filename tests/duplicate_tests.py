@@ -211,7 +211,7 @@ class Case(NamedTuple):
 def find_copies(tests: list[Case], folders: list[Path]) -> set[int]:
     """Return the indices of the tests that duplicate another one in `tests`, of an earlier stage in `folders`.
 
-    A test outside of all folders is never a copy.
+    A test outside all folders is never a copy.
     """
     stages = [Stage(folder) for folder in folders]
     seen: set[tuple[Path, str, frozenset[Reached]]] = set()

@@ -38,7 +38,7 @@ def test_each_round_makes_every_call_once_in_random_order():
     assert rounds[0] == {name: 5 + orders[1].index(name) for name in "abcd"}
 
 
-def test_rounds_end_with_the_time_but_not_before_the_least_number():
+def test_rounds_end_when_time_is_up_but_not_before_the_minimum():
     assert len(take_turns({"a": lambda: 1.0}, 50, least_rounds=3, seconds=0.0)) == 3
     assert len(take_turns({"a": lambda: 1.0}, 5, least_rounds=3, seconds=1000.0)) == 5
     assert len(take_turns({"a": lambda: 1.0}, 5, seconds=0.0)) == 5, "all of them, without a least number"
@@ -258,7 +258,7 @@ def test_every_timed_figure_has_its_spread():
     assert list(without_spread(results.read())) == [], "make measure"
 
 
-def test_all_figures_are_of_one_machine_and_one_run():
+def test_all_figures_come_from_one_machine_and_one_run():
     result = results.read()
     assert {*result["measured"]["tables"]} == {*command.TABLES}, "python -m stages.bench all --resume measures the rest"
     assert result["machine"].startswith(result["measured"]["machine"])
@@ -352,7 +352,7 @@ def test_figures_of_two_machines_are_not_mixed(small, capsys):
     old = {"a": {"gain": 3}, "measured": {"machine": "a large one", "tables": {"a": {"seconds": 1}}}}
     small.write_text(json.dumps(old))
     assert command.main(["a"]) == 1 and results.read() == old
-    assert "measured on a large one, and this is" in capsys.readouterr().err
+    assert "measured on a large one, but this is" in capsys.readouterr().err
     assert command.main(["--resume"]) == 1 and results.read() == old
     assert "nothing to resume: that run was on a large one" in capsys.readouterr().err
     assert command.main(["a", "--no-save"]) == 0 and results.read() == old
@@ -366,6 +366,6 @@ def test_key_is_a_path(small):
         results.value("a.c", small)
 
 
-def test_processor_has_its_name_if_the_system_has_one(tmp_path):
+def test_processor_name_is_read_if_the_system_reports_one(tmp_path):
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A Chip 9\n")
     assert results.processor(tmp_path / "cpuinfo") == "A Chip 9" and results.processor(tmp_path / "none")

@@ -78,7 +78,7 @@ def prints(tree: ast.Module) -> Iterator[str]:
 
 
 def fixed_devices(tree: ast.Module) -> Iterator[str]:
-    """Yield GPUs named outside of comparisons, devices as defaults, and methods that move tensors to a GPU."""
+    """Yield GPUs named outside comparisons, devices as defaults, and methods that move tensors to a GPU."""
     compared = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Compare) for part in ast.walk(node)}
     defaults = {id(part) for function in functions(tree) for part in function.args.defaults + function.args.kw_defaults}
     for node in ast.walk(tree):

@@ -103,7 +103,7 @@ class Case(NamedTuple):
             torch.cuda.empty_cache()  # otherwise the previous case's memory would not count as free
             room = min(MOST_BYTES, torch.cuda.mem_get_info(self.device)[0] // 2)
         if self.layer_bytes > room:
-            raise ValueError(f"keys and values of a layer have {self.layer_bytes:,} bytes, room is for {room:,}")
+            raise ValueError(f"a layer's keys and values need {self.layer_bytes:,} bytes, got {room:,}")
         most = num_layers or max(self.shape.num_hidden_layers, cdiv(LEAST_BYTES, self.layer_bytes))
         return self._replace(num_layers=min(most, room // self.layer_bytes))
 

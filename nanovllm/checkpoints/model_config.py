@@ -214,8 +214,8 @@ def default_sampling_params(
     """Return the SamplingParams fields for requests without parameters. max_new_tokens becomes max_tokens.
 
     `generation_config` is "auto" (the checkpoint in `folder`), "vllm" (no recommendations) or another folder.
-    `override` comes on top. do_sample has no effect, as in vLLM: a temperature counts without it. Raise ValueError,
-    naming the file and the entry, for a value that is not a number.
+    `override` takes precedence. As in vLLM, do_sample has no effect: a temperature applies even without it. Raise
+    ValueError, naming the file and the entry, for a value that is not a number.
     """
     entries = {} if generation_config == "vllm" else read_recommended(Path(folder), generation_config)
     entries |= {name: value for name, value in (override or {}).items() if name in RECOMMENDED}

@@ -45,7 +45,7 @@ LAST_STEP = 5.0  # seconds for the engine to end by itself
 def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connection, BaseProcess]:
     """Start a process that builds an engine with `build`. Return the pipe to it, and the process.
 
-    Only the front ends it: a terminal's signals, which reach both, are blocked there from its first moment on.
+    Only the front ends it. A terminal's signals reach both processes, so the engine's blocks them from the start.
     """
     context = multiprocessing.get_context("spawn")
     pipe, engines_end = context.Pipe()
@@ -237,9 +237,9 @@ class EngineClient:
 
 
 def failure(request_id: str, error: str) -> Exception:
-    """Print an error for the person who runs the server. Return it without an exception's text: it may name files.
+    """Print an error for the person who runs the server. Return it without the exception's text, which may name files.
 
-    A ValueError is the client's: its constraints leave no token.
+    A ValueError is the client's fault: its constraints leave no token.
     """
     tell(f"error: request {request_id}: {error}")
     kind, _, text = error.partition(": ")

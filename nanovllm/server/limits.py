@@ -29,7 +29,7 @@ from .protocol import MAX_CHOICES, InvalidRequest
 MAX_HEAD_BYTES = 1 << 15
 MIN_CHUNK_BYTES = 64  # smaller chunks of a body count as this many, because each costs the event loop time
 LINGER = 0.5  # seconds for a client to read an error before its connection is aborted
-MAX_PARTS = 1 << 17  # objects, arrays and fields of a body: Python needs a while to build more
+MAX_PARTS = 1 << 17  # objects, arrays and fields of a body, because Python takes long to build more
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # of JSON
 
 
@@ -145,7 +145,7 @@ class HttpProtocol(H11Protocol):
             self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse the client after next_event() has raised. uvicorn calls it."""
+        """Refuse the client. uvicorn calls this after next_event() has raised."""
         error = self.conn.error
         assert error is not None, "uvicorn calls it for an error of the connection"
         status = error.error_status_hint if error.error_status_hint < 500 else 400
@@ -197,7 +197,7 @@ class HttpProtocol(H11Protocol):
 
 
 def last_response(status: int, message: str) -> bytes:
-    """Return an error as bytes of HTTP, the last of its connection."""
+    """Return an error as a raw HTTP response, the last one on its connection."""
     body = json.dumps(error_object(status, message))
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
@@ -240,17 +240,17 @@ def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: i
     """Raise InvalidRequest if the requests of one body may cost more than the options allow."""
     num_choices = sum(request.params.n for request in requests)
     if num_choices > MAX_CHOICES:
-        message = f"The request needs {num_choices:,} choices, and a response has at most {MAX_CHOICES:,}."
+        message = f"The request needs {num_choices:,} choices, but a response can have at most {MAX_CHOICES:,}."
         raise InvalidRequest(message, "n")
     for request in requests:
-        if len(request.token_ids) >= max_model_len:  # the engine would say so after it has read them all
+        if len(request.token_ids) >= max_model_len:  # the engine would read them all first
             message = f"This model's maximum context length is {max_model_len} tokens. However, your prompt has"
             message = f"{message} {len(request.token_ids)} tokens, and at least one must be generated."
             raise InvalidRequest(f"{message} Please shorten the prompt.", code="context_length_exceeded")
     check_logprobs(requests[0].params, options)
     num_tokens = sum(request.params.n * max_num_tokens(request, max_model_len) for request in requests)
     if options.max_request_tokens is not None and num_tokens > options.max_request_tokens:
-        message = f"The request may need {num_tokens:,} tokens, prompts and outputs together, and this server allows"
+        message = f"The request may need {num_tokens:,} tokens, prompts and outputs together, but this server allows"
         raise InvalidRequest(f"{message} {options.max_request_tokens:,}.", "max_tokens")
 
 
@@ -278,10 +278,10 @@ def check_load(requests: Sequence[Add], options: ServerOptions, load: EngineClie
     most, added = options.max_num_queued_reqs, sum(request.params.n for request in requests)
     if most is not None and load.num_samples + added > most:
         name = "max_num_queued_reqs"
-        message = f"{load.num_samples} requests run or wait, and {added} more would exceed {name}, {most}."
+        message = f"{load.num_samples} requests run or wait, and {added} more would exceed {name}, which is {most}."
     elif (most := options.max_num_queued_tokens) is not None and load.num_waiting_tokens >= most:
         name = "max_num_queued_tokens"
-        message = f"Prompts of {load.num_waiting_tokens:,} tokens wait, and {name} is {most:,}."
+        message = f"Prompts of {load.num_waiting_tokens:,} tokens are waiting, and {name} is {most:,}."
     else:
         return
     rejections[name] += 1

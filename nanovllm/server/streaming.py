@@ -44,7 +44,7 @@ class EventStream(StreamingResponse):
 async def stream(events: Events, as_event: Callable[[Exception], bytes], receive: Receive) -> Response:
     """Return a response with the events. If an error comes before the first event, raise it.
 
-    A later error becomes the last event, by `as_event`.
+    A later error becomes the last event, converted by `as_event`.
     """
     try:
         first = await unless_hung_up(receive, anext(events))
@@ -55,7 +55,7 @@ async def stream(events: Events, as_event: Callable[[Exception], bytes], receive
 
 
 async def or_error(first: bytes, events: Events, as_event: Callable[[Exception], bytes]) -> Events:
-    """Yield the events, and an error that ends them as the last one."""
+    """Yield the events. If an error ends them, yield it as the last one."""
     async with aclosing(events):
         yield first
         try:
@@ -68,7 +68,7 @@ async def or_error(first: bytes, events: Events, as_event: Callable[[Exception],
 async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`. If the client hangs up meanwhile, cancel it and raise HungUp.
 
-    The body of the request must have been read: after it only the hang-up can come.
+    The body of the request must have been read, so that only a disconnect can follow.
     """
     task, hang_up = asyncio.ensure_future(work), asyncio.ensure_future(until_hung_up(receive))
     try:

@@ -79,7 +79,7 @@ def imports_of(path: str, tree: ast.Module, with_types: bool = False) -> Iterato
 def folder_imports(modules: dict[str, ast.Module]) -> dict[str, dict[str, str]]:
     """Return the folders that each folder imports, with one place where it does so.
 
-    A module outside of any folder counts as a folder.
+    A module outside any folder counts as a folder.
     """
     face = {each.name: each.module for each in imports_of("__init__.py", modules["__init__.py"], with_types=True)}
     folders = {Path(path).with_suffix("").parts[0] for path in modules}

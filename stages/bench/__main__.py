@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     measured = results.read().get("measured", {"machine": results.host(), "tables": {}})
     if args.resume:
         if measured["machine"] != results.host():
-            reason = f"that run was on {measured['machine']}, and this is {results.host()}"
+            reason = f"that run was on {measured['machine']}, but this is {results.host()}"
             print(f"nothing to resume: {reason}", file=sys.stderr)
             return 1
         args.tables = [name for name in args.tables if name not in measured["tables"]]

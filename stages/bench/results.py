@@ -66,7 +66,7 @@ def save(table: str, result: dict[str, Any], seconds: float, path: Path = RESULT
     measured = old.get("measured", {"machine": host(), "tables": {}})
     if measured["machine"] != host():
         other = measured["machine"]
-        print(f"not written: the other figures were measured on {other}, and this is {host()}", file=sys.stderr)
+        print(f"not written: the other figures were measured on {other}, but this is {host()}", file=sys.stderr)
         return False
     for key, part in result.items():
         old[key] = old.get(key, {}) | part if key in SHARED else part

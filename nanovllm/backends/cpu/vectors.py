@@ -365,7 +365,7 @@ def put(typing: Any, memory: Any, i: Any, value: Any) -> Any:
 
 LOG2_E = np.float32(1.44269504)
 LN_2_HIGH, LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # they add up to ln 2 with twice the digits
-LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)  # outside of this range exp(x) is not a normal float32
+LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)  # outside this range exp(x) is not a normal float32
 # Reassociation would add up the two parts of ln 2 first, and r would lose digits.
 IN_ORDER = INNER | {"fastmath": {"contract", "nsz"}}
 

@@ -139,12 +139,12 @@ def row_params(rows: list[SamplingRow], device: torch.device) -> RowParams:
 def race_all(logits: Tensor, params: RowParams) -> Tensor:
     """Sample each row from all tokens, or from the fewest tokens whose probabilities sum to top_p.
 
-    A row that draws a token outside of that set draws again, from the likelier tokens only: with top_p 0.9, about one
+    A row that draws a token outside that set draws again, from the likelier tokens only: with top_p 0.9, about one
     row in ten. logits float32 [num_rows, vocab_size] -> tokens int64 [num_rows]
     """
     probs = probs_in_chunks(logits, params)  # [num_rows, num_chunks, CHUNK]
     tokens = draw(probs, params.key, attempt=0)
-    rows = torch.arange(len(logits), device=logits.device)  # rows whose token may be outside of top_p
+    rows = torch.arange(len(logits), device=logits.device)  # rows whose token may be outside top_p
     for attempt in count(1):
         if not params.top_p[rows].isfinite().any():
             return tokens

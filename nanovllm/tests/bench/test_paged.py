@@ -90,7 +90,7 @@ def test_case_without_room_does_not_stop_the_others(monkeypatch):
     monkeypatch.setattr(paged, "MOST_BYTES_ON_CPU", 2 * case(1).layer_bytes)
     measured, failures = paged.measure_cases([case(4), case(1)], PLAIN, [4], None, 1)
     assert {key.split(":")[0] for key in measured["sdpa"]} == {"1 x 8"}
-    assert failures == ["4 x 8: ValueError: keys and values of a layer have 2,048 bytes, room is for 1,024"]
+    assert failures == ["4 x 8: ValueError: a layer's keys and values need 2,048 bytes, got 1,024"]
 
 
 def test_number_of_layers_exceeds_the_caches_and_fits_in_memory(monkeypatch):

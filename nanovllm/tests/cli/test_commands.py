@@ -113,7 +113,7 @@ def test_serve_takes_the_flags_of_vllm(flags, error, checkpoint, capsys):
 
 @pytest.mark.parametrize("command", [generate, batch])
 def test_options_are_the_fields_with_a_help_text(command):
-    """SamplingParams.seed is missing: each request would draw the same. generate prints no logprobs."""
+    """SamplingParams.seed is missing: all requests would draw the same tokens. generate prints no logprobs."""
     own = {"file", "output", "overwrite", "resume", "chat_template"} if command is batch else {"prompts", "files"}
     own |= {"revision", "stats", "trace"}
     others = {"stop", "stop_token_ids", "ignore_eos"} | ({"logprobs", "prompt_logprobs"} if command is batch else set())

@@ -186,7 +186,7 @@ async def open_stream(feed: Feed, connection: Connection) -> asyncio.Task[None]:
 
 
 async def ended(task: asyncio.Task[None]) -> None:
-    """Wait for the connection to end. wait_for() would cancel it, and so end it itself."""
+    """Wait for the connection to end. wait_for() would end it by cancelling it."""
     done, _ = await asyncio.wait([task], timeout=1)
     assert done, "the connection is still open"
     task.result()
