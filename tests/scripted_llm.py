@@ -2,7 +2,7 @@
 
 The value that a token writes to its slot depends on the token and on the value in the slot before, like keys and values
 do. The next token depends on all slots of the sequence. So a block that is lost, overwritten, shared too long, not
-copied, not yet loaded or not recomputed gives other tokens than tokens_alone().
+copied, not yet loaded or not recomputed changes the tokens that tokens_alone() predicts.
 """
 
 import importlib

@@ -49,7 +49,7 @@ def test_stages_with_questions_are_in_order(monkeypatch, tmp_path):
     assert predict.stages() == ["s1", "s2", "s10"]
 
 
-def test_lessons_are_those_of_the_stages():
+def test_each_stage_has_a_lesson_and_the_package_has_none():
     """The package is a link of the chain, but not a stage."""
     assert [stage.key for stage in ideas.lessons()] == [stage.key for stage in STAGES]
 

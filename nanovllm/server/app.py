@@ -34,7 +34,7 @@ class ServerState:
     start_time: float = field(default_factory=time.time)
     is_stopping: bool = False  # refuse new requests
     rejections: Counter[str] = field(default_factory=Counter)  # since the start, by limit
-    feed: Feed = field(init=False)  # of the page
+    feed: Feed = field(init=False)  # the page's events
 
     def __post_init__(self) -> None:
         """Connect the feed with the engine."""

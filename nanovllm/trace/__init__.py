@@ -1,4 +1,4 @@
-"""Traces: the events of an engine, of the package or of any of the seven stages.
+"""Traces: the events of an engine, which can be the package's or a stage's.
 
     with traced(llm, "run.jsonl"):                     # the package's engine accepts observers at any time
         llm.generate(prompts)

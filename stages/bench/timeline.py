@@ -2,7 +2,7 @@
 
 The clock moves only while a step runs, and jumps to the next arrival when the engine is idle; nothing ever sleeps. If
 it counts steps, a run is the same on every machine. If it counts seconds, a step takes the processor time of its
-thread, so that other work of the machine is not counted.
+thread, so other work on the machine doesn't count.
 """
 
 import time
@@ -129,7 +129,7 @@ class Watch:
         """Watch `engine`, an LLM of stage 3 or an LLMEngine, until release()."""
         self.now, self.steps = 0.0, list[Step]()
         self._engine, self._runner, self._clock = engine, engine.model_runner, clock
-        self._ended = time.thread_time()  # when the step before ended
+        self._ended = time.thread_time()  # when the previous step ended
         engine.model_runner = self
 
     def release(self) -> None:

@@ -139,7 +139,7 @@ def _package_undeclared(package: Package) -> Iterator[str]:
 
 
 def _package_paths(package: Package) -> Iterator[str]:
-    """Yield each file without a place, each path without a file, and each stranger in a folder that is taken over."""
+    """Yield each file without a place, each path without a file, and each extra file in a folder that is copied."""
     files, origins, last = (
         {file for file in package.before.files() if not is_free(file)},
         package.origins(),
