@@ -278,7 +278,8 @@ def check_load(requests: Sequence[Add], options: ServerOptions, load: EngineClie
     most, added = options.max_num_queued_reqs, sum(request.params.n for request in requests)
     if most is not None and load.num_samples + added > most:
         name = "max_num_queued_reqs"
-        message = f"{load.num_samples} requests run or wait, and {added} more would exceed {name}, which is {most}."
+        running = f"{load.num_samples} requests are running or waiting"
+        message = f"{running}, and {added} more would exceed {name}, which is {most}."
     elif (most := options.max_num_queued_tokens) is not None and load.num_waiting_tokens >= most:
         name = "max_num_queued_tokens"
         message = f"Prompts of {load.num_waiting_tokens:,} tokens are waiting, and {name} is {most:,}."

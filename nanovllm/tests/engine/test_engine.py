@@ -184,7 +184,7 @@ STATES = ["waiting", "mid-prefill", "running", "preempted"]
 
 
 def engine_with_b(checkpoint, state: str) -> LLMEngine:
-    """Return an engine with b, of 6 tokens, in that state. a runs and has a new token; c waits behind b or runs."""
+    """Return an engine with b, of 6 tokens, in this state. a runs and has a new token; c waits behind b or runs."""
     num_blocks, budget = {"preempted": (3, 16), "mid-prefill": (20, 6)}.get(state, (20, 16))
     engine = scripted_engine(checkpoint, num_blocks, max_num_batched_tokens=budget, max_num_seqs=3)
     max_tokens = 4 if state == "preempted" else 20

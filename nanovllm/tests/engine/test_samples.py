@@ -246,7 +246,7 @@ STATES = ["waiting", "mid-prefill", "running", "preempted before the fork", "one
 
 
 def engine_with_b(checkpoint, state: str) -> LLMEngine:
-    """Return an engine with b, of 3 samples, in that state. a runs before it, and c, of 2 samples, comes after it."""
+    """Return an engine with b, of 3 samples, in this state. a is ahead of it, and c, of 2 samples, is behind it."""
     is_early = state in ("mid-prefill", "preempted before the fork")
     seats = 3 if state == "waiting" else 9
     engine = scripted_engine(checkpoint, 40, max_num_batched_tokens=6 if is_early else 32, max_num_seqs=seats)

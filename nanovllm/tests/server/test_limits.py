@@ -200,7 +200,7 @@ def test_more_tokens_than_the_queue_takes(checkpoint):
         await until(lambda: engine.num_requests == 1)
         assert engine.num_waiting_tokens == 40
         error = error_of(await server.post(**SHORT), 429)
-        assert error["message"] == "Prompts of 40 tokens wait, and max_num_queued_tokens is 40."
+        assert error["message"] == "Prompts of 40 tokens are waiting, and max_num_queued_tokens is 40."
         assert (await first).status_code == 200
         assert (await server.post(**SHORT)).status_code == 200
 
