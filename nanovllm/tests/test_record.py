@@ -120,25 +120,25 @@ def random_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Requests
 
 
-class Asked(NamedTuple):
+class PromptAndParams(NamedTuple):
     prompt: Any
     params: dict[str, Any]
 
 
-def greedy(prompt: Any, max_tokens: int = 16, **params: Any) -> Asked:
-    return Asked(prompt, {"temperature": 0.0, "max_tokens": max_tokens} | params)
+def greedy(prompt: Any, max_tokens: int = 16, **params: Any) -> PromptAndParams:
+    return PromptAndParams(prompt, {"temperature": 0.0, "max_tokens": max_tokens} | params)
 
 
-def sampled(prompt: Any, seed: int, **params: Any) -> Asked:
-    return Asked(prompt, {"seed": seed, "max_tokens": 14} | params)
+def sampled(prompt: Any, seed: int, **params: Any) -> PromptAndParams:
+    return PromptAndParams(prompt, {"seed": seed, "max_tokens": 14} | params)
 
 
-def each_after_the_other(text: str) -> list[Asked]:
+def each_after_the_other(text: str) -> list[PromptAndParams]:
     return [greedy(text, 6), greedy(f"{text} Then", 6), greedy(text[:150], 6), sampled(text, 3, n=2, max_tokens=6)]
 
 
 # Each group: the options of its engine, its requests, and whether they run together or one after the other.
-TOGETHER: dict[str, tuple[dict[str, Any], list[Asked]]] = {
+TOGETHER: dict[str, tuple[dict[str, Any], list[PromptAndParams]]] = {
     "greedy": ({}, [greedy(prompt, 20) for prompt in [*TEXTS, LONG]]),
     "token ids": ({}, [greedy(prompt, 20, ignore_eos=True) for prompt in IDS]),
     "sampled": (
@@ -223,7 +223,7 @@ TOGETHER: dict[str, tuple[dict[str, Any], list[Asked]]] = {
         ],
     ),
 }
-IN_TURN: dict[str, tuple[dict[str, Any], list[Asked]]] = {
+IN_TURN: dict[str, tuple[dict[str, Any], list[PromptAndParams]]] = {
     "prefix caching": ({}, each_after_the_other(LONG)),
     "without caching": ({"enable_prefix_caching": False}, each_after_the_other(LONG)),
     "loaded": (OFFLOADING, [greedy(prompt, 6) for prompt in [LONG[:250], TEXTS[0] * 6, TEXTS[1] * 6] * 2]),
@@ -294,7 +294,7 @@ def answer_all(make: Make) -> Answers:
     return answers
 
 
-def generated(llm: LLM, name: str, requests: list[Asked]) -> Answers:
+def generated(llm: LLM, name: str, requests: list[PromptAndParams]) -> Answers:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some requests cannot be served
         params = [SamplingParams(**each.params) for each in requests]
@@ -303,7 +303,7 @@ def generated(llm: LLM, name: str, requests: list[Asked]) -> Answers:
     return {f"{name}: {i}": as_answer(output, is_plain(each)) for i, (each, output) in pairs}
 
 
-def is_plain(requests: Asked) -> bool:
+def is_plain(requests: PromptAndParams) -> bool:
     """Return True if each token is the likeliest by the model's own logits: only then are near ties known."""
     changes = {"repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "logit_bias"}
     changes |= {"allowed_token_ids", "structured_outputs", "min_tokens"}
@@ -380,7 +380,7 @@ class Compared(NamedTuple):
 def compare(recorded: Answers, answers: Answers) -> Compared:
     """Return how many tokens were compared, how many differ in near ties, and all other differences."""
     num_tokens = num_excused = 0
-    faults = [f"{name}: only in one of the two" for name in recorded.keys() ^ answers.keys()]
+    faults = [f"{name}: in only one of the two" for name in recorded.keys() ^ answers.keys()]
     for name in recorded.keys() & answers.keys():
         compared = compare_answer(recorded[name], as_read(answers[name]))
         num_tokens, num_excused = num_tokens + compared.num_tokens, num_excused + compared.num_excused
@@ -404,9 +404,9 @@ def compare_answer(recorded: dict[str, Any], answer: dict[str, Any]) -> Compared
         if answer.get(name) != recorded[name]
     ]
     if len(recorded.get("outputs", [])) != len(answer.get("outputs", [])):
-        faults.append("another number of outputs")
+        faults.append("the number of outputs differs")
     if not are_near(recorded.get("prompt_places"), answer.get("prompt_places")):
-        faults.append("log-probabilities of the prompt differ")
+        faults.append("the prompt's log-probabilities differ")
     return Compared(sum(each.num_tokens for each in compared), sum(each.num_excused for each in compared), faults)
 
 
