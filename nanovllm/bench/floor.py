@@ -40,6 +40,11 @@ def read_bandwidth(llm: "LLM") -> float:
     return device_bandwidth(llm.llm_engine.device)
 
 
+def floor_note(bandwidth: float) -> str:
+    """Return a line for a report."""
+    return f"floor: reading the weights once per step, and the KV cache, at {bandwidth / 1e9:.1f} GB/s"
+
+
 def weight_bytes(llm: "LLM") -> int:
     """Return the bytes of weights that a step reads."""
     return weights_read(llm.model_config) * llm.llm_engine.dtype.itemsize

@@ -38,6 +38,14 @@ class Spread(NamedTuple):
         """
         return {name: self.median, f"{name}_spread": [self.least, self.largest]}
 
+    def text(self, unit: str) -> str:
+        """Return the numbers for a report.
+
+        >>> Spread(2.0, 1.0, 3.0).text("times as fast")
+        '2.00 times as fast (1.00 to 3.00)'
+        """
+        return f"{self.median:.2f} {unit} ({self.least:.2f} to {self.largest:.2f})"
+
     def as_ratio(self) -> dict[str, float]:
         """Return the three numbers as results.json has them for a ratio."""
         return {"ratio": self.median, "least": self.least, "largest": self.largest}

@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import __version__
+from .options import settings
 
 if TYPE_CHECKING:
     from ..llm import LLM
 
 Report = dict[str, Any]  # "bench", "settings", "machine", "measured": numbers by column, and "says": lines of text
+
+
+def report_of(
+    bench: str, options: Any, machine: dict[str, Any], measured: Mapping[str, Any], says: Sequence[str], **more: Any
+) -> Report:
+    """Return a report. `options` are those of the benchmark, or what to show of them."""
+    named = options if isinstance(options, dict) else settings(options)
+    return {"bench": bench, "settings": named, "machine": machine, "measured": measured, **more, "says": [*says]}
 
 
 def machine(llm: "LLM") -> dict[str, Any]:

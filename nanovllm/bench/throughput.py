@@ -1,7 +1,7 @@
 """One engine alone: throughput, latency, and the time to first token of prompts whose beginning is cached."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -11,11 +11,11 @@ from ..engine.config import POOL_SIZES
 from ..engine.cost_model import measure as measure_cost
 from ..llm import LLM
 from .engine import Run, load_llm, numbers, serve
-from .floor import kv_bytes, read_bandwidth, weight_bytes
-from .harness import Spread, take_turns
+from .floor import floor_note, kv_bytes, read_bandwidth, weight_bytes
+from .harness import Spread, ratio, take_turns
 from .options import Latency, Offload, Prefix, Throughput, settings
 from .peer import TRANSFORMERS, PeerProcess, peer_settings
-from .report import Report, machine
+from .report import Report, machine, report_of
 from .workload import Task, check_lengths, random_tasks, random_tokens
 
 NOTE = "times in ms: p50 / p90 / p99 of all rounds"
@@ -27,14 +27,12 @@ def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str]
     """Serve random prompts, or `texts`, all at once."""
     llm, named = load_llm(engine), settings(options)
     if options.prompts is None:
-        tasks = random_tasks(
-            llm.model_config.vocab_size, options.num_prompts, options.input_len, options.output_len, options.spread
-        )
+        lengths = options.input_len, options.output_len, options.spread
+        tasks = random_tasks(llm.model_config.vocab_size, options.num_prompts, *lengths)
     else:
         tasks = text_tasks(llm, options.prompts, texts, options.output_len)
-        named = {"prompts": options.prompts, "num_prompts": len(tasks), "output_len": options.output_len}
-        named["rounds"] = options.rounds
-    return compare("throughput", llm, tasks, options.rounds, options.peer, named)
+        named |= {"num_prompts": len(tasks)}
+    return compare("throughput", llm, tasks, options, named)
 
 
 def text_tasks(llm: LLM, file: str, texts: Sequence[str], output_len: int) -> list[Task]:
@@ -50,26 +48,24 @@ def latency(engine: dict[str, Any], options: Latency) -> Report:
     """Serve a few random prompts on an idle engine."""
     llm = load_llm(engine)
     tasks = random_tasks(llm.model_config.vocab_size, options.batch_size, options.input_len, options.output_len)
-    return compare("latency", llm, tasks, options.rounds, options.peer, settings(options))
+    return compare("latency", llm, tasks, options, settings(options))
 
 
-def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, with_peer: bool, named: dict[str, Any]) -> Report:
-    """Serve the tasks with this engine and, if `with_peer`, with transformers. The two take turns."""
+def compare(name: str, llm: LLM, tasks: list[Task], options: Throughput | Latency, named: dict[str, Any]) -> Report:
+    """Serve the tasks with this engine and, if options.peer, with transformers, in turns."""
     check_lengths(tasks, llm.max_model_len)
-    with transformers(llm, tasks, with_peer) as (calls, says):
+    with transformers(llm, tasks, options.peer) as (calls, says):
         calls = {"nanovllm": partial(serve, llm, tasks), **calls}
-        results = take_turns(calls, rounds, title=name)
-    bandwidth = read_bandwidth(llm)
+        results = take_turns(calls, options.rounds, title=name)
+    bandwidth, more = read_bandwidth(llm), dict[str, Any]()
     measured = {key: numbers([each[key] for each in results]) for key in calls}
     floor = (measured["nanovllm"]["steps"] * weight_bytes(llm) + kv_bytes(llm, tasks)) / bandwidth
     measured["nanovllm"]["floor_share"] = floor / measured["nanovllm"]["seconds"]
-    report: Report = {"bench": name, "settings": named, "machine": machine(llm), "measured": measured}
     if "transformers" in calls:
-        speedup = speed_ratio(results, "transformers", "nanovllm", lambda run: run.seconds)
-        report["speedup"] = speedup._asdict()
-        says = [f"nanovllm is {speedup.median:.2f} times as fast ({speedup.least:.2f} to {speedup.largest:.2f})"]
-    floor_note = f"floor: reading the weights once per step, and the KV cache, at {bandwidth / 1e9:.1f} GB/s"
-    return report | {"says": [NOTE, floor_note, *says]}
+        seconds = [{key: run.seconds for key, run in each.items()} for each in results]
+        speedup = ratio(seconds, "transformers", "nanovllm")
+        more, says = {"speedup": speedup._asdict()}, [f"nanovllm is {speedup.text('times as fast')}"]
+    return report_of(name, named, machine(llm), measured, [NOTE, floor_note(bandwidth), *says], **more)
 
 
 @contextmanager
@@ -87,11 +83,6 @@ def transformers(llm: LLM, tasks: Sequence[Task], is_on: bool) -> Iterator[tuple
         yield {"transformers": partial(process.serve, tasks)}, []
 
 
-def speed_ratio(rounds: list[dict[str, Run]], above: str, below: str, of: Callable[[Run], float]) -> Spread:
-    """Return how a number of two engines' runs compares, as a ratio over all rounds."""
-    return Spread.of([of(each[above]) / of(each[below]) for each in rounds])
-
-
 # ---- cached prefixes
 
 
@@ -99,21 +90,17 @@ def prefix(engine: dict[str, Any], options: Prefix) -> Report:
     """Serve a prompt whose beginning is cached, and the same prompt from an empty cache."""
     llm = load_llm(engine | {"enable_prefix_caching": True})
     task, beginning, _ = prompts_of(llm, options)
-    with transformers(llm, [task], options.peer) as (calls, says):
-        own: dict[str, Call] = {
-            "new": partial(serve, llm, [task]),
-            "cached": partial(serve_after, llm, task, beginning),
-        }
-        results = take_turns({**own, **calls}, options.rounds, title="prefix")
-    sooner = speed_ratio(results, "new", "cached", lambda run: run.first_tokens[0])
-    says = [f"first token {sooner.median:.1f} times as soon ({sooner.least:.1f} to {sooner.largest:.1f})", *says]
-    return cached_report("prefix", llm, options, results, sooner, says)
+    calls = {"new": partial(serve, llm, [task]), "cached": partial(serve_after, llm, task, beginning)}
+    with transformers(llm, [task], options.peer) as (peer_calls, says):
+        results = take_turns({**calls, **peer_calls}, options.rounds, title="prefix")
+    sooner = first_token_ratio(results, "new", "cached")
+    says = [f"first token {sooner.text('times as soon')}", *says]
+    return report_of("prefix", options, machine(llm), first_tokens(results), says, sooner=sooner._asdict())
 
 
 def offload(engine: dict[str, Any], options: Offload) -> Report:
     """Serve a prompt whose beginning is on the device, on the host, or recomputed."""
-    length = options.prefix_len + options.input_len + options.output_len
-    llm = load_llm(with_host_tier(engine, length))
+    llm = load_llm(with_host_tier(engine, options.prefix_len + options.input_len + options.output_len))
     task, beginning, other = prompts_of(llm, options)
     parts = llm.llm_engine
     num_tokens = min(llm.config.max_num_batched_tokens, len(task.prompt))
@@ -124,19 +111,33 @@ def offload(engine: dict[str, Any], options: Offload) -> Report:
         "on the host": partial(serve_after, llm, task, beginning, other),
     }
     results = take_turns(calls, options.rounds, title="offload")
-    sooner = speed_ratio(results, "computed", "on the host", lambda run: run.first_tokens[0])
-    policy = "load" if cost.prefers_load(llm.llm_engine.kv_cache.bytes_per_token) else "compute again"
-    spread = f"({sooner.least:.2f} to {sooner.largest:.2f})"
+    sooner = first_token_ratio(results, "computed", "on the host")
+    policy = "load" if cost.prefers_load(parts.kv_cache.bytes_per_token) else "compute again"
     says = [
-        f"from the host, the first token is {sooner.median:.2f} times as soon {spread}",
+        f"from the host, the first token is {sooner.text('times as soon')}",
         f"measured when the engine starts: {cost}; the policy auto would {policy}",
     ]
     if not results[0]["on the host"].num_blocks_loaded:
         says.insert(0, "nothing went to the host, because the pool has room for everything: lower --kv-cache-tokens")
-    report = cached_report("offload", llm, options, results, sooner, says)
-    for name in calls:
-        report["measured"][name]["blocks_loaded"] = results[0][name].num_blocks_loaded
-    return report | {"auto": policy}
+    measured = first_tokens(results)
+    for name, run in results[0].items():
+        measured[name]["blocks_loaded"] = run.num_blocks_loaded
+    return report_of("offload", options, machine(llm), measured, says, sooner=sooner._asdict(), auto=policy)
+
+
+def first_token_ratio(results: Sequence[Mapping[str, Run]], above: str, below: str) -> Spread:
+    """Return how many times as soon the first token of `below` comes, over all rounds."""
+    return ratio([{name: run.first_tokens[0] for name, run in each.items()} for each in results], above, below)
+
+
+def first_tokens(results: Sequence[Mapping[str, Run]]) -> dict[str, dict[str, Any]]:
+    """Return the times of each call, and how many tokens of its prompt were cached."""
+    measured = {name: numbers([each[name] for each in results]) for name in results[0]}
+    return {
+        name: {key: measured[name][key] for key in ("first_token_ms", "seconds")}
+        | {"tokens_hit": run.num_cached_tokens}
+        for name, run in results[0].items()
+    }
 
 
 def with_host_tier(engine: dict[str, Any], length: int) -> dict[str, Any]:
@@ -166,17 +167,3 @@ def serve_after(llm: LLM, task: Task, *prompts: list[int]) -> Run:
     for number, prompt in enumerate(prompts):
         serve(llm, [Task(prompt, 1)], is_cold=number == 0)
     return serve(llm, [task], is_cold=False)
-
-
-def cached_report(
-    name: str, llm: LLM, options: Prefix, results: list[dict[str, Run]], sooner: Spread, says: list[str]
-) -> Report:
-    """Return the report of a benchmark that compares times to first token."""
-    measured = {}
-    for key in results[0]:
-        runs = [each[key] for each in results]
-        shown = numbers(runs)
-        measured[key] = {part: shown[part] for part in ("first_token_ms", "seconds")}
-        measured[key]["tokens_hit"] = runs[0].num_cached_tokens
-    report: Report = {"bench": name, "settings": settings(options), "machine": machine(llm), "measured": measured}
-    return report | {"sooner": sooner._asdict(), "says": says}
