@@ -32,7 +32,7 @@ class Data:
         self.epoch_tokens = sum(weight * len(paragraph.inner) for story, weight in train for paragraph in story)
         least = 2 * SHAPE.max_position_embeddings
         if self.epoch_tokens < least:
-            raise ValueError(f"training needs at least {least:,} tokens, and the stories have {self.epoch_tokens:,}")
+            raise ValueError(f"training needs at least {least:,} tokens, but the stories have {self.epoch_tokens:,}")
         rng = random.Random(f"{settings.seed} {tokens_seen}")
         self._short = epochs(train, settings.short_row, rng)
         self._full = epochs(train, SHAPE.max_position_embeddings, rng)

@@ -105,7 +105,7 @@ def checks(field: Field[Any]) -> dict[str, Any]:
 
 
 def show(measure: Callable[[], Report], json_file: str | None) -> Report:
-    """Print a report and write its JSON. Find out before measuring if that is impossible."""
+    """Measure, print the report and write its JSON. Fail before measuring if the file can't be written."""
     with usage_errors():
         if json_file not in (None, "-"):
             Path(json_file).open("a").close()
@@ -119,9 +119,9 @@ def show(measure: Callable[[], Report], json_file: str | None) -> Report:
 
 
 def with_model(engine: dict[str, Any], shape: str | None, name: str) -> dict[str, Any]:
-    """Return the engine's options with a folder as model: a checkpoint's, or one of a shape for random weights.
+    """Return the engine's options with a folder as the model: a checkpoint, or a shape with random weights.
 
-    Raise ValueError if both are given, or the checkpoint is missing.
+    Raise ValueError if both are given, or if the checkpoint is missing.
     """
     if shape is not None and engine["model"] is not None:
         raise ValueError(f"--shape {shape} and --model {engine['model']} must not both be set")

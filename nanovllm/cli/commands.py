@@ -17,7 +17,7 @@ COMMANDS = {
     "generate": ("generate:generate", "Continue each PROMPT, or six built-in ones."),
     "chat": ("chat:chat", "Chat with a model in the terminal."),
     "batch": ("batch:batch", "Serve a file of requests, and write the results as lines of JSON."),
-    "serve": ("serve:serve", "Serve a model to clients of OpenAI's API."),
+    "serve": ("serve:serve", "Serve a model over an OpenAI-compatible API."),
     "inspect": ("inspect:inspect", "Calculate how much memory a model needs, and how many sequences fit in the rest."),
     "bench": (
         "bench:bench",

@@ -115,7 +115,7 @@ def make_report(
     if max_model_len > limit:
         raise ValueError(f"max_model_len is {max_model_len}, but the model has {limit} positions")
     if max(lengths, default=0) > max_model_len:
-        raise ValueError(f"length must be at most max_model_len, {max_model_len}, got {max(lengths)}")
+        raise ValueError(f"length must be at most {max_model_len}, the max_model_len, got {max(lengths)}")
     fit = Fit(model, DTYPE_BYTES[dtype], int(share * available.size), block_size, max_model_len)
     per_second = parse_bytes(bandwidth) if bandwidth else None
     if per_second == 0:
@@ -190,7 +190,7 @@ def table(model: str, report: dict[str, Any]) -> Iterator[str]:
         if is_timed:
             line += f"{show_seconds(row['step_seconds']):>14}{row['tokens_per_second']:11,.0f}"
         yield line
-    yield f"A contiguous sequence reserves {report['max_model_len']:,} slots; in blocks it takes what it fills."
+    yield f"A contiguous sequence reserves {report['max_model_len']:,} slots; with blocks, it takes only what it fills."
     if is_timed:
         yield "A step takes at least the time to read all weights, keys and values once."
         yield f"One sequence alone takes at least {show_seconds(report['seconds_per_token_alone'])} per token."

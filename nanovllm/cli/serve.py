@@ -24,7 +24,7 @@ OPTIONS = server_options() + engine_options()
     help="key that clients must send; may be given several times, or in NANOVLLM_API_KEY",
 )
 def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -> int:
-    """Serve a model to clients of OpenAI's API.
+    """Serve a model over an OpenAI-compatible API.
 
     MODEL is a checkpoint folder or a model on the hub, the same as --model. The server has /v1/completions,
     /v1/chat/completions, /v1/models and more. Ctrl-C and SIGTERM let running requests finish; a second Ctrl-C aborts

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import error_object
 
-PUBLIC = {"/", "/health", "/ping", "/version", "/metrics"}  # no key is needed: they contain no text of users
+PUBLIC = {"/", "/health", "/ping", "/version", "/metrics"}  # these need no key, because they never show users' text
 PAGE, EVENTS = "/page/", "/events"
 REQUEST_ID = re.compile(r"[!-~]{1,200}")  # short and a single line, since a header repeats it
 
@@ -76,7 +76,7 @@ class OwnOrigin:
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
         if "*" in self._allowed or origin in self._allowed:
             return True
-        if not origin and path != EVENTS:  # a browser sends it with each POST, and /events has text of users
+        if not origin and path != EVENTS:  # a browser sends it with each POST, and /events may show users' text
             return True
         is_own = not origin or origin.partition("://")[2] == host
         return is_own and (is_own_name(host) or f"http://{host}" in self._allowed)

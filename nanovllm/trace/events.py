@@ -148,8 +148,8 @@ REFUSED = "the request cannot be served"
 def hide_texts(write: Write) -> Write:
     """Return a sink that removes the texts from each event before it calls `write`.
 
-    Token ids reveal the text, so they become null. Hashes would confirm a guess, so they are replaced, equal ones by
-    equal ones until the trace ends. Errors may quote a request, so only their types remain.
+    Token ids reveal the text, so they become null. Hashes would confirm a guess, so others replace them, and equal
+    hashes stay equal within a trace. Errors may quote a request, so only their types remain.
     """
     key = secrets.token_bytes(16)
 

@@ -93,7 +93,7 @@ def serve(name: str, engine: Any, tasks: Sequence[Task], prefix: str = "") -> li
 
 
 def computed_twice(name: str, tokens_computed: float, tasks: Sequence[Task]) -> int:
-    """Return the tokens that went through the model beyond those that had to, if requests share nothing.
+    """Return how many tokens the model computed more often than necessary, if requests share nothing.
 
     The last token of a sample is never computed. Samples compute the prompt once from stage 5 on, except for its last
     token, which each of them computes.

@@ -1,4 +1,4 @@
-"""nanovllm bench launches: counts of a decode step, by engines one after the other."""
+"""nanovllm bench launches: counts of a decode step, from one engine after the other."""
 
 import json
 import weakref
@@ -80,6 +80,6 @@ def test_engine_is_freed_before_the_next_one_even_if_it_fails(run, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["launches", "peers", "published"])
-def test_shape_and_model_exclude_each_other(command, run, checkpoint):
+def test_shape_and_model_must_not_both_be_set(command, run, checkpoint):
     status, out, err = run(f"bench {command}", "--shape", "smollm2-135m", "--model", str(checkpoint))
     assert (status, out) == (2, "") and f"--shape smollm2-135m and --model {checkpoint}" in err

@@ -1,4 +1,4 @@
-"""Limits: slow clients, large and broken requests, and more requests than the server takes."""
+"""Limits: slow clients, large and broken requests, and more requests than the server accepts."""
 
 import asyncio
 import json

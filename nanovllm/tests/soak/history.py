@@ -35,7 +35,7 @@ class Ending(NamedTuple):
 
 @dataclass
 class Expected:
-    """A request, and the end of each of its samples, whatever runs next to it, unless it is aborted or struck."""
+    """A request, and the end of each of its samples, unless it is aborted or made to fail."""
 
     arrival: int
     prompt: list[int]
