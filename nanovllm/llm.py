@@ -277,7 +277,7 @@ class ProgressBar:
     """
 
     def __init__(self, use_tqdm: UseTqdm, total: int) -> None:
-        """Show a bar for `total` samples. True shows it only in a terminal, so that no log file fills up with it."""
+        """Show a bar for `total` samples. True shows it only in a terminal, so log files stay clean."""
         self._start = time.perf_counter()
         self._num_prompt_tokens = self._num_output_tokens = 0
         options: dict[str, Any] = {"total": total, "desc": "Processed prompts", "dynamic_ncols": True}

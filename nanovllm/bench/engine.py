@@ -87,7 +87,7 @@ class Run:
 
     tokens: list[list[int]]
     times: list[list[float]]
-    idle_cpu_seconds: float = 0.0  # processor time that a peer used between the run before and this one
+    idle_cpu_seconds: float = 0.0  # processor time that a peer used between the previous run and this one
     num_steps: int = 0
     num_cached_tokens: int = 0
     num_blocks_loaded: int = 0  # from the host

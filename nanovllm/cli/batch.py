@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..llm import LLM
     from .batch_files import Request, RequestsFile
 
-SAMPLES_PER_SEAT = 2  # samples in the engine for each that can run, so that a finished one is followed at once
+SAMPLES_PER_SEAT = 2  # samples in the engine per sample that can run, so the next one is ready when one ends
 
 
 @click.command(params=sampling_options() + engine_options() + [stats_option()])
@@ -167,7 +167,7 @@ def serve(
 
 
 def add_request(llm: "LLM", request: "Request") -> None:
-    """Add a request to the engine; a chat as its template's text. Raise ValueError if it can never be served."""
+    """Add a request to the engine, with a chat as its rendered prompt. Raise ValueError if it can never be served."""
     from ..checkpoints.chat_template import render_chat
     from ..server.protocol import Chat
 

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from ..async_llm import EngineDeadError
 from .protocol import InvalidRequest
 
-RETRY_SECONDS = 1  # after which a client may repeat a request that was refused
+RETRY_SECONDS = 1  # that a client should wait before it repeats a refused request
 CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
 

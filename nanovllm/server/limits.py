@@ -1,4 +1,4 @@
-"""Limits of slow, large and numerous requests.
+"""Limits on slow, large and numerous requests.
 
 uvicorn waits forever for a request's head and body, and for a client that does not read, and it answers broken HTTP in
 plain text. HttpProtocol adds timeouts and CheckedConnection adds size limits. Both answer in OpenAI's form before they
