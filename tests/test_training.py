@@ -406,7 +406,7 @@ def test_options_out_of_range_are_rejected(train, flag, value):
 
 def test_too_little_text_is_an_error(tmp_path):
     few = [Paragraph(torch.ones(50, dtype=torch.int64), torch.ones(50, dtype=torch.int64))]
-    with pytest.raises(ValueError, match="at least 128 tokens, and the stories have 50"):
+    with pytest.raises(ValueError, match="at least 128 tokens, but the stories have 50"):
         Data([(few, 1)], SETTINGS, tokens_seen=0)
     with pytest.raises(ValueError, match="the held-out text has 50 tokens, less than one row of 64"):
         held_out_batches([few], SETTINGS)

@@ -182,7 +182,8 @@ def test_more_requests_than_the_queue_takes(checkpoint):
         response = await server.post(**SHORT, n=2)
         error = error_of(response, 429)
         assert response.headers["retry-after"] == "1" and error["code"] == "rate_limit_exceeded"
-        assert error["message"] == "3 requests run or wait, and 2 more would exceed max_num_queued_reqs, 4."
+        running, limit = "3 requests are running or waiting", "max_num_queued_reqs, which is 4"
+        assert error["message"] == f"{running}, and 2 more would exceed {limit}."
         assert (await server.post(**SHORT)).status_code == 200
         assert (await running).status_code == 200
         assert (await server.post(**SHORT, n=2)).status_code == 200 and server.front.state.engine.num_samples == 0
