@@ -392,7 +392,7 @@ class TestCheck:
             ('"../final"', '"../last"', "chain.toml: the folder of the package is missing: last"),
             ('why = "another port"', 'why = " "', "chain.toml: [package] files, entry 1 has an empty why"),
             ('{ changed = "serving', '{ new = "serving', "[package] files, entry 1 needs one of changed, removed"),
-            ('"*" = "engine/"', '"*" = "engine"', "[package.paths] '*' must be one folder, with a slash at its end"),
+            ('"*" = "engine/"', '"*" = "engine"', "[package.paths] '*' must be one folder, ending in a slash"),
             ('"serving/http.py"\n', '"serving/"\n', "[package.paths] 'server.py' must be a file or a list of files"),
             ('{ new = "pool.py"', '{ now = "pool.py"', "[s1] files, entry 1 needs one of new, changed, removed"),
             ("pool.py:twice", "twice", "chain.toml: [s2] step 3: 'twice' is not of the form"),

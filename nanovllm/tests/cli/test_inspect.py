@@ -97,7 +97,7 @@ def test_biases_are_counted():
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_parameters_are_those_that_publishers_state(name):
+def test_parameters_match_the_published_counts(name):
     assert sum(parameters(SHAPES[name]).values()) == PUBLISHED[name]
 
 

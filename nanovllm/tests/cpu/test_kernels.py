@@ -529,7 +529,7 @@ def test_pointers_read_and_write_at_an_index(rng):
     assert walk(numbers.data_ptr(), 2, 50) == 50 and numbers.tolist() == [0, 1, 2, 50, 4, 5, 6, 7]
 
 
-def test_end_all_waits_for_helpers_whose_owner_is_gone():
+def test_end_all_waits_for_helpers_whose_owner_was_collected():
     """They free the tensors they worked with, which happens without the interpreter's lock."""
     freed = []
 

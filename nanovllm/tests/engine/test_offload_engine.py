@@ -88,7 +88,7 @@ class CarefulExecutor(ScriptedExecutor):
 
 
 class TieredEngine(LLMEngine):
-    """An engine, with attributes for the tests' parts of it."""
+    """An engine with the types of the parts that these tests use."""
 
     host_tier: SlowHostTier
     executor: CarefulExecutor

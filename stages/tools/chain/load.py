@@ -39,7 +39,7 @@ def _stages(root: Path, names: tuple[str, ...], tables: dict[str, Any]) -> Itera
     keys = [key_of(posixpath.basename(name)) for name in names]
     for key in dict.fromkeys([*keys, *tables]):
         if (keys.count(key), key in tables) != (1, True):
-            raise ChainError(f"chain.toml: each of the stages needs one table; [{key}] breaks that rule")
+            raise ChainError(f"chain.toml: each stage needs exactly one table, but [{key}] doesn't have one")
     before = None
     for key, name in zip(keys, names, strict=True):
         before = _stage(root, _folder(root, name, f"of stage {name!r}"), before, tables[key], f"[{key}]")
@@ -80,7 +80,7 @@ def _places(key: str, value: Any, where: str) -> tuple[str, ...]:
     is_folder = key == ALL_OTHERS or key.endswith("/")
     places = _strings(value if isinstance(value, list) else [value], where)
     if is_folder and not (len(places) == 1 and places[0].endswith("/")):
-        raise ChainError(f"chain.toml: {where} must be one folder, with a slash at its end")
+        raise ChainError(f"chain.toml: {where} must be one folder, ending in a slash")
     if not is_folder and any(place.endswith("/") for place in places):
         raise ChainError(f"chain.toml: {where} must be a file or a list of files")
     return places
@@ -108,7 +108,7 @@ def _step(table: dict[str, Any], number: int, where: str) -> Step:
     tests = _strings(table["tests"], f"{where} tests")
     hints = _strings(table["hints"], f"{where} hints")
     if len(hints) != 2:
-        raise ChainError(f"chain.toml: {where} needs two hints, a push and then the way; it has {len(hints)}")
+        raise ChainError(f"chain.toml: {where} needs two hints, a nudge and then the approach; it has {len(hints)}")
     return Step(number, table["title"], functions, tests, table["works"], (hints[0], hints[1]), table["minutes"])
 
 
@@ -134,5 +134,5 @@ def _require(table: Any, where: str, required: Mapping[str, type]) -> None:
 
 def _strings(values: Any, where: str) -> tuple[str, ...]:
     if not (isinstance(values, list) and values and all(isinstance(value, str) for value in values)):
-        raise ChainError(f"chain.toml: {where} must be a list of strings with at least one in it")
+        raise ChainError(f"chain.toml: {where} must be a non-empty list of strings")
     return tuple(values)
