@@ -670,9 +670,7 @@ def special_tokens(config: TokenizerConfig) -> list[AddedToken]:
 
 def add_bos_and_eos(backend: Tokenizer, config: TokenizerConfig) -> None:
     """Make `backend` put BOS before a text and EOS after it, if the checkpoint adds them and names them."""
-    bos = config.named.get("bos_token") if config.add_bos else None
-    eos = config.named.get("eos_token") if config.add_eos else None
-    texts = [token.content if token else "" for token in (bos, eos)]
-    template = [text for text in (texts[0], "$A", texts[1]) if text]
-    tokens = [(text, backend.token_to_id(text)) for text in dict.fromkeys(filter(None, texts))]
-    backend.post_processor = TemplateProcessing(single=template, special_tokens=tokens)
+    bos = [config.named["bos_token"].content] if config.add_bos and "bos_token" in config.named else []
+    eos = [config.named["eos_token"].content] if config.add_eos and "eos_token" in config.named else []
+    tokens = [(text, backend.token_to_id(text)) for text in dict.fromkeys(bos + eos)]
+    backend.post_processor = TemplateProcessing(single=[*bos, "$A", *eos], special_tokens=tokens)

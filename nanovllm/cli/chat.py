@@ -220,10 +220,10 @@ def closing_line(output: "RequestOutput") -> str:
     answer, metrics = output.outputs[0], output.metrics
     assert metrics.finished_time is not None, "the answer is complete"
     seconds = metrics.finished_time - metrics.arrival_time
-    reason = {"length": "cut at max_tokens", "abort": "stopped"}.get(answer.finish_reason or "")
-    parts = [f"{len(answer.token_ids)} tokens", f"{len(answer.token_ids) / seconds:.0f} tokens/s"]
-    parts += [f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens cached"]
-    return "[" + ", ".join([*parts, reason] if reason else parts) + "]"
+    reason = {"length": ", cut at max_tokens", "abort": ", stopped"}.get(answer.finish_reason or "", "")
+    speed = f"{len(answer.token_ids)} tokens, {len(answer.token_ids) / seconds:.0f} tokens/s"
+    cached = f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens cached"
+    return f"[{speed}, {cached}{reason}]"
 
 
 # Messages

@@ -13,7 +13,6 @@ import click
 
 from ..engine.config import EngineArgs, EngineConfig
 from ..engine.sampling_params import SamplingParams
-from ..server.options import ServerOptions
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -43,17 +42,13 @@ def engine_options(**changes: dict[str, Any]) -> list[click.Parameter]:
 
 
 def sampling_options(**defaults: Any) -> list[click.Parameter]:
-    """Return the options of SamplingParams. There is no seed: with one of its own, each request would draw the same."""
+    """Return the options of SamplingParams. There is no seed, because all requests would then draw the same tokens."""
     return [
         *options(SamplingParams, **{name: {"default": default} for name, default in defaults.items()}),
         click.Option(["--stop"], multiple=True, help="string that ends an output; may be given several times"),
         click.Option(["--stop-token-ids"], type=int, multiple=True, help="id of a token that ends an output"),
         click.Option(["--ignore-eos"], is_flag=True, help="continue after the end-of-text token"),
     ]
-
-
-def server_options() -> list[click.Parameter]:
-    return options(ServerOptions)
 
 
 def vllm_options(known: list[click.Parameter]) -> list[click.Parameter]:
@@ -87,7 +82,7 @@ def with_checkpoint(engine: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turn errors of the user into a click.UsageError: one line on standard error, and exit status 2."""
+    """Turn a user's errors into a click.UsageError: one line on standard error, and exit status 2."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -7,10 +7,10 @@ import click
 
 from ..engine.config import EngineArgs
 from ..server.options import ServerOptions
-from .click_options import engine_options, server_options, usage_errors, vllm_options, with_checkpoint
+from .click_options import engine_options, options, usage_errors, vllm_options, with_checkpoint
 from .terminal import sigterm_ends_at_once
 
-OPTIONS = server_options() + engine_options()
+OPTIONS = options(ServerOptions) + engine_options()
 
 
 @click.command(params=OPTIONS + vllm_options(OPTIONS))

@@ -5,7 +5,7 @@ import click
 STAGES = {
     "s1_contiguous_cache": "each sequence reserves contiguous slots: some are wasted, and holes remain",
     "s2_block_manager": "blocks and block tables: no holes, but every step copies the history",
-    "s3_paged_attention": "attention reads the blocks tile by tile; the batch waits for its slowest member",
+    "s3_paged_attention": "attention reads blocks tile by tile; a batch waits for its slowest request",
     "s4_continuous_batching": "a scheduler: requests join and leave at any time; chunks, preemption",
     "s5_cow_sampling": "reference counts and copy-on-write: n samples share their prompt's blocks",
     "s6_prefix_caching": "chained hashes: computed blocks are reused until they are evicted",
