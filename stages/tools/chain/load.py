@@ -39,7 +39,7 @@ def _stages(root: Path, names: tuple[str, ...], tables: dict[str, Any]) -> Itera
     keys = [key_of(posixpath.basename(name)) for name in names]
     for key in dict.fromkeys([*keys, *tables]):
         if (keys.count(key), key in tables) != (1, True):
-            raise ChainError(f"chain.toml: each stage needs exactly one table, but [{key}] doesn't have one")
+            raise ChainError(f"chain.toml: each stage needs one table, and each table one stage: check [{key}]")
     before = None
     for key, name in zip(keys, names, strict=True):
         before = _stage(root, _folder(root, name, f"of stage {name!r}"), before, tables[key], f"[{key}]")
@@ -108,7 +108,7 @@ def _step(table: dict[str, Any], number: int, where: str) -> Step:
     tests = _strings(table["tests"], f"{where} tests")
     hints = _strings(table["hints"], f"{where} hints")
     if len(hints) != 2:
-        raise ChainError(f"chain.toml: {where} needs two hints, a nudge and then the approach; it has {len(hints)}")
+        raise ChainError(f"chain.toml: {where} needs two hints, a nudge and the approach; it has {len(hints)}")
     return Step(number, table["title"], functions, tests, table["works"], (hints[0], hints[1]), table["minutes"])
 
 
