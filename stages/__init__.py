@@ -1,4 +1,4 @@
-"""The stages of nanovllm, and the tools that keep their chain whole."""
+"""The stages of nanovllm, and the tools that check and build the chain of stages."""
 
 import os
 import signal

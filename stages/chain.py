@@ -1,4 +1,4 @@
-"""The chain of stages: check it, read it, practice with it, mend it.
+"""The chain of stages: check it, read it, practice with it, and carry fixes through it.
 
     python stages/chain.py check [--exercises]   is every difference between two stages declared in chain.toml?
     python stages/chain.py diff 3                what stage 3 changes, in reading order; diff nanovllm for the package

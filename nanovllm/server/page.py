@@ -83,7 +83,7 @@ def file_endpoint(text: str, media_type: str) -> Endpoint:
 
 
 async def events_of(feed: "Feed", server: Event) -> Events:
-    """Yield what the page must know of the server, and then one viewer's events until the engine ends.
+    """Yield the facts about the server that the page needs, then one viewer's events until the engine ends.
 
     Closing the generator removes the viewer.
     """

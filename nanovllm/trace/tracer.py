@@ -114,7 +114,7 @@ class Tracer:
     def on_admit(self, seq: "Sequence", hits: "list[int | None] | tuple[()]" = ()) -> None:
         record, by = self._know(seq), caller_name()
         if self.pool is None:
-            slots = getattr(seq, "slots")  # noqa: B009  # stage 1 has them in place of a block table
+            slots = getattr(seq, "slots")  # noqa: B009  # stage 1 has them instead of a block table
             self._emit("reserved", {"seq": record.name, "start": slots.start, "end": slots.stop}, by)
         else:
             hit_places = {place for place, block in enumerate(hits) if block is not None}

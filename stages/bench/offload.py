@@ -148,7 +148,7 @@ def count_talks(policy: str) -> dict[str, int]:
 def measure_first_token(folder: Path, dtype: str, length: int, **more: Any) -> dict[str, Any]:
     """Return the seconds to first token with `length` tokens loaded or computed, and their ratio.
 
-    One prompt fits in each engine's pool, so that each prompt sends the one before to the host. `more` are options of
+    Only one prompt fits in each engine's pool, so each prompt sends the previous one to the host. `more` are options of
     EngineConfig.
     """
     options = options_of("load", length + TAIL) | {"max_model_len": length + TAIL + 1}  # room for the sampled token

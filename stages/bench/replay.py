@@ -1,6 +1,6 @@
-"""Requests against a pool alone: they arrive, wait for room, grow by a token per step, and leave, without a model.
+"""Requests against just a pool: they arrive, wait for room, grow by a token per step, and leave, without a model.
 
-The pools are the stages' own managers. replay() does with one what an engine does, with two differences: a token is a
+The pools are the stages' own managers. replay() uses one as an engine does, with two differences: a token is a
 placeholder, and a waiting request is admitted at any step, as in stage 4 (stage 1 waits for the end of the batch).
 """
 

@@ -17,7 +17,7 @@ from .report import Report
 
 FLAGS = ("-q", "--tb=short", "--rootdir=.", "--confcutdir=.", "-c", os.devnull, "-p", "no:cacheprovider")
 SETTINGS = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}
-SETTINGS |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a stage needs pytest alone
+SETTINGS |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a stage needs no plugin
 STORY = ("--temperature", "0", "--max-tokens", "40", "The fox looked at the table")
 
 TOOLS = Path(__file__).resolve().parents[3]

@@ -20,7 +20,7 @@ SETTINGS = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",  # several runs share the cores
     "PYTEST_ADDOPTS": "",
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a stage needs pytest alone
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a stage needs no plugin
 }
 ALWAYS_GIVEN = ("__init__", "check_integrity")  # an exercise opens neither
 

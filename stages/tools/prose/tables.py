@@ -120,7 +120,7 @@ def scarce_samples_of(*stages: str) -> Callable[[Results], str]:
 
 
 def overhead_block(results: Results) -> str:
-    """Show the cost of a stage where its feature is not used: each stage over the one before, in the same rounds."""
+    """Show the cost of a stage where its feature is not used: each stage over the previous one, in the same rounds."""
     overhead = results.get("overhead", {})
     pairs = [("s4", "s5"), ("s5", "s6"), ("s6", "s7")]
     if not {f"{after}_over_{before}" for before, after in pairs} <= overhead.keys():
