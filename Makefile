@@ -63,7 +63,7 @@ soak: $(call needs,test) ## check a million random steps of the stages, and a mi
 	@OMP_NUM_THREADS=1 $(PY) -m tests.soak $(ARGS)
 	@$(if $(filter --stage --stage=% --kernels,$(ARGS)),,OMP_NUM_THREADS=1 $(PY) -m nanovllm.tests.soak $(ARGS))
 
-storm: $(call needs,test) ## attack the server with 1,000 clients, 10,000 bad requests and kill -9; ARGS="clients --rounds 5 --seed 1"
+storm: $(call needs,test) ## attack the server with 1,000 clients and 10,000 bad requests; ARGS="clients --rounds 5 --seed 1"
 	@$(PY) -m nanovllm.tests.server.storm $(ARGS)
 
 setup: $(call needs,test lint) ## install everything for tests and lint, and run nothing
@@ -91,7 +91,7 @@ check: $(call needs,test) ## test the current step of your exercise, and after t
 diff: ## show what a stage changes, in reading order; STAGE=3 or nanovllm, ARGS="--file scheduler.py" for one file
 	@$(PYTHON) stages/chain.py diff $(one_stage) $(ARGS)
 
-scoreboard: $(call needs,test) ## compare what each stage gains and costs; ARGS=--predict answers the lessons' questions
+scoreboard: $(call needs,test) ## compare what each stage gains and costs; ARGS="s1 s2" answers lessons' questions
 	@$(PY) -m stages.bench $(or $(ARGS),scoreboard run)
 	@$(PY) -m stages.tools.prose
 

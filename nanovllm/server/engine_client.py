@@ -39,7 +39,7 @@ from .engine_process import (
 )
 from .errors import ApiError
 
-LAST_STEP = 5.0  # seconds for the engine to end by itself
+LAST_STEP = 5.0  # seconds that the engine gets to exit by itself
 
 
 def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connection, BaseProcess]:
@@ -56,8 +56,8 @@ def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connect
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     process.start()
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-    Finalize(None, process.kill, exitpriority=0)  # or Python would wait for the process at exit
-    engines_end.close()  # or the pipe would stay open when the engine ends
+    Finalize(None, process.kill, exitpriority=0)  # otherwise Python would wait for the process at exit
+    engines_end.close()  # otherwise the pipe would stay open after the engine exits
     return pipe, process
 
 
@@ -85,13 +85,13 @@ class RunningRequests:
 
 
 class EngineClient:
-    """A client of the engine. Requests leave through an outbox, and each response arrives in the request's queue.
+    """A client of the engine. Requests leave through an outbox; outputs arrive in a queue per request body.
 
-    The counts are for the server's limits. `error` is set once the engine has ended.
+    The server's limits use the counts. `error` is set once the engine has exited.
     """
 
     def __init__(self, pipe: Connection, process: BaseProcess) -> None:
-        """Take the pipe. ready() waits for the engine."""
+        """Store the pipe and the process. Call ready() to wait for the engine."""
         self._pipe, self._process = pipe, process
         self._outbox: SimpleQueue[ToEngine | None] = SimpleQueue()
         self.running: dict[str, RunningRequests] = {}  # by request
@@ -99,7 +99,7 @@ class EngineClient:
         self._is_closing = False
         self.error: EngineDeadError | None = None
         self.on_death: Callable[[], None] = lambda: None
-        self.on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None  # of a step, while it is watched
+        self.on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None  # a step's events; see watch()
 
     async def ready(self) -> Ready:
         """Wait for the engine. Raise ValueError for a user's mistake, and EngineDeadError otherwise."""
@@ -156,17 +156,17 @@ class EngineClient:
                 self._outbox.put(Abort(request_id))
 
     async def get_metrics(self) -> list[Metric]:
-        """Return the engine's metrics, read between two steps. Raise EngineDeadError if it has ended."""
+        """Return the engine's metrics, read between two steps. Raise EngineDeadError if it has exited."""
         self._send(GetMetrics())
         self._replies.append(asyncio.get_running_loop().create_future())
         return await self._replies[-1]
 
     def watch(self, is_on: bool, show_text: bool) -> None:
-        """Start or stop calling on_events() with the events of the memory. Do nothing if the engine has ended."""
+        """Start or stop calling on_events() with the memory's events. Do nothing if the engine has exited."""
         self._outbox.put(WatchMemory(is_on, show_text))
 
     def cut(self, reason: str) -> None:
-        """End all requests. Each caller gets an ApiError with the reason."""
+        """Cut off all requests. Each caller gets an ApiError with the reason."""
         for running in self._bodies():
             running.queue.put_nowait(ApiError(reason, status=503))
 
@@ -190,7 +190,7 @@ class EngineClient:
         self._outbox.put(message)
 
     def _write(self) -> None:
-        """Send what is in the outbox. It has a thread of its own, so that a full pipe never blocks the event loop."""
+        """Send the messages in the outbox. This runs in its own thread, so a full pipe never blocks the event loop."""
         with suppress(OSError):  # _read() sees the end of the engine too
             while (message := self._outbox.get()) is not None:
                 send(self._pipe, message)
@@ -204,7 +204,7 @@ class EngineClient:
         match message:
             case StepResult(deltas, events):
                 for delta in deltas:
-                    if running := self.running.get(delta.request_id):  # else its client has hung up
+                    if running := self.running.get(delta.request_id):  # otherwise its client has disconnected
                         running.num_waiting_tokens.pop(delta.request_id, None)
                         running.queue.put_nowait(delta)
                 if events is not None:
@@ -218,7 +218,7 @@ class EngineClient:
                 self._die(error)
 
     def _die(self, reason: str) -> None:
-        """Fail all waiting callers."""
+        """Raise EngineDeadError in all waiting callers."""
         asyncio.get_running_loop().remove_reader(self._pipe.fileno())
         if self._is_closing:
             return

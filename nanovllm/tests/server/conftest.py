@@ -11,6 +11,12 @@ NAMES = ("--served-model-name", "storyteller", "--served-model-name", "fox")
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run asynchronous tests with asyncio alone."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     """Serve the shipped checkpoint, which has no chat template of its own."""
     with serving("--chat-template", "plain", "--max-num-seqs", "8", *NAMES) as server:

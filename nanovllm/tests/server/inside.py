@@ -99,18 +99,6 @@ async def until(holds: Callable[[], bool], seconds: float = SECONDS) -> None:
             await asyncio.sleep(0.005)
 
 
-def with_server(
-    model: Any, scenario: Callable[[Inside], Any], prepare: Callable[[LLMEngine], Any] | None = None, **options: Any
-) -> Any:
-    """Run a scenario with a server."""
-
-    async def run() -> Any:
-        async with inside(model, prepare, **options) as server:
-            return await scenario(server)
-
-    return asyncio.run(run())
-
-
 def slow(engine: LLMEngine) -> None:
     """Slow down each step, so that the test can act between two of them."""
     step = engine.step

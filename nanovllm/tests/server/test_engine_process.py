@@ -10,6 +10,8 @@ from ...server.engine_client import RunningRequests
 from ...server.engine_process import Delta, Piece
 from .inside import LONG, inside, slow, until
 
+pytestmark = pytest.mark.anyio
+
 BAD = 7  # a token that makes a step raise
 
 
@@ -48,43 +50,37 @@ async def streamed(server, **body):
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_hang_up_aborts_a_request_and_frees_its_blocks(checkpoint, is_stream):
-    async def scenario():
-        async with inside(checkpoint, slow) as server:
-            request = asyncio.create_task(server.post(**LONG, n=3, stream=is_stream))
-            await until(lambda: server.engine.stats().blocks_running > 0)
-            generated = server.engine.stats().generation_tokens
-            request.cancel()
-            await until(lambda: server.is_empty)
-            assert server.engine.stats().generation_tokens - generated <= 3 * 5, (
-                "aborted within a few steps, not after all 50"
-            )
-            assert server.engine.tally.ended == {"abort": 3}
-            assert server.front.state.engine.num_requests == server.front.state.engine.num_waiting_tokens == 0
-            assert (await server.post(**LONG)).status_code == 200
-
-    asyncio.run(scenario())
+async def test_hang_up_aborts_a_request_and_frees_its_blocks(checkpoint, is_stream):
+    async with inside(checkpoint, slow) as server:
+        request = asyncio.create_task(server.post(**LONG, n=3, stream=is_stream))
+        await until(lambda: server.engine.stats().blocks_running > 0)
+        generated = server.engine.stats().generation_tokens
+        request.cancel()
+        await until(lambda: server.is_empty)
+        assert server.engine.stats().generation_tokens - generated <= 3 * 5, (
+            "aborted within a few steps, not after all 50"
+        )
+        assert server.engine.tally.ended == {"abort": 3}
+        assert server.front.state.engine.num_requests == server.front.state.engine.num_waiting_tokens == 0
+        assert (await server.post(**LONG)).status_code == 200
 
 
-def test_exception_in_a_step_ends_only_the_request_that_caused_it(checkpoint, capfd):
-    async def scenario():
-        async with inside(checkpoint, fails_at_bad_tokens) as server:
-            alone = (await server.post(**LONG)).json()["choices"]
-            good, stream, bad = await asyncio.gather(
-                server.post(**LONG), streamed(server), server.post(**LONG | {"prompt": [1, BAD]})
-            )
-            assert good.json()["choices"] == alone
-            assert "".join(chunk["choices"][0]["text"] for chunk in stream[:-1]) == alone[0]["text"]
-            assert bad.status_code == 500
-            error = bad.json()["error"]
-            assert (error["type"], error["message"]) == ("server_error", "The request failed: RuntimeError.")
-            assert server.is_empty and (await server.client.get("/health")).status_code == 200
-
-    asyncio.run(scenario())
+async def test_exception_in_a_step_ends_only_the_request_that_caused_it(checkpoint, capfd):
+    async with inside(checkpoint, fails_at_bad_tokens) as server:
+        alone = (await server.post(**LONG)).json()["choices"]
+        good, stream, bad = await asyncio.gather(
+            server.post(**LONG), streamed(server), server.post(**LONG | {"prompt": [1, BAD]})
+        )
+        assert good.json()["choices"] == alone
+        assert "".join(chunk["choices"][0]["text"] for chunk in stream[:-1]) == alone[0]["text"]
+        assert bad.status_code == 500
+        error = bad.json()["error"]
+        assert (error["type"], error["message"]) == ("server_error", "The request failed: RuntimeError.")
+        assert server.is_empty and (await server.client.get("/health")).status_code == 200
     assert "RuntimeError: no such file: /home/somebody/secret" in capfd.readouterr().err
 
 
-def test_exception_while_a_request_is_added_ends_only_that_request(checkpoint, capfd):
+async def test_exception_while_a_request_is_added_ends_only_that_request(checkpoint, capfd):
     def refuses_bad_tokens(engine):
         process = engine.input_processor.process
 
@@ -98,18 +94,15 @@ def test_exception_while_a_request_is_added_ends_only_that_request(checkpoint, c
     class Panic(BaseException):
         """An exception like those of Rust libraries."""
 
-    async def scenario():
-        async with inside(checkpoint, refuses_bad_tokens) as server:
-            good, bad = await asyncio.gather(server.post(**LONG), server.post(**LONG | {"prompt": [1, BAD]}))
-            assert (good.status_code, bad.status_code) == (200, 500)
-            assert bad.json()["error"]["message"] == "The request failed: Panic."
-            assert server.is_empty and (await server.client.get("/health")).status_code == 200
-
-    asyncio.run(scenario())
+    async with inside(checkpoint, refuses_bad_tokens) as server:
+        good, bad = await asyncio.gather(server.post(**LONG), server.post(**LONG | {"prompt": [1, BAD]}))
+        assert (good.status_code, bad.status_code) == (200, 500)
+        assert bad.json()["error"]["message"] == "The request failed: Panic."
+        assert server.is_empty and (await server.client.get("/health")).status_code == 200
     assert "Panic: no such file: /home/somebody/secret" in capfd.readouterr().err
 
 
-def test_broken_stream_ends_with_an_error_instead_of_done(checkpoint):
+async def test_broken_stream_ends_with_an_error_instead_of_done(checkpoint):
     def fails_at_the_third_token(engine):
         launch = engine.executor.launch
 
@@ -120,88 +113,70 @@ def test_broken_stream_ends_with_an_error_instead_of_done(checkpoint):
 
         engine.executor.launch = launch_or_raise
 
-    async def scenario():
-        async with inside(checkpoint, fails_at_the_third_token) as server:
-            *chunks, last = await streamed(server)
-            assert len(chunks) >= 1 and all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
-            assert last["error"]["message"] == "The request failed: RuntimeError."
-
-    asyncio.run(scenario())
+    async with inside(checkpoint, fails_at_the_third_token) as server:
+        *chunks, last = await streamed(server)
+        assert len(chunks) >= 1 and all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+        assert last["error"]["message"] == "The request failed: RuntimeError."
 
 
-def test_dead_engine_is_reported_to_all_and_ends_the_front(checkpoint, capfd):
-    async def scenario():
-        async with inside(checkpoint, lambda engine: (slow(engine), ends_at_bad_tokens(engine))) as server:
-            stream, whole = asyncio.create_task(streamed(server)), asyncio.create_task(server.post(**LONG))
-            await until(lambda: server.num_started == 2)
-            bad = await server.post(**LONG | {"prompt": [1, BAD]})
-            errors = (bad.json(), (await whole).json(), (await stream)[-1])
-            assert bad.status_code == (await whole).status_code == 500
-            assert all(each["error"]["message"] == "The engine has ended." for each in errors)
-            assert (await server.client.get("/health")).status_code == 503
-            assert (await server.post(**LONG)).status_code == 500
-            assert await asyncio.wait_for(server.status, 10) == 1
-
-    asyncio.run(scenario())
+async def test_dead_engine_is_reported_to_all_and_ends_the_front(checkpoint, capfd):
+    async with inside(checkpoint, lambda engine: (slow(engine), ends_at_bad_tokens(engine))) as server:
+        stream, whole = asyncio.create_task(streamed(server)), asyncio.create_task(server.post(**LONG))
+        await until(lambda: server.num_started == 2)
+        bad = await server.post(**LONG | {"prompt": [1, BAD]})
+        errors = (bad.json(), (await whole).json(), (await stream)[-1])
+        assert bad.status_code == (await whole).status_code == 500
+        assert all(each["error"]["message"] == "The engine has ended." for each in errors)
+        assert (await server.client.get("/health")).status_code == 503
+        assert (await server.post(**LONG)).status_code == 500
+        assert await asyncio.wait_for(server.status, 10) == 1
     assert "error: the engine has ended: RuntimeError: the pool is broken" in capfd.readouterr().err
 
 
-def test_stopping_server_refuses_new_requests_and_finishes_running_ones(checkpoint):
-    async def scenario():
-        async with inside(checkpoint, slow) as server:
-            stream = asyncio.create_task(streamed(server))
-            await until(lambda: server.num_started == 1)
-            server.front.stop()
-            refused = await server.post(**LONG)
-            assert refused.status_code == 503 and "shutting down" in refused.json()["error"]["message"]
-            *_, last, done = await stream
-            assert (last["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
-            assert await asyncio.wait_for(server.status, 10) == 0
-
-    asyncio.run(scenario())
+async def test_stopping_server_refuses_new_requests_and_finishes_running_ones(checkpoint):
+    async with inside(checkpoint, slow) as server:
+        stream = asyncio.create_task(streamed(server))
+        await until(lambda: server.num_started == 1)
+        server.front.stop()
+        refused = await server.post(**LONG)
+        assert refused.status_code == 503 and "shutting down" in refused.json()["error"]["message"]
+        *_, last, done = await stream
+        assert (last["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
+        assert await asyncio.wait_for(server.status, 10) == 0
 
 
 @pytest.mark.parametrize("how", ["timeout", "again"])
-def test_requests_that_outlast_the_timeout_end_with_an_error(checkpoint, how):
-    async def scenario():
-        async with inside(checkpoint, slow, shutdown_timeout=0.05 if how == "timeout" else 30.0) as server:
-            stream, whole = asyncio.create_task(streamed(server)), asyncio.create_task(server.post(**LONG))
-            await until(lambda: server.num_started == 2)
+async def test_requests_that_outlast_the_timeout_end_with_an_error(checkpoint, how):
+    async with inside(checkpoint, slow, shutdown_timeout=0.05 if how == "timeout" else 30.0) as server:
+        stream, whole = asyncio.create_task(streamed(server)), asyncio.create_task(server.post(**LONG))
+        await until(lambda: server.num_started == 2)
+        server.front.stop()
+        if how == "again":
             server.front.stop()
-            if how == "again":
-                server.front.stop()
-            assert (await stream)[-1]["error"]["message"] == "The server is shutting down."
-            assert (await whole).status_code == 503
-            assert await asyncio.wait_for(server.status, 10) == 0
-            await until(lambda: server.is_empty)
-
-    asyncio.run(scenario())
+        assert (await stream)[-1]["error"]["message"] == "The server is shutting down."
+        assert (await whole).status_code == 503
+        assert await asyncio.wait_for(server.status, 10) == 0
+        await until(lambda: server.is_empty)
 
 
-def test_bad_checkpoint_is_reported_before_the_server_starts(tmp_path):
-    async def scenario():
-        with pytest.raises(ValueError, match="is not a checkpoint folder"):
-            async with inside(tmp_path):
-                pass
-
-    asyncio.run(scenario())
+async def test_bad_checkpoint_is_reported_before_the_server_starts(tmp_path):
+    with pytest.raises(ValueError, match="is not a checkpoint folder"):
+        async with inside(tmp_path):
+            pass
 
 
-def test_slow_reader_gets_merged_deltas():
+async def test_slow_reader_gets_merged_deltas():
     def delta(text, token, reason=None):
         return Delta("a", [Piece(0, text, [token], None, reason, None)], reason is not None, 4)
 
-    async def scenario():
-        running = RunningRequests(1, {})
-        for each in (delta("on", 1), delta("ce", 2), delta(" upon", 3, "length")):
-            running.queue.put_nowait(each)
-        [merged] = await running.get()
-        assert merged == Delta("a", [Piece(0, "once upon", [1, 2, 3], None, "length", None)], True, 4)
-        running.queue.put_nowait(ValueError("no"))
-        with pytest.raises(ValueError, match="no"):
-            await running.get()
-
-    asyncio.run(scenario())
+    running = RunningRequests(1, {})
+    for each in (delta("on", 1), delta("ce", 2), delta(" upon", 3, "length")):
+        running.queue.put_nowait(each)
+    [merged] = await running.get()
+    assert merged == Delta("a", [Piece(0, "once upon", [1, 2, 3], None, "length", None)], True, 4)
+    running.queue.put_nowait(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        await running.get()
 
 
 class Compiled:
@@ -221,21 +196,17 @@ class Compiled:
         pass
 
 
-def test_busy_server_switches_to_compiled_kernels(checkpoint, capfd):
+async def test_busy_server_switches_to_compiled_kernels(checkpoint, capfd):
     """New requests wait until the running ones have ended, unless their clients hang up."""
-
-    async def scenario():
-        async with inside(checkpoint, slow) as server:
-            running = asyncio.create_task(server.post(**LONG))
-            await until(lambda: server.num_started == 1)
-            server.engine.kernels = kernels = Compiled(server.engine)
-            held = [asyncio.create_task(server.post(**LONG)) for _ in range(3)]
-            await until(lambda: server.front.state.engine.num_requests == 4)
-            held[0].cancel()
-            assert server.num_started == 1 and not running.done()
-            texts = [(await each).json()["choices"][0]["text"] for each in (running, *held[1:])]
-            assert kernels.num_met == 0 and len(set(texts)) == 1
-            await until(lambda: server.is_empty)
-
-    asyncio.run(scenario())
+    async with inside(checkpoint, slow) as server:
+        running = asyncio.create_task(server.post(**LONG))
+        await until(lambda: server.num_started == 1)
+        server.engine.kernels = kernels = Compiled(server.engine)
+        held = [asyncio.create_task(server.post(**LONG)) for _ in range(3)]
+        await until(lambda: server.front.state.engine.num_requests == 4)
+        held[0].cancel()
+        assert server.num_started == 1 and not running.done()
+        texts = [(await each).json()["choices"][0]["text"] for each in (running, *held[1:])]
+        assert kernels.num_met == 0 and len(set(texts)) == 1
+        await until(lambda: server.is_empty)
     assert "kernels\n" in capfd.readouterr().err

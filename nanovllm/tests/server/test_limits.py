@@ -8,26 +8,25 @@ from contextlib import suppress
 import pytest
 
 from ...server.limits import MIN_CHUNK_BYTES, HttpProtocol
-from .inside import LONG, SHORT, error_of, inside, slow, until, with_server
+from .inside import LONG, SHORT, error_of, inside, slow, until
 from .raw import exchange, post
+from .storm.wire import address_of
+
+pytestmark = pytest.mark.anyio
 
 GOOD = json.dumps({"prompt": [5, 6], "max_tokens": 2, "temperature": 0}).encode()
 CHUNKED = post(b"", content_length="", transfer_encoding="chunked")
 QUICK = {"header_timeout": 0.2, "body_timeout": 0.3, "max_body_bytes": 10_000}
 
 
-def received_for(checkpoint, *parts, options=QUICK, **how):
+async def received_for(checkpoint, *parts):
     """Return the response, and check that another client is served during and after it."""
-
-    async def scenario():
-        async with inside(checkpoint, **options) as server:
-            raw, other = await asyncio.gather(
-                exchange(str(server.client.base_url), *parts, **how), server.post(prompt=[5, 6], max_tokens=2)
-            )
-            assert other.status_code == (await server.client.get("/health")).status_code == 200
-            return raw
-
-    return asyncio.run(scenario())
+    async with inside(checkpoint, **QUICK) as server:
+        raw, other = await asyncio.gather(
+            exchange(str(server.client.base_url), *parts), server.post(prompt=[5, 6], max_tokens=2)
+        )
+        assert other.status_code == (await server.client.get("/health")).status_code == 200
+        return raw
 
 
 BROKEN = {
@@ -47,33 +46,35 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_http_gets_an_error_in_openai_form(served, name):
-    raw = asyncio.run(exchange(served.url, BROKEN[name]))
+async def test_broken_http_gets_an_error_in_openai_form(served, name):
+    raw = await exchange(served.url, BROKEN[name])
     assert raw.status == 400 and raw.is_closed is False and raw.seconds < 1
     assert raw.error["type"] == "invalid_request_error"
     assert raw.error["message"].startswith("We could not read the HTTP request: ")
 
 
-def test_head_that_is_too_long(served):
-    raw = asyncio.run(exchange(served.url, b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 300_000))
+async def test_head_that_is_too_long(served):
+    raw = await exchange(served.url, b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 300_000)
     assert raw.status == 431 and raw.error
 
 
 @pytest.mark.parametrize("body", [post(GOOD, content_length="20000"), CHUNKED + b"1000\r\n" + b" " * 4096 + b"\r\n"])
-def test_body_that_is_too_large(checkpoint, body):
-    raw = received_for(checkpoint, body, b"1000\r\n" + b" " * 4096 + b"\r\n" + b"1000\r\n" + b" " * 4096 + b"\r\n")
+async def test_body_that_is_too_large(checkpoint, body):
+    raw = await received_for(
+        checkpoint, body, b"1000\r\n" + b" " * 4096 + b"\r\n" + b"1000\r\n" + b" " * 4096 + b"\r\n"
+    )
     assert raw.status == 413 and raw.seconds < 1
     assert "at most 10,000 are allowed" in raw.error["message"]
 
 
-def test_client_may_send_the_rest_of_a_refused_body(checkpoint):
+async def test_client_may_send_the_rest_of_a_refused_body(checkpoint):
     """The client reads the error although it is still writing."""
-    raw = received_for(checkpoint, post(b" " * 3_000_000))
+    raw = await received_for(checkpoint, post(b" " * 3_000_000))
     assert raw.status == 413 and raw.error
 
 
-def test_tiny_chunks_count_as_larger_ones(checkpoint):
-    raw = received_for(checkpoint, CHUNKED + b"1\r\n \r\n" * (QUICK["max_body_bytes"] // MIN_CHUNK_BYTES + 1))
+async def test_tiny_chunks_count_as_larger_ones(checkpoint):
+    raw = await received_for(checkpoint, CHUNKED + b"1\r\n \r\n" * (QUICK["max_body_bytes"] // MIN_CHUNK_BYTES + 1))
     assert raw.status == 413 and raw.error
 
 
@@ -85,68 +86,58 @@ def test_tiny_chunks_count_as_larger_ones(checkpoint):
         ("body", [CHUNKED, 0.1, b"2\r\n{", 0.1, b" "]),
     ],
 )
-def test_request_that_is_too_slow(checkpoint, part, parts):
+async def test_request_that_is_too_slow(checkpoint, part, parts):
     seconds = QUICK["header_timeout" if part == "head" else "body_timeout"]
-    raw = received_for(checkpoint, *parts)
+    raw = await received_for(checkpoint, *parts)
     assert raw.status == 408 and seconds <= raw.seconds < seconds + 1
     assert raw.error["message"] == f"The {part} of the request took more than {seconds} seconds."
 
 
-def test_silent_connection_is_closed_without_a_response(checkpoint):
-    raw = received_for(checkpoint)
+async def test_silent_connection_is_closed_without_a_response(checkpoint):
+    raw = await received_for(checkpoint)
     assert (raw.received, raw.is_closed) == (b"", True)
     assert 0.1 < raw.seconds < 1, "0.2 by the server's clock, which started a little earlier"
 
 
-def test_second_request_has_its_own_timeout(checkpoint):
+async def read_all(url, *parts):
+    """Send the parts, sleep where a part is a number of seconds, and return all bytes until the server closes."""
+    reader, writer = await asyncio.open_connection(*address_of(url))
+    for part in parts:
+        writer.write(part) if isinstance(part, bytes) else await asyncio.sleep(part)
+    received = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    return received
+
+
+async def test_second_request_has_its_own_timeout(checkpoint):
     parts = [post(GOOD)[:-5], 0.1, post(GOOD)[-5:], 0.1, b"GET /health HTTP/1.1\r\n"]
-
-    async def scenario():
-        async with inside(checkpoint, **QUICK) as server:
-            host, port = server.client.base_url.host, server.client.base_url.port
-            reader, writer = await asyncio.open_connection(host, port)
-            for part in parts:
-                writer.write(part) if isinstance(part, bytes) else await asyncio.sleep(part)
-            received = await asyncio.wait_for(reader.read(), 5)
-            writer.close()
-            return received
-
-    received = asyncio.run(scenario())
+    async with inside(checkpoint, **QUICK) as server:
+        received = await read_all(str(server.client.base_url), *parts)
     assert received.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 408 " in received
 
 
-def test_pipelined_requests_get_two_responses(served):
-    async def scenario():
-        reader, writer = await asyncio.open_connection(*served.url.removeprefix("http://").split(":"))
-        writer.write(post(b"{}") + post(b"[]").replace(b"host: test", b"host: test\r\nconnection: close"))
-        received = await asyncio.wait_for(reader.read(), 5)
-        writer.close()
-        return received
-
-    assert asyncio.run(scenario()).count(b"HTTP/1.1 400 ") == 2
+async def test_pipelined_requests_get_two_responses(served):
+    last = post(b"[]").replace(b"host: test", b"host: test\r\nconnection: close")
+    assert (await read_all(served.url, post(b"{}") + last)).count(b"HTTP/1.1 400 ") == 2
 
 
-def test_request_that_ends_early(served):
-    raw = asyncio.run(exchange(served.url, post(GOOD, content_length="99"), is_ended=True))
+async def test_request_that_ends_early(served):
+    raw = await exchange(served.url, post(GOOD, content_length="99"), is_ended=True)
     assert raw.status == 400 and "before the request was complete" in raw.error["message"]
 
 
-def test_hang_up_within_a_body_prints_no_traceback(checkpoint, capfd):
-    async def scenario():
-        async with inside(checkpoint, **QUICK) as server:
-            host, port = server.client.base_url.host, server.client.base_url.port
-            _, writer = await asyncio.open_connection(host, port)
-            writer.write(post(GOOD, content_length="99"))
-            await asyncio.sleep(0.05)
-            writer.transport.abort()
-            await asyncio.sleep(0.05)
-            assert server.is_empty
-
-    asyncio.run(scenario())
+async def test_hang_up_within_a_body_prints_no_traceback(checkpoint, capfd):
+    async with inside(checkpoint, **QUICK) as server:
+        _, writer = await asyncio.open_connection(*address_of(str(server.client.base_url)))
+        writer.write(post(GOOD, content_length="99"))
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        await asyncio.sleep(0.05)
+        assert server.is_empty
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_client_that_does_not_read_is_disconnected(checkpoint, monkeypatch):
+async def test_client_that_does_not_read_is_disconnected(checkpoint, monkeypatch):
     """Its blocks are freed. Small socket buffers make the server wait early."""
     connection_made = HttpProtocol.connection_made
 
@@ -156,34 +147,29 @@ def test_client_that_does_not_read_is_disconnected(checkpoint, monkeypatch):
 
     monkeypatch.setattr(HttpProtocol, "connection_made", with_small_buffer)
     body = {"prompt": [5, 6], "max_tokens": 200, "n": 4, "logprobs": 5, "ignore_eos": True, "stream": True}
-
-    async def scenario():
-        async with inside(checkpoint, body_timeout=0.2) as server:
-            client = socket.socket()
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.connect((server.client.base_url.host, server.client.base_url.port))
-            client.sendall(post(json.dumps(body).encode()))
-            await until(lambda: server.num_started == 1)
-            await until(lambda: server.front.state.engine.num_requests == 0 and server.is_empty, seconds=5)
-            with client, suppress(ConnectionResetError):
-                while part := client.recv(1 << 16):
-                    assert b"[DONE]" not in part, "the whole response was sent, so nothing had to wait"
-
-    asyncio.run(scenario())
+    async with inside(checkpoint, body_timeout=0.2) as server:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(address_of(str(server.client.base_url)))
+        client.sendall(post(json.dumps(body).encode()))
+        await until(lambda: server.num_started == 1)
+        await until(lambda: server.front.state.engine.num_requests == 0 and server.is_empty, seconds=5)
+        with client, suppress(ConnectionResetError):
+            while part := client.recv(1 << 16):
+                assert b"[DONE]" not in part, "the whole response was sent, so nothing had to wait"
 
 
 # The load of the engine
 
 
-def test_more_requests_than_the_queue_takes(checkpoint):
-    async def scenario(server):
+async def test_more_requests_than_the_queue_takes(checkpoint):
+    async with inside(checkpoint, slow, max_num_queued_reqs=4) as server:
         running = asyncio.create_task(server.post(**LONG, n=3))
         await until(lambda: server.front.state.engine.num_samples == 3)
         response = await server.post(**SHORT, n=2)
         error = error_of(response, 429)
         assert response.headers["retry-after"] == "1" and error["code"] == "rate_limit_exceeded"
-        running, limit = "3 requests are running or waiting", "max_num_queued_reqs, which is 4"
-        assert error["message"] == f"{running}, and 2 more would exceed {limit}."
+        assert "3 requests" in error["message"] and "2 more would exceed max_num_queued_reqs" in error["message"]
         assert (await server.post(**SHORT)).status_code == 200
         assert (await running).status_code == 200
         assert (await server.post(**SHORT, n=2)).status_code == 200 and server.front.state.engine.num_samples == 0
@@ -191,11 +177,9 @@ def test_more_requests_than_the_queue_takes(checkpoint):
         assert 'vllm:admission_rejections_total{model_name="' in metrics
         assert 'reason="max_num_queued_reqs"} 1.0' in metrics and 'reason="max_num_queued_tokens"} 0.0' in metrics
 
-    with_server(checkpoint, scenario, slow, max_num_queued_reqs=4)
 
-
-def test_more_tokens_than_the_queue_takes(checkpoint):
-    async def scenario(server):
+async def test_more_tokens_than_the_queue_takes(checkpoint):
+    async with inside(checkpoint, lambda engine: (slow(engine), slow(engine)), max_num_queued_tokens=40) as server:
         engine = server.front.state.engine
         first = asyncio.create_task(server.post(**{**SHORT, "prompt": [5] * 40}))
         await until(lambda: engine.num_requests == 1)
@@ -205,26 +189,16 @@ def test_more_tokens_than_the_queue_takes(checkpoint):
         assert (await first).status_code == 200
         assert (await server.post(**SHORT)).status_code == 200
 
-    def very_slow(engine):
-        slow(engine)
-        slow(engine)
 
-    with_server(checkpoint, scenario, very_slow, max_num_queued_tokens=40)
-
-
-def test_request_with_too_many_tokens(checkpoint):
-    async def scenario(server):
+async def test_request_with_too_many_tokens(checkpoint):
+    async with inside(checkpoint, max_request_tokens=100) as server:
         error = error_of(await server.post(**{**SHORT, "n": 3, "max_tokens": 40}), 400)
         assert "126 tokens" in error["message"] and "allows 100" in error["message"]
         assert (await server.post(**{**SHORT, "n": 2, "max_tokens": 40})).status_code == 200
         error_of(await server.post(**{**SHORT, "prompt": [[5]] * 50, "n": 50, "max_tokens": 0}), 400)
 
-    with_server(checkpoint, scenario, max_request_tokens=100)
 
-
-def test_request_with_too_many_choices(checkpoint):
-    async def scenario(server):
+async def test_request_with_too_many_choices(checkpoint):
+    async with inside(checkpoint) as server:
         error = error_of(await server.post(prompt=[5, 6], max_tokens=1, n=2049), 400)
         assert error["param"] == "n" and "2,049 choices" in error["message"] and "2,048" in error["message"]
-
-    with_server(checkpoint, scenario)

@@ -5,6 +5,7 @@ import math
 import re
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ... import LLM
@@ -12,6 +13,8 @@ from ..helpers import OPTIONS
 from ..test_stats import drawn
 from ..test_vllm_names import DATA
 from .inside import LONG, inside, slow, until
+
+pytestmark = pytest.mark.anyio
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
 NAMES = {  # the metrics on vLLM's dashboards
@@ -93,47 +96,41 @@ def test_numbers_after_three_requests(checkpoint):
     assert (value(families, "request_params_n_count"), value(families, "request_params_n_sum")) == (3, 1 + 2 + 1)
 
 
-def test_running_requests_are_counted(checkpoint):
-    async def scenario():
-        async with inside(checkpoint, slow) as server:
-            running = asyncio.create_task(server.post(**LONG))
-            await until(lambda: server.num_started == 1)
+async def test_running_requests_are_counted(checkpoint):
+    async with inside(checkpoint, slow) as server:
+        running = asyncio.create_task(server.post(**LONG))
+        await until(lambda: server.num_started == 1)
+        families = parsed(await server.client.get("/metrics"))
+        assert value(families, "num_requests_running") == value(families, "time_to_first_token_seconds_count") == 1
+        assert 0 < value(families, "kv_cache_usage_perc") < 1
+        assert 0 < value(families, "generation_tokens_total") < LONG["max_tokens"]
+        await running
+        families = parsed(await server.client.get("/metrics"))
+        assert value(families, "time_to_first_token_seconds_count") == 1, "a first token was counted twice"
+
+
+async def test_counting_continues_while_the_page_is_open_and_after_it_closes(checkpoint):
+    async with inside(checkpoint) as server:
+        counts = []
+
+        async def count():
+            request = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+            assert (await server.post(**request)).status_code == 200
             families = parsed(await server.client.get("/metrics"))
-            assert value(families, "num_requests_running") == value(families, "time_to_first_token_seconds_count") == 1
-            assert 0 < value(families, "kv_cache_usage_perc") < 1
-            assert 0 < value(families, "generation_tokens_total") < LONG["max_tokens"]
-            await running
-            families = parsed(await server.client.get("/metrics"))
-            assert value(families, "time_to_first_token_seconds_count") == 1, "a first token was counted twice"
+            names = ("iteration_tokens_total_count", "inter_token_latency_seconds_count", "prompt_tokens_total")
+            counts.append(tuple(value(families, name) for name in names))
 
-    asyncio.run(scenario())
-
-
-def test_counting_continues_while_the_page_is_open_and_after_it_closes(checkpoint):
-    async def scenario():
-        async with inside(checkpoint) as server:
-            counts = []
-
-            async def count():
-                request = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
-                assert (await server.post(**request)).status_code == 200
-                families = parsed(await server.client.get("/metrics"))
-                names = ("iteration_tokens_total_count", "inter_token_latency_seconds_count", "prompt_tokens_total")
-                counts.append(tuple(value(families, name) for name in names))
-
-            observers = list(server.engine.observers)
+        observers = list(server.engine.observers)
+        await count()
+        async with server.client.stream("GET", "/events") as page:
+            events = page.aiter_text()
+            while "snapshot" not in await anext(events):
+                pass
+            assert len(server.engine.observers) == len(observers) + 1
             await count()
-            async with server.client.stream("GET", "/events") as page:
-                events = page.aiter_text()
-                while "snapshot" not in await anext(events):
-                    pass
-                assert len(server.engine.observers) == len(observers) + 1
-                await count()
-            await until(lambda: list(server.engine.observers) == observers)
-            await count()
-            assert counts == [(5 * i, 4 * i, 10 * i) for i in (1, 2, 3)]
-
-    asyncio.run(scenario())
+        await until(lambda: list(server.engine.observers) == observers)
+        await count()
+        assert counts == [(5 * i, 4 * i, 10 * i) for i in (1, 2, 3)]
 
 
 def test_preempted_sample_is_not_looked_up_again(checkpoint):

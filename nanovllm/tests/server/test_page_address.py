@@ -2,9 +2,13 @@
 
 import asyncio
 
-from .inside import LONG, SHORT, error_of, inside, slow, until, with_server
+import pytest
+
+from .inside import LONG, SHORT, error_of, inside, slow, until
 from .raw import exchange
 from .test_engine_process import BAD, ends_at_bad_tokens
+
+pytestmark = pytest.mark.anyio
 
 PAGE_PATHS = ("/", "/page/page.css", "/metrics")
 API_PATHS = ("/v1/models", "/version", "/ping")
@@ -21,8 +25,8 @@ async def all_events(client):
     return (await client.get("/events")).text
 
 
-def test_each_port_has_its_own_paths_and_both_have_health(checkpoint):
-    async def scenario(server):
+async def test_each_port_has_its_own_paths_and_both_have_health(checkpoint):
+    async with inside(checkpoint, page_port=0) as server:
         for path in PAGE_PATHS:
             assert (await server.page.get(path)).status_code == 200, path
             error_of(await server.client.get(path), 404)
@@ -37,42 +41,32 @@ def test_each_port_has_its_own_paths_and_both_have_health(checkpoint):
         assert (await server.client.post("/v1/completions", json=SHORT)).status_code == 200
         assert 'vllm:prompt_tokens_total{engine="0"' in (await server.page.get("/metrics")).text
 
-    with_server(checkpoint, scenario, page_port=0)
 
-
-def test_keys_origins_and_timeouts_apply_to_the_page(checkpoint):
-    async def scenario(server):
+async def test_keys_origins_and_timeouts_apply_to_the_page(checkpoint):
+    async with inside(checkpoint, page_port=0, api_keys=("key",), header_timeout=0.5) as server:
         error_of(await server.page.get("/events"), 401)
         error_of(await server.page.get("/", headers={"Origin": "http://elsewhere"}), 403)
         own = {"Origin": str(server.page.base_url).rstrip("/")}
         assert (await server.page.get("/", headers=own)).status_code == 200
         assert (await exchange(str(server.page.base_url), b"GET / HTTP/1.1\r\n")).status == 408
 
-    with_server(checkpoint, scenario, page_port=0, api_keys=("key",), header_timeout=0.5)
+
+async def test_both_ports_close_together(checkpoint):
+    async with inside(checkpoint, slow, page_port=0) as server:
+        watching = asyncio.create_task(all_events(server.page))
+        running = asyncio.create_task(server.post(**LONG | {"max_tokens": 8}))
+        viewers = server.front.state.feed.viewers
+        await until(lambda: sum(each.num_snapshots for each in viewers) == 1 == server.num_started)
+        server.front.stop()
+        assert (await running).status_code == 200 and '"snapshot"' in await watching
+        assert await asyncio.wait_for(server.status, 10) == 0
 
 
-def test_both_ports_close_together(checkpoint):
-    async def scenario():
-        async with inside(checkpoint, slow, page_port=0) as server:
-            watching = asyncio.create_task(all_events(server.page))
-            running = asyncio.create_task(server.post(**LONG | {"max_tokens": 8}))
-            viewers = server.front.state.feed.viewers
-            await until(lambda: sum(each.num_snapshots for each in viewers) == 1 == server.num_started)
-            server.front.stop()
-            assert (await running).status_code == 200 and '"snapshot"' in await watching
-            assert await asyncio.wait_for(server.status, 10) == 0
-
-    asyncio.run(scenario())
-
-
-def test_both_ports_report_a_dead_engine(checkpoint, capfd):
-    async def scenario():
-        async with inside(checkpoint, ends_at_bad_tokens, page_port=0) as server:
-            assert (await server.post(**SHORT | {"prompt": [1, BAD]})).status_code == 500
-            for client in (server.client, server.page):
-                assert (await client.get("/health")).status_code == 503
-            error_of(await server.page.get("/metrics"), 500)
-            assert await asyncio.wait_for(server.status, 10) == 1
-
-    asyncio.run(scenario())
+async def test_both_ports_report_a_dead_engine(checkpoint, capfd):
+    async with inside(checkpoint, ends_at_bad_tokens, page_port=0) as server:
+        assert (await server.post(**SHORT | {"prompt": [1, BAD]})).status_code == 500
+        for client in (server.client, server.page):
+            assert (await client.get("/health")).status_code == 503
+        error_of(await server.page.get("/metrics"), 500)
+        assert await asyncio.wait_for(server.status, 10) == 1
     assert "error: the engine has ended: RuntimeError: the pool is broken" in capfd.readouterr().err

@@ -15,6 +15,8 @@ from ...server.streaming import EventStream
 from ...trace import apply
 from ...trace.replay import Event, State, begin
 
+pytestmark = pytest.mark.anyio
+
 NUM_BLOCKS = 8
 SNAPSHOT: Event = {
     "kind": "snapshot", "step": 0, "version": 2, "stage": "nanovllm", "host": None,
@@ -71,71 +73,58 @@ class Page:
                 self.kinds.append(event["kind"])
 
 
-def test_engine_sends_events_only_while_there_are_viewers():
-    async def main() -> None:
-        engine = Engine()
-        engine.feed.take(life("late", 1))  # sent before the last viewer left
-        assert engine.calls == [] and not engine.feed._new
-        page = await Page(engine.feed.enter()).read()
-        assert engine.calls == [True] and page.kinds == ["snapshot"] and page.state.free == [*range(NUM_BLOCKS)]
-        engine.feed.leave(page.viewer)
-        assert engine.calls == [True, False]
-
-    asyncio.run(main())
+async def test_engine_sends_events_only_while_there_are_viewers():
+    engine = Engine()
+    engine.feed.take(life("late", 1))  # sent before the last viewer left
+    assert engine.calls == [] and not engine.feed._new
+    page = await Page(engine.feed.enter()).read()
+    assert engine.calls == [True] and page.kinds == ["snapshot"] and page.state.free == [*range(NUM_BLOCKS)]
+    engine.feed.leave(page.viewer)
+    assert engine.calls == [True, False]
 
 
-def test_second_viewer_starts_with_the_state_of_the_first():
-    async def main() -> None:
-        engine = Engine()
-        first = await Page(engine.feed.enter()).read()
-        engine.feed.take(life("a", 1))
-        await first.read()
-        engine.feed.take(life("b", 2))  # not sent yet: the second viewer must not get it twice
-        second = await Page(engine.feed.enter()).read()
-        assert second.kinds == ["snapshot"] and second.state == first.state and second.state.running == ["a"]
-        await first.read()
-        await second.read()
-        assert first.state == second.state and second.state.running == ["a", "b"] and second.state.ref_counts[1] == 1
-        engine.feed.leave(first.viewer)
-        assert engine.calls == [True], "two viewers, one feed"
-
-    asyncio.run(main())
+async def test_second_viewer_starts_with_the_state_of_the_first():
+    engine = Engine()
+    first = await Page(engine.feed.enter()).read()
+    engine.feed.take(life("a", 1))
+    await first.read()
+    engine.feed.take(life("b", 2))  # not sent yet: the second viewer must not get it twice
+    second = await Page(engine.feed.enter()).read()
+    assert second.kinds == ["snapshot"] and second.state == first.state and second.state.running == ["a"]
+    await first.read()
+    await second.read()
+    assert first.state == second.state and second.state.running == ["a", "b"] and second.state.ref_counts[1] == 1
+    engine.feed.leave(first.viewer)
+    assert engine.calls == [True], "two viewers, one feed"
 
 
-def test_at_most_ten_batches_per_second():
-    async def main() -> None:
-        engine = Engine()
-        page = await Page(engine.feed.enter()).read()
-        began, num_batches = asyncio.get_running_loop().time(), 0
-        for step in range(1, NUM_BLOCKS):
-            engine.feed.take(life(f"r{step}", step))
-            await asyncio.sleep(0.02)
-        while len(page.state.running) < NUM_BLOCKS - 1:
-            await page.read()
-            num_batches += 1
-        seconds = asyncio.get_running_loop().time() - began
-        assert num_batches <= 1 + seconds / live_page.SECONDS_PER_BATCH
-
-    asyncio.run(main())
+async def test_at_most_ten_batches_per_second():
+    engine = Engine()
+    page = await Page(engine.feed.enter()).read()
+    began, num_batches = asyncio.get_running_loop().time(), 0
+    for step in range(1, NUM_BLOCKS):
+        engine.feed.take(life(f"r{step}", step))
+        await asyncio.sleep(0.02)
+    while len(page.state.running) < NUM_BLOCKS - 1:
+        await page.read()
+        num_batches += 1
+    seconds = asyncio.get_running_loop().time() - began
+    assert num_batches <= 1 + seconds / live_page.SECONDS_PER_BATCH
 
 
-def test_slow_viewer_starts_over(monkeypatch):
+async def test_slow_viewer_starts_over(monkeypatch):
     monkeypatch.setattr(live_page, "MAX_WAITING_BYTES", 1000)
     monkeypatch.setattr(live_page, "SECONDS_PER_BATCH", 0.0)
-
-    async def main() -> None:
-        engine = Engine()
-        slow, quick = await Page(engine.feed.enter()).read(), await Page(engine.feed.enter()).read()
-        for step in range(1, NUM_BLOCKS):
-            engine.feed.take(life(f"r{step}", step))
-            await quick.read()
-            assert slow.viewer._num_bytes <= 1000
-        await slow.read()
-        assert slow.kinds == ["snapshot", "snapshot"], "its waiting events are dropped"
-        assert slow.state == quick.state and len(slow.state.running) == NUM_BLOCKS - 1
-        assert quick.viewer.num_snapshots == 1 and slow.viewer.num_snapshots == 2
-
-    asyncio.run(main())
+    engine = Engine()
+    slow, quick = await Page(engine.feed.enter()).read(), await Page(engine.feed.enter()).read()
+    for step in range(1, NUM_BLOCKS):
+        engine.feed.take(life(f"r{step}", step))
+        await quick.read()
+        assert slow.viewer._num_bytes <= 1000
+    await slow.read()
+    assert slow.kinds == ["snapshot", "snapshot"], "its waiting events are dropped"
+    assert slow.state == quick.state and len(slow.state.running) == NUM_BLOCKS - 1
+    assert quick.viewer.num_snapshots == 1 and slow.viewer.num_snapshots == 2
 
 
 def test_snapshot_of_a_state_is_complete():
@@ -146,17 +135,14 @@ def test_snapshot_of_a_state_is_complete():
     assert again == state
 
 
-def test_late_events_of_an_earlier_viewer_are_dropped():
-    async def main() -> None:
-        engine = Engine()
-        engine.feed.leave(engine.feed.enter())
-        engine.feed._watch = lambda is_on: None  # its snapshot comes later
-        page = Page(engine.feed.enter())
-        engine.feed.take([*life("old", 1), SNAPSHOT, *life("new", 1)])
-        await page.read()
-        assert page.state.running == ["new"]
-
-    asyncio.run(main())
+async def test_late_events_of_an_earlier_viewer_are_dropped():
+    engine = Engine()
+    engine.feed.leave(engine.feed.enter())
+    engine.feed._watch = lambda is_on: None  # its snapshot comes later
+    page = Page(engine.feed.enter())
+    engine.feed.take([*life("old", 1), SNAPSHOT, *life("new", 1)])
+    await page.read()
+    assert page.state.running == ["new"]
 
 
 class Connection:
@@ -192,54 +178,43 @@ async def ended(task: asyncio.Task[None]) -> None:
     task.result()
 
 
-def test_connection_starts_with_a_snapshot_and_ends_when_the_client_hangs_up():
-    async def main() -> None:
-        engine, connection = Engine(), Connection()
-        task = await open_stream(engine.feed, connection)
-        assert connection.sent[0]["status"] == 200
-        first, second, _ = connection.body.decode().split("\n\n")
-        assert first == 'event: server\ndata: {"model":"m"}'
-        assert json.loads(second.removeprefix("data: "))[0]["kind"] == "snapshot"
-        connection.hung_up.set()
-        await ended(task)
-        assert engine.calls == [True, False] and not engine.feed.viewers
-
-    asyncio.run(main())
+async def test_connection_starts_with_a_snapshot_and_ends_when_the_client_hangs_up():
+    engine, connection = Engine(), Connection()
+    task = await open_stream(engine.feed, connection)
+    assert connection.sent[0]["status"] == 200
+    first, second, _ = connection.body.decode().split("\n\n")
+    assert first == 'event: server\ndata: {"model":"m"}'
+    assert json.loads(second.removeprefix("data: "))[0]["kind"] == "snapshot"
+    connection.hung_up.set()
+    await ended(task)
+    assert engine.calls == [True, False] and not engine.feed.viewers
 
 
-def test_connection_sends_heartbeats_and_ends_with_the_engine(monkeypatch):
+async def test_connection_sends_heartbeats_and_ends_with_the_engine(monkeypatch):
     monkeypatch.setattr(live_page, "SECONDS_OF_SILENCE", 0.01)
-
-    async def main() -> None:
-        engine, connection = Engine(), Connection()
-        task = await open_stream(engine.feed, connection)
-        assert connection.body.endswith(b":\n\n")
-        engine.feed.close()
-        await ended(task)
-        assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
-        late = Connection()
-        await ended(await open_stream(engine.feed, late))
-        assert late.sent[-1]["more_body"] is False and engine.calls == [True]
-
-    asyncio.run(main())
+    engine, connection = Engine(), Connection()
+    task = await open_stream(engine.feed, connection)
+    assert connection.body.endswith(b":\n\n")
+    engine.feed.close()
+    await ended(task)
+    assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    late = Connection()
+    await ended(await open_stream(engine.feed, late))
+    assert late.sent[-1]["more_body"] is False and engine.calls == [True]
 
 
 @pytest.mark.parametrize("turns", range(4))
-def test_event_during_a_hang_up_does_not_keep_the_connection_open(turns):
+async def test_event_during_a_hang_up_does_not_keep_the_connection_open(turns):
     """The event arrives `turns` turns of the loop later. A lost cancellation would keep the server from stopping."""
-
-    async def main() -> None:
-        engine, connection = Engine(), Connection()
-        task = await open_stream(engine.feed, connection)
-        [viewer] = engine.feed.viewers
-        connection.hung_up.set()
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        viewer.push(b"")
-        await ended(task)
-        assert not engine.feed.viewers
-
-    asyncio.run(main())
+    engine, connection = Engine(), Connection()
+    task = await open_stream(engine.feed, connection)
+    [viewer] = engine.feed.viewers
+    connection.hung_up.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    viewer.push(b"")
+    await ended(task)
+    assert not engine.feed.viewers
 
 
 def test_page_has_a_route_for_each_file_and_no_other():

@@ -3,11 +3,13 @@
 import pytest
 
 from ...server.options import ServerOptions
-from .inside import SHORT, error_of, with_server
+from .inside import SHORT, error_of, inside
+
+pytestmark = pytest.mark.anyio
 
 
-def test_api_keys(checkpoint):
-    async def scenario(server):
+async def test_api_keys(checkpoint):
+    async with inside(checkpoint, api_keys=("first", "second")) as server:
         for given in ("", "Bearer", "Bearer wrong", "Basic first", "first", "Bearer first2", "Bearer \xe9"):
             headers = {"Authorization": given.encode("latin-1")} if given else {}
             response = await server.client.post("/v1/completions", json=SHORT, headers=headers)
@@ -21,20 +23,21 @@ def test_api_keys(checkpoint):
         for path in ("/v1/models", "/events", "/nowhere"):
             error_of(await server.client.get(path), 401)
 
-    with_server(checkpoint, scenario, api_keys=("first", "second"))
+
+async def post_from(server, origin):
+    return await server.client.post("/v1/completions", json=SHORT, headers={"Origin": origin})
 
 
-def test_pages_of_other_sites_are_refused_unless_allowed(checkpoint):
-    async def post_from(server, origin):
-        return await server.client.post("/v1/completions", json=SHORT, headers={"Origin": origin})
-
-    async def own_origin_only(server):
+async def test_pages_of_other_sites_are_refused(checkpoint):
+    async with inside(checkpoint) as server:
         own = str(server.client.base_url).rstrip("/")
         assert (await post_from(server, own)).status_code == 200
         for origin in ("http://elsewhere", "null", "http://[", own + "0"):
             assert "--allowed-origins" in error_of(await post_from(server, origin), 403)["message"]
 
-    async def one_more_origin(server):
+
+async def test_pages_of_allowed_sites_are_served(checkpoint):
+    async with inside(checkpoint, allowed_origins="http://elsewhere") as server:
         response = await post_from(server, "http://elsewhere")
         assert response.status_code == 200
         assert response.headers["access-control-allow-origin"] == "http://elsewhere"
@@ -42,12 +45,9 @@ def test_pages_of_other_sites_are_refused_unless_allowed(checkpoint):
         preflight = {"Origin": "http://elsewhere", "Access-Control-Request-Method": "POST"}
         assert (await server.client.options("/v1/completions", headers=preflight)).status_code == 200
 
-    with_server(checkpoint, own_origin_only)
-    with_server(checkpoint, one_more_origin, allowed_origins="http://elsewhere")
 
-
-def test_site_that_points_its_name_at_this_machine_is_refused(checkpoint):
-    async def scenario(server):
+async def test_site_that_points_its_name_at_this_machine_is_refused(checkpoint):
+    async with inside(checkpoint) as server:
         port, rebound = server.client.base_url.port, {"Host": f"evil.com:{server.client.base_url.port}"}
         own = {"Origin": f"http://evil.com:{port}"}
         error_of(await server.client.post("/v1/completions", json=SHORT, headers=rebound | own), 403)
@@ -57,19 +57,15 @@ def test_site_that_points_its_name_at_this_machine_is_refused(checkpoint):
             headers = {"Host": f"{name}:{port}", "Origin": f"http://{name}:{port}"}
             assert (await server.client.post("/v1/completions", json=SHORT, headers=headers)).status_code == 200
 
-    with_server(checkpoint, scenario)
 
-
-def test_each_response_has_a_request_id(checkpoint):
-    async def scenario(server):
+async def test_each_response_has_a_request_id(checkpoint):
+    async with inside(checkpoint) as server:
         client = server.client
         ids = [(await client.get("/health")).headers["x-request-id"] for _ in range(2)]
         assert ids[0] != ids[1] and all(len(each) == 32 for each in ids)
         assert (await client.get("/health", headers={"X-Request-Id": "my-7"})).headers["x-request-id"] == "my-7"
         assert (await client.get("/nowhere", headers={"X-Request-Id": "my-8"})).headers["x-request-id"] == "my-8"
         assert (await client.get("/health", headers={"X-Request-Id": "a b"})).headers["x-request-id"] != "a b"
-
-    with_server(checkpoint, scenario)
 
 
 @pytest.mark.parametrize(
