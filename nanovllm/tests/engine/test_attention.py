@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ...backends.torch import attention as attention_module
-from ...backends.torch.attention import PagedAttention, compute_slot_mapping
+from ...backends.torch.attention import PagedAttention
 from ...backends.torch.online_softmax import attend_part_reference
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
@@ -48,21 +48,6 @@ def assert_attends(batch: Batch, tile_blocks: int, device: str = "cpu") -> None:
 
 
 # One sequence
-
-
-@each_heads
-@each_tile
-def test_prompt_tokens_see_themselves_and_earlier_tokens(heads, tile_blocks):
-    for length in (1, 2, 4, 7, 8, 13):
-        assert_attends(Batch([(0, length)], heads=heads), tile_blocks)
-
-
-@each_heads
-@each_tile
-@both_ways
-def test_a_decode_sees_the_whole_context(way, heads, tile_blocks):
-    for context_len in range(1, 19):
-        assert_attends(Batch([(context_len - 1, 1)], heads=heads), tile_blocks)
 
 
 @each_block_size
@@ -142,12 +127,6 @@ MIXTURE = {
 }
 
 
-def test_the_order_of_the_sequences_does_not_matter():
-    for sizes in permutations(MIXTURE.values()):
-        assert_attends(Batch([*sizes]), tile_blocks=1)
-        assert_attends(Batch([*sizes]), tile_blocks=2)
-
-
 def mixtures(block_size: int, num: int) -> Iterator[Batch]:
     """Yield batches of prompts, chunks and decodes, with contexts from 1 token to 5 blocks."""
     rng = random.Random(block_size)
@@ -163,20 +142,6 @@ def mixtures(block_size: int, num: int) -> Iterator[Batch]:
 def test_prompts_chunks_and_decodes_may_be_mixed(way, block_size, tile_blocks):
     for batch in mixtures(block_size, num=25):
         assert_attends(batch, tile_blocks)
-
-
-@each_tile
-@both_ways
-def test_decodes_may_have_contexts_of_any_lengths(way, tile_blocks):
-    """Equal, descending, ascending and unordered ones; one alone in the last tile; some that end with a tile."""
-    for lengths in ([9] * 4, [17, 9, 8, 1], [1, 8, 9, 17], [8, 1, 17, 9], [3, 40, 4], [16, 16, 5], [1, 1, 1]):
-        assert_attends(Batch([(length - 1, 1) for length in lengths]), tile_blocks)
-
-
-@pytest.mark.parametrize("num_chunks", [0, 2])
-def test_decodes_may_be_anywhere_among_chunks(num_chunks):
-    chunk = [(7, 4)] * num_chunks
-    assert_attends(Batch([*chunk, (5, 1), *chunk, (12, 1), (3, 1), *chunk]), tile_blocks=1)
 
 
 def test_sequences_in_one_step_do_not_see_each_other():
@@ -234,30 +199,6 @@ def test_nan_left_by_an_earlier_sequence_is_not_seen():
         torch.testing.assert_close(out, torch.cat((expected_a[of_a], expected_b[of_b])))
 
 
-def test_keys_left_by_an_earlier_sequence_are_not_seen():
-    """A sequence of 12 tokens ends. One of 6 tokens gets two of its blocks, then 3 more tokens."""
-    attention = PagedAttention(make_cache(4, [1, 2, 0]), tile_size=4)
-    attend = attention.plan(step([([1, 2, 0], 0, 12)]))
-    attend(0, *random_qkv(12, seed=1))
-    qkv = random_qkv(9, seed=2)
-    for before, end in ((0, 6), (6, 8), (8, 9)):
-        attend = attention.plan(step([([2, 0, 1], before, end - before)]))
-        out = attend(0, *(x[before:end] for x in qkv))
-        torch.testing.assert_close(out, attend_without_cache(0, *qkv)[before:end])
-
-
-def test_blocks_outside_of_the_steps_tables_are_not_seen():
-    """They are filled with NaN between two steps, including the block of a sequence that has ended."""
-    cache = make_cache(5, [4, 1], [3])
-    attention = PagedAttention(cache, tile_size=4)
-    stays, leaves = random_qkv(6, seed=1), random_qkv(3, seed=2)
-    attend = attention.plan(step([([4, 1], 0, 5), ([3], 0, 3)]))
-    attend(0, *(torch.cat((x[:5], y)) for x, y in zip(stays, leaves, strict=True)))
-    cache.blocks[[0, 2, 3]] = float("nan")
-    attend = attention.plan(step([([4, 1], 5, 1)]))
-    torch.testing.assert_close(attend(0, *(x[5:] for x in stays)), attend_without_cache(0, *stays)[5:])
-
-
 def test_q_k_and_v_are_not_changed():
     qkv = random_qkv(7)
     given = [x.clone() for x in qkv]
@@ -271,15 +212,6 @@ def test_attend_rejects_a_batch_of_another_size():
     attend = PagedAttention(make_cache(2), tile_size=4).plan(step([([0], 0, 3)]))
     with pytest.raises(AssertionError, match="the step has 3 queries, got 2"):
         attend(0, *random_qkv(2))
-
-
-def test_plans_of_two_steps_are_independent():
-    """An attend holds its own step, and the backend holds none."""
-    attention = PagedAttention(make_cache(4, [3], [0, 2]), tile_size=4)
-    a, b = random_qkv(3, seed=1), random_qkv(5, seed=2)
-    first, second = attention.plan(step([([3], 0, 3)])), attention.plan(step([([0, 2], 0, 5)]))
-    torch.testing.assert_close(second(0, *b), attend_without_cache(0, *b))
-    torch.testing.assert_close(first(0, *a), attend_without_cache(0, *a))
 
 
 @each_half
@@ -358,20 +290,6 @@ def test_a_tile_reads_only_sequences_that_reach_it(monkeypatch, spare):
     assert seen == [(3, 12), (4, 16), (2, 8)]
 
 
-def test_a_short_context_is_padded_only_to_the_end_of_its_last_tile(monkeypatch):
-    """Contexts of 300, 290 and 20 slots. One large tile has 75 blocks of each; small ones drop the third early."""
-    tables = [list(range(75)), list(range(75, 148)), list(range(148, 153))]
-    seen_by_size = {}
-    for tile_size in (4096, 60):
-        cache = make_cache(153, *tables)
-        attention = PagedAttention(cache, tile_size)
-        seen_by_size[tile_size] = reads(cache, monkeypatch)
-        attend = attention.plan(step([(table, n - 1, 1) for table, n in zip(tables, (300, 290, 20), strict=True)]))
-        attend(0, *random_qkv(3))
-    assert seen_by_size[4096] == [(3 * 75, 3 * 300)]
-    assert seen_by_size[60] == [(3 * 5, 3 * 20)] + [(2 * 7, 2 * 28)] * 10
-
-
 @pytest.mark.parametrize("spare", [0, 5])
 def test_a_chunk_reads_earlier_keys_but_not_its_own(monkeypatch, spare):
     """18 slots in tiles of 8. Spare blocks belong to the rest of the prompt."""
@@ -383,17 +301,6 @@ def test_a_chunk_reads_earlier_keys_but_not_its_own(monkeypatch, spare):
     attend(0, *random_qkv(4))
     assert [min(blocks * BLOCK_SIZE, slots) for blocks, slots in seen] == [8, 8, 2]
     assert all(blocks <= 2 for blocks, _ in seen)
-
-
-def test_a_chunk_does_not_read_the_padding_of_its_table(monkeypatch):
-    """One block is computed. Another sequence has 60 blocks, so the chunk's table is padded to 60."""
-    long, short = list(range(60)), [60, 61]
-    cache = make_cache(62, long, short)
-    attention = PagedAttention(cache, tile_size=1000)
-    seen = reads(cache, monkeypatch)
-    attend = attention.plan(step([(long, 239, 1), (short, 4, 2)]))
-    attend(0, *random_qkv(3))
-    assert seen == [(60, 240), (1, 4)]
 
 
 @pytest.mark.parametrize("tile_size, blocks", [(1, 1), (3, 1), (4, 1), (7, 1), (8, 2), (11, 2), (12, 3), (1000, 5)])
@@ -466,10 +373,6 @@ def test_the_largest_temporary_of_decodes_is_one_tile(way, num_seqs):
     assert largest == [tile_bytes()] * 4
 
 
-def test_a_small_tile_still_has_a_block_of_each_sequence():
-    assert watch([(255, 1)] * 20).largest == tile_bytes(tile_size=20 * 16)
-
-
 def test_the_largest_temporary_of_a_chunk_is_one_tile():
     largest = [watch([(before, 8)]).largest for before in (64, 256, 1024, 4096)]
     assert largest == [tile_bytes()] * 4, "twice as much means that a KV head was copied for each query head"
@@ -483,58 +386,11 @@ def test_only_a_few_tiles_exist_at_a_time(now):
         assert peak <= 3 * tile_bytes(), "tiles are kept after use, or KV heads are copied for each query head"
 
 
-def test_the_watch_sees_a_dense_copy_grow():
-    """Stage 2 copied each sequence like this."""
-    largest = []
-    for num_blocks in (4, 16, 64, 256):
-        cache = make_cache(num_blocks, block_size=16, head_dim=64)
-        with Watch() as seen:
-            cache.read(0, cache.pieces(torch.arange(num_blocks)), num_blocks * 16)
-        largest.append(seen.largest)
-    assert largest == [tile_bytes() * factor for factor in (1, 4, 16, 64)]
-
-
 @pytest.mark.parametrize("sizes", [[(199, 1), (150, 1)], [(200, 8)]], ids=["decode", "a chunk"])
 def test_shared_keys_and_values_are_not_repeated(sizes):
     for num_kv_heads in (1, 2):
         groups = [watch(sizes, heads=(group * num_kv_heads, num_kv_heads)).largest for group in (1, 4, 8)]
         assert groups == [tile_bytes(num_kv_heads=num_kv_heads)] * 3
-
-
-def test_decodes_do_not_repeat_keys_in_plain_operations_either(monkeypatch):
-    monkeypatch.setattr(attention_module, "attend_part", attend_part_reference)
-    groups = [watch([(199, 1), (150, 1)], heads=(group * 2, 2)).largest for group in (1, 4, 8)]
-    assert groups == [tile_bytes()] * 3
-
-
-# Slots
-
-
-def test_slots_follow_the_block_table_of_each_sequence():
-    """Block 3 has slots 12 to 15, block 0 slots 0 to 3, and block 1 slots 4 to 7."""
-    tables = torch.tensor([[3, 0], [1, 1]])
-    seqs, positions = torch.tensor([0] * 6 + [1] * 3), torch.tensor([0, 1, 2, 3, 4, 5, 0, 1, 2])
-    assert compute_slot_mapping(tables, seqs, positions, block_size=4).tolist() == [12, 13, 14, 15, 0, 1] + [4, 5, 6]
-
-
-@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
-def test_slots_of_many_tokens_are_computed_at_once(block_size):
-    rng = random.Random(block_size)
-    tables = [rng.sample(range(100), 7) for _ in range(5)]
-    tokens = [(rng.randrange(5), rng.randrange(7 * block_size)) for _ in range(200)]
-    seqs, positions = (torch.tensor(column) for column in zip(*tokens, strict=True))
-    expected = [tables[seq][position // block_size] * block_size + position % block_size for seq, position in tokens]
-    assert compute_slot_mapping(torch.tensor(tables), seqs, positions, block_size).tolist() == expected
-
-
-def test_many_slots_take_as_many_operations_as_one():
-    def count(num_tokens: int) -> int:
-        tables, tokens = torch.arange(12).view(3, 4), torch.arange(num_tokens)
-        with Watch() as seen:
-            compute_slot_mapping(tables, tokens % 3, tokens % 16, block_size=4)
-        return seen.num_operations
-
-    assert count(1) == count(100)
 
 
 # In the engine

@@ -4,23 +4,20 @@
 """
 
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
 from torch import Tensor
 
-from ...engine.beam_search import BeamSearch, BeamSearchParams, Candidate, Hypotheses
+from ...engine.beam_search import BeamSearchParams
 from ...engine.executor import Scheduled
 from ...engine.outputs import RequestOutput
-from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 from ...llm import LLM
 from ..helpers import model_runner
-from .helpers import CONFIG, EOS, admit, greedy_without_cache, make_sequence, next_logits, write_checkpoint
+from .helpers import CONFIG, EOS, greedy_without_cache, next_logits, write_checkpoint
 from .scripted import assert_empty, params, run_to_the_end
 from .test_interrupts import each_line, lines_run
 
@@ -155,13 +152,6 @@ def test_the_cases_above_cover_every_way_to_end(ending, logprobs):
     assert result[1.0, True] != result[1.0, False] != result[1.0, "never"]
 
 
-@pytest.mark.parametrize("width", [2, 5])
-def test_beams_match_on_a_model_that_rarely_ends(checkpoint, logprobs, width):
-    search_params = BeamSearchParams(width, 20)
-    for prompt, output in zip(PROMPTS, LLM(checkpoint, block_size=4).beam_search(PROMPTS, search_params), strict=True):
-        assert_same(output, plain_beam_search(logprobs, prompt, search_params, eos=[EOS]))
-
-
 @pytest.mark.parametrize("width", [1, 2])
 def test_enough_beams_continue_when_the_likeliest_tokens_all_end(tmp_path, logprobs, width):
     """One more token ends a text than are considered for each beam at first."""
@@ -183,13 +173,6 @@ def test_ignore_eos_continues_to_max_tokens(ending, logprobs):
 def test_one_beam_is_greedy_search(checkpoint, model):
     (output,) = LLM(checkpoint).beam_search([PROMPTS[0]], BeamSearchParams(1, 20, ignore_eos=True))
     assert beams(output)[0].token_ids == greedy_without_cache(model, PROMPTS[0], 20)
-
-
-def test_one_token_per_beam(ending, logprobs):
-    search_params = BeamSearchParams(4, max_tokens=1)
-    (output,) = LLM(ending).beam_search([PROMPTS[0]], search_params)
-    assert_same(output, plain_beam_search(logprobs, PROMPTS[0], search_params))
-    assert [len(completion.token_ids) for completion in output.outputs] == [1] * 4
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [56, 60, 63])
@@ -226,46 +209,10 @@ def test_text_prompt_returns_text(checkpoint, tokenizer):
 # Cost
 
 
-@pytest.mark.parametrize("early_stopping", [False, True, "never"])
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -1.0])
-def test_search_takes_no_unnecessary_step(ending, logprobs, length_penalty, early_stopping):
-    search_params = BeamSearchParams(3, 10, length_penalty=length_penalty, early_stopping=early_stopping)
-    llm = LLM(ending, block_size=4)
-    for prompt in PROMPTS:
-        before = llm.llm_engine.executor.num_steps
-        llm.beam_search([prompt], search_params)
-        assert llm.llm_engine.executor.num_steps - before == plain_search(logprobs, prompt, search_params, ENDINGS)[1]
-
-
 def test_prompt_is_computed_once_then_one_token_per_beam(checkpoint):
     llm = LLM(checkpoint, block_size=4)
     llm.beam_search([PROMPTS[2]], BeamSearchParams(4, 6, ignore_eos=True))
     assert llm.llm_engine.executor.num_tokens == 12 + 5 * 4 and llm.llm_engine.executor.num_steps == 6
-
-
-def test_beams_hold_shared_blocks_once(checkpoint):
-    """A prompt of 40 tokens has 10 blocks; 4 beams with 6 more tokens add at most 2 each."""
-    llm = LLM(checkpoint, block_size=4)
-    llm.beam_search([[1 + i for i in range(40)]], BeamSearchParams(4, 7, ignore_eos=True))
-    assert 10 * 4 + 6 <= llm.peak.held <= (10 + 4 * 2) * 4
-    assert llm.peak.pieces[:10] == tuple((start, 4, 4) for start in range(0, 40, 4)), "each block is held once"
-
-
-def test_dropped_beam_frees_its_blocks_at_once(ending):
-    """In each step, the pool holds exactly the blocks of the beams that it computes."""
-    llm = LLM(ending, block_size=2, kv_cache_tokens=256)
-    held = []
-
-    def watch(batch):
-        manager = llm.llm_engine.kv_cache_manager
-        manager.check_integrity()
-        named = {block for seq, _ in batch for block in seq.block_table}
-        held.append((len(manager._holders), manager.report().held - 2 * len(named)))
-
-    before_each_step(llm, watch)
-    llm.beam_search(PROMPTS, BeamSearchParams(3, 10))
-    assert set(held) == {(1, 0), (3, 0)}
-    assert llm.llm_engine.kv_cache.num_blocks_copied > 0
 
 
 def test_pool_that_just_fits_the_beams_is_enough(checkpoint, logprobs):
@@ -290,14 +237,6 @@ def test_too_small_pool_is_an_error_that_leaks_nothing(checkpoint, num_blocks):
         assert_all_free(llm)
     (output,) = llm.generate([[1]], params(3))
     assert output.error is None and len(output.outputs[0].token_ids) == 3
-
-
-def test_next_prompt_is_served_after_one_that_did_not_fit(checkpoint, logprobs):
-    search_params = BeamSearchParams(2, 4, ignore_eos=True)
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=12)
-    outputs = llm.beam_search([PROMPTS[2], PROMPTS[0], PROMPTS[2]], search_params)
-    assert [output.error is None for output in outputs] == [False, True, False]
-    assert_same(outputs[1], plain_beam_search(logprobs, PROMPTS[0], search_params, eos=[]))
 
 
 def raises_in_step(llm: LLM, number: int, error: BaseException) -> None:
@@ -334,27 +273,6 @@ def test_ctrl_c_ends_the_call_between_two_steps_and_leaks_nothing(checkpoint, nu
     assert_all_free(llm)
 
 
-def test_second_ctrl_c_leaks_nothing(checkpoint, monkeypatch):
-    """The first one ends the search, and the second comes while its blocks are freed."""
-    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256, max_num_batched_tokens=5)
-    free, presses = llm.llm_engine.kv_cache_manager.free, list[object]()
-
-    def press(of: object) -> None:
-        presses.append(of)
-        signal.raise_signal(signal.SIGINT)
-
-    def pressed(seq: Sequence) -> None:
-        press(seq)
-        free(seq)
-
-    before_each_step(llm, press)
-    monkeypatch.setattr(llm.llm_engine.kv_cache_manager, "free", pressed)
-    with pytest.raises(KeyboardInterrupt):
-        llm.beam_search([PROMPTS[2]], BeamSearchParams(3, 10, ignore_eos=True))
-    assert len(presses) == 2
-    assert_all_free(llm)
-
-
 def test_unexpected_error_ends_the_call_and_leaks_nothing(checkpoint):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256)
     raises_in_step(llm, 1, TypeError("a mistake"))
@@ -384,13 +302,6 @@ def test_ctrl_c_before_any_line_of_a_search_leaks_nothing(checkpoint):
         with pytest.raises(KeyboardInterrupt):
             lines_run(search, llm, press_at=place)
         assert_all_free(llm)
-
-
-def test_output_has_the_times_of_its_request(checkpoint):
-    before = time.perf_counter()
-    (output,) = LLM(checkpoint).beam_search([PROMPTS[0]], BeamSearchParams(2, 4))
-    arrival, end = output.metrics.arrival_time, output.metrics.finished_time
-    assert before < arrival < output.metrics.first_token_time <= end <= time.perf_counter()
 
 
 def test_requests_before_and_after_a_search_are_served_under_new_ids(checkpoint):
@@ -466,73 +377,6 @@ def test_search_does_not_disturb_unfinished_requests(checkpoint):
 
 
 # The parts of a search
-
-
-def beam_of(logprob: float, num_tokens: int = 2, max_num_tokens: int = 9):
-    beam = make_sequence("a", num_tokens, max_tokens=max_num_tokens - num_tokens)
-    beam.cumulative_logprob, beam.stop_token_ids = logprob, {EOS}
-    return beam
-
-
-def test_likeliest_continuations_come_from_all_beams(checkpoint, monkeypatch):
-    """The best are -1 - 0.5, -1 - 3, -2 - 0.25 and -2 - 1: the first, third, fourth and second in order."""
-    search = BeamSearch(LLM(checkpoint, block_size=4).llm_engine, BeamSearchParams(2))
-    beams, logprobs = [beam_of(-1.0), beam_of(-2.0)], torch.full((2, 320), -9.0)
-    for beam in beams:
-        admit(search._kv_cache_manager, beam)
-    logprobs[0, 5], logprobs[0, 6], logprobs[1, 7], logprobs[1, 5] = -0.5, -3.0, -0.25, -1.0
-    monkeypatch.setattr(search, "_compute", lambda beams: logprobs)
-    (first, second), result = beams, search._most_likely(beams)
-    assert [candidate[:3] for candidate in result] == [
-        (first, 5, -1.5),
-        (second, 7, -2.25),
-        (second, 5, -3.0),
-        (first, 6, -4.0),
-    ]
-
-
-def test_candidate_ends_with_a_stop_token_or_at_the_length_limit():
-    assert [Candidate(beam_of(-1.0), token_id, -1.5).has_ended for token_id in (EOS, 5)] == [True, False]
-    assert [Candidate(beam_of(-1.0, length), 5, -1.5).has_ended for length in (7, 8)] == [False, True]
-
-
-@pytest.mark.parametrize("logprob, goes_on", [(-6.9, True), (-7.1, False), (-8.9, False)])
-def test_length_limit_of_a_beam_excludes_the_prompt(checkpoint, logprob, goes_on):
-    """2 of at most 9 tokens are the prompt: -6.9 / 7 beats -1, and -8.9 / 9 is irrelevant."""
-    search_params = BeamSearchParams(1, length_penalty=1.0, early_stopping="never")
-    hypotheses = Hypotheses(search_params)
-    hypotheses.add([5], -1.0)
-    candidate = Candidate(beam_of(-1.0), 5, logprob)
-    kept = BeamSearch(LLM(checkpoint).llm_engine, search_params)._choose([candidate], hypotheses)
-    assert kept == ([candidate] if goes_on else [])
-
-
-def test_hypotheses_keep_the_best_by_logprob_over_length_to_the_power_of_the_penalty():
-    """The last two of -2 / 1, -3 / 2 and -4 / 4 are the best; without a penalty, the first two."""
-    for length_penalty, lengths in ((1.0, [4, 2]), (0.0, [1, 2]), (-1.0, [1, 2])):
-        hypotheses = Hypotheses(BeamSearchParams(2, length_penalty=length_penalty))
-        for logprob, length in ((-2.0, 1), (-3.0, 2), (-4.0, 4)):
-            hypotheses.add([5] * length, logprob)
-        assert [len(hypothesis.token_ids) for hypothesis in hypotheses.best] == lengths
-
-
-@pytest.mark.parametrize(
-    "early_stopping, length_penalty, are_final",
-    [
-        (True, 1.0, True),  # enough hypotheses have ended
-        (False, 1.0, True),  # -6 / 2 does not beat the worst, -3
-        ("never", 1.0, False),  # -6 / 10 would
-        ("never", -1.0, True),  # longer is worse: -6 * 2 against -3 * 1
-        (False, 0.0, True),  # -6 against -3
-    ],
-)
-def test_search_ends_when_no_beam_can_beat_the_worst_hypothesis(early_stopping, length_penalty, are_final):
-    hypotheses = Hypotheses(BeamSearchParams(2, length_penalty=length_penalty, early_stopping=early_stopping))
-    hypotheses.add([5], -1.0)
-    assert not hypotheses.are_final(-6.0, num_tokens=2, max_tokens=10), "only one of two hypotheses has ended"
-    hypotheses.add([6], -3.0)
-    assert hypotheses.are_final(-6.0, num_tokens=2, max_tokens=10) == are_final
-    assert hypotheses.are_final(-1.0, num_tokens=2, max_tokens=10) == (early_stopping is True)
 
 
 def test_search_reuses_the_cache_of_an_equal_one(checkpoint):

@@ -54,32 +54,7 @@ def test_future_tokens_take_no_blocks():
     assert drawn(manager) == "----............"
 
 
-def test_blocks_of_one_slot_waste_nothing():
-    manager = pool_of(6, block_size=1)
-    a, b = allocate(manager, 3, 1)
-    for seq in (a, b):
-        step(manager, seq)
-    assert drawn(manager) == "####.."
-    step(manager, a)
-    assert drawn(manager) == "#####." and a.block_table == [0, 1, 2, 4]
-
-
-def test_large_block_is_filled_before_another_is_taken():
-    manager = pool_of(2, block_size=8)
-    (seq,) = allocate(manager, 3)
-    for _ in range(6):
-        step(manager, seq)
-    assert drawn(manager) == "########........" and seq.num_tokens == 9
-    step(manager, seq)
-    assert drawn(manager) == "#########-------"
-
-
 # Which blocks
-
-
-def test_new_pool_is_taken_from_the_front():
-    a, b = allocate(pool_of(4), 3, 6)
-    assert (a.block_table, b.block_table) == ([0], [1, 2])
 
 
 @pytest.mark.parametrize("lengths, tables", [((2, 2, 2, 2), [[0], [3], [1], [4]]), ((2, 10), [[0], [3, 1, 4]])])
@@ -91,23 +66,6 @@ def test_last_freed_block_is_taken_first(lengths, tables):
     assert [seq.block_table for seq in allocate(manager, *lengths)] == tables
 
 
-def test_freed_table_is_taken_again_in_its_order():
-    manager = pool_of(5)
-    first, _ = allocate(manager, 10, 4)
-    manager.free(first)
-    assert [seq.block_table for seq in allocate(manager, 10)] == [[0, 1, 2]]
-
-
-def test_blocks_are_taken_from_the_front_of_the_queue_and_return_there():
-    pool = BlockPool(6, Observer())
-    assert pool.get_new_blocks(4) == [0, 1, 2, 3]
-    pool.free_blocks([1])
-    pool.free_blocks([3, 0])
-    assert pool.get_new_blocks(2) == [3, 0], "before 1, which was freed earlier, and 4 and 5, which were never used"
-    pool.free_blocks([2])
-    assert pool.get_new_blocks(4) == [2, 1, 4, 5]
-
-
 def test_too_small_pool_reports_both_numbers_and_keeps_its_order():
     pool = BlockPool(3, Observer())
     pool.free_blocks(pool.get_new_blocks(2)[::-1])
@@ -117,36 +75,7 @@ def test_too_small_pool_reports_both_numbers_and_keeps_its_order():
     assert pool.get_new_blocks(3) == [1, 0, 2]
 
 
-def test_any_free_blocks_will_do():
-    """Stage 1 has to refuse here: 12 slots are free, but no 8 of them are contiguous."""
-    manager = pool_of(6)
-    seqs = allocate(manager, 3, 4, 1, 4, 2, 4)
-    for seq in seqs[::2]:
-        manager.free(seq)
-    assert drawn(manager) == "....----....----....----"
-    late = make_sequence("late", 12, max_tokens=1)
-    assert fits(manager, late)
-    admit(manager, late)
-    assert drawn(manager) == "-" * 24 and sorted(late.block_table) == [0, 2, 4]
-
-
 # Freeing
-
-
-def test_freeing_returns_all_blocks():
-    manager = pool_of(4)
-    a, b = allocate(manager, 8, 5)
-    manager.free(a)
-    assert manager.num_free_blocks == 2 and drawn(manager) == "........--------"
-    manager.free(b)
-    assert manager.num_free_blocks == 4 and drawn(manager) == "." * 16
-
-
-def test_freed_sequence_has_no_blocks():
-    manager = pool_of(4)
-    (a,) = allocate(manager, 16)
-    manager.free(a)
-    assert a.block_table == []
 
 
 def test_freeing_twice_is_an_error_that_changes_nothing():
@@ -156,16 +85,6 @@ def test_freeing_twice_is_an_error_that_changes_nothing():
     with pytest.raises(KeyError):
         manager.free(a)
     assert drawn(manager) == "....----....", "the other sequence keeps its block"
-
-
-def test_freeing_an_unallocated_sequence_is_an_error():
-    manager = pool_of(3)
-    (a,) = allocate(manager, 4)
-    stranger = make_sequence(a.request_id, 1, max_tokens=1)  # another sequence with the same name
-    with pytest.raises(KeyError):
-        manager.free(stranger)
-    assert drawn(manager) == "----........"
-    manager.free(a)
 
 
 @pytest.mark.parametrize(
@@ -197,15 +116,6 @@ def test_failed_allocation_changes_nothing():
     late.token_ids.pop()
     admit(manager, late)
     assert late.block_table == [0, 3], "the blocks are taken in the same order as before the failure"
-
-
-def test_all_free_blocks_can_be_taken_at_once():
-    manager = pool_of(3)
-    (a,) = allocate(manager, 12)
-    assert drawn(manager) == "-" * 12
-    assert not fits(manager, make_sequence("b", 1, max_tokens=1))
-    manager.free(a)
-    assert drawn(manager) == "." * 12
 
 
 def test_can_append_takes_nothing():
@@ -244,24 +154,6 @@ def test_next_token_takes_a_block_exactly_when_the_others_are_full(num_tokens):
     manager.check_integrity()
 
 
-def test_newly_allocated_prompt_has_its_last_slot():
-    """The first step of a sequence asks too: the last slot of whole blocks is in the last one."""
-    manager = pool_of(4)
-    (seq,) = allocate(manager, 8)
-    manager.append_slot(seq)
-    assert seq.block_table == [0, 1]
-
-
-def test_sequences_that_grow_in_turns_take_blocks_in_turns():
-    manager = pool_of(6)
-    a, b = allocate(manager, 3, 3)
-    for _ in range(7):
-        for seq in (a, b):
-            step(manager, seq)
-    assert (a.block_table, b.block_table) == ([0, 2, 4], [1, 3, 5])
-    assert drawn(manager) == "#################---#---"
-
-
 def test_full_sequence_cannot_grow_without_a_free_block():
     manager = pool_of(2)
     a, b = allocate(manager, 4, 3)
@@ -275,17 +167,6 @@ def test_full_sequence_cannot_grow_without_a_free_block():
     assert manager.can_append(a)
     manager.append_slot(a)
     assert a.block_table == [0, 1]
-
-
-def test_sequence_grows_to_the_end_of_its_last_block_without_a_free_one():
-    manager = pool_of(1)
-    (seq,) = allocate(manager, 2)
-    for _ in range(2):
-        seq.token_ids.append(7)
-        assert manager.can_append(seq)
-        manager.append_slot(seq)
-    seq.token_ids.append(7)
-    assert not manager.can_append(seq)
 
 
 # The report
@@ -307,15 +188,6 @@ def test_report_counts_slots():
     assert report.pieces == ((0, 4, 4), (4, 4, 1), (8, 4, 2)), "start, size, used"
 
 
-def test_report_does_not_change_later():
-    manager = pool_of(2)
-    (seq,) = allocate(manager, 4)
-    report, before = manager.report(), manager.report().strip(width=8)
-    for _ in range(2):
-        step(manager, seq)
-    assert report.strip(width=8) == before == "----...."
-
-
 def test_peak_has_most_slots_held_then_most_used():
     manager = pool_of(6)
     assert manager.peak.held == 0
@@ -333,19 +205,6 @@ def test_peak_has_most_slots_held_then_most_used():
     assert (manager.peak.held, manager.peak.used) == (16, 13) and len(manager.peak.pieces) == 4
 
 
-def test_peak_is_taken_before_a_sequence_is_freed_and_only_if_it_may_be_one(monkeypatch):
-    manager = pool_of(20)
-    seqs = allocate(manager, 8, 8, 8)
-    report, counts = manager.report, []
-    monkeypatch.setattr(manager, "report", lambda: counts.append(1) or report())
-    for seq in seqs * 5:
-        step(manager, seq)
-    assert sum(counts) == 0
-    for seq in seqs:
-        manager.free(seq)
-    assert sum(counts) == 1, "after the first one, fewer slots were held"
-
-
 def test_strip_shows_blocks_in_pool_order_and_the_main_state_of_each_cell():
     manager = pool_of(4)
     a, b = allocate(manager, 4, 4)
@@ -357,8 +216,6 @@ def test_strip_shows_blocks_in_pool_order_and_the_main_state_of_each_cell():
     assert manager.report().strip(width=8) == "####...." != manager.report().strip(width=4) == "##.."
     assert manager.report().strip(width=3) == "##."
 
-
-# check_integrity()
 
 # a holds blocks 0 and 1 for 6 tokens, b holds block 2 for 3; blocks 3 to 5 are free.
 Spoiler = Callable[[BlockManager, Sequence, Sequence], Any]
@@ -473,15 +330,6 @@ SCANS: dict[str, Callable[[Any], Any]] = {
     "items": lambda free: free.items(),
     "a copy": lambda free: free.copy(),
 }
-
-
-@pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
-def test_scan_of_the_queue_is_counted(scan):
-    Counting.touched = touched = []
-    free = Counting.fromkeys(range(50))
-    touched.clear()
-    scan(free)
-    assert sum(touched) >= 50
 
 
 # Random histories

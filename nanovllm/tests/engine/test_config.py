@@ -128,7 +128,7 @@ def test_invalid_value_is_named(name, value):
 
 
 def test_size_of_the_pool_is_given_once():
-    with pytest.raises(ValueError, match="given 2 times: kv_cache_tokens, gpu_memory_utilization"):
+    with pytest.raises(ValueError, match="only once, got kv_cache_tokens, gpu_memory_utilization"):
         EngineConfig(kv_cache_tokens=10, gpu_memory_utilization=0.5)
 
 

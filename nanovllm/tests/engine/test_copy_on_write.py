@@ -60,11 +60,6 @@ def test_fork_holds_the_same_blocks_and_takes_none():
     manager.check_integrity()
 
 
-def test_fork_succeeds_without_free_blocks():
-    manager = make_manager(2, 4)
-    assert tables(family(manager, 6, 2)) == [[0, 1], [0, 1]] and manager.num_free_blocks == 0
-
-
 @pytest.mark.parametrize("num_computed, table", [(0, []), (1, [0]), (4, [0]), (5, [0, 1]), (8, [0, 1]), (9, [0, 1, 2])])
 def test_fork_shares_only_blocks_with_computed_tokens(num_computed, table):
     """The blocks for the rest of the parent's 14 tokens stay with the parent."""
@@ -77,15 +72,6 @@ def test_fork_shares_only_blocks_with_computed_tokens(num_computed, table):
     manager.check_integrity()
 
 
-def test_forks_share_blocks_but_not_tables():
-    manager = make_manager(4, 4)
-    parent = computed(manager, 8)
-    child = forked(manager, parent)
-    parent.token_ids.append(7)
-    manager.append_slot(parent)
-    assert tables([parent, child]) == [[0, 1, 2], [0, 1]]
-
-
 def test_sequence_with_blocks_cannot_be_forked_into():
     manager = make_manager(4, 4)
     parent, child = family(manager, 6, 2)
@@ -94,14 +80,6 @@ def test_sequence_with_blocks_cannot_be_forked_into():
         with pytest.raises(AssertionError, match="holds blocks already"):
             manager.fork(parent, target)
     assert state(manager, parent, child) == before
-
-
-def test_block_without_holders_is_not_shared():
-    pool = BlockPool(4, Observer())
-    assert pool.get_new_blocks(2) == [0, 1]
-    with pytest.raises(AssertionError, match=r"block 3\b"):
-        pool.touch([3])
-    pool.check_integrity([0, 1])
 
 
 # Writing to a shared block
@@ -119,33 +97,6 @@ def test_partly_full_block_is_copied_for_each_writer_but_the_last(n):
     manager.check_integrity()
 
 
-def test_block_0_is_shared_and_copied_like_any_other():
-    """A block number of 0 must not count as missing."""
-    manager = make_manager(20, 4)
-    seqs = family(manager, 2, 3)
-    assert [manager.append_slot(seq) for seq in seqs] == [BlockCopy(0, 1), BlockCopy(0, 2), None]
-    assert tables(seqs) == [[1], [2], [0]]
-
-
-@pytest.mark.parametrize("num_computed", [4, 8])
-def test_full_block_is_never_copied(num_computed):
-    """The parent has a block for the next token; each of the others takes one."""
-    manager = make_manager(20, 4)
-    seqs = family(manager, num_computed, 3)
-    assert [manager.append_slot(seq) for seq in seqs] == [None, None, None]
-    full = num_computed // 4
-    assert tables(seqs) == [[*range(full), full + i] for i in range(3)]
-    manager.check_integrity()
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)], ids=str)
-def test_last_writer_keeps_the_block_whatever_the_order(order):
-    manager = make_manager(20, 4)
-    seqs = family(manager, 6, 3)
-    copied = [manager.append_slot(seqs[i]) is not None for i in order]
-    assert copied == [True, True, False] and seqs[order[-1]].block_table == [0, 1]
-
-
 def test_block_is_copied_only_once_for_a_writer():
     manager = make_manager(20, 4)
     parent, child = family(manager, 5, 2)
@@ -159,20 +110,6 @@ def test_block_is_copied_only_once_for_a_writer():
             seq.token_ids.append(7)
             assert manager.append_slot(seq) is None
     assert tables([parent, child]) == [[0, 2], [0, 1]]
-
-
-def test_sole_holder_writes_in_place():
-    manager = make_manager(20, 4)
-    seqs = family(manager, 6, 3)
-    manager.free(seqs[0]), manager.free(seqs[2])
-    assert manager.append_slot(seqs[1]) is None and seqs[1].block_table == [0, 1]
-
-
-def test_fork_of_a_fork_shares_with_all():
-    manager = make_manager(20, 4)
-    parent, child = family(manager, 6, 2)
-    grandchild = forked(manager, child, 2)
-    assert [manager.append_slot(seq) for seq in (child, parent, grandchild)] == [(1, 2), (1, 3), None]
 
 
 # All or nothing
@@ -189,53 +126,7 @@ def test_slot_that_finds_no_block_changes_no_reference_count(num_computed, num_b
     assert state(manager, parent, child) == before
 
 
-def test_copy_is_counted_before_it_is_made():
-    """Three sequences hold block 1, and one block is free: one of them can continue, then the last one."""
-    manager = make_manager(3, 4)
-    seqs = family(manager, 6, 3)
-    assert [manager.can_append(seq) for seq in seqs] == [True, True, True]
-    manager.append_slot(seqs[0])
-    assert [manager.can_append(seq) for seq in seqs] == [True, False, False]
-    manager.free(seqs[1])
-    assert manager.can_append(seqs[2]), "it is the only holder of block 1"
-
-
-def test_can_append_takes_nothing():
-    manager = make_manager(6, 4)
-    seqs = family(manager, 6, 3)
-    before = state(manager, *seqs)
-    manager.can_append(seqs[0]), fits(manager, seqs[0])
-    assert state(manager, *seqs) == before
-
-
 # Freeing
-
-
-def test_block_is_free_when_its_last_holder_has_freed_it():
-    manager = make_manager(4, 4)
-    seqs = family(manager, 6, 3)
-    for seq, num_free in zip(seqs, (2, 2, 4), strict=True):
-        manager.free(seq)
-        assert manager.num_free_blocks == num_free and seq.block_table == []
-        manager.check_integrity()
-
-
-def test_samples_of_one_request_are_distinct_holders():
-    manager = make_manager(4, 4)
-    parent, child = family(manager, 6, 2)
-    manager.free(child)
-    with pytest.raises(KeyError):
-        manager.free(child)
-    assert state(manager, parent)[0] == [1, 1, 0, 0]
-
-
-def test_first_of_the_freed_blocks_is_taken_first():
-    pool = BlockPool(6, Observer())
-    pool.get_new_blocks(5)
-    pool.touch([1, 3])
-    pool.free_blocks([4, 3, 2, 1])
-    pool.check_integrity([0, 1, 3])
-    assert pool.get_new_blocks(3) == [4, 2, 5]
 
 
 def test_block_can_be_freed_once_per_holder():
@@ -249,25 +140,6 @@ def test_block_can_be_freed_once_per_holder():
     with pytest.raises(AssertionError, match="block 1 "):
         pool.free_blocks([1])
 
-
-# The report
-
-
-def test_shared_block_counts_once():
-    """6 of the prompt's 8 slots are used, whoever holds them; each sequence has a promise of its own."""
-    manager = make_manager(6, 4)
-    seqs = family(manager, 6, 3)
-    report = manager.report()
-    assert (report.held, report.used, report.wasted) == (8, 6, 2)
-    assert report.promised == 3 * 60
-    assert report.strip(width=24) == "######--" + "." * 16
-    assert report.pieces == ((0, 4, 4), (4, 4, 2)), "start, size, used"
-    manager.append_slot(seqs[0])
-    seqs[0].num_computed_tokens = 7
-    assert manager.report().strip(width=24) == "######--###-" + "." * 12
-
-
-# check_integrity()
 
 # a and b share block 0; a also holds block 2 and b block 1; blocks 3 to 5 are free.
 SPOILERS = {

@@ -6,11 +6,8 @@ import pytest
 
 from ...engine import llm_engine
 from ...engine.config import EngineConfig
-from ...engine.cost_model import NUM_BLOCKS, CostModel, measure
-from ...engine.host_tier import HostTier
-from ...engine.kv_cache import BlockCopy
+from ...engine.cost_model import CostModel, measure
 from ...engine.llm_engine import LLMEngine
-from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
 from .scripted import scripted_engine
 
@@ -22,22 +19,6 @@ LOAD_IS_FASTER, RECOMPUTE_IS_FASTER = CostModel(1e12, 1e12, 1.0), CostModel(1.0,
 def test_faster_option_wins():
     assert replace(EVEN, load_bytes_per_second=5.5e5).prefers_load(1000)
     assert not replace(EVEN, tokens_per_second=550).prefers_load(1000)
-
-
-def test_break_even_copies_nothing():
-    even = CostModel(2.0**19, 2.0**19, tokens_per_second=2.0**9)  # powers of two, so that nothing is rounded
-    assert [even.prefers_load(num_bytes) for num_bytes in (1023, 1024, 1025)] == [True, False, False]
-
-
-@pytest.mark.parametrize("store_bytes_per_second", [1.0, 1e15])
-def test_cost_of_a_store_is_not_part_of_a_load(store_bytes_per_second):
-    """The store was paid for at eviction, whether or not the block ever comes back."""
-    model = replace(EVEN, store_bytes_per_second=store_bytes_per_second)
-    assert [model.prefers_load(num_bytes) for num_bytes in (900, 1100)] == [True, False]
-
-
-def test_str_shows_all_speeds():
-    assert str(CostModel(12.34e9, 5.67e9, 5678.9)) == "loads 12.3 GB/s, stores 5.7 GB/s, prefill 5,679 tokens/s"
 
 
 # The engine's use of it
@@ -149,45 +130,6 @@ def test_measuring_leaves_no_trace(checkpoint, engine):
     assert manager.pool.free == engine.kv_cache_manager.pool.free and not manager.pool.cached
     assert manager.peak == engine.kv_cache_manager.peak and not measured.has_unfinished_requests()
     manager.check_integrity()
-
-
-def test_engine_that_measured_gives_the_same_answers(checkpoint):
-    """Random ones too, since no request has taken a seed."""
-    params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
-    batches = [
-        LLM(checkpoint, block_size=4, kv_cache_tokens=64, offload_policy=policy).generate([[5, 6, 7]] * 3, params)
-        for policy in ("load", "auto")
-    ]
-    tokens = [[output.outputs[0].token_ids for output in outputs] for outputs in batches]
-    assert tokens[0] == tokens[1]
-
-
-def test_copies_of_a_few_blocks_are_measured(engine, monkeypatch):
-    seen: list[tuple[str, int]] = []
-    store, load = HostTier.store, HostTier.load
-
-    def watched_store(tier: HostTier, block: int, block_hash: bytes) -> None:
-        seen.append(("store", 1))
-        store(tier, block, block_hash)
-
-    def watched_load(tier: HostTier, copies: list[BlockCopy]) -> None:
-        seen.append(("load", len(copies)))
-        load(tier, copies)
-
-    monkeypatch.setattr(HostTier, "store", watched_store)
-    monkeypatch.setattr(HostTier, "load", watched_load)
-    measured(engine)
-    assert seen == [("store", 1)] * NUM_BLOCKS * 2 + [("load", NUM_BLOCKS)] * 2, (
-        "twice each, since the first one warms up"
-    )
-
-
-def test_speed_is_work_divided_by_time(engine, monkeypatch):
-    """Each takes a second."""
-    clock = iter(range(100))
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
-    num_bytes = 8 * 4 * engine.kv_cache.bytes_per_token
-    assert measured(engine, num_tokens=20) == CostModel(num_bytes, num_bytes, 20)
 
 
 @pytest.mark.parametrize(

@@ -147,13 +147,6 @@ def test_step_is_not_interrupted_and_no_further_one_begins(llm):
     assert_as_new(llm)
 
 
-def test_program_that_ignores_ctrl_c_continues(llm):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    press_in_step(llm, 2)
-    generate(llm)
-    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-
-
 def test_ctrl_c_is_not_lost_when_a_step_raises(llm, monkeypatch):
     def run(batch):
         signal.raise_signal(signal.SIGINT)

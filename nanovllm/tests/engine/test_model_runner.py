@@ -45,14 +45,6 @@ def test_slots_follow_the_block_tables(model):
     assert (step.query_start_loc, step.context_lens) == ([0, 6, 9], [6, 3])
 
 
-def test_later_tokens_get_the_next_slots(model):
-    """Token 8 starts a block, token 7 ends one, and the third sequence computes tokens 3 and 4 in one step."""
-    batch = [(sequence_in([2, 7, 5], 9, 8), 1), (sequence_in([1, 4], 8, 7), 1), (sequence_in([6, 3], 5, 3), 2)]
-    step = metadata_of(model, *batch)
-    assert step.slot_mapping.tolist() == [20, 19, 27, 12]
-    assert (step.query_start_loc, step.context_lens) == ([0, 1, 2, 4], [9, 8, 5])
-
-
 def test_block_tables_are_padded_with_their_own_last_block(model):
     """So reads past the end of a sequence stay within its own memory."""
     batch = [(sequence_in([3, 0], 6), 6), (sequence_in([1], 3), 3), (sequence_in([7, 2, 5], 9, 8), 1)]
@@ -75,25 +67,12 @@ def test_block_tables_are_not_converted_from_nested_lists(model, monkeypatch):
     assert nested == []
 
 
-def test_blocks_that_are_not_used_yet_are_left_out(model):
-    """Only the first 2 of 11 prompt tokens are computed now, so the other blocks hold stale data."""
-    step = metadata_of(model, (sequence_in([4, 6, 1], 11), 2), (sequence_in([3, 5], 5, 4), 1))
-    assert step.block_tables.tolist() == [[4, 4], [3, 5]]
-    assert step.context_lens == [2, 5]
-
-
 def test_new_blocks_are_those_whose_first_slot_is_written(model):
     """Both blocks of a prompt, two of the three blocks of a later chunk, and the block that a decode starts."""
     prompt, chunk = (sequence_in([3, 0], 6), 6), (sequence_in([7, 2, 5, 9], 16, 2), 8)
     step = metadata_of(model, prompt, chunk, (sequence_in([8, 4], 5, 4), 1), (sequence_in([6, 1], 6, 5), 1))
     assert step.new_blocks.tolist() == [3, 0, 2, 5, 4]
     assert metadata_of(model, (sequence_in([6, 1], 6, 5), 1)).new_blocks.dtype == torch.int64
-
-
-def test_padding_does_not_change_block_tables(model):
-    seqs = [sequence_in([3, 0], 6), sequence_in([1], 3)]
-    metadata_of(model, *((seq, seq.num_tokens) for seq in seqs))
-    assert [seq.block_table for seq in seqs] == [[3, 0], [1]]
 
 
 @pytest.mark.parametrize("seed", range(3))

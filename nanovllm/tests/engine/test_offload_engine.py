@@ -160,85 +160,11 @@ def test_preempted_sequence_recomputes_only_tokens_outside_full_blocks(checkpoin
     assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
 
 
-def test_computed_chunk_of_a_preempted_prompt_is_not_computed_again(checkpoint):
-    """Request b has computed a part of its prompt when a needs room."""
-    engine = engine_of(checkpoint, num_blocks=11, max_num_batched_tokens=3)
-    engine.add_request("a", FIRST, params(12, temperature=1.0, seed=3))
-    for _ in range(8):
-        step(engine)
-    engine.add_request("b", [*SECOND, *FIRST], params(12, temperature=1.0, seed=3))
-    ended = run_to_the_end(engine)
-    assert_answered_alone(ended)
-    assert engine.scheduler.num_preemptions > 0
-    assert engine.executor.num_tokens == needed(ended) + engine.lost.num_tokens
-
-
 def test_recompute_policy_computes_evicted_tokens_twice(checkpoint):
     engine = two(checkpoint, offload_policy="recompute")
     ended = run_to_the_end(engine)
     assert engine.executor.num_tokens > needed(ended) + engine.lost.num_tokens
     assert engine.host_tier.num_blocks == engine.host_tier.num_blocks_stored == 0
-
-
-def test_sequence_preempted_before_its_fork_finds_its_chunks_and_forks_then(checkpoint):
-    engine = engine_of(checkpoint, num_blocks=16, max_num_batched_tokens=5)
-    engine.add_request("a", FIRST, params(12, n=3, temperature=1.0, seed=3))
-    step(engine)
-    leave_the_device(engine, *engine.scheduler.running)
-    [seq] = engine.scheduler.waiting
-    assert len(seq.to_fork) == 2
-    ended = run_to_the_end(engine)
-    assert_answered_alone(ended)
-    assert engine.host_tier.num_blocks_loaded == 1 and engine.lost.num_tokens == 1
-    assert engine.executor.num_tokens == needed(ended) + 1
-
-
-def test_shared_prompt_of_eight_evicted_forks_moves_once(checkpoint):
-    """A prompt of 16 tokens and 8 more of each fork, all computed but the last: 4 shared blocks and 1 of each."""
-    engine = engine_of(checkpoint, num_blocks=64, kv_offloading_tokens=256)
-    engine.add_request("a", [*FIRST, 5, 6, 7, 8], params(12, n=8, temperature=1.0, seed=3))
-    for _ in range(7):
-        step(engine)
-    assert {(seq.num_tokens, seq.num_computed_tokens) for seq in engine.scheduler.running} == {(22, 21)}
-    leave_the_device(engine, *engine.scheduler.running)
-    assert engine.host_tier.num_blocks_stored == 4 + 8
-    step(engine)
-    assert engine.host_tier.num_blocks_loaded == 4 + 8 and len(engine.scheduler.running) == 8
-    tables = zip(*(seq.block_table for seq in engine.scheduler.running), strict=True)
-    assert [len(set(blocks)) for blocks in tables] == [1, 1, 1, 1, 8, 8], "shared blocks are shared again"
-    ended = run_to_the_end(engine)
-    assert_answered_alone(ended)
-    assert engine.executor.num_tokens == needed(ended) + 8 * 1
-
-
-def test_preempted_sequence_returns_before_a_new_one_starts(checkpoint):
-    engine = two(checkpoint)
-    while engine.scheduler.num_preemptions == 0 and engine.has_unfinished_requests():
-        step(engine)
-    assert engine.scheduler.num_preemptions == 1
-    engine.add_request("c", [3], params(12, temperature=1.0, seed=3))
-    while engine.has_unfinished_requests():
-        running = [seq.request_id for seq in engine.scheduler.running]
-        assert "c" not in running or "b" in running or "b" not in engine.requests
-        step(engine)
-
-
-@pytest.mark.parametrize("tokens", [0, 4, 12])
-def test_host_without_room_is_no_worse_than_none(checkpoint, tokens):
-    engine = two(checkpoint, kv_offloading_tokens=tokens)
-    ended = run_to_the_end(engine)
-    assert_answered_alone(ended)
-    assert engine.scheduler.num_preemptions > 0
-    recompute = two(checkpoint, offload_policy="recompute")
-    run_to_the_end(recompute)
-    assert engine.executor.num_tokens <= recompute.executor.num_tokens
-
-
-def test_sequence_that_outgrew_the_pool_fails_and_leaks_nothing(checkpoint):
-    engine = engine_of(checkpoint, num_blocks=4)
-    engine.add_request("a", FIRST, params(12, temperature=1.0, seed=3))
-    ended = run_to_the_end(engine)
-    assert ended["a"].error == "17 tokens need 5 blocks, the pool has 4"
 
 
 # Loads that take time
@@ -285,12 +211,6 @@ def test_step_waits_only_if_nothing_can_run(checkpoint):
     assert step(engine) == {} and not engine.host_tier.loads, "it waited"
     assert list(step(engine)) == ["b"]
     assert_answered_alone(run_to_the_end(engine))
-
-
-def test_immediate_load_costs_no_step(checkpoint):
-    engine = slow_b(checkpoint)
-    engine.host_tier.arrives = lambda: True
-    assert list(step(engine)) == ["a", "b"]
 
 
 def test_samples_of_a_cached_prompt_run_at_once_during_another_load(checkpoint):

@@ -94,31 +94,6 @@ def test_logprobs_do_not_depend_on_preemption(checkpoint):
         assert ended[str(i)].outputs[0].cumulative_logprob == pytest.approx(expected, abs=1e-3)
 
 
-def test_unwritten_slots_are_never_seen(checkpoint, expected):
-    """Before each step, fill unwritten, uncached blocks with NaN, and the rest of partly full last blocks with 1e30."""
-    engine = real_engine(checkpoint, 9, max_num_batched_tokens=3)  # a chunk may be one token
-    run, pool = engine.executor.run, engine.kv_cache.blocks
-
-    def poisoned(batch):
-        clean = pool.clone()
-        pool.fill_(float("nan"))
-        for seq in engine.scheduler.running:
-            pool[seq.block_table[: -(-seq.num_computed_tokens // 4)]] = 1e30
-            for position in range(seq.num_computed_tokens):
-                block, offset = seq.block_table[position // 4], position % 4
-                pool[block, :, :, offset] = clean[block, :, :, offset]
-        cached = list(engine.kv_cache_manager.pool.hashes)
-        pool[cached] = clean[cached]
-        return run(batch)
-
-    engine.executor.run = poisoned
-    for i, prompt in enumerate(PROMPTS):
-        engine.add_request(str(i), prompt, params(24))
-    ended = run_to_the_end(engine)
-    assert engine.scheduler.num_preemptions > 0
-    assert [answer(ended[str(i)]) for i in range(5)] == expected
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_tokens_are_the_same_on_a_gpu_with_preemption(checkpoint, expected):

@@ -44,7 +44,7 @@ def serve(engine: LLMEngine, prompt: list[int], sampling: SamplingParams) -> Req
 
 
 def with_tokens(engine: LLMEngine, request_id: str, *outputs: list[int]) -> None:
-    """Return an engine whose samples have these tokens already, as if they had been preempted."""
+    """Give the request's samples these tokens, as if they had been preempted."""
     for seq, output in zip(engine.requests[request_id], outputs, strict=True):
         seq.token_ids += output
 
@@ -57,11 +57,6 @@ def test_samples_are_ordered_by_index_and_each_has_its_own_answer(checkpoint):
     assert [completion.index for completion in output.outputs] == [0, 1, 2, 3]
     assert answers(output) == answers_of([1] * 6, 10, n=4)
     assert len({tuple(tokens) for tokens in answers(output)}) == 4
-
-
-def test_greedy_samples_are_equal(checkpoint):
-    output = serve(scripted_engine(checkpoint, num_blocks=40), [1] * 6, params(10, n=3))
-    assert answers(output) == [answer_alone([1] * 6, 10)] * 3
 
 
 @pytest.mark.parametrize("num_prompt_tokens", [1, 3, 4, 5, 8])
@@ -80,17 +75,6 @@ def test_shared_block_is_copied_for_each_sample_but_one_unless_the_last_token_st
     engine = scripted_engine(checkpoint, num_blocks=40)
     serve(engine, [1] * num_prompt_tokens, seeded(9, n=4))
     assert engine.kv_cache.num_blocks_copied == num_copies
-
-
-def test_blocks_of_the_prompt_are_held_once(checkpoint):
-    """18 tokens fill 5 blocks; each of 3 samples writes to its own copy of the last one."""
-    engine = scripted_engine(checkpoint, num_blocks=40)
-    engine.add_request("a", [1] * 18, seeded(3, n=3))
-    held = []
-    while engine.has_unfinished_requests():
-        step(engine)
-        held.append(engine.kv_cache_manager.num_blocks - engine.kv_cache_manager.num_free_blocks)
-    assert held == [5, 7, 7, 0] and engine.kv_cache_manager.peak.held == 7 * 4
 
 
 def test_copies_of_a_step_are_one_batch_before_its_writes(checkpoint):
@@ -116,29 +100,6 @@ def test_request_is_returned_once_per_step_with_all_its_samples(checkpoint):
         assert outputs[0].finished == (num_tokens == 3)
 
 
-@pytest.mark.parametrize("budget", [1, 2, 5, 512])
-@pytest.mark.parametrize("num_prompt_tokens", [1, 2, 4, 5, 9])
-def test_first_tokens_come_at_most_one_step_later_than_for_one_sample(checkpoint, num_prompt_tokens, budget):
-    num_steps = []
-    for n in (1, 2):
-        engine = scripted_engine(checkpoint, num_blocks=40, max_num_batched_tokens=budget)
-        engine.add_request("a", [1] * num_prompt_tokens, seeded(3, n))
-        num_steps.append(next(i for i in range(1, 20) if step(engine)))
-    assert num_steps[1] <= num_steps[0] + 1
-
-
-def test_first_token_time_is_the_earliest_of_all_samples(checkpoint):
-    """With a budget of one token, sample 1 gets its first token when sample 0 has all three."""
-    engine = scripted_engine(checkpoint, num_blocks=40, max_num_batched_tokens=1)
-    engine.add_request("a", [1] * 3, seeded(3, n=2))
-    samples = engine.requests["a"]
-    reported = [output.metrics for _ in range(8) for output in engine.step()]
-    first, second = (seq.metrics.first_token_time for seq in samples)
-    assert len(reported) == 6 and first < second and {metrics.first_token_time for metrics in reported} == {first}
-    assert [metrics.finished_time for metrics in reported] == [None] * 5 + [samples[1].metrics.finished_time]
-    assert {metrics.arrival_time for metrics in reported} == {samples[0].metrics.arrival_time}
-
-
 def test_request_ends_with_its_last_sample(checkpoint):
     """Each sample stops at a token of its own, and then reports its end and frees its blocks at once."""
     tokens = answers_of([1] * 6, 12, n=3)
@@ -161,16 +122,10 @@ def test_request_ends_with_its_last_sample(checkpoint):
 
 
 @pytest.mark.parametrize("n, num_prompts", [(3, 1), (4, 2), (7, 3)])
-def test_more_samples_than_seats_are_served_and_compute_the_prompt_once_per_seats(checkpoint, n, num_prompts):
+def test_more_samples_than_seats_compute_the_prompt_once_for_each_group(checkpoint, n, num_prompts):
     engine = scripted_engine(checkpoint, num_blocks=40, max_num_seqs=3, enable_prefix_caching=False)
     assert answers(serve(engine, [1] * 6, seeded(5, n))) == answers_of([1] * 6, 5, n)
     assert engine.executor.num_tokens == 5 * num_prompts + 5 * n
-
-
-def test_with_one_seat_samples_run_like_separate_requests(checkpoint):
-    engine = scripted_engine(checkpoint, num_blocks=40, max_num_seqs=1, enable_prefix_caching=False)
-    assert answers(serve(engine, [1] * 6, seeded(5, n=3))) == answers_of([1] * 6, 5, n=3)
-    assert engine.kv_cache.num_blocks_copied == 0 and engine.executor.num_tokens == 3 * (6 + 4)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 5, 512])
@@ -189,40 +144,6 @@ def test_samples_do_not_depend_on_chunks_or_preemption(checkpoint, num_blocks, b
 
 
 # Preemption, and pools that are too small
-
-
-def test_preempted_sample_finds_its_full_blocks(checkpoint):
-    """Each sample has 13 tokens, 12 of them in full blocks, which nothing has evicted."""
-    engine = scripted_engine(checkpoint, num_blocks=40)
-    engine.add_request("a", [1] * 6, seeded(12, n=3))
-    for _ in range(8):
-        step(engine)
-    for seq in reversed(engine.requests["a"][1:]):
-        engine.scheduler._preempt(seq, None)
-    before = engine.executor.num_tokens
-    step(engine)
-    assert engine.executor.num_tokens - before == 1 + 1 + 1
-    assert answers(run_to_the_end(engine)["a"]) == answers_of([1] * 6, 12, n=3)
-
-
-def test_sequence_preempted_before_the_fork_forks_when_it_returns(checkpoint):
-    engine = scripted_engine(checkpoint, num_blocks=40, max_num_batched_tokens=4)
-    engine.add_request("a", [1] * 10, seeded(5, n=3)), step(engine)
-    engine.scheduler._preempt(engine.requests["a"][0], None)
-    assert_whole(engine)
-    assert answers(run_to_the_end(engine)["a"]) == answers_of([1] * 10, 5, n=3)
-    assert engine.executor.num_tokens == 9 + 3 * 5, "what it had computed fills a block, which is still cached"
-
-
-@pytest.mark.parametrize("num_blocks", [3, 4, 5, 6, 9])
-def test_samples_end_where_separate_requests_would(checkpoint, num_blocks):
-    """7 tokens and 5 more fill 3 blocks for each sample."""
-    engine, other = (scripted_engine(checkpoint, num_blocks) for _ in range(2))
-    for i in range(4):
-        other.add_request(str(i), [1] * 7, seeded(5, n=1))
-    assert all(output.error is None for output in run_to_the_end(other).values())
-    output = serve(engine, [1] * 7, seeded(5, n=4))
-    assert output.error is None and answers(output) == answers_of([1] * 7, 5, n=4)
 
 
 def test_each_sample_that_outgrows_the_pool_fails_and_the_others_continue(checkpoint):
@@ -293,28 +214,6 @@ def test_abort_ends_all_samples_and_frees_everything_at_once(checkpoint, state):
     assert_whole(engine)
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_after_an_abort_others_give_the_same_answers_as_alone(checkpoint, state):
-    engine = engine_with_b(checkpoint, state)
-    engine.abort_request("b")
-    ended = run_to_the_end(engine)
-    assert answers(ended["a"]) == [answer_alone([1] * 4, 20)]
-    assert "c" not in ended or answers(ended["c"]) == answers_of([3] * 3, 4, n=2)
-
-
-def test_all_requests_can_be_aborted_at_any_time(checkpoint):
-    for num_steps in range(30):
-        engine = scripted_engine(checkpoint, num_blocks=11, max_num_batched_tokens=5, max_num_seqs=6)
-        for i in range(5):
-            engine.add_request(str(i), [i + 1] * (4 + i), seeded(6, n=1 + i % 3))
-        for _ in range(num_steps):
-            step(engine)
-        for i in reversed(range(5)):
-            engine.abort_request(str(i))
-            assert_whole(engine)
-        assert_empty(engine)
-
-
 @pytest.mark.parametrize("way", ["ended", "aborted", "aborted before the fork", "failed"])
 def test_nothing_remains_of_any_sample(checkpoint, way):
     engine = scripted_engine(checkpoint, num_blocks=6)
@@ -343,16 +242,6 @@ def poisoned(engine: LLMEngine, *names: tuple[str, int]) -> None:
         return run(batch)
 
     executor.run = runs  # type: ignore[method-assign]
-
-
-def test_failing_sample_does_not_end_the_others(checkpoint):
-    engine = scripted_engine(checkpoint, num_blocks=40)
-    poisoned(engine, ("a", 1))
-    engine.add_request("a", [1] * 6, seeded(5, n=3)), engine.add_request("b", [2] * 3, params(5))
-    ended = run_to_the_end(engine)
-    assert ended["a"].error == "RuntimeError: poison" and reasons(ended["a"]) == ["length", "error", "length"]
-    tokens = answers_of([1] * 6, 5, n=3)
-    assert answers(ended["a"]) == [tokens[0], [], tokens[2]] and answers(ended["b"]) == [answer_alone([2] * 3, 5)]
 
 
 def test_failing_prompt_ends_all_samples_that_wait_for_it(checkpoint):
@@ -411,16 +300,7 @@ def test_failed_step_preempts_all_sequences_and_loses_no_copy(checkpoint, part, 
     assert answers(ended["a"]) == answers_of([1] * 6, 4, n=3) and answers(ended["b"]) == answers_of([2] * 5, 4, n=2)
 
 
-def test_step_in_which_a_sequence_fails_makes_the_copies_of_the_others(checkpoint):
-    """The samples of a need copies in the step in which b turns out to have outgrown the pool."""
-    engine = scripted_engine(checkpoint, num_blocks=8)
-    engine.add_request("a", [1] * 6, seeded(4, n=3)), step(engine)
-    engine.add_request("b", [2], params(60)), with_tokens(engine, "b", [2] * 40)
-    assert list(step(engine)) == ["b", "a"] and engine.kv_cache.num_blocks_copied == 2
-    assert answers(run_to_the_end(engine)["a"]) == answers_of([1] * 6, 4, n=3)
-
-
-def test_copies_for_an_aborted_request_harm_no_other(checkpoint):
+def test_copies_for_an_aborted_request_do_not_affect_others(checkpoint):
     """Request c gets the blocks that a's copies were made to, and starts with a prompt that fills them."""
     engine = scripted_engine(checkpoint, num_blocks=8)
     engine.add_request("a", [1] * 6, seeded(4, n=3)), step(engine)
@@ -448,21 +328,11 @@ def alone(checkpoint) -> list[RequestOutput]:
     return [llm.generate([prompt], drawn(3, seed=i))[0] for i, prompt in enumerate(PROMPTS)]
 
 
-def test_sample_0_is_the_same_without_siblings(checkpoint, alone):
-    outputs = LLM(checkpoint).generate(PROMPTS, [drawn(1, seed=i) for i in range(4)])
-    assert [answers(output)[0] for output in outputs] == [answers(output)[0] for output in alone]
-
-
 def test_sample_does_not_depend_on_how_many_there_are(checkpoint, alone):
     for n in (2, 5):
         outputs = LLM(checkpoint).generate(PROMPTS, [drawn(n, seed=i) for i in range(4)])
         for output, expected in zip(outputs, alone, strict=True):
             assert answers(output)[:3] == answers(expected)[:n]
-
-
-def test_samples_differ_and_seeds_differ(alone):
-    tokens = [tuple(answer) for output in alone for answer in answers(output)]
-    assert len(set(tokens)) == len(tokens) == 12
 
 
 def test_samples_without_a_seed_differ(checkpoint):
@@ -492,32 +362,6 @@ def test_samples_are_the_same_in_a_batch_and_with_preemption(checkpoint, alone, 
         assert answers(ended[str(i)]) == answers(expected)
         for completion, other in zip(ended[str(i)].outputs, expected.outputs, strict=True):
             assert completion.cumulative_logprob == pytest.approx(other.cumulative_logprob, abs=1e-3)
-
-
-def test_unwritten_slots_are_never_seen(checkpoint, alone):
-    """Before each step, fill unwritten, uncached blocks with NaN, and the rest of partly full last blocks with 1e30."""
-    engine = LLMEngine(EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=80, watermark=0.0))
-    run, pool = engine.executor.run, engine.kv_cache.blocks
-
-    def spoiled(batch):
-        clean = pool.clone()
-        pool.fill_(float("nan"))
-        for seq in engine.scheduler.running:
-            pool[seq.block_table[: -(-seq.num_computed_tokens // 4)]] = 1e30
-        cached = list(engine.kv_cache_manager.pool.hashes)
-        pool[cached] = clean[cached]
-        for seq in engine.scheduler.running:
-            for position in range(seq.num_computed_tokens):
-                block, offset = seq.block_table[position // 4], position % 4
-                pool[block, :, :, offset] = clean[block, :, :, offset]
-        return run(batch)
-
-    engine.executor.run = spoiled
-    for i, prompt in enumerate(PROMPTS):
-        engine.add_request(str(i), prompt, drawn(3, seed=i))
-    ended = run_to_the_end(engine)
-    assert engine.scheduler.num_preemptions > 0
-    assert [answers(ended[str(i)]) for i in range(4)] == [answers(output) for output in alone]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -141,33 +141,10 @@ def test_later_sequences_do_not_overtake_the_first_that_does_not_fit():
     assert drive.queues == "a | bc" and drive.num_free == 2
 
 
-def test_no_blocks_are_promised():
-    """8 sequences of one token fit in 8 slots, whatever they will need later."""
-    drive = Drive(num_blocks=8, block_size=1)
-    for name in "abcdefgh":
-        drive.add(name, 1, max_tokens=1000)
-    assert drive.admit(budget=100) == "a1 b1 c1 d1 e1 f1 g1 h1"
-
-
-def test_sequence_runs_in_the_step_after_its_arrival():
-    drive = Drive()
-    drive.add("a", 3)
-    assert drive.steps(2) == ["a3", "a1"]
-    drive.add("b", 5)
-    assert drive.steps(2) == ["a1 b5", "a1 b1"]
-
-
 def test_free_seat_is_taken_in_the_next_step():
     drive = Drive(max_num_seqs=2)
     drive.add("a", 3, max_tokens=5), drive.add("b", 3, max_tokens=2), drive.add("c", 3, max_tokens=2)
     assert drive.steps(6) == ["a3 b3", "a1 b1", "a1 c3", "a1 c1", "a1", ""]
-
-
-def test_freed_blocks_are_taken_in_the_next_step():
-    """The pool has 3 blocks: a and b hold one each, and c needs two."""
-    drive = Drive(num_blocks=3)
-    drive.add("a", 1, max_tokens=4), drive.add("b", 1, max_tokens=2), drive.add("c", 8, max_tokens=1)
-    assert drive.steps(5) == ["a1 b1", "a1 b1", "a1 c8", "a1", ""]
 
 
 def test_without_sequences_nothing_is_scheduled():
@@ -185,36 +162,11 @@ def test_new_sequence_must_leave_the_watermark_free_beside_others():
     assert drive.queues == "a | b"
 
 
-def test_exactly_the_watermark_may_be_left():
-    drive = Drive(num_blocks=8, watermark=0.25)
-    drive.add("a", 12), drive.add("b", 12)
-    assert drive.admit(budget=100) == "a12 b12" and drive.num_free == 2
-
-
-@pytest.mark.parametrize("watermark, num_prompt_tokens", [(0.12, 20), (0.13, 16), (0.24, 16), (0.25, 12)])
-def test_watermark_is_rounded_down_to_whole_blocks(watermark, num_prompt_tokens):
-    """Sequence a takes 3 of 8 blocks. This many tokens just fit in the rest."""
-    drive = Drive(num_blocks=8, watermark=watermark)
-    drive.add("a", 12), drive.add("b", num_prompt_tokens), drive.admit(budget=100)
-    assert drive.queues == "ab | "
-    drive = Drive(num_blocks=8, watermark=watermark)
-    drive.add("a", 12), drive.add("b", num_prompt_tokens + 1), drive.admit(budget=100)
-    assert drive.queues == "a | b"
-
-
 @pytest.mark.parametrize("watermark", [0.0, 0.25, 0.99])
 def test_watermark_does_not_apply_to_the_first_sequence(watermark):
     drive = Drive(num_blocks=8, watermark=watermark)
     drive.add("a", 32)
     assert drive.admit(budget=100) == "a32" and drive.num_free == 0
-
-
-def test_watermark_does_not_apply_to_running_sequences():
-    """Sequence a and b grow into blocks that c may not have."""
-    drive = Drive(num_blocks=8, watermark=0.25)
-    drive.add("a", 12), drive.add("b", 12), drive.add("c", 1)
-    assert drive.steps(2) == ["a12 b12", "a1 b1"]
-    assert drive.num_free == 0 and drive.queues == "ab | c"
 
 
 def test_watermark_does_not_apply_once_nothing_runs():
@@ -238,29 +190,6 @@ def test_there_is_no_token_before_the_last_chunk():
     seq = drive.add("a", 10)
     assert drive.steps(2) == ["a4", "a4"]
     assert seq.num_tokens == 10 and seq.num_uncomputed_tokens == 2
-
-
-def test_chunk_that_ends_on_a_block_boundary_is_followed_by_the_next_block():
-    drive = Drive(num_blocks=3, max_num_batched_tokens=4)
-    seq = drive.add("a", 8)
-    assert drive.steps(2) == ["a4", "a4"]
-    assert len(seq.block_table) == 2, "the new token has no slot yet"
-    assert drive.step() == "a1" and len(seq.block_table) == 3
-
-
-@pytest.mark.parametrize("budget, chunks", [(1, ["a1"] * 7), (2, ["a2", "a2", "a2", "a1"]), (3, ["a3", "a3", "a1"])])
-def test_budget_may_be_smaller_than_a_block(budget, chunks):
-    drive = Drive(max_num_batched_tokens=budget)
-    drive.add("a", 7, max_tokens=1)
-    assert drive.steps(len(chunks)) == chunks
-    assert drive.queues == " | "
-
-
-def test_rest_of_the_budget_goes_to_the_next_prompt():
-    drive = Drive(max_num_batched_tokens=5)
-    for name in "abc":
-        drive.add(name, 4, max_tokens=1)
-    assert drive.steps(3) == ["a4 b1", "b3 c2", "c2"]
 
 
 def test_chunks_are_computed_in_order_of_arrival_one_unfinished_prompt_at_a_time():
@@ -291,34 +220,7 @@ def test_long_prompt_leaves_the_others_a_token_in_every_step():
     assert drive.steps(5) == ["a1 b1 c4"] * 4 + ["a1 b1 c1"]
 
 
-def test_no_sequence_is_admitted_while_decodes_take_the_whole_budget():
-    drive = Drive(max_num_batched_tokens=2)
-    drive.add("a", 1, max_tokens=3), drive.add("b", 1, max_tokens=3), drive.add("c", 1)
-    assert drive.steps(4) == ["a1 b1", "a1 b1", "a1 b1", "c1"]
-
-
 # More running sequences than budget
-
-
-@pytest.mark.parametrize("budget", [1, 2, 3, 5])
-def test_no_more_sequences_run_than_the_budget_has_tokens(budget):
-    drive = Drive(max_num_batched_tokens=budget)
-    for name in "abcdefgh":
-        drive.add(name, 2, max_tokens=4)
-    most = 0
-    while drive.step():
-        most = max(most, len(drive.scheduler.running))
-    assert most == budget and all(seq.finished for seq in drive.seqs.values())
-
-
-def test_with_more_sequences_than_budget_the_first_end_first_and_all_finish():
-    """Admission never causes this; here the budget shrinks."""
-    drive = Drive(max_num_batched_tokens=8)
-    for name in "abcd":
-        drive.add(name, 2, max_tokens=3)
-    assert drive.step() == "a2 b2 c2 d2"
-    drive.scheduler._max_num_batched_tokens = 3
-    assert drive.steps(4) == ["a1 b1 c1", "a1 b1 c1", "d1", "d1"]
 
 
 def test_with_a_budget_of_one_token_sequences_run_one_after_the_other():
@@ -377,16 +279,6 @@ def test_newest_sequence_preempts_itself_and_the_others_continue():
     assert drive.queues == "a | b" and drive.num_free == 1
 
 
-def test_unfinished_prompt_can_be_preempted_too():
-    """Sequence b has computed 2 of 3 chunks when a needs a block."""
-    drive = Drive(num_blocks=4, max_num_batched_tokens=4)
-    drive.add("a", 3)
-    latest = drive.add("b", 12)
-    assert drive.steps(3) == ["a3 b1", "a1 b3", "a1"]
-    assert (latest.block_table, latest.num_computed_tokens, latest.num_tokens) == ([], 0, 12)
-    assert drive.queues == "a | b"
-
-
 def test_scheduled_sequence_is_not_preempted_in_the_same_step():
     """Three sequences need a block each, and none is free: the first gets one, and each that runs has its slot."""
     for num_blocks in range(3, 7):
@@ -395,13 +287,6 @@ def test_scheduled_sequence_is_not_preempted_in_the_same_step():
             drive.add(name, 4)
         assert drive.step() == "a4 b4 c4"
         assert drive.step() == {3: "a1", 4: "a1 b1", 5: "a1 b1", 6: "a1 b1 c1"}[num_blocks]
-
-
-def test_sequence_with_room_in_its_last_block_continues_without_a_free_one():
-    drive = Drive(num_blocks=2)
-    drive.add("a", 2), drive.add("b", 2)
-    assert drive.steps(3) == ["a2 b2", "a1 b1", "a1 b1"]
-    assert drive.num_free == 0 and drive.scheduler.num_preemptions == 0
 
 
 def test_step_that_preempts_admits_no_sequence(monkeypatch):
@@ -416,16 +301,6 @@ def test_step_that_preempts_admits_no_sequence(monkeypatch):
     considered = []
     monkeypatch.setattr(drive.scheduler, "_may_admit", lambda seq, hits: considered.append(seq.request_id))
     assert drive.step() == "a1" and considered == ["b"], "the next step considers the first waiting sequence"
-
-
-def test_watermark_applies_to_preempted_sequences_too():
-    """2 of 8 blocks are kept free. b returns after a has ended, not into the 4 free blocks beside a."""
-    drive = Drive(num_blocks=8, watermark=0.25)
-    drive.add("a", 16, max_tokens=3), drive.add("b", 8)
-    assert drive.step() == "a16 b8"
-    drive.scheduler._preempt(drive.seqs["b"], makes_room_for=None)
-    assert drive.num_free == 4
-    assert drive.steps(3) == ["a1", "a1", "b9"]
 
 
 # Sequences that can never continue
@@ -445,29 +320,6 @@ def test_waiting_sequences_are_admitted_in_the_step_in_which_another_fails():
     drive.add("a", 7), drive.add("b", 4), drive.add("c", 1)
     assert drive.steps(2) == ["a7", "a1"]
     assert drive.step() == "b4 c1" and drive.failed == ["a"] and drive.queues == "bc | "
-
-
-def test_blocks_taken_in_a_step_with_a_failure_are_used_in_the_next(monkeypatch):
-    """Sequence a has its slot and b is admitted when c turns out to have outgrown the pool."""
-    drive = Drive(num_blocks=4)
-    drive.add("a", 4), drive.step()
-    drive.add("b", 4), drive.add("c", 16)
-    drive.seqs["c"].append_token(SampledToken(7, -1.0))
-    drive.scheduler.schedule()
-    assert drive.seqs["c"].finish_reason == "error" and drive.queues == "ab | "
-    drive.manager.check_integrity()
-    assert drive.num_free == 1
-    assert drive.step() == "a1 b4" and drive.num_free == 1
-
-
-def test_sequence_fails_only_after_all_others_were_preempted():
-    """Sequence a fills both blocks. b is preempted first, and returns after a has failed."""
-    drive = Drive(num_blocks=2)
-    drive.add("a", 1), drive.add("b", 1, max_tokens=6)
-    assert drive.steps(4) == ["a1 b1"] * 4
-    assert drive.steps(5) == ["a1"] * 4 + ["b5"]
-    assert drive.failed == ["a"] and drive.seqs["a"].num_tokens == 9
-    assert drive.steps(3) == ["b1", "", ""] and drive.seqs["b"].finish_reason == "length"
 
 
 def test_sequence_that_outgrew_the_pool_while_waiting_fails_and_the_next_is_admitted():
@@ -510,14 +362,6 @@ def test_removing_a_waiting_sequence_does_not_scan_the_queue(monkeypatch):
     assert list(drive.scheduler.waiting) == [seq for name, seq in drive.seqs.items() if name != "500"]
 
 
-def test_sequence_with_an_unfinished_prompt_is_removed_with_all_its_blocks():
-    drive = Drive(num_blocks=5, max_num_batched_tokens=4)
-    drive.add("a", 10), drive.step()
-    assert drive.num_free == 2
-    drive.scheduler.remove(drive.seqs["a"])
-    assert drive.queues == " | " and drive.num_free == 5
-
-
 def test_removing_a_running_sequence_frees_its_blocks_and_keeps_the_order():
     drive = Drive(num_blocks=10)
     for name in "abc":
@@ -526,15 +370,6 @@ def test_removing_a_running_sequence_frees_its_blocks_and_keeps_the_order():
     drive.scheduler.remove(drive.seqs["b"])
     assert drive.queues == "ac | " and drive.num_free == 6
     assert drive.step() == "a1 c1"
-
-
-def test_preempted_sequence_is_removed():
-    drive = Drive(num_blocks=2)
-    drive.add("a", 4), drive.add("b", 4), drive.steps(2)
-    assert drive.queues == "a | b"
-    drive.scheduler.remove(drive.seqs["b"])
-    assert drive.queues == "a | " and drive.num_free == 0
-    assert drive.step() == "a1"
 
 
 # Samples: the first one carries the others until all of the prompt but its last token is computed
@@ -568,18 +403,6 @@ def test_chunks_of_a_prompt_stop_one_token_short_of_its_end(num_prompt_tokens, c
     assert drive.steps(len(chunks) + 2) == [*chunks, "a1 a'1 a''1", "a1 a'1 a''1"]
 
 
-def test_spare_budget_does_not_compute_the_last_token_early():
-    drive = Drive(max_num_batched_tokens=8)
-    drive.add_samples("a", 6, n=2), drive.add("b", 6)
-    assert drive.steps(2) == ["a5 b3", "a1 a'1 b3"]
-
-
-def test_several_prompts_fork_in_one_step_each_in_its_place():
-    drive = Drive()
-    drive.add_samples("a", 3, n=2), drive.add_samples("b", 5, n=2)
-    assert drive.steps(2) == ["a2 b4", "a1 a'1 b1 b'1"]
-
-
 def test_with_a_budget_of_one_token_samples_run_one_after_the_other():
     drive = Drive(num_blocks=10, max_num_batched_tokens=1)
     drive.add_samples("a", 2, n=3, max_tokens=2), drive.add("b", 1, max_tokens=1)
@@ -595,38 +418,7 @@ def test_more_samples_than_budget_all_end():
     assert drive.num_free == 20
 
 
-def test_samples_that_end_with_their_first_token_free_what_they_shared():
-    drive = Drive(num_blocks=4)
-    samples = drive.add_samples("a", 6, n=3, max_tokens=1)
-    assert drive.steps(3) == ["a5", "a1 a'1 a''1", ""]
-    assert drive.num_free == 4 and all(seq.finished for seq in samples) and drive.queues == " | "
-
-
 # Their blocks
-
-
-def test_fork_copies_the_last_block_for_all_samples_but_one():
-    drive = Drive(num_blocks=10)
-    drive.add_samples("a", 6, n=3)
-    copies = [drive.copies for _ in range(4) if drive.step()]
-    assert copies == [[], [(1, 2), (1, 3)], [], []]
-    assert drive.tables("a") == [[0, 2], [0, 3], [0, 1]] and drive.num_free == 10 - 1 - 3
-    assert drive.step() and drive.tables("a") == [[0, 2, 4], [0, 3, 5], [0, 1, 6]]
-
-
-def test_last_token_that_starts_a_block_needs_no_copy():
-    """8 of 9 tokens are computed once. The block of the ninth belongs to the first sample alone."""
-    drive = Drive(num_blocks=10)
-    drive.add_samples("a", 9, n=3)
-    copies = [drive.copies for _ in range(6) if drive.step()]
-    assert copies == [[]] * 6 and [table[:2] for table in drive.tables("a")] == [[0, 1]] * 3
-    assert drive.num_free == 10 - 2 - 2 * 3
-
-
-def test_last_token_that_fills_a_block_is_computed_in_a_copy():
-    drive = Drive(num_blocks=10)
-    drive.add_samples("a", 8, n=3)
-    assert [len(drive.copies) for _ in range(3) if drive.step()] == [0, 2, 0]
 
 
 def test_without_a_free_block_the_newest_of_two_sharers_waits_and_the_first_writes_in_place():
@@ -639,18 +431,6 @@ def test_without_a_free_block_the_newest_of_two_sharers_waits_and_the_first_writ
 
 
 # Seats and admission: carried samples count too
-
-
-def test_samples_have_seats_before_they_fork():
-    drive = Drive(max_num_seqs=3)
-    drive.add("a", 3, max_tokens=2), drive.add_samples("b", 3, n=3, max_tokens=2), drive.add("c", 3, max_tokens=1)
-    assert drive.steps(6) == ["a3", "a1", "b2", "b1 b'1 b''1", "b1 b'1 b''1", "c3"]
-
-
-def test_seats_of_carried_samples_are_taken():
-    drive = Drive(max_num_seqs=3)
-    drive.add_samples("a", 3, n=2), drive.add_samples("b", 3, n=2), drive.add("c", 3)
-    assert drive.admit(budget=100) == "a2" and drive.queues == "a | bc"
 
 
 @pytest.mark.parametrize("num_blocks, admitted", [(4, "a4"), (5, "a4 b4")])
@@ -669,60 +449,7 @@ def test_admission_leaves_the_watermark_free_as_well(num_blocks, admitted):
     assert drive.admit(budget=100) == admitted
 
 
-def test_empty_pool_admits_a_prompt_whatever_it_carries():
-    drive = Drive(num_blocks=2)
-    drive.add_samples("a", 8, n=5, max_tokens=1)
-    assert drive.steps(5) == ["a7", "a1", "a'8", "a''8", "a'''8"]
-
-
 # Preempted, ended, failed
-
-
-def test_sequence_preempted_before_the_fork_keeps_its_samples_and_starts_over():
-    drive = Drive(max_num_batched_tokens=4)
-    first, *others = drive.add_samples("a", 9, n=3)
-    assert drive.step() == "a4"
-    drive.scheduler._preempt(first, makes_room_for=None)
-    assert (first.block_table, first.num_computed_tokens, first.to_fork) == ([], 0, others)
-    assert drive.queues == " | a" and drive.num_free == 100
-    assert drive.steps(3) == ["a4", "a4", "a1 a'1 a''1"]
-
-
-def test_sample_preempted_after_the_fork_returns_alone():
-    """It needs one seat, and computes all of its 8 tokens by itself."""
-    drive = Drive(max_num_seqs=3)
-    samples = drive.add_samples("a", 6, n=3)
-    drive.steps(3)
-    drive.scheduler._preempt(samples[2], makes_room_for=None)
-    assert drive.queues == "aa' | a''" and drive.step() == "a1 a'1 a''8"
-
-
-def test_samples_end_one_after_the_other_in_a_pool_too_small_for_all():
-    """4 blocks hold the prompt and a copy for each of 3 samples. With the ninth token, each needs one more."""
-    drive = Drive(num_blocks=4)
-    drive.add_samples("a", 8, n=3, max_tokens=3)
-    assert drive.steps(2) == ["a7", "a1 a'1 a''1"]
-    assert drive.step() == "a1" and drive.queues == "a | a'a''"
-    assert drive.steps(6) == ["a1", "a'9", "a'1", "a''9", "a''1", ""]
-    assert drive.num_free == 4 and drive.failed == []
-
-
-def test_sample_that_outgrows_the_pool_does_not_fail_the_others():
-    """As in a request of its own, each sample gets two tokens and has no room for a third."""
-    drive = Drive(num_blocks=2)
-    samples = drive.add_samples("a", 7, n=2)
-    assert drive.steps(6) == ["a6", "a1", "a1", "a'7", "a'1", ""]
-    assert drive.failed == ["a", "a'"] and drive.num_free == 2
-    assert [seq.error for seq in samples] == ["9 tokens need 3 blocks, the pool has 2"] * 2
-
-
-def test_sample_that_ends_leaves_shared_blocks_to_the_others():
-    drive = Drive(num_blocks=10)
-    samples = drive.add_samples("a", 6, n=3)
-    drive.steps(2)
-    drive.scheduler.remove(samples[0])
-    assert drive.queues == "a'a'' | " and drive.num_free == 10 - 1 - 2
-    assert drive.step() == "a'1 a''1"
 
 
 def test_sample_that_is_not_forked_yet_can_be_removed():

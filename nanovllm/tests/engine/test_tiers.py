@@ -57,25 +57,6 @@ def test_store_completes_before_the_block_is_taken():
     assert tiers.places(TEXT) == "hh"
 
 
-def test_only_cached_blocks_are_stored():
-    tiers = Tiers()
-    seq = tiers.admitted([7] * 3)
-    tiers.compute(seq)
-    tiers.manager.free(seq)
-    tiers.evict()
-    assert tiers.moved == (0, 0)
-
-
-def test_bytes_on_the_host_are_those_that_were_evicted():
-    tiers = Tiers()
-    tiers.left(TEXT)
-    before = {text: tiers.kv_cache.blocks[block].clone() for text, block in tiers.manager.pool.cached.items()}
-    tiers.evict()
-    assert tiers.manager.tier.pool.cached.keys() == before.keys() and len(before) == 2
-    for text, block in tiers.manager.tier.pool.cached.items():
-        assert (tiers.host.blocks[block] == before[text]).all()
-
-
 def test_text_on_the_host_is_renewed_without_a_copy():
     """TEXT is loaded, OTHER is stored, and only then is TEXT evicted again."""
     tiers = on_the_host(num_blocks=8, num_host_blocks=4)
@@ -92,15 +73,6 @@ def test_text_on_the_host_is_renewed_without_a_copy():
     assert (tiers.places(TEXT), tiers.places(OTHER), tiers.places(THIRD)) == ("hh", "--", "hh")
 
 
-def test_host_evicts_the_least_recently_used_text_and_its_end_first():
-    tiers = on_the_host(num_host_blocks=3)
-    for text, places in ((OTHER, ("h-", "hh")), (THIRD, ("--", "h-"))):
-        tiers.left(text)
-        tiers.evict()
-        assert (tiers.places(TEXT), tiers.places(OTHER)) == places
-    assert tiers.places(THIRD) == "hh" and tiers.num_free == (4, 3)
-
-
 def test_host_whose_blocks_are_all_loading_drops_the_text():
     tiers = on_the_host(num_blocks=5, num_host_blocks=2)
     tiers.left(OTHER)
@@ -111,19 +83,6 @@ def test_host_whose_blocks_are_all_loading_drops_the_text():
     assert tiers.places(OTHER) == "--" and tiers.moved == (2, 2)
     tiers.manager.collect_loads(wait=True)
     tiers.assert_bytes(seq)
-
-
-@pytest.mark.parametrize(("num_host_blocks", "places"), [(0, "--"), (1, "h-"), (2, "hh")])
-def test_host_that_is_too_small_keeps_what_it_can(num_host_blocks, places):
-    assert on_the_host(num_host_blocks=num_host_blocks).places(TEXT) == places
-
-
-def test_without_a_prefix_cache_nothing_is_stored():
-    tiers = Tiers(is_caching=False)
-    tiers.left(TEXT)
-    tiers.evict()
-    tiers.left(TEXT)
-    assert tiers.moved == (0, 0) and tiers.manager.prefix_cache_stats.hits == 0
 
 
 def test_failed_store_takes_nothing_and_leaks_nothing():
@@ -138,17 +97,6 @@ def test_failed_store_takes_nothing_and_leaks_nothing():
     tiers.host.fails = lambda: False
     tiers.evict()
     assert tiers.places(TEXT) == "hh"
-
-
-def test_stores_before_a_failed_one_are_kept_and_no_block_is_lost():
-    tiers = Tiers()
-    tiers.left(TEXT)
-    answers = iter([False, True])
-    tiers.host.fails = lambda: next(answers)
-    with pytest.raises(CopyFailed):
-        tiers.evict()
-    tiers.manager.check_integrity()
-    assert tiers.places(TEXT) == "dh" and tiers.num_free == (4, 8)
 
 
 # Loads
@@ -167,12 +115,6 @@ def test_loaded_text_has_its_bytes_and_is_on_both_tiers():
     tiers.assert_empty()
 
 
-def test_hit_on_the_host_counts_as_a_hit():
-    tiers = on_the_host()
-    tiers.admitted(TEXT)
-    assert tiers.manager.prefix_cache_stats == PrefixCacheStats(queries=18, hits=8)
-
-
 def test_blocks_on_the_device_are_not_loaded():
     tiers = Tiers()
     tiers.left(TEXT)
@@ -182,56 +124,6 @@ def test_blocks_on_the_device_are_not_loaded():
     assert seq.num_computed_tokens == 8 and tiers.moved[1] == 1
     tiers.manager.collect_loads()
     tiers.assert_bytes(seq)
-
-
-def with_a_gap(tiers: Tiers) -> Sequence:
-    """Put TEXT's first block on the host only and keep its second on the device. Return the sequence that holds it.
-
-    Two sequences computed the same text at once. The first block of one stayed in the index and was evicted; the second
-    block of the other is still held.
-    """
-    one, two = tiers.admitted(TEXT, "one"), tiers.admitted(TEXT, "two")
-    tiers.compute(one, 4)
-    tiers.compute(two)
-    tiers.manager.free(one)
-    tiers.evict()
-    assert tiers.places(TEXT) == "hd"
-    return two
-
-
-def test_hits_continue_from_tier_to_tier():
-    tiers = Tiers(num_blocks=6)
-    two = with_a_gap(tiers)
-    seq = tiers.admitted(TEXT, "b")
-    assert seq.num_computed_tokens == 8 and tiers.moved[1] == 1 and seq.block_table[1] == two.block_table[1]
-    tiers.manager.collect_loads()
-    tiers.assert_bytes(seq, two)
-
-
-def test_hits_stop_before_the_last_token():
-    tiers = on_the_host()
-    seq = tiers.admitted(TEXT[:8])
-    assert seq.num_computed_tokens == 4 and tiers.moved[1] == 1
-
-
-def test_block_that_is_computed_again_is_on_the_device_again():
-    """The last token of its text must be computed, which writes the block, so nothing is loaded."""
-    tiers = on_the_host()
-    seq = tiers.admitted(TEXT[:4])
-    assert seq.num_computed_tokens == 0
-    tiers.compute(seq)
-    assert tiers.places(TEXT) == "bh" and tiers.moved[1] == 0
-    tiers.assert_bytes(seq)
-
-
-def test_room_for_a_load_is_made_by_evicting_other_texts_to_the_host():
-    tiers = on_the_host(num_blocks=3, num_host_blocks=2)
-    tiers.left(OTHER)
-    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("hh", "dd")
-    seq = tiers.admitted(TEXT)
-    tiers.manager.collect_loads()
-    tiers.assert_bytes(seq)
-    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("bb", "--"), "the host only had room for TEXT"
 
 
 def test_hits_on_the_device_are_not_evicted_to_load_the_rest():
@@ -323,24 +215,6 @@ def test_load_holds_the_hosts_blocks_until_it_has_arrived():
     tiers.assert_bytes(seq)
 
 
-def test_loading_blocks_are_not_evicted_from_the_host():
-    tiers = on_the_host(num_blocks=5, num_host_blocks=3)
-    tiers.left(OTHER)
-    tiers.host.arrives = lambda: False
-    seq = tiers.admitted(TEXT)
-    tiers.evict()
-    assert (tiers.places(TEXT), tiers.places(OTHER)) == ("bb", "h-"), "one block was not held"
-    tiers.manager.collect_loads(wait=True)
-    tiers.assert_bytes(seq)
-
-
-def test_waiting_lasts_until_all_blocks_have_arrived():
-    tiers, seq = arriving()
-    tiers.manager.collect_loads(wait=True)
-    assert tiers.manager.is_ready(seq) and tiers.num_free == (5, 8)
-    tiers.assert_bytes(seq)
-
-
 def test_another_sequence_may_hit_a_loading_block_and_waits_with_it():
     tiers, seq = arriving()
     other = tiers.admitted([*TEXT, 99], "b")
@@ -350,15 +224,6 @@ def test_another_sequence_may_hit_a_loading_block_and_waits_with_it():
     tiers.manager.collect_loads(wait=True)
     assert tiers.manager.is_ready(other)
     tiers.assert_bytes(seq, other)
-
-
-def test_fork_of_a_waiting_sequence_waits_too():
-    tiers, seq = arriving()
-    child = tiers.sequence(TEXT, "child")
-    tiers.manager.fork(seq, child)
-    assert child.block_table == seq.block_table[:2] and not tiers.manager.is_ready(child)
-    tiers.manager.collect_loads(wait=True)
-    tiers.assert_bytes(child)
 
 
 def test_blocks_of_an_abandoned_load_are_free_once_it_has_arrived():
@@ -377,41 +242,6 @@ def test_blocks_of_an_abandoned_load_are_free_once_it_has_arrived():
     again = tiers.admitted(TEXT)
     assert tiers.manager.is_ready(again) and tiers.moved[1] == 2, "the loaded block is cached"
     tiers.assert_bytes(again)
-
-
-def test_sharer_of_a_loading_block_may_leave_and_others_need_not_wait():
-    tiers, seq = arriving()
-    other, stranger = tiers.admitted([*TEXT, 99], "b"), tiers.admitted([7], "c")
-    tiers.manager.free(stranger)
-    tiers.manager.free(other)
-    assert not tiers.manager.is_ready(seq), "nothing had to wait for it"
-    tiers.manager.check_integrity()
-    tiers.manager.collect_loads(wait=True)
-    assert tiers.manager.is_ready(seq)
-    tiers.assert_bytes(seq)
-
-
-def test_finished_load_holds_its_blocks_until_it_is_collected():
-    tiers, seq = arriving()
-    tiers.host.arrives = lambda: True
-    tiers.manager.free(seq)
-    tiers.manager.check_integrity()
-    assert tiers.num_free[0] < tiers.manager.num_blocks
-    tiers.manager.collect_loads()
-    tiers.assert_empty()
-
-
-def test_two_loads_arrive_one_by_one():
-    tiers = on_the_host(num_blocks=8)
-    tiers.left(OTHER)
-    tiers.evict()
-    tiers.host.arrives = lambda: False
-    one, two = tiers.admitted(TEXT, "one"), tiers.admitted(OTHER, "two")
-    tiers.host.loads[1].event.synchronize()
-    tiers.manager.collect_loads()
-    assert (tiers.manager.is_ready(one), tiers.manager.is_ready(two)) == (False, True)
-    assert tiers.num_free == (2, 6)
-    tiers.assert_bytes(two)
 
 
 # Reset
