@@ -7,7 +7,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,14 +101,12 @@ def numba_and_torch_threads(is_decode: bool) -> Iterator[None]:
     PyTorch's other threads would spin for a while on a core that a helper of the decode step needs.
     """
     threads = torch.get_num_threads()
-    if is_decode and threads > 1:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1 if is_decode else threads)
     try:
         with numba_threads():
             yield
     finally:
-        if is_decode and threads > 1:
-            torch.set_num_threads(threads)
+        torch.set_num_threads(threads)
 
 
 class CpuChoice:
@@ -236,6 +234,8 @@ def is_loaded(dtype: torch.dtype, folder: Path) -> bool:
     except Exception:  # a damaged file may raise anything
         shutil.rmtree(folder, ignore_errors=True)
         return False
+    with suppress(OSError):
+        os.utime(folder)  # it is in use: see remove_old()
     return True
 
 

@@ -26,10 +26,12 @@ from .vectors import (
     constant,
     element,
     intrinsic,
+    larger,
     one,
     reader,
     rounded,
     sixteen,
+    sum_2,
     vector,
 )
 
@@ -48,111 +50,75 @@ def shuffled(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(a, b, ir.Constant(WORDS, lanes))
 
 
-def sum_2(builder: Any, a: Any, b: Any) -> Any:
-    return builder.fadd(a, b, flags=FUSED)
-
-
-@intrinsic
-def load_rows(typing: Any, memory: Any, starts: Any, i: Any) -> Any:
+@intrinsic(lambda memory, starts, i: types.UniTuple(vector, len(starts))(memory, starts, types.intp))
+def load_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return one vector of each row: memory[start + i ..] for each of `starts`."""
     read = reader(sixteen)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        where = [builder.add(start, args[2]) for start in parts_of(builder, args[1])]
-        loaded = [read(context, builder, signature, (args[0], start)) for start in where]
-        return tuple_of(loaded, context, builder, signature)
-
-    return types.UniTuple(vector, len(starts))(memory, starts, types.intp), generate
+    where = [builder.add(start, args[2]) for start in parts_of(builder, args[1])]
+    loaded = [read(context, builder, signature, (args[0], start)) for start in where]
+    return tuple_of(loaded, context, builder, signature)
 
 
-@intrinsic
-def store_rows(typing: Any, memory: Any, starts: Any, columns: Any, block: Any) -> Any:
+@intrinsic(lambda memory, starts, columns, block: types.void(memory, starts, columns, block))
+def store_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Set memory[start + column ..] to the block's vectors, row by row."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values, dtype = iter(parts_of(builder, args[3])), signature.args[0].dtype
-        for start in parts_of(builder, args[1]):
-            for column in parts_of(builder, args[2]):
-                value, place = rounded(builder, dtype, next(values), sixteen), builder.add(start, column)
-                builder.store(value, element(context, builder, args[0], place, value.type), align=2)
-        return context.get_dummy_value()
-
-    return types.void(memory, starts, columns, block), generate
+    values, dtype = iter(parts_of(builder, args[3])), signature.args[0].dtype
+    for start in parts_of(builder, args[1]):
+        for column in parts_of(builder, args[2]):
+            value, place = rounded(builder, dtype, next(values), sixteen), builder.add(start, column)
+            builder.store(value, element(context, builder, args[0], place, value.type), align=2)
+    return context.get_dummy_value()
 
 
-@intrinsic
-def load_block(typing: Any, memory: Any, starts: Any, columns: Any) -> Any:
+@intrinsic(lambda memory, starts, columns: types.UniTuple(vector, len(starts) * len(columns))(memory, starts, columns))
+def load_block(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return the block that store_rows() stores."""
     read = reader(sixteen)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        starts, columns = parts_of(builder, args[1]), parts_of(builder, args[2])
-        where = [builder.add(start, column) for start in starts for column in columns]
-        return tuple_of([read(context, builder, signature, (args[0], i)) for i in where], context, builder, signature)
-
-    return types.UniTuple(vector, len(starts) * len(columns))(memory, starts, columns), generate
+    starts, columns = parts_of(builder, args[1]), parts_of(builder, args[2])
+    where = [builder.add(start, column) for start in starts for column in columns]
+    return tuple_of([read(context, builder, signature, (args[0], i)) for i in where], context, builder, signature)
 
 
-@intrinsic
-def no_sums(typing: Any, a: Any, b: Any) -> Any:
+@intrinsic(lambda a, b: types.UniTuple(vector, len(a) * len(b))(a, b))
+def no_sums(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return a block of len(a) * len(b) zero vectors for outer()."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return tuple_of([constant(FLOATS, 0)] * len(signature.return_type), context, builder, signature)
-
-    return types.UniTuple(vector, len(a) * len(b))(a, b), generate
+    return tuple_of([constant(FLOATS, 0)] * len(signature.return_type), context, builder, signature)
 
 
-@intrinsic
-def outer(typing: Any, sums: Any, a: Any, b: Any) -> Any:
+@intrinsic(lambda sums, a, b: sums(sums, a, b))
+def outer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return sums[i, j] + a[i] * b[j] for each i and j."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        before = iter(parts_of(builder, args[0]))
-        pairs = [(x, y) for x in parts_of(builder, args[1]) for y in parts_of(builder, args[2])]
-        values = [sum_2(builder, builder.fmul(x, y, flags=FUSED), next(before)) for x, y in pairs]
-        return tuple_of(values, context, builder, signature)
-
-    return sums(sums, a, b), generate
+    before = iter(parts_of(builder, args[0]))
+    pairs = [(x, y) for x in parts_of(builder, args[1]) for y in parts_of(builder, args[2])]
+    values = [sum_2(builder, builder.fmul(x, y, flags=FUSED), next(before)) for x, y in pairs]
+    return tuple_of(values, context, builder, signature)
 
 
-@intrinsic
-def scaled(typing: Any, block: Any, factors: Any) -> Any:
+@intrinsic(lambda block, factors: block(block, factors))
+def scaled(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return block[i, j] * factors[i] for each i and j."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values, factors = parts_of(builder, args[0]), parts_of(builder, args[1])
-        columns = len(values) // len(factors)
-        products = [builder.fmul(x, factors[i // columns], flags=FUSED) for i, x in enumerate(values)]
-        return tuple_of(products, context, builder, signature)
-
-    return block(block, factors), generate
+    values, factors = parts_of(builder, args[0]), parts_of(builder, args[1])
+    columns = len(values) // len(factors)
+    products = [builder.fmul(x, factors[i // columns], flags=FUSED) for i, x in enumerate(values)]
+    return tuple_of(products, context, builder, signature)
 
 
-@intrinsic
-def splats(typing: Any, memory: Any, i: Any, rows: Any) -> Any:
+@intrinsic(lambda memory, i, rows: types.UniTuple(vector, len(rows))(memory, types.intp, rows))
+def splats(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return a vector of 16 copies for each of the numbers memory[i], memory[i + 1], ..., one for each row."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values = []
-        for row in range(len(signature.return_type)):
-            number = builder.load(builder.gep(args[0], [builder.add(args[1], ir.Constant(args[1].type, row))]))
-            first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), number, WORD(0))
-            values.append(shuffled(builder, first, first, [0] * WIDTH))
-        return tuple_of(values, context, builder, signature)
-
-    return types.UniTuple(vector, len(rows))(memory, types.intp, rows), generate
+    values = []
+    for row in range(len(signature.return_type)):
+        number = builder.load(builder.gep(args[0], [builder.add(args[1], ir.Constant(args[1].type, row))]))
+        first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), number, WORD(0))
+        values.append(shuffled(builder, first, first, [0] * WIDTH))
+    return tuple_of(values, context, builder, signature)
 
 
-@intrinsic
-def sums_of(typing: Any, sums: Any) -> Any:
+@intrinsic(lambda sums: vector(sums))
+def sums_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return one vector whose lane i is the sum of the vector sums[i], for 1, 2, 4, 8 or 16 vectors."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values = parts_of(builder, args[0])
-        return sums_of_16(builder, values) if len(values) == WIDTH else sums_of_few(builder, values)
-
-    return vector(sums), generate
+    values = parts_of(builder, args[0])
+    return sums_of_16(builder, values) if len(values) == WIDTH else sums_of_few(builder, values)
 
 
 def sums_of_few(builder: Any, values: list[Any]) -> Any:
@@ -193,87 +159,68 @@ def sums_of_16(builder: Any, values: list[Any]) -> Any:
     return values[0]
 
 
-@intrinsic
-def prefetch(typing: Any, memory: Any, i: Any) -> Any:
+@intrinsic(lambda memory, i: types.void(memory, types.intp))
+def prefetch(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Start to load the cache line of element i, ahead of its use."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
-        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, WORD, WORD, WORD])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], function_type)
-        builder.call(function, [pointer, WORD(0), WORD(3), WORD(1)])  # for reading, into L1, data
-        return context.get_dummy_value()
-
-    return types.void(memory, types.intp), generate
+    pointer = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
+    function_type = ir.FunctionType(ir.VoidType(), [pointer.type, WORD, WORD, WORD])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], function_type)
+    builder.call(function, [pointer, WORD(0), WORD(3), WORD(1)])  # for reading, into L1, data
+    return context.get_dummy_value()
 
 
-@intrinsic
-def per_line(typing: Any, memory: Any) -> Any:
+@intrinsic(lambda memory: types.intp(memory))
+def per_line(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return how many numbers a cache line of 64 bytes holds."""
-    count = 64 * 8 // memory.dtype.bitwidth
-    return types.intp(memory), lambda context, builder, signature, args: context.get_constant(types.intp, count)
+    count = 64 * 8 // signature.args[0].dtype.bitwidth
+    return context.get_constant(types.intp, count)
 
 
-@intrinsic
-def starts_of(typing: Any, rows: Any, size: Any) -> Any:
+@intrinsic(lambda rows, size: rows(rows, types.intp))
+def starts_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return the start positions of these rows, which have `size` numbers each."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        starts = [builder.mul(row, args[1]) for row in parts_of(builder, args[0])]
-        return tuple_of(starts, context, builder, signature)
-
-    return rows(rows, types.intp), generate
+    starts = [builder.mul(row, args[1]) for row in parts_of(builder, args[0])]
+    return tuple_of(starts, context, builder, signature)
 
 
-@intrinsic
-def places_of(typing: Any, places: Any, t: Any, rows: Any) -> Any:
+@intrinsic(lambda places, t, rows: types.UniTuple(types.int64, WIDTH // len(rows))(places, types.intp, rows))
+def places_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return the places t, t + 1, ..., as many as make 16 pairs with the rows."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        steps = [builder.add(args[1], ir.Constant(args[1].type, i)) for i in range(len(signature.return_type))]
-        return tuple_of([builder.load(builder.gep(args[0], [i])) for i in steps], context, builder, signature)
-
-    return types.UniTuple(types.int64, WIDTH // len(rows))(places, types.intp, rows), generate
+    steps = [builder.add(args[1], ir.Constant(args[1].type, i)) for i in range(len(signature.return_type))]
+    return tuple_of([builder.load(builder.gep(args[0], [i])) for i in steps], context, builder, signature)
 
 
-@intrinsic
-def products_at(typing: Any, a: Any, starts_a: Any, b: Any, starts_b: Any, i: Any) -> Any:
+@intrinsic(lambda a, starts_a, b, starts_b, i: vector(a, starts_a, b, starts_b, types.intp))
+def products_at(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return the products of number i of each row of a and of each row of b.
 
     Lane k * len(starts_b) + r holds the product of row k of a and row r of b.
     """
     read = reader(one)
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def numbers(memory: int) -> list[Any]:
-            typed = signature.return_type(*signature.args[memory : memory + 1])
-            where = [builder.add(start, args[4]) for start in parts_of(builder, args[memory + 1])]
-            return [read(context, builder, typed, (args[memory], start)) for start in where]
+    def numbers(memory: int) -> list[Any]:
+        typed = signature.return_type(*signature.args[memory : memory + 1])
+        where = [builder.add(start, args[4]) for start in parts_of(builder, args[memory + 1])]
+        return [read(context, builder, typed, (args[memory], start)) for start in where]
 
-        whole, left, right = ir.Constant(FLOATS, ir.Undefined), numbers(0), numbers(2)
-        products = [builder.fmul(x, y, flags=FUSED) for x in left for y in right]
-        for lane, product in enumerate(products):
-            whole = builder.insert_element(whole, product, WORD(lane))
-        return whole
-
-    return vector(a, starts_a, b, starts_b, types.intp), generate
+    whole, left, right = ir.Constant(FLOATS, ir.Undefined), numbers(0), numbers(2)
+    products = [builder.fmul(x, y, flags=FUSED) for x in left for y in right]
+    for lane, product in enumerate(products):
+        whole = builder.insert_element(whole, product, WORD(lane))
+    return whole
 
 
 # Vectors with one lane, or several, for each row
 
 
-@intrinsic
-def spread(typing: Any, memory: Any, places: Any) -> Any:
+@intrinsic(lambda memory, places: vector(memory, places))
+def spread(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return a vector with memory[places[i]] in all lanes of row i: the lanes i, i + len(places), ..."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        numbers = [builder.load(builder.gep(args[0], [place])) for place in parts_of(builder, args[1])]
-        whole = ir.Constant(FLOATS, ir.Undefined)
-        for i, number in enumerate(numbers):
-            whole = builder.insert_element(whole, number, WORD(i))
-        return shuffled(builder, whole, whole, [i % len(numbers) for i in range(WIDTH)])
-
-    return vector(memory, places), generate
+    numbers = [builder.load(builder.gep(args[0], [place])) for place in parts_of(builder, args[1])]
+    whole = ir.Constant(FLOATS, ir.Undefined)
+    for i, number in enumerate(numbers):
+        whole = builder.insert_element(whole, number, WORD(i))
+    return shuffled(builder, whole, whole, [i % len(numbers) for i in range(WIDTH)])
 
 
 def folding(combine: Any) -> Any:
@@ -289,56 +236,35 @@ def folding(combine: Any) -> Any:
     return generate
 
 
-@intrinsic
-def largest_of_rows(typing: Any, numbers: Any, rows: Any) -> Any:
-    def larger(builder: Any, a: Any, b: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
-    return vector(vector, rows), folding(larger)
+largest_of_rows = intrinsic(lambda numbers, rows: vector(vector, rows))(folding(larger))
+sums_of_rows = intrinsic(lambda numbers, rows: vector(vector, rows))(folding(sum_2))
 
 
-@intrinsic
-def sums_of_rows(typing: Any, numbers: Any, rows: Any) -> Any:
-    return vector(vector, rows), folding(sum_2)
-
-
-@intrinsic
-def lanes_of_rows(typing: Any, numbers: Any, rows: Any) -> Any:
+@intrinsic(lambda numbers, rows: types.UniTuple(vector, len(rows))(vector, rows))
+def lanes_of_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return one vector for each row, with the row's lane 16 times."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        lanes = [shuffled(builder, args[0], args[0], [row] * WIDTH) for row in range(len(signature.args[1]))]
-        return tuple_of(lanes, context, builder, signature)
-
-    return types.UniTuple(vector, len(rows))(vector, rows), generate
+    lanes = [shuffled(builder, args[0], args[0], [row] * WIDTH) for row in range(len(signature.args[1]))]
+    return tuple_of(lanes, context, builder, signature)
 
 
-@intrinsic
-def write_rows(typing: Any, memory: Any, places: Any, numbers: Any) -> Any:
+@intrinsic(lambda memory, places, numbers: types.void(memory, places, vector))
+def write_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Set memory[places[i]] to the lane of row i: the inverse of spread()."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        for i, place in enumerate(parts_of(builder, args[1])):
-            builder.store(builder.extract_element(args[2], WORD(i)), builder.gep(args[0], [place]))
-        return context.get_dummy_value()
-
-    return types.void(memory, places, vector), generate
+    for i, place in enumerate(parts_of(builder, args[1])):
+        builder.store(builder.extract_element(args[2], WORD(i)), builder.gep(args[0], [place]))
+    return context.get_dummy_value()
 
 
-@intrinsic
-def limits(typing: Any, rows: Any, group: Any, before: Any, count: Any) -> Any:
+@intrinsic(lambda rows, group, before, count: vector(rows, types.intp, types.intp, types.intp))
+def limits(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return limits: row r may see key t + k if t is below lane k * len(rows) + r.
 
     That lane holds the smaller of `count` and before + r // group, minus k.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        seen = [builder.add(args[2], builder.sdiv(row, args[1])) for row in parts_of(builder, args[0])]
-        seen = [builder.select(builder.icmp_signed("<", x, args[3]), x, args[3]) for x in seen]
-        whole = ir.Constant(FLOATS, ir.Undefined)
-        for lane in range(WIDTH):
-            number = builder.sub(seen[lane % len(seen)], ir.Constant(args[2].type, lane // len(seen)))
-            whole = builder.insert_element(whole, builder.sitofp(number, FLOATS.element), WORD(lane))
-        return whole
-
-    return vector(rows, types.intp, types.intp, types.intp), generate
+    seen = [builder.add(args[2], builder.sdiv(row, args[1])) for row in parts_of(builder, args[0])]
+    seen = [builder.select(builder.icmp_signed("<", x, args[3]), x, args[3]) for x in seen]
+    whole = ir.Constant(FLOATS, ir.Undefined)
+    for lane in range(WIDTH):
+        number = builder.sub(seen[lane % len(seen)], ir.Constant(args[2].type, lane // len(seen)))
+        whole = builder.insert_element(whole, builder.sitofp(number, FLOATS.element), WORD(lane))
+    return whole

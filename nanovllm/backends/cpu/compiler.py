@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ from ... import __version__
 from .threads import claim_threads, start_threading_layer
 
 COMPLETE = "complete"
+SECONDS_KEPT = 30 * 86400  # after the last use of a folder
 NUMBA_SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
 COMPILING = Lock()  # a function has one folder at a time, and Numba has one setting for all functions
 
@@ -67,16 +69,13 @@ def find_folder(dtype: str) -> Path | None:
     complete.
     """
     name = f"{dtype}-{fingerprint()}"
-    with suppress(OSError, RuntimeError):
-        folder = cache_root() / name
-        if is_writable(folder):
-            return folder
-    with suppress(OSError, RuntimeError):
-        folder = Path(temporary_root().name) / name
-        if is_complete(cache_root() / name):
-            shutil.copytree(cache_root() / name, folder, dirs_exist_ok=True)
-        if is_writable(folder):
-            return folder
+    for find_root in (cache_root, lambda: Path(temporary_root().name)):
+        with suppress(OSError, RuntimeError):
+            folder = find_root() / name
+            if find_root is not cache_root and is_complete(cache_root() / name):
+                shutil.copytree(cache_root() / name, folder, dirs_exist_ok=True)
+            if is_writable(folder):
+                return folder
     return None
 
 
@@ -115,6 +114,14 @@ def mark_complete(folder: Path) -> None:
     unfinished = folder / f"{COMPLETE}.{os.getpid()}"
     unfinished.write_text(json.dumps(files_in(folder)))
     unfinished.replace(folder / COMPLETE)
+
+
+def remove_old(folder: Path) -> None:
+    """Remove the folders next to this one that have not been used for long."""
+    with suppress(OSError):
+        for other in folder.parent.iterdir():
+            if other != folder and time.time() - other.stat().st_mtime > SECONDS_KEPT:
+                shutil.rmtree(other, ignore_errors=True)
 
 
 # Compiling
@@ -192,6 +199,7 @@ def fill(dtype: torch.dtype, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
         if not is_complete(folder):
+            remove_old(folder)
             compile_all(dtype, folder)
             mark_complete(folder)
 
@@ -267,12 +275,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def main(dtype: str, folder: str) -> None:
+if __name__ == "__main__":
     with suppress(OSError, AttributeError):
         os.nice(19)  # engines that serve in the meantime come first
     torch.set_num_threads(1)
-    fill(getattr(torch, dtype), Path(folder))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    fill(getattr(torch, sys.argv[1]), Path(sys.argv[2]))

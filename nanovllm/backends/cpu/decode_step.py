@@ -475,13 +475,17 @@ class DecodeRunner:
             packed.append(list(map(packed_address, linears)))
             biases.append([0 if linear.bias is None else linear.bias.data_ptr() for linear in linears])
         norms = [norm for layer in model.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+        head_norms = 0
+        if self._model.config.qk_norm:
+            of_heads = [norm for layer in model.layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
+            head_norms = self._keep(torch.stack([norm.weight.detach().float() for norm in of_heads]))
         return Weights(
             matrices=self._keep(torch.tensor(addresses)),
             packed=self._keep(torch.tensor(packed)),
             biases=self._keep(torch.tensor(biases)),
-            no_bias=self._keep(self._blocks.new_zeros(self._most_outputs())),
+            no_bias=self._keep(self._blocks.new_zeros(max(map(len, self._model.parameters())))),
             norms=self._keep(torch.stack([norm.weight.detach().float() for norm in norms])),
-            head_norms=self._take_head_norms(model),
+            head_norms=head_norms,
             last_norm=self._keep(model.norm.weight.detach().float()),
             embedding=model.embed_tokens.weight.data_ptr(),
             head=self._model.lm_head.weight.data_ptr(),
@@ -490,13 +494,6 @@ class DecodeRunner:
             sin=model.rotary_emb.sin.data_ptr(),
             pool=self._blocks.data_ptr(),
         )
-
-    def _take_head_norms(self, model: Any) -> int:
-        """Return the address of the head norms, or 0 if the model has none."""
-        if not self._model.config.qk_norm:
-            return 0
-        norms = [norm for layer in model.layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
-        return self._keep(torch.stack([norm.weight.detach().float() for norm in norms]))
 
     def _make_workspace(self, splits: int) -> Workspace:
         workers, size, heads, group, inner, _ = self._sizes
@@ -522,11 +519,6 @@ class DecodeRunner:
             counters=self._keep(torch.zeros((num_layers * PHASES + 1) * STRIDE, dtype=torch.int64)),
             mailbox=self._keep(torch.zeros(len(Step._fields), dtype=torch.int64)),
         )
-
-    def _most_outputs(self) -> int:
-        config = self._model.config
-        heads = config.num_attention_heads + 2 * config.num_key_value_heads
-        return max(heads * config.head_dim, config.hidden_size, 2 * config.intermediate_size, config.vocab_size)
 
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)

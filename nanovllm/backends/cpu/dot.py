@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import binding, ir
 from numba import types
 
-from .blocks import no_sums, parts_of, products_at, starts_of, sum_2, sums_of, tuple_of, write_rows
+from .blocks import no_sums, parts_of, products_at, starts_of, sums_of, tuple_of, write_rows
 from .vectors import (
     FLOATS,
     FUSED,
@@ -29,6 +29,7 @@ from .vectors import (
     one,
     reader,
     sixteen,
+    sum_2,
 )
 
 
@@ -58,10 +59,10 @@ def are_pairs(a: Any, b: Any) -> bool:
 def count_of(of_pairs: int, of_others: int) -> Any:
     """Return an intrinsic that chooses between two constants by are_pairs(a, b)."""
 
-    @intrinsic
-    def count(typing: Any, a: Any, b: Any) -> Any:
-        number = of_pairs if are_pairs(a, b) else of_others
-        return types.intp(a, b), lambda context, builder, signature, args: context.get_constant(types.intp, number)
+    @intrinsic(lambda a, b: types.intp(a, b))
+    def count(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number = of_pairs if are_pairs(*signature.args) else of_others
+        return context.get_constant(types.intp, number)
 
     return count
 
@@ -70,36 +71,28 @@ step_of = count_of(2 * WIDTH, WIDTH)  # numbers of a row that add_products() tak
 depth_of = count_of(2, 1)  # numbers of a row of x that add_outer() takes at a time
 
 
-@intrinsic
-def add_products(typing: Any, sums: Any, a: Any, rows_a: Any, b: Any, rows_b: Any, i: Any) -> Any:
+@intrinsic(lambda sums, a, rows_a, b, rows_b, i: sums(sums, a, rows_a, b, rows_b, types.intp))
+def add_products(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return sums[k, r] + a[rows_a[k] + i ..] * b[rows_b[r] + i ..] for the next step_of(a, b) numbers of each row.
 
     `rows_a` and `rows_b` are start positions.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        use = Pairs if are_pairs(signature.args[1], signature.args[3]) else Widened
-        left = use.vectors(context, builder, signature.args[1], args[1], moved(builder, args[2], args[5]))
-        right = use.vectors(context, builder, signature.args[3], args[3], moved(builder, args[4], args[5]))
-        return multiply_all(use, left, right, context, builder, signature, args[0])
-
-    return sums(sums, a, rows_a, b, rows_b, types.intp), generate
+    use = Pairs if are_pairs(signature.args[1], signature.args[3]) else Widened
+    left = use.vectors(context, builder, signature.args[1], args[1], moved(builder, args[2], args[5]))
+    right = use.vectors(context, builder, signature.args[3], args[3], moved(builder, args[4], args[5]))
+    return multiply_all(use, left, right, context, builder, signature, args[0])
 
 
-@intrinsic
-def add_outer(typing: Any, sums: Any, x: Any, rows: Any, k: Any, weight: Any, columns: Any, i: Any) -> Any:
+@intrinsic(lambda sums, x, rows, k, weight, columns, i: sums(sums, x, rows, types.intp, weight, columns, types.intp))
+def add_outer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return sums[r, c] + x[rows[r] + k] * weight[columns[c] + i ..], for 16 numbers of the weight or 16 pairs.
 
     `rows` and `columns` are start positions.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        use = Pairs if are_pairs(signature.args[1], signature.args[4]) else Widened
-        left = use.splats(context, builder, signature.args[1], args[1], moved(builder, args[2], args[3]))
-        right = use.vectors(context, builder, signature.args[4], args[4], moved(builder, args[5], args[6]))
-        return multiply_all(use, left, right, context, builder, signature, args[0])
-
-    return sums(sums, x, rows, types.intp, weight, columns, types.intp), generate
+    use = Pairs if are_pairs(signature.args[1], signature.args[4]) else Widened
+    left = use.splats(context, builder, signature.args[1], args[1], moved(builder, args[2], args[3]))
+    right = use.vectors(context, builder, signature.args[4], args[4], moved(builder, args[5], args[6]))
+    return multiply_all(use, left, right, context, builder, signature, args[0])
 
 
 def moved(builder: Any, starts: Any, distance: Any) -> list[Any]:

@@ -90,11 +90,11 @@ def sample_rows(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
 
     Raise FloatingPointError with the row's number if a row has no probabilities.
     """
-    if not rows or not any(row.params.temperature == 0 for row in rows):
+    if not any(row.params.temperature == 0 for row in rows):
         return sample(logits, rows)
-    tokens, logprobs, are_finite = greedy_tokens(logits)
-    for i, is_finite in enumerate(are_finite):
-        if not is_finite:
+    tokens, logprobs = greedy_tokens(logits)
+    for i, logprob in enumerate(logprobs):
+        if not math.isfinite(logprob):
             raise FloatingPointError(no_probabilities(i))
     sampled = list(map(SampledToken, tokens, logprobs))
     drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
@@ -104,8 +104,8 @@ def sample_rows(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
     return sampled
 
 
-def greedy_tokens(logits: Tensor) -> tuple[list[int], list[float], list[bool]]:
-    """Return each row's likeliest token, its log-probability, and whether that is finite.
+def greedy_tokens(logits: Tensor) -> tuple[list[int], list[float]]:
+    """Return each row's likeliest token and its log-probability.
 
     logits [num_rows, vocab_size]
     """
@@ -117,8 +117,7 @@ def greedy_tokens(logits: Tensor) -> tuple[list[int], list[float], list[bool]]:
     find_peaks(logits.data_ptr(), num_rows, size, like_of(logits.dtype), tokens, peaks, sums)
     chosen, logprobs = tokens + 8 * num_rows * chunks, sums + 4 * num_rows * chunks
     join_chunks(tokens, peaks, sums, num_rows, chunks, chosen, logprobs)
-    result = parts[-num_rows:].tolist()
-    return numbers[-num_rows:].tolist(), result, [math.isfinite(logprob) for logprob in result]
+    return numbers[-num_rows:].tolist(), parts[-num_rows:].tolist()
 
 
 @entry

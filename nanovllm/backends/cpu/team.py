@@ -30,46 +30,30 @@ YIELDS = 200  # before a helper goes to sleep
 yield_core = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32())
 
 
-@intrinsic
-def load_acquire(typing: Any, memory: Any, i: Any) -> Any:
+@intrinsic(lambda memory, i: types.int64(memory, types.intp))
+def load_acquire(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return memory[i], and make all writes before its store visible."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load_atomic(builder.gep(args[0], [args[1]]), "acquire", 8)
-
-    return types.int64(memory, types.intp), generate
+    return builder.load_atomic(builder.gep(args[0], [args[1]]), "acquire", 8)
 
 
-@intrinsic
-def store_release(typing: Any, memory: Any, i: Any, number: Any) -> Any:
+@intrinsic(lambda memory, i, number: types.void(memory, types.intp, types.int64))
+def store_release(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Set memory[i] to `number`, after all earlier writes."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store_atomic(args[2], builder.gep(args[0], [args[1]]), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(memory, types.intp, types.int64), generate
+    builder.store_atomic(args[2], builder.gep(args[0], [args[1]]), "release", 8)
+    return context.get_dummy_value()
 
 
-@intrinsic
-def atomic_add(typing: Any, memory: Any, i: Any, number: Any) -> Any:
+@intrinsic(lambda memory, i, number: types.int64(memory, types.intp, types.int64))
+def atomic_add(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Add `number` to memory[i], and return its earlier value."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", builder.gep(args[0], [args[1]]), args[2], "acq_rel")
-
-    return types.int64(memory, types.intp, types.int64), generate
+    return builder.atomic_rmw("add", builder.gep(args[0], [args[1]]), args[2], "acq_rel")
 
 
-@intrinsic
-def compare_and_swap(typing: Any, memory: Any, i: Any, before: Any, after: Any) -> Any:
+@intrinsic(lambda memory, i, before, after: types.boolean(memory, types.intp, types.int64, types.int64))
+def compare_and_swap(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Set memory[i] to `after` if it equals `before`, and return whether it did."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        at = builder.gep(args[0], [args[1]])
-        return builder.extract_value(builder.cmpxchg(at, args[2], args[3], "acq_rel", "acquire"), 1)
-
-    return types.boolean(memory, types.intp, types.int64, types.int64), generate
+    at = builder.gep(args[0], [args[1]])
+    return builder.extract_value(builder.cmpxchg(at, args[2], args[3], "acq_rel", "acquire"), 1)
 
 
 @kernel

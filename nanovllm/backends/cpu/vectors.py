@@ -14,6 +14,7 @@ Memory is addressed as in C, by a pointer to the first element and an index. at(
 Numba has neither bfloat16 nor float16: pointers to uint16 and int16 stand for them (like_of).
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -55,10 +56,24 @@ def parallel_entry(function: Function) -> Function:
     return compiled
 
 
-def intrinsic(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function for kernels. `generator` generates its code for the types of its arguments."""
-    function: Callable[..., Any] = extending.intrinsic(generator)
-    return function
+def intrinsic(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that makes a function for kernels out of a function that generates its code.
+
+    `signature` returns the Numba signature for the types of the arguments, and names the arguments.
+    """
+
+    def decorate(generate: Callable[..., Any]) -> Callable[..., Any]:
+        def typed(typing: Any, *args: Any) -> Any:
+            return signature(*args), generate
+
+        names = ["typing", *inspect.signature(signature).parameters]
+        parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        setattr(typed, "__signature__", inspect.Signature(parameters))  # noqa: B010  # Numba reads it
+        typed.__name__, typed.__doc__ = generate.__name__, generate.__doc__
+        function: Callable[..., Any] = extending.intrinsic(typed)
+        return function
+
+    return decorate
 
 
 def like_of(dtype: torch.dtype) -> np.ndarray:
@@ -144,86 +159,75 @@ def constant(of_type: ir.Type, value: int) -> ir.Constant:
     return ir.Constant(of_type, [value] * WIDTH if isinstance(of_type, ir.VectorType) else value)
 
 
-@intrinsic
-def read(typing: Any, memory: Any, i: Any) -> Any:
-    """Return element i."""
-    return types.float32(memory, types.intp), reader(one)
+# Element i
+read = intrinsic(lambda memory, i: types.float32(memory, types.intp))(reader(one))
 
 
-@intrinsic
-def load(typing: Any, memory: Any, i: Any) -> Any:
-    """Return elements i to i + 15."""
-    return vector(memory, types.intp), reader(sixteen)
+# Elements i to i + 15
+load = intrinsic(lambda memory, i: vector(memory, types.intp))(reader(sixteen))
 
 
-@intrinsic
-def write(typing: Any, memory: Any, i: Any, number: Any) -> Any:
-    """Set memory[i] to `number`."""
-    return types.void(memory, types.intp, types.float32), writer(one)
+# Set memory[i] to `number`
+write = intrinsic(lambda memory, i, number: types.void(memory, types.intp, types.float32))(writer(one))
 
 
-@intrinsic
-def store(typing: Any, memory: Any, i: Any, numbers: Any) -> Any:
-    """Set memory[i] to memory[i + 15] to `numbers`."""
-    return types.void(memory, types.intp, vector), writer(sixteen)
+# Set memory[i] to memory[i + 15] to `numbers`
+store = intrinsic(lambda memory, i, numbers: types.void(memory, types.intp, vector))(writer(sixteen))
 
 
-@intrinsic
-def splat(typing: Any, number: Any) -> Any:
+@intrinsic(lambda number: vector(types.float32))
+def splat(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return a vector of 16 equal numbers."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        nothing = ir.Constant(FLOATS, ir.Undefined)
-        first = builder.insert_element(nothing, args[0], WORD(0))
-        return builder.shuffle_vector(first, nothing, constant(sixteen(WORD), 0))
-
-    return vector(types.float32), generate
+    nothing = ir.Constant(FLOATS, ir.Undefined)
+    first = builder.insert_element(nothing, args[0], WORD(0))
+    return builder.shuffle_vector(first, nothing, constant(sixteen(WORD), 0))
 
 
-@intrinsic
-def zeros(typing: Any) -> Any:
-    return vector(), lambda context, builder, signature, args: constant(FLOATS, 0)
+@intrinsic(lambda: vector())
+def zeros(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return constant(FLOATS, 0)
 
 
 # Arithmetic
 
 
-@intrinsic
-def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
+@intrinsic(lambda a, b, c: vector(vector, vector, vector))
+def fma(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return a * b + c."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.fadd(builder.fmul(args[0], args[1], flags=FUSED), args[2], flags=FUSED)
-
-    return vector(vector, vector, vector), generate
+    return builder.fadd(builder.fmul(args[0], args[1], flags=FUSED), args[2], flags=FUSED)
 
 
-@intrinsic
-def multiply(typing: Any, a: Any, b: Any) -> Any:
-    return vector(vector, vector), lambda context, builder, signature, args: builder.fmul(*args, flags=FUSED)
+@intrinsic(lambda a, b: vector(vector, vector))
+def multiply(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return builder.fmul(*args, flags=FUSED)
 
 
-@intrinsic
-def add(typing: Any, a: Any, b: Any) -> Any:
-    return vector(vector, vector), lambda context, builder, signature, args: builder.fadd(*args, flags=FUSED)
+@intrinsic(lambda a, b: vector(vector, vector))
+def add(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return sum_2(builder, *args)
 
 
-@intrinsic
-def maximum(typing: Any, a: Any, b: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", *args), *args)
-
-    return vector(vector, vector), generate
+@intrinsic(lambda a, b: vector(vector, vector))
+def maximum(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return larger(builder, *args)
 
 
-@intrinsic
-def negative(typing: Any, numbers: Any) -> Any:
-    return vector(vector), lambda context, builder, signature, args: builder.fneg(args[0])
+@intrinsic(lambda numbers: vector(vector))
+def negative(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return builder.fneg(args[0])
 
 
-@intrinsic
-def divide(typing: Any, a: Any, b: Any) -> Any:
-    return vector(vector, vector), lambda context, builder, signature, args: builder.fdiv(*args)
+@intrinsic(lambda a, b: vector(vector, vector))
+def divide(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return builder.fdiv(*args)
+
+
+def sum_2(builder: Any, a: Any, b: Any) -> Any:
+    return builder.fadd(a, b, flags=FUSED)
+
+
+def larger(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 def larger_or_nan(builder: Any, a: Any, b: Any) -> Any:
@@ -231,46 +235,35 @@ def larger_or_nan(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(is_a, a, b)
 
 
-@intrinsic
-def maximum_or_nan(typing: Any, a: Any, b: Any) -> Any:
+@intrinsic(lambda a, b: vector(vector, vector))
+def maximum_or_nan(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return the larger number in each lane, or NaN if one of the two is NaN."""
-    return vector(vector, vector), lambda context, builder, signature, args: larger_or_nan(builder, *args)
+    return larger_or_nan(builder, *args)
 
 
-@intrinsic
-def where_below(typing: Any, a: Any, b: Any, numbers: Any, others: Any) -> Any:
+@intrinsic(lambda a, b, numbers, others: vector(vector, vector, vector, vector))
+def where_below(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return `numbers` where a < b, and `others` elsewhere."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], args[3])
-
-    return vector(vector, vector, vector, vector), generate
+    return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], args[3])
 
 
-@intrinsic
-def floor(typing: Any, numbers: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        function_type = ir.FunctionType(FLOATS, [FLOATS])
-        return builder.call(get_or_insert_function(builder.module, function_type, "llvm.floor.v16f32"), args)
-
-    return vector(vector), generate
+@intrinsic(lambda numbers: vector(vector))
+def floor(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    function_type = ir.FunctionType(FLOATS, [FLOATS])
+    return builder.call(get_or_insert_function(builder.module, function_type, "llvm.floor.v16f32"), args)
 
 
-@intrinsic
-def power_of_2(typing: Any, numbers: Any) -> Any:
+@intrinsic(lambda numbers: vector(vector))
+def power_of_2(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return 2 to the power of each whole number from -126 to 127."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        exponent = builder.add(builder.fptosi(args[0], WORDS), constant(WORDS, 127))
-        return builder.bitcast(builder.shl(exponent, constant(WORDS, 23)), FLOATS)
-
-    return vector(vector), generate
+    exponent = builder.add(builder.fptosi(args[0], WORDS), constant(WORDS, 127))
+    return builder.bitcast(builder.shl(exponent, constant(WORDS, 23)), FLOATS)
 
 
-@intrinsic
-def lane_numbers(typing: Any) -> Any:
+@intrinsic(lambda: vector())
+def lane_numbers(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return 0, 1, ..., 15."""
-    return vector(), lambda context, builder, signature, args: ir.Constant(FLOATS, [float(i) for i in range(WIDTH)])
+    return ir.Constant(FLOATS, [float(i) for i in range(WIDTH)])
 
 
 # From a vector to one number
@@ -289,19 +282,13 @@ def reduction(combine: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
     return generate
 
 
-@intrinsic
-def sum_of(typing: Any, numbers: Any) -> Any:
-    return types.float32(vector), reduction(lambda builder, a, b: builder.fadd(a, b, flags=FUSED))
+sum_of = intrinsic(lambda numbers: types.float32(vector))(reduction(sum_2))
 
 
-@intrinsic
-def largest_of(typing: Any, numbers: Any) -> Any:
-    return types.float32(vector), reduction(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
+largest_of = intrinsic(lambda numbers: types.float32(vector))(reduction(larger))
 
 
-@intrinsic
-def largest_or_nan(typing: Any, numbers: Any) -> Any:
-    return types.float32(vector), reduction(larger_or_nan)
+largest_or_nan = intrinsic(lambda numbers: types.float32(vector))(reduction(larger_or_nan))
 
 
 # Pointers
@@ -310,12 +297,9 @@ def largest_or_nan(typing: Any, numbers: Any) -> Any:
 def pointer_to(dtype: types.Type) -> Callable[..., Any]:
     """Return an intrinsic that turns an address into a pointer to `dtype`."""
 
-    @intrinsic
-    def pointer(typing: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(dtype)(types.int64), generate
+    @intrinsic(lambda address: types.CPointer(dtype)(types.int64))
+    def pointer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
     return pointer
 
@@ -324,41 +308,29 @@ floats = pointer_to(types.float32)
 integers = pointer_to(types.int64)
 
 
-@intrinsic
-def stored(typing: Any, address: Any, like: Any) -> Any:
+@intrinsic(lambda address, like: types.CPointer(like.dtype)(types.int64, like))
+def stored(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return a pointer to the numbers at an address, which have the type of `like`."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(like.dtype)(types.int64, like), generate
+    return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
 
-@intrinsic
-def at(typing: Any, memory: Any, i: Any) -> Any:
+@intrinsic(lambda memory, i: memory(memory, types.intp))
+def at(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return a pointer to element i."""
-    return memory(memory, types.intp), lambda context, builder, signature, args: builder.gep(args[0], [args[1]])
+    return builder.gep(args[0], [args[1]])
 
 
-@intrinsic
-def get(typing: Any, memory: Any, i: Any) -> Any:
+@intrinsic(lambda memory, i: types.int64(memory, types.intp))
+def get(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return element i of int64 numbers."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(builder.gep(args[0], [args[1]]))
-
-    return types.int64(memory, types.intp), generate
+    return builder.load(builder.gep(args[0], [args[1]]))
 
 
-@intrinsic
-def put(typing: Any, memory: Any, i: Any, value: Any) -> Any:
+@intrinsic(lambda memory, i, value: types.void(memory, types.intp, types.int64))
+def put(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Set element i of int64 numbers."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[2], builder.gep(args[0], [args[1]]))
-        return context.get_dummy_value()
-
-    return types.void(memory, types.intp, types.int64), generate
+    builder.store(args[2], builder.gep(args[0], [args[1]]))
+    return context.get_dummy_value()
 
 
 # exp(x) without a call: a polynomial, so that a loop over it can be vectorized
@@ -370,10 +342,10 @@ LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)  # outside this range exp(
 IN_ORDER = INNER | {"fastmath": {"contract", "nsz"}}
 
 
-@intrinsic
-def float_of_bits(typing: Any, bits: Any) -> Any:
+@intrinsic(lambda bits: types.float32(types.int32))
+def float_of_bits(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return the float32 with these 32 bits."""
-    return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(args[0], FLOAT)
+    return builder.bitcast(args[0], FLOAT)
 
 
 @njit(**IN_ORDER)

@@ -94,6 +94,17 @@ def test_a_folder_is_complete_if_it_has_all_files(tmp_path):
     assert not compiler.is_complete(tmp_path)
 
 
+def test_old_folders_are_removed(tmp_path):
+    mine, old, used = (tmp_path / name for name in ("mine", "old", "used"))
+    for folder in (mine, old, used):
+        fill_by_hand(folder)
+    then = time.time() - 100 * 86400
+    for folder in (mine, old):
+        os.utime(folder, (then, then))
+    compiler.remove_old(mine)
+    assert not old.exists() and compiler.is_complete(used) and compiler.is_complete(mine)
+
+
 # Numba's cache, with a function that compiles at once
 
 
