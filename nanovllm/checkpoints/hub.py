@@ -179,12 +179,6 @@ class Repository:
             bar.close()  # otherwise some show again when the process exits
         return Path(folder)
 
-    def files(self) -> list[str]:
-        """Return the names of all files on the Hub."""
-        from huggingface_hub import HfApi
-
-        return HfApi(token=self.token).list_repo_files(self.name, revision=self.revision)
-
 
 def hub_repository(model: str | Path, revision: str | None, **options: Any) -> Repository:
     """Return the repository of a name on the Hub. Raise ValueError if `model` is not of the form ORG/NAME."""
@@ -208,8 +202,10 @@ def download(repository: Repository) -> Path:
         repository.snapshot(weights)
     missing = [file for file in weights if not (folder / file).exists()]
     if missing:
+        from huggingface_hub import list_repo_files
+
         with one_line_errors(repository):
-            files = repository.files()
+            files = list_repo_files(repository.name, revision=repository.revision, token=repository.token)
         raise ValueError(f"{repository.name} on the Hub {explain_missing(files, missing[0], repository.name)}")
     return folder
 
