@@ -111,7 +111,7 @@ def test_stage_generates_text_alone(alone):
 
 GAIN = "-k", "test_gain"
 CALLS = "-k", "test_llm or test_generate or test_tokenizer_engine or test_trace"
-RUNS = [(STAGES[0], GAIN), *(full(name, GAIN) for name in STAGES[1:-1]), full(STAGES[0], ()), full(PACKAGE, CALLS)]
+RUNS = [*(full(name, GAIN) for name in STAGES[:-1]), full(STAGES[0], ()), full(PACKAGE, CALLS)]
 
 
 @pytest.mark.parametrize(("alone", "part"), RUNS, indirect=["alone"])
