@@ -2,13 +2,14 @@
 
 import torch
 
+from notebooks.helpers.allocations import Allocations
 from stages.bench import counting
 from stages.bench.decode_step import Recorder
 
 
 def test_new_tensors_are_counted_but_not_views_and_in_place_operations():
     given = torch.zeros(4)
-    with counting.Allocations() as made:
+    with Allocations() as made:
         given.add_(1), given[1:], given + given
     assert made.sizes == [16]
 

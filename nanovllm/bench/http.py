@@ -12,10 +12,10 @@ from typing import Any
 
 from ..llm import LLM
 from .engine import Run, load_llm, numbers, serve
-from .harness import Spread, percentiles, take_turns
+from .harness import Spread, percentiles, ratio, take_turns
 from .load import COMPLETIONS, Client, connect
-from .options import Http, settings
-from .report import Report, machine
+from .options import Http
+from .report import Report, machine, report_of
 from .workload import Task, check_lengths, random_tasks
 
 ALONE = 8  # requests per round that are sent one at a time
@@ -46,27 +46,19 @@ def http(engine: dict[str, Any], options: Http) -> Report:
             "http": lambda: asyncio.run(through_http(url, next(other))),
         }
         results = take_turns(calls, options.rounds, title="http")
-    speeds = [each["http"].run.tokens_per_second / each["offline"].run.tokens_per_second for each in results]
+    speeds = [{name: turn.run.tokens_per_second for name, turn in each.items()} for each in results]
     medians = [{name: statistics.median(turn.alone) for name, turn in each.items()} for each in results]
-    share, later = Spread.of(speeds), Spread.of([1000 * (each["http"] - each["offline"]) for each in medians])
-    return {
-        "bench": "http",
-        "settings": settings(options),
-        "machine": machine(llm),
-        "measured": {name: numbers_of([each[name] for each in results]) for name in calls},
-        "throughput_share": share._asdict(),
-        "first_token_later_ms": later._asdict(),
-        "says": [
-            "times in ms: p50 / p90 / p99 of all rounds; alone: one request at a time",
-            f"HTTP reaches {share.median:.3f} of the engine's throughput ({share.least:.3f} to {share.largest:.3f})",
-            f"HTTP adds {later.median:.2f} ms to the first token, alone ({later.least:.2f} to {later.largest:.2f})",
-            *(
-                [f"the kernels differ: the server has {kernels}"]
-                if kernels != llm.llm_engine.kernels.description
-                else []
-            ),
-        ],
-    }
+    share, later = ratio(speeds, "http", "offline"), [1000 * (each["http"] - each["offline"]) for each in medians]
+    says = [
+        "times in ms: p50 / p90 / p99 of all rounds; alone: one request at a time",
+        "HTTP reaches " + share.text("of the engine's own throughput"),
+        "HTTP adds " + Spread.of(later).text("ms to the first token, alone"),
+    ]
+    if kernels != llm.llm_engine.kernels.description:
+        says.append(f"the kernels differ: the server has {kernels}")
+    measured = {name: numbers_of([each[name] for each in results]) for name in calls}
+    more = {"throughput_share": share._asdict(), "first_token_later_ms": Spread.of(later)._asdict()}
+    return report_of("http", options, machine(llm), measured, says, **more)
 
 
 def make_loads(llm: LLM, options: Http) -> list[TasksOfRound]:

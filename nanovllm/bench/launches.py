@@ -15,7 +15,7 @@ from ..llm import LLM
 from .engine import IDS, free_memory, load_llm, params_of
 from .harness import repeated, seconds_of
 from .options import Launches, settings
-from .report import Report, machine
+from .report import Report, machine, report_of
 from .workload import check_lengths, random_tasks
 
 COUNTED_STEPS, WARM_UP_STEPS = 10, 5
@@ -50,8 +50,7 @@ def launches(engine: dict[str, Any], options: Launches) -> Report:
     if not measured:
         raise ValueError("; ".join(says))
     says.append("all numbers are for one step; the time is a median, without a profiler")
-    named = settings(options) | {"counted_steps": COUNTED_STEPS}
-    return {"bench": "launches", "settings": named, "machine": where, "measured": measured, "says": says}
+    return report_of("launches", settings(options) | {"counted_steps": COUNTED_STEPS}, where, measured, says)
 
 
 def measure_way(engine: dict[str, Any], options: Launches) -> tuple[dict[str, float], dict[str, Any]]:

@@ -64,7 +64,7 @@ def compare(name: str, llm: LLM, tasks: list[Task], options: Throughput | Latenc
     if "transformers" in calls:
         seconds = [{key: run.seconds for key, run in each.items()} for each in results]
         speedup = ratio(seconds, "transformers", "nanovllm")
-        more, says = {"speedup": speedup._asdict()}, [f"nanovllm is {speedup.text('times as fast')}"]
+        more, says = {"speedup": speedup._asdict()}, ["nanovllm is " + speedup.text("times as fast")]
     return report_of(name, named, machine(llm), measured, [NOTE, floor_note(bandwidth), *says], **more)
 
 
@@ -94,7 +94,7 @@ def prefix(engine: dict[str, Any], options: Prefix) -> Report:
     with transformers(llm, [task], options.peer) as (peer_calls, says):
         results = take_turns({**calls, **peer_calls}, options.rounds, title="prefix")
     sooner = first_token_ratio(results, "new", "cached")
-    says = [f"first token {sooner.text('times as soon')}", *says]
+    says = ["first token " + sooner.text("times as soon"), *says]
     return report_of("prefix", options, machine(llm), first_tokens(results), says, sooner=sooner._asdict())
 
 
@@ -114,7 +114,7 @@ def offload(engine: dict[str, Any], options: Offload) -> Report:
     sooner = first_token_ratio(results, "computed", "on the host")
     policy = "load" if cost.prefers_load(parts.kv_cache.bytes_per_token) else "compute again"
     says = [
-        f"from the host, the first token is {sooner.text('times as soon')}",
+        "from the host, the first token is " + sooner.text("times as soon"),
         f"measured when the engine starts: {cost}; the policy auto would {policy}",
     ]
     if not results[0]["on the host"].num_blocks_loaded:

@@ -20,8 +20,8 @@ from nanovllm.backends.gpu.inputs import StepInputs
 from nanovllm.backends.gpu.ops import PLAIN, DecodeWorkspace, LikeliestWorkspace, Ops, choose_splits
 from nanovllm.engine.block_manager import cdiv
 from notebooks.helpers import paged, pictures
+from notebooks.helpers.allocations import storages
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED
-from stages.bench.counting import storages
 
 LIST, MOVE = "lift_fresh.default", "to.dtype_layout"  # a list becomes a tensor; a tensor goes to the device
 NEVER = {"empty", "new_empty", "empty_like", "detach_"}

@@ -1,4 +1,4 @@
-"""Measure the stages: `python -m stages.bench [TABLE ...]`; "all" measures every table, without one scoreboard and run.
+"""Measure the stages: `python -m stages.bench [TABLE ...]`, or "all"; with no TABLE, only scoreboard and run.
 
 Each table goes to stages/bench/results.json as soon as it is measured, so --resume continues a run that was stopped.
 `python -m stages.tools.prose` writes the figures into the prose. Run nothing else on the machine meanwhile: every other
@@ -30,30 +30,24 @@ TABLES: dict[str, Table] = {  # decode first: the answers of stages 2 and 3 need
     "claims": claims.measure,
     **{name: partial(predict.measure, name) for name in predict.stages()},
 }
-DEFAULT_SECONDS = 60  # of a table that was never measured
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the options. `tables` has the names to measure, each after the tables that it needs."""
-    questions, tables = predict.stages(), ["all", *TABLES]
     parser = argparse.ArgumentParser(prog="python -m stages.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=", ".join(tables))
-    parser.add_argument("--predict", nargs="*", metavar="STAGE", help="the lessons' questions: of these stages, or all")
+    parser.add_argument(
+        "tables", nargs="*", metavar="TABLE", help=f"all, {', '.join(TABLES)}; s1 to s7: the lessons' questions"
+    )
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run of all tables")
     parser.add_argument("--dtype", default="bfloat16", help="of the model of 135M parameters (default: %(default)s)")
     parser.add_argument("--no-save", action="store_true", help="print the results without changing results.json")
     args = parser.parse_args(argv)
-    if args.resume and (args.tables or args.predict is not None or args.no_save):
+    if args.resume and (args.tables or args.no_save):
         parser.error("--resume measures all tables: name none")
-    selected = args.predict or (questions if args.predict is not None else [])
-    for name, known, kind in [
-        *((name, tables, "TABLE") for name in args.tables),
-        *((n, questions, "STAGE") for n in selected),
-    ]:
-        if name not in known:
-            parser.error(f"{kind} must be one of {', '.join(known)}, got {name}")
+    if invalid := [name for name in args.tables if name not in ("all", *TABLES)]:
+        parser.error(f"TABLE must be one of all, {', '.join(TABLES)}, got {invalid[0]}")
     args.is_all = args.resume or "all" in args.tables
-    chosen = {*args.tables, *selected} or {"scoreboard", "run"}
+    chosen = args.tables or ["scoreboard", "run"]
     args.tables = [name for name in TABLES if args.is_all or name in chosen]
     return args
 
@@ -70,24 +64,17 @@ def main(argv: list[str] | None = None) -> int:
         args.tables = [name for name in args.tables if name not in measured["tables"]]
     elif args.is_all and not args.no_save:
         results.begin()
-    expected = {name: measured["tables"].get(name, {}).get("seconds", DEFAULT_SECONDS) for name in args.tables}
-    is_saved = []
-    form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}, about {remaining} to go"
-    with tqdm(total=sum(expected.values()), bar_format=form, disable=len(expected) < 2) as bar:
-        for number, (name, seconds) in enumerate(expected.items(), start=1):  # the time it took when measured before
-            bar.set_description(f"table {number} of {len(expected)}, {name}")
-            is_saved.append(measure(name, args, bar))
-            bar.update(seconds)
+    is_saved = [measure(name, args) for name in tqdm(args.tables, "tables", disable=len(args.tables) < 2)]
     return 0 if all(is_saved) else 1
 
 
-def measure(name: str, args: argparse.Namespace, bar: Any) -> bool:
+def measure(name: str, args: argparse.Namespace) -> bool:
     """Measure a table, print it and save it. Return False if it could not be saved."""
     started = time.perf_counter()
     result = TABLES[name](args)
     seconds = time.perf_counter() - started
     text = predict.in_words(result) if name in predict.stages() else pformat(result, width=120, sort_dicts=False)
-    bar.write(f"{name}, {seconds:.0f} s" + ("" if args.is_all else f"\n{text}"))
+    tqdm.write(f"{name}, {seconds:.0f} s" + ("" if args.is_all else f"\n{text}"))
     return args.no_save or results.save(name, result, seconds)
 
 

@@ -41,11 +41,7 @@ def measure(args: Namespace) -> dict[str, Any]:
     cases: dict[str, Any] = {}
     for case in tqdm(CASES, "decode steps"):
         cases[case.key] = measure_case(case, folders[case.model], STAGES, reading)
-        tqdm.write(line(cases[case.key], STAGES))
-    summary = summarize(cases)
-    for dtype, text in summary["gain"].items():
-        print(f"{dtype}, stage 3 against stage 2: {text}")
-    return {"decode": {"cases": cases, **summary}}
+    return {"decode": {"cases": cases, **summarize(cases)}}
 
 
 def measure_case(
@@ -88,16 +84,6 @@ def extra_bytes(step: DecodeStep, device: str) -> int:
     before = torch.cuda.memory_allocated(device)
     step()
     return torch.cuda.max_memory_allocated(device) - before
-
-
-def line(result: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return a case in a line: milliseconds, ratios, shares of the bandwidth."""
-    shape = "{model:>11} {dtype:>8} batch {batch:>2} context {context:>4}".format(**result)
-    mixed = f" mixed, padding {result['padding']:.0%}" if result["is_mixed"] else ""
-    times = "  ".join(f"{name} {result[f'{name}_ms']:6.1f} ms" for name in names)
-    ratios = "  ".join(f"{b}/{a} {result[f'{b}_over_{a}']:.2f}" for a, b in itertools.combinations(names, 2))
-    shares = "  ".join(f"{name} {result[f'{name}_of_bandwidth']:4.0%}" for name in names)
-    return f"{shape}{mixed}   {times}   {ratios}   of the bandwidth: {shares}"
 
 
 # ---- in words

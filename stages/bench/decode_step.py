@@ -6,6 +6,8 @@ AttentionAlone is the attention of such a step, without the rest of the model.
 import copy
 import itertools
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,12 +105,14 @@ class DecodeStep:
         sizes = () if self._name == "s1" else (self._block_size,)
         return part(self._name, "model_runner").ModelRunner(self._model, attention, *sizes, self._device)
 
-    @property
-    def batch(self) -> list[tuple[Any, int]]:
-        return [(seq, 1) for seq in self.seqs]
-
     def __call__(self) -> float:
-        return seconds_of(lambda: self.runner.run(self.batch))
+        return seconds_of(self.computing(1))
+
+    def computing(self, count: int) -> Callable[[], object]:
+        """Return a call that computes the last `count` tokens of each sequence: a prefill, if these are all."""
+        for seq in self.seqs:
+            seq.num_computed_tokens = seq.num_tokens - count
+        return partial(self.runner.run, [(seq, count) for seq in self.seqs])
 
     def scattered(self) -> "DecodeStep":
         """Return the same batch in the same pool, with its blocks reassigned in random order."""
@@ -151,7 +155,7 @@ class AttentionAlone:
 
     def __init__(self, step: DecodeStep) -> None:
         self._recorder = Recorder(step.attention)
-        step.new_runner(self._recorder).run(step.batch)
+        step.new_runner(self._recorder).run([(seq, 1) for seq in step.seqs])
 
     @torch.inference_mode()
     def __call__(self) -> None:

@@ -81,9 +81,7 @@ def roofline(rounds: int = 7, size: int = 1024) -> Scores:
     """Return the speeds of a large multiplication and of memory, and the milliseconds of steps."""
     a, b, reading, calls = torch.ones(size, size), torch.ones(size, size), Reading(), dict[str, Callable[[], object]]()
     for tokens in (32, 128, 512):
-        step = step_of(1, tokens)
-        step.seqs[0].num_computed_tokens = 0
-        calls[f"prefill_{tokens}_ms"] = partial(step.runner.run, [(step.seqs[0], tokens)])
+        calls[f"prefill_{tokens}_ms"] = step_of(1, tokens).computing(tokens)
     for batch, context in ((1, 128), (8, 128), (32, 128), (32, 960)):
         calls[f"decode_{batch}_{context}_ms"] = step_of(batch, context)
     limits = {"read": timed(reading), "multiply": timed(lambda: a @ b)}

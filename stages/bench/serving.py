@@ -4,8 +4,7 @@
 
 `peers`: transformers serves them in the same run, by `generate` on one left-padded batch of all 32, and by the
 continuous batching behind `generate_batch`. Their memory is not limited to the pool, so stage 4 is measured once more
-with room for all. Only tokens that a request needs count. The floor is the time to read all weights once per step, at
-the bandwidth that the machine has at that moment.
+with room for all. Only tokens that a request needs count.
 """
 
 import itertools
@@ -19,13 +18,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from nanovllm.bench.floor import Reading
 from nanovllm.bench.harness import Scores, median_scores, ratio, with_spreads
 from nanovllm.bench.peer import TRANSFORMERS, PeerProcess
 from nanovllm.bench.workers.worker import Settings
 from nanovllm.bench.workload import Task, mixed_tasks
 from stages.bench.engines import stage
-from stages.bench.models import SHAPE_135M, bytes_per_token, model_135m, num_parameters
+from stages.bench.models import SHAPE_135M, bytes_per_token, model_135m
 from stages.bench.racing import Racer, race
 from stages.bench.results import machine
 
@@ -34,14 +32,13 @@ STAGES, NUM_ROUNDS = ("s3", "s4"), 2
 
 
 def measure(args: Namespace) -> dict[str, Any]:
-    """Measure the stages, the peers and the floor."""
+    """Measure the stages and the peers."""
     tasks, options = mixed_tasks(SHAPE_135M.vocab_size), {"dtype": args.dtype, "kv_cache_tokens": SMALL_POOL}
     serve_once(STAGES, model_135m(), mixed_tasks(SHAPE_135M.vocab_size, 2, high=32), options)  # warms up
     rounds = [serve_once(STAGES, model_135m(), tasks, options) for _ in tqdm(range(NUM_ROUNDS), "serving", leave=False)]
     result = compare(rounds)
     result["peers"] = measure_peers(STAGES[-1], model_135m(), tasks, args.dtype)
     num_tokens = sum(task.num_output_tokens for task in tasks)
-    result["floor"] = floor(args.dtype, result[STAGES[-1]]["steps"], num_tokens)
     return {"serving": {"machine": machine(args.dtype), "output_tokens": num_tokens, **result}}
 
 
@@ -96,13 +93,3 @@ def serve_by_peer(name: str, folder: Path, tasks: Sequence[Task], dtype: str) ->
         runs = [process.serve(tasks) for _ in range(NUM_ROUNDS)]
     steps = {"steps": max(task.num_output_tokens for task in tasks)} if name == "transformers" else {}
     return [{"tokens_per_second": run.tokens_per_second, "seconds": run.seconds, **steps} for run in runs]
-
-
-def floor(dtype: str, steps: float, num_tokens: int) -> Scores:
-    """Return the time to read all weights once in each of `steps` steps."""
-    reading, weights = Reading(), num_parameters(SHAPE_135M) * getattr(torch, dtype).itemsize
-    result = []
-    for bandwidth in [reading.num_bytes / reading() for _ in range(9)][2:]:
-        seconds = steps * weights / bandwidth
-        result.append({"seconds": seconds, "bytes_per_second": bandwidth, "tokens_per_second": num_tokens / seconds})
-    return with_spreads(result)

@@ -112,7 +112,7 @@ def test_floor_counts_the_tokens_that_were_generated(checkpoint):
     llm = LLM(checkpoint, **OPTIONS, max_num_seqs=1)
     run = Run([[5, 6, 7], [8, 9]], [[1.0, 2.0, 3.0], [1.0, 2.0]])
     steps, slots = 3 + 2, 4 + 5 + 2  # one at a time; the tokens before each but the first of an output
-    num_bytes = published.Floor(llm).num_bytes([Task([1, 2, 3], 9), Task([4], 2)], run)
+    num_bytes = published.bytes_read(llm)([Task([1, 2, 3], 9), Task([4], 2)], run)
     assert num_bytes == steps * floor.weight_bytes(llm) + slots * llm.llm_engine.kv_cache.bytes_per_token
 
 

@@ -4,8 +4,8 @@ import itertools
 import statistics
 
 from nanovllm.bench.harness import microseconds
+from notebooks.helpers.allocations import Allocations
 from notebooks.helpers.claims.table import POINTER, SLABS, Finding, committed, in_words, under
-from stages.bench import counting
 from stages.bench.engines import part, without_model
 from stages.bench.models import STORYTELLER
 from stages.s2_block_manager.block_pool import BlockPool
@@ -155,7 +155,7 @@ def tensors_of_a_step() -> int:
     params = part("s4", "sampling").SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     llm.llm_engine.add_request("0", [1] * 20, params)
     llm.llm_engine.step()
-    with counting.Allocations() as made:
+    with Allocations() as made:
         llm.llm_engine.step()
     return len(made.sizes)
 

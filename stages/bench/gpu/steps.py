@@ -69,10 +69,7 @@ def step_row(setup: Setup, model: str, batch: int, context: int, count: int, flo
     gc.collect()  # frees the previous case, whose parts refer to each other
     case = Case(model, setup.dtype, batch, context)
     step = DecodeStep("s3", setup.folder(model), case, device=str(setup.device))
-    for seq in step.seqs:
-        seq.num_computed_tokens = context - count
-    work = [(seq, count) for seq in step.seqs]
-    result = with_spreads(setup.turns({"ms": lambda: step.runner.run(work)}), scale=1000)
+    result = with_spreads(setup.turns({"ms": step.computing(count)}), scale=1000)
     operations = operations_of(model, batch, context, count)
     return {
         "step": "decode" if count == 1 else "prefill",

@@ -1,4 +1,4 @@
-"""The answers to the lessons' "predict first" questions, measured: `python -m stages.bench --predict`.
+"""The answers to the lessons' "predict first" questions, measured: `python -m stages.bench s1 s2`.
 
 s1.md has the questions and answers of stage 1 in words, with places for numbers: `{cache_at_16:.1f}` is a number of
 s1.py, `{/offload.first_token.16.ratio:.1f}` one of another table, and `{=growth:.1f}` a value that s1.py derives from
@@ -28,8 +28,9 @@ def measure(stage: str, args: Namespace) -> dict[str, Any]:
     """Return a stage's numbers by name, its questions with their answers in words, and the holes of stage 1."""
     module = importlib.import_module(f"{__name__}.{stage}")
     numbers = module.measure(STORYTELLER)
+    derived = module.derived(numbers) if hasattr(module, "derived") else {}
     text = Path(__file__).with_name(f"{stage}.md").read_text(encoding="utf-8")
-    answers = fill(text, f"predict.{stage}", numbers, module.derived(numbers))
+    answers = fill(text, f"predict.{stage}", numbers, derived)
     extra = {"holes": module.holes(STORYTELLER)} if stage == "s1" else {}
     return {"predict": {stage: numbers | {"answers": answers}}, **extra}
 

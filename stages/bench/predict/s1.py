@@ -1,69 +1,41 @@
 """Stage 1: the gain of a cache, and how it fills a pool."""
 
 import itertools
-import statistics
-import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from nanovllm.bench.harness import Scores, Spread, ratio, take_turns
-from nanovllm.bench.workload import Task
+from nanovllm.bench.harness import Scores, ratios, take_turns, timed
 from stages import s1_contiguous_cache as s1
+from stages.bench.decode_step import Case, DecodeStep
 from stages.bench.engines import silent
-from stages.bench.racing import sampling_params
 from stages.bench.replay import Moment, admitted, arrivals, replay
 from stages.bench.workloads import traffic
 from stages.s1_contiguous_cache.input_processor import InputProcessor
 from stages.s1_contiguous_cache.llama import ModelConfig
 from stages.s1_contiguous_cache.slot_manager import SlotManager
 
-DECODE_STEPS = 24
-
 
 def measure(model: Path) -> Scores:
-    """Return the gain of the cache, the cost of more tokens and sequences, and the seats of a pool."""
-    llm = s1.LLM(model, dtype="float32")
-    tokens = {count: lambda count=count: run(llm, [count]).prefill for count in (8, 1)}
-    sequences = {count: lambda count=count: run(llm, [64] * count).decode for count in (8, 1)}
-    return {
-        **cache_gain(llm, 16).named("cache_at_16"),
-        **cache_gain(llm, 990).named("cache_at_990"),
-        **ratio(take_turns(tokens, 9), 8, 1).named("cost_of_8_tokens"),
-        **ratio(take_turns(sequences, 5), 8, 1).named("cost_of_8_sequences"),
-        "seats": seats_in(8192, llm),
-    }
+    """Return the gain of the cache, the cost of more tokens and sequences, and the seats of a pool.
 
-
-def derived(numbers: Scores) -> dict[str, Any]:
-    return {}
-
-
-class StepSeconds(NamedTuple):
-    """The duration of a run's steps, in seconds."""
-
-    prefill: float
-    decode: float  # the median
-
-
-def run(llm: s1.LLM, prompt_lengths: list[int]) -> StepSeconds:
-    """Serve one batch of prompts of these lengths for a few steps."""
-    params = sampling_params("s1", Task([], DECODE_STEPS + 1))
-    prompts = [[3 + i % 1000 for i in range(length)] for length in prompt_lengths]
-    ends = [time.perf_counter()]
-    for number, _ in enumerate(llm.stream(prompts, params), start=1):
-        if number % len(prompts) == 0:  # every sequence has its token: a step has ended
-            ends.append(time.perf_counter())
-    steps = [after - before for before, after in itertools.pairwise(ends)]
-    return StepSeconds(prefill=steps[0], decode=statistics.median(steps[1:]))
-
-
-def cache_gain(llm: s1.LLM, position: int) -> Spread:
-    """Return the time of a token at `position` without a cache, relative to the time with it, in five pairs.
-
-    Without a cache the whole text is computed again, which costs as much as a prefill of `position` tokens.
+    Without a cache a token costs as much as a prefill of the whole text.
     """
-    runs = [run(llm, [position]) for _ in range(5)]
-    return Spread.of([seconds.prefill / seconds.decode for seconds in runs])
+    cases = {
+        "prefill_16": (1, 16, 16),
+        "decode_16": (1, 16, 1),
+        "prefill_990": (1, 990, 990),
+        "decode_990": (1, 990, 1),
+    }
+    cases |= {"8_tokens": (1, 8, 8), "1_token": (1, 1, 1), "8_sequences": (8, 64, 1), "1_sequence": (1, 64, 1)}
+    calls = {name: timed(step(model, *case)) for name, case in cases.items()}
+    pairs = {f"cache_at_{place}": (f"prefill_{place}", f"decode_{place}") for place in (16, 990)}
+    pairs |= {"cost_of_8_tokens": ("8_tokens", "1_token"), "cost_of_8_sequences": ("8_sequences", "1_sequence")}
+    return {**ratios(take_turns(calls, 15), pairs), "seats": seats_in(8192, s1.LLM(model, dtype="float32"))}
+
+
+def step(model: Path, batch: int, context: int, count: int) -> Callable[[], object]:
+    """Return a call that computes the last `count` tokens of each text."""
+    return DecodeStep("s1", model, Case("storyteller", "float32", batch, context)).computing(count)
 
 
 def seats_in(num_slots: int, llm: s1.LLM) -> int:

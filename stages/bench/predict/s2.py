@@ -12,8 +12,8 @@ import torch
 from nanovllm.bench.harness import Scores, Spread, figures, take_turns, timed
 from nanovllm.bench.workload import mixed_tasks
 from stages import s2_block_manager as s2
-from stages.bench.counting import storages
 from stages.bench.engines import silent
+from stages.bench.models import bytes_per_token
 from stages.bench.replay import Compacting, Moment, admitted, arrivals, in_blocks, replay
 from stages.bench.results import decode_case
 from stages.bench.workloads import Traffic, traffic
@@ -38,12 +38,8 @@ def measure(model: Path) -> Scores:
         "held": {"first_step": first, "second_step": second},
         "empty": {str(size): in_blocks(config, lengths, size).wasted / len(lengths) for size in BLOCK_SIZES},
         "copy_ms": copy_milliseconds(config),
-        "gather": gather_cost(model),
+        "gather": gather_cost(config),
     }
-
-
-def derived(numbers: Scores) -> dict[str, Any]:
-    return {}
 
 
 def in_slots() -> SlotManager:
@@ -119,31 +115,15 @@ def read_layers(cache: KVCache, block_table: torch.Tensor, layers: range) -> Non
         cache.read(layer, block_table, LONG)
 
 
-def gather_cost(model: Path) -> Scores:
+def gather_cost(config: ModelConfig) -> Scores:
     """Return the time of a decode step relative to stage 1, and the bytes that it copies at LONG tokens.
 
     The cases come from the decode table: one sequence, one long sequence, and eight sequences.
     """
-    result: Scores = {"longest": LONG, "copied_bytes": copied_bytes(model)}
+    num_slots = -(-LONG // BLOCK_SIZE) * BLOCK_SIZE  # of whole blocks
+    result: Scores = {"longest": LONG, "copied_bytes": num_slots * bytes_per_token(config, torch.float32)}
     for name, (batch, context) in {"at_128": (1, 128), "at_longest": (1, LONG), "of_8": (8, 512)}.items():
         case = decode_case(batch, context)
         least, largest = case["s2_over_s1_spread"]
         result |= Spread(1 / case["s2_over_s1"], 1 / largest, 1 / least).named(name)
     return result
-
-
-def copied_bytes(model: Path) -> int:
-    """Return the bytes that a step copies out of the pool for a sequence of LONG tokens."""
-    llm: Any = s2.LLM(model, dtype="float32", kv_cache_tokens=POOL, block_size=BLOCK_SIZE)
-    read, copied = llm.kv_cache.read, list[int]()
-
-    def counted(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        pair: tuple[torch.Tensor, torch.Tensor] = read(*args)
-        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages(pair)}
-        assert llm.kv_cache.blocks.data_ptr() not in sizes, "the step reads the pool in place"
-        copied.append(sum(sizes.values()))
-        return pair
-
-    llm.kv_cache.read = counted
-    llm.generate([[3] * LONG], s2.SamplingParams(max_tokens=1))
-    return sum(copied)

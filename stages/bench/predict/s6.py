@@ -30,10 +30,6 @@ def measure(model: Path) -> Scores:
     }
 
 
-def derived(numbers: Scores) -> dict[str, Any]:
-    return {}
-
-
 def engine_for(model: Path) -> Any:
     """Return an engine with an empty cache."""
     return without_model("s6", by_sample, model=str(model), kv_cache_tokens=8192)
