@@ -172,12 +172,12 @@ def make_params(index: int, params: dict[str, Any], seed: int) -> SamplingParams
     """Return the sampling parameters of request `index`. Without a seed it gets one that is the same in each run."""
     if params.get("seed") in (None, -1):
         params = params | {"seed": seed_of(seed, index)}
-    try:
-        if isinstance(repetition := params.get("repetition_detection"), dict):
+    if isinstance(repetition := params.get("repetition_detection"), dict):
+        try:
             params = params | {"repetition_detection": RepetitionDetectionParams(**repetition)}
-        return SamplingParams(**params)
-    except TypeError as error:  # an unknown name
-        raise ValueError(str(error)) from None
+        except TypeError as error:
+            raise ValueError(f"repetition_detection: {error}") from None
+    return SamplingParams(**params)
 
 
 def seed_of(seed: int, index: int) -> int:

@@ -5,6 +5,7 @@ checked against each other.
 """
 
 import copy
+import inspect
 import json
 import warnings
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from .checks import (
     cli_option,
     is_integer,
     is_number,
+    nearest,
     short_repr,
 )
 
@@ -153,6 +155,16 @@ class SamplingParams:
     routed_experts_prompt_start: int = 0
     trace_decode_token_ids: list[int] | None = None
 
+    __signature__: ClassVar[inspect.Signature]
+
+    def __new__(cls, *values: Any, **options: Any) -> "SamplingParams":
+        """Raise ValueError for an unknown name, with the most similar known one."""
+        names = [option.name for option in fields(cls)]
+        for name in options:
+            if name not in names:
+                raise ValueError(f"SamplingParams has no field {name!r}{nearest(name, names)}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         """Normalize and check the fields. Raise ValueError with the name and value of an invalid one."""
         self._normalize()
@@ -237,6 +249,11 @@ class SamplingParams:
                 f"logprobs must be unset or the number of logprob_token_ids, {len(token_ids)}, got {self.logprobs}"
             )
 
+
+# By default, inspect.signature() shows the arguments of __new__; editors and scripts need the fields.
+SamplingParams.__signature__ = inspect.Signature(
+    [each for each in inspect.signature(SamplingParams.__init__).parameters.values() if each.name != "self"]
+)
 
 COUNT: Rule = ("at least 0, or -1 for all", lambda number: number >= -1)
 PENALTY: Rule = ("between -2 and 2", lambda penalty: -2 <= penalty <= 2)

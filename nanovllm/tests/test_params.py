@@ -198,9 +198,13 @@ def test_unsupported_field_must_be_unset(name):
         assert refused(**{name: value}).startswith(f"{name} is unsupported")
 
 
-def test_unknown_name_is_refused():
-    with pytest.raises(TypeError, match="temprature"):
-        SamplingParams(temprature=1)
+NEAR = {"temprature": "temperature", "max_token": "max_tokens", "topk": "top_k"}
+
+
+@pytest.mark.parametrize(("name", "near"), NEAR.items())
+def test_unknown_name_gets_the_nearest(name, near):
+    assert refused(**{name: 1}) == f"SamplingParams has no field {name!r}: did you mean {near!r}?"
+    assert refused(xyz=1) == "SamplingParams has no field 'xyz'"
 
 
 @pytest.mark.parametrize(
