@@ -35,10 +35,8 @@ def error_object(status: int, message: str, param: str | None = None, code: str 
 
 def as_error(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return the status and the body for an exception. Clients never see the text of an unexpected one."""
-    if isinstance(error, ApiError):
+    if isinstance(error, ApiError | InvalidRequest):
         return error.status, error_object(error.status, str(error), error.param, error.code)
-    if isinstance(error, InvalidRequest):
-        return 400, error_object(400, str(error), error.param, error.code)
     if isinstance(error, ValueError):  # of the engine, about the values of a request
         return 400, error_object(400, str(error))
     if isinstance(error, HTTPException):

@@ -19,6 +19,8 @@ from pydantic import (
     Field,
     PlainValidator,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -84,13 +86,15 @@ def as_invalid_request(error: ValidationError) -> InvalidRequest:
     name, kind = path_of(furthest["loc"]), furthest["type"]
     if isinstance(cause := furthest.get("ctx", {}).get("error"), InvalidRequest):
         return cause
-    messages = [each["msg"].removeprefix("Value error, ") for each in errors if path_of(each["loc"]) == name]
+    is_type = kind.endswith("_type")
+    same = [each for each in errors if path_of(each["loc"]) == name and each["type"].endswith("_type") == is_type]
+    messages = [each["msg"].removeprefix("Value error, ") for each in same]
     message = " or ".join(dict.fromkeys(messages)).replace(" or Input should be", " or")
     if not name:
         return InvalidRequest(f"Invalid body: {message}.")
     if kind == "missing":
         return InvalidRequest(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
-    if kind.endswith("_type"):
+    if is_type:
         return InvalidRequest(f"Invalid '{name}': {message}, got {shortened(furthest['input'])}.", name, "invalid_type")
     return InvalidRequest(f"Invalid '{name}': {message}.", name, "invalid_value")
 
@@ -367,15 +371,16 @@ class Message(Object):
     """A message of a chat."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: Annotated[str | list[Part] | None, Field(validate_default=True)] = None
     tool_calls: Objects | None = None
 
-    @model_validator(mode="after")
-    def check_content(self) -> Self:
-        """Raise ValueError for a message without content, which only an assistant may send."""
-        if self.content is None and self.role != "assistant":
-            raise ValueError("content must be a string or a list of parts, got null")
-        return self
+    @field_validator("content")
+    @classmethod
+    def check_content(cls, content: Any, message: ValidationInfo) -> Any:
+        """Raise ValueError for missing content, which only an assistant's message may lack."""
+        if content is None and message.data.get("role") != "assistant":
+            raise ValueError("Input should be a string or a list of parts, got null")
+        return content
 
 
 class Function(Object):
@@ -500,11 +505,8 @@ class Reasoning(Object):
 
 Include = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 Items = Annotated[list[Annotated[Message, BeforeValidator(message_of)]], Field(fail_fast=True, max_length=1 << 13)]
-REPEATED = {  # fields that a response repeats
-    *("instructions", "max_output_tokens", "metadata", "tools", "text", "tool_choice"),
-    *("parallel_tool_calls", "top_logprobs", "reasoning", "user"),
-}
-REPEATED_DEFAULTS: Mapping[str, Any] = {
+REPEATED: dict[str, Any] = {  # fields that a response repeats, with their defaults
+    **dict.fromkeys(("instructions", "max_output_tokens", "reasoning", "user")),
     **{"metadata": {}, "tools": [], "text": {"format": {"type": "text"}}, "tool_choice": "auto"},
     **{"parallel_tool_calls": True, "top_logprobs": 0},
 }
@@ -552,16 +554,13 @@ class ResponsesRequest(SamplingBody):
             messages = [{"role": "system", "content": self.instructions}, *messages]
         functions = [{name: tool[name] for name in tool if name != "type"} for tool in dicts.get("tools") or ()]
         tools = [{"type": "function", "function": function} for function in functions]
-        return Chat(
-            messages, template_options(self.chat_template_kwargs, tools, self.reasoning and self.reasoning.effort)
-        )
+        effort = self.reasoning.effort if self.reasoning else None
+        return Chat(messages, template_options(self.chat_template_kwargs, tools, effort))
 
     def repeated(self) -> dict[str, Any]:
         """Return the fields that the response repeats."""
-        sent = self.model_dump(include=REPEATED, exclude_unset=True, by_alias=True)
-        return (
-            dict.fromkeys(REPEATED) | REPEATED_DEFAULTS | {name: sent[name] for name in sent if sent[name] is not None}
-        )
+        sent = self.model_dump(include=set(REPEATED), exclude_unset=True, by_alias=True)
+        return REPEATED | {name: value for name, value in sent.items() if value is not None}
 
 
 class TokenizeRequest(ChatBody):
