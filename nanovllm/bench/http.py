@@ -51,7 +51,7 @@ def http(engine: dict[str, Any], options: Http) -> Report:
     share, later = ratio(speeds, "http", "offline"), [1000 * (each["http"] - each["offline"]) for each in medians]
     says = [
         "times in ms: p50 / p90 / p99 of all rounds; alone: one request at a time",
-        "HTTP reaches " + share.text("of the engine's own throughput"),
+        "HTTP reaches " + share.text("of the engine's throughput"),
         "HTTP adds " + Spread.of(later).text("ms to the first token, alone"),
     ]
     if kernels != llm.llm_engine.kernels.description:
