@@ -202,10 +202,10 @@ def download(repository: Repository) -> Path:
         repository.snapshot(weights)
     missing = [file for file in weights if not (folder / file).exists()]
     if missing:
-        from huggingface_hub import list_repo_files
+        from huggingface_hub import HfApi
 
         with one_line_errors(repository):
-            files = list_repo_files(repository.name, revision=repository.revision, token=repository.token)
+            files = HfApi(token=repository.token).list_repo_files(repository.name, revision=repository.revision)
         raise ValueError(f"{repository.name} on the Hub {explain_missing(files, missing[0], repository.name)}")
     return folder
 
