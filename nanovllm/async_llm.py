@@ -105,7 +105,8 @@ class AsyncLLM:
                 yield output
         finally:
             if not is_finished:
-                self._forget(request_id, stream)
+                with suppress(EngineDeadError):  # and don't wait, since a generator that is being closed cannot
+                    self._thread.call(partial(self._thread.abort, request_ids=[request_id], stream=stream))
 
     async def abort(self, request_id: str | abc.Iterable[str], internal: bool = False) -> None:
         """Abort requests. Their callers get a last output with finish_reason "abort". Unknown ids are ignored."""
@@ -166,11 +167,6 @@ class AsyncLLM:
 
     async def _call(self, function: abc.Callable[[LLMEngine], Result]) -> Result:
         return await asyncio.wrap_future(self._thread.call(function))
-
-    def _forget(self, request_id: str, stream: "Stream") -> None:
-        """Abort a request whose caller has left. Do not wait, since a generator that is being closed cannot."""
-        with suppress(EngineDeadError):
-            self._thread.call(partial(self._thread.abort, request_ids=[request_id], stream=stream))
 
 
 AsyncLLMEngine = AsyncLLM  # the older name, which vLLM keeps too
@@ -235,21 +231,17 @@ class EngineThread:
         self._inbox: SimpleQueue[Call[Any] | None] = SimpleQueue()
         self._streams: dict[str, Stream] = {}  # by request id; only the engine's thread uses it
         self._lock = threading.Lock()  # so that no call arrives after the last one was answered
-        self._has_ended = False
+        self.has_ended = False
         is_built: Future[LLMEngine] = Future()
         self._thread = threading.Thread(target=self._run, args=(build, is_built), name="nanovllm engine", daemon=True)
         self._thread.start()
         self.engine = is_built.result()  # for attributes that any thread may read
 
-    @property
-    def has_ended(self) -> bool:
-        return self._has_ended
-
     def call(self, function: abc.Callable[[LLMEngine], Result]) -> Future[Result]:
         """Run `function(engine)` between two steps. Raise EngineDeadError if the engine has ended."""
         call = Call(function)
         with self._lock:
-            if self._has_ended:
+            if self.has_ended:
                 raise self.dead_error()
             self._inbox.put(call)
         return call.future
@@ -283,7 +275,7 @@ class EngineThread:
     def stop(self, timeout: float | None = None) -> None:
         """End the thread after the current step. Callers that still wait get an EngineDeadError."""
         with self._lock:
-            if not self._has_ended:
+            if not self.has_ended:
                 self._inbox.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
@@ -292,7 +284,7 @@ class EngineThread:
         try:
             engine = build()
         except BaseException as error:
-            self._has_ended = True
+            self.has_ended = True
             is_built.set_exception(error)
             return
         is_built.set_result(engine)
@@ -334,7 +326,7 @@ class EngineThread:
 
     def _end(self, engine: LLMEngine) -> None:
         with self._lock:
-            self._has_ended = True
+            self.has_ended = True
         while True:
             try:
                 call = self._inbox.get(block=False)

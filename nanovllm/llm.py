@@ -7,6 +7,7 @@ import warnings
 from collections import abc
 from contextlib import ExitStack, closing
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -282,18 +283,16 @@ class ProgressBar:
         self._num_prompt_tokens = self._num_output_tokens = 0
         options: dict[str, Any] = {"total": total, "desc": "Processed prompts", "dynamic_ncols": True}
         options["postfix"] = self._speed(1.0)
-        self._bar: Bar | None = None
-        if use_tqdm:
-            self._bar = use_tqdm(**options) if callable(use_tqdm) else tqdm(**options, disable=None)
+        build = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=None if use_tqdm else True)
+        self._bar: Bar = build(**options)
 
     def add(self, output: RequestOutput) -> None:
         """Count all samples of a finished request."""
         num_samples = len(output.outputs)
         self._num_prompt_tokens += num_samples * len(output.prompt_token_ids)
         self._num_output_tokens += sum(len(sample.token_ids) for sample in output.outputs)
-        if self._bar is not None:
-            self._bar.postfix = self._speed(time.perf_counter() - self._start)
-            self._bar.update(num_samples)
+        self._bar.postfix = self._speed(time.perf_counter() - self._start)
+        self._bar.update(num_samples)
 
     def _speed(self, seconds: float) -> str:
         prompt, output = self._num_prompt_tokens / seconds, self._num_output_tokens / seconds
@@ -303,5 +302,4 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()

@@ -43,12 +43,12 @@ class LLMEngine:
         self,
         config: EngineConfig,
         observers: abc.Iterable[object] = (),
-        executor: abc.Callable[[KVCache], Executor] | None = None,
+        choose: abc.Callable[[KVCache], tuple[Executor, Kernels]] | None = None,
     ) -> None:
         """Load the checkpoint and allocate the pools. Raise ValueError for an invalid option or checkpoint.
 
-        `config.model` is a folder or a name on the Hugging Face Hub. If `executor` is given, it builds the Executor for
-        the pool, and no weights are loaded.
+        `config.model` is a folder or a name on the Hugging Face Hub. If `choose` is given, it returns the executor and
+        its kernels for the pool, and no weights are loaded.
         """
         if config.load_format != "dummy":
             folder = find_checkpoint(config.model, cache_dir=config.download_dir, token=config.hf_token)
@@ -60,15 +60,15 @@ class LLMEngine:
         self.device, self.dtype = config.torch_device(), config.torch_dtype(self.model_config.dtype)
         self.tokenizer = tokenizer_of(config)
         model = None
-        if executor is None:
+        if choose is None:
             load = dummy_model if config.load_format == "dummy" else load_model
             model = load(config.model, self.model_config, self.dtype, self.device, self.max_model_len)
         num_blocks = num_blocks_for(config, self.model_config, self.max_model_len, self.device)  # after the weights
         self.kv_cache = KVCache(self.model_config, num_blocks, config.block_size, self.dtype, self.device)
         self.executor: Executor
-        self.kernels: Kernels = NoKernels()
-        if executor is not None:
-            self.executor = executor(self.kv_cache)
+        self.kernels: Kernels
+        if choose is not None:
+            self.executor, self.kernels = choose(self.kv_cache)
         elif model is not None:
             self.executor, self.kernels = choose_backend(
                 model,
@@ -365,23 +365,6 @@ class LLMEngine:
                 f"the engine belongs to thread {owner!r}, but thread {caller!r} called it: "
                 "use AsyncLLM to share an engine between threads"
             )
-
-
-class NoKernels:
-    """The Kernels of an engine with a custom Executor: nothing to compile or to choose."""
-
-    uses_kernels = is_compiling = awaits_idle = False
-    reason: str | None = "the executor is custom"
-    description = f"plain operations: {reason}"
-
-    def switch_when_ready(self) -> None:
-        pass
-
-    def wait(self, seconds: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def tokenizer_of(config: EngineConfig) -> HFTokenizer | None:

@@ -121,7 +121,7 @@ class Sequence:
             self.finish("stop")
         elif self.num_tokens >= self.max_num_tokens:
             self.finish("length")
-        elif self.params.repetition_detection and self._repeats(self.params.repetition_detection):
+        elif self.num_output_tokens >= self.params.min_tokens and self._repeats():
             self.finish("repetition")
 
     def add_prompt_logprobs(self, logprobs: list[Position]) -> None:
@@ -164,8 +164,9 @@ class Sequence:
         """Remember that an output has included everything so far."""
         self._reported = Reported(self.num_output_tokens, len(self._text.shown), self.finished)
 
-    def _repeats(self, params: RepetitionDetectionParams) -> bool:
-        return self.num_output_tokens >= self.params.min_tokens and has_repetition(self.output_token_ids, params)
+    def _repeats(self) -> bool:
+        detection = self.params.repetition_detection
+        return detection is not None and has_repetition(self.output_token_ids, detection)
 
     def _decoded(self, logprobs: Position, index: int) -> Position:
         """Return `logprobs` with the text that each token would add as token `index`."""

@@ -207,18 +207,9 @@ class Observations:
     def histogram(self, name: str, labels: dict[str, str]) -> Histogram:
         """Return a Histogram. Its buckets are cumulative: each one includes those before it."""
         buckets, total = {}, 0
-        for bound, count in zip([*map(bound_name, self._bounds), "+Inf"], self._counts, strict=True):
+        for bound, count in zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], self._counts, strict=True):
             buckets[bound] = total = total + count
         return Histogram(name, labels, total, self._sum, buckets)
-
-
-def bound_name(bound: float) -> str:
-    """Return the name of a bucket, as Prometheus writes it.
-
-    >>> bound_name(5)
-    '5.0'
-    """
-    return str(float(bound))
 
 
 class Tally:

@@ -5,14 +5,16 @@ reads there, so a block that is lost, overwritten, not copied or not recomputed 
 """
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from ...backends.choice import Kernels
 from ...backends.torch.model_runner import FinishedStep
 from ...backends.torch.sampler import SampledToken
 from ...engine.config import EngineConfig
-from ...engine.executor import Scheduled
+from ...engine.executor import Executor, Scheduled
 from ...engine.kv_cache import KVCache
 from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import RequestOutput
@@ -87,6 +89,28 @@ class ScriptedExecutor:
         return SampledToken(next_token(read, *drawn), -1.0)
 
 
+class NoKernels:
+    """The Kernels of an engine with a custom Executor: nothing to compile or to choose."""
+
+    uses_kernels = is_compiling = awaits_idle = False
+    reason: str | None = "the executor is custom"
+    description = f"plain operations: {reason}"
+
+    def switch_when_ready(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def chooser(executor: Callable[[KVCache], Executor]) -> Callable[[KVCache], tuple[Executor, Kernels]]:
+    """Return the argument `choose` of an engine with this executor."""
+    return lambda kv_cache: (executor(kv_cache), NoKernels())
+
+
 def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> LLMEngine:
     """Return an engine with a ScriptedExecutor. `checkpoint` gives the model's shape, with 64 positions."""
     settings: dict[str, Any] = {
@@ -96,7 +120,7 @@ def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **op
     }  # "auto" would measure
     settings |= options
     config = EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **settings)
-    return LLMEngine(config, executor=ScriptedExecutor)
+    return LLMEngine(config, choose=chooser(ScriptedExecutor))
 
 
 def executor_of(engine: LLMEngine) -> ScriptedExecutor:

@@ -12,7 +12,7 @@ from ...engine.llm_engine import LLMEngine
 from ...engine.observer import Observer, Observers
 from ...engine.scheduler import SchedulerOutput
 from ...engine.sequence import Sequence
-from .scripted import ScriptedExecutor, answer_alone, answers, params, run_to_the_end, scripted_engine, step
+from .scripted import ScriptedExecutor, answer_alone, answers, chooser, params, run_to_the_end, scripted_engine, step
 from .test_offload_engine import FIRST, SECOND, engine_of
 
 KINDS = (
@@ -265,7 +265,7 @@ def test_events_of_stored_and_loaded_blocks(checkpoint):
 def test_observer_can_be_passed_to_the_constructor(checkpoint):
     recorder = Recorder()
     config = EngineConfig(str(checkpoint), kv_cache_tokens=64, offload_policy="recompute", skip_tokenizer_init=True)
-    engine = LLMEngine(config, observers=[recorder], executor=ScriptedExecutor)
+    engine = LLMEngine(config, observers=[recorder], choose=chooser(ScriptedExecutor))
     engine.add_request("a", [1, 2], params(1))
     run_to_the_end(engine)
     assert recorder.kinds[0] == "add"

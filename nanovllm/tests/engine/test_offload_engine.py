@@ -31,6 +31,7 @@ from .scripted import (
     answer_alone,
     answers,
     assert_empty,
+    chooser,
     params,
     reasons,
     run_to_the_end,
@@ -102,7 +103,7 @@ def engine_of(checkpoint, num_blocks: int = 8, block_size: int = 4, tier: type =
     lost = Lost(block_size)
     config = EngineConfig(str(checkpoint), skip_tokenizer_init=True, **size, **options)
     with patch.object(llm_engine, "HostTier", tier):
-        engine = TieredEngine(config, observers=[lost], executor=CarefulExecutor)
+        engine = TieredEngine(config, observers=[lost], choose=chooser(CarefulExecutor))
     engine.executor.engine, engine.lost = engine, lost
     return engine
 
