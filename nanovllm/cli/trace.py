@@ -1,5 +1,6 @@
 """nanovllm trace: summarize or convert a file of events. The option --trace of other commands records one."""
 
+import json
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..trace import read_trace, traced
-from ..trace.chrome import as_lines, convert
+from ..trace.chrome import convert
 from ..trace.events import FileSink
 from .click_options import usage_errors
 
@@ -40,11 +41,11 @@ def trace(file: str, chrome: str | None) -> int:
         events = list(read_trace(file))
         if chrome is not None:
             try:
-                lines = as_lines(convert(events))
+                converted = json.dumps(convert(events), separators=(",", ":"))
             except (LookupError, ValueError, TypeError, AttributeError) as error:
                 raise ValueError(f"{file}: events are missing or changed: {type(error).__name__}: {error}") from None
             with open(chrome, "x", encoding="utf-8") as target:
-                target.writelines(lines)
+                target.write(converted + "\n")
     counts = Counter(event["kind"] for event in events)
     totals = ", ".join(f"{words} {counts[kind]:,}" for kind, words in COUNTED.items() if counts[kind])
     click.echo(f"{events[0]['stage']}: {totals or 'nothing happened'}")

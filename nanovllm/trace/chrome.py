@@ -7,8 +7,7 @@ Counters show held, idle and free blocks, hits, copies and preemptions. An arrow
 was forked from it. Loads are slices that may overlap.
 """
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from .events import Event
@@ -166,12 +165,3 @@ def pool_counts(state: State) -> dict[str, int]:
 
 def microseconds(seconds: float) -> int:
     return round(seconds * 1e6)
-
-
-def as_lines(trace: dict[str, Any]) -> Iterator[str]:
-    """Yield the trace as JSON with one event per line."""
-    slices = trace["traceEvents"]
-    yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
-    for i, each in enumerate(slices):
-        yield json.dumps(each, separators=(",", ":")) + ("\n" if i == len(slices) - 1 else ",\n")
-    yield "]}\n"
