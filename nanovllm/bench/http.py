@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..llm import LLM
+from .bench_options import Http
 from .engine import Run, load_llm, numbers, serve
 from .harness import Spread, percentiles, ratio, take_turns
 from .load import COMPLETIONS, Client, connect
-from .options import Http
 from .report import Report, machine, report_of
 from .workload import Task, check_lengths, random_tasks
 

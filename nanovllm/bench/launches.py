@@ -12,10 +12,10 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # torch does not list it as exported
 
 from ..llm import LLM
+from .bench_options import Launches
 from .engine import IDS, free_memory, load_llm, params_of
 from .harness import repeated, seconds_of
-from .options import Launches, settings
-from .report import Report, machine, report_of
+from .report import Report, machine, report_of, settings
 from .workload import check_lengths, random_tasks
 
 COUNTED_STEPS, WARM_UP_STEPS = 10, 5

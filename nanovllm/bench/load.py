@@ -18,8 +18,8 @@ import aiohttp
 from yarl import URL
 
 from .. import __version__
+from .bench_options import ServerLoad
 from .harness import percentiles
-from .options import ServerLoad
 from .report import Report
 from .workload import arrivals, chats
 

@@ -25,9 +25,9 @@ from ..backends.gpu.ops import PLAIN, DecodeWorkspace, Ops, choose_splits, trito
 from ..checkpoints.sizes import SHAPES, Shape
 from ..engine.block_manager import cdiv
 from ..engine.config import EngineConfig, default_device
+from .bench_options import Paged, whole_numbers
 from .floor import device_bandwidth
 from .harness import ratio, take_turns, timed
-from .options import Paged, whole_numbers
 from .report import Report, machine_of
 
 CONTIGUOUS, SDPA = "contiguous", "sdpa"

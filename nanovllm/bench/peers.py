@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
+from .bench_options import Peers, whole_numbers
 from .engine import Run, load_llm, serve
 from .floor import kv_bytes, read_bandwidth, weight_bytes
 from .harness import Spread, take_turns
-from .options import Peers, whole_numbers
 from .peer import PeerProcess, peer_settings, peer_specs
 from .report import Report, has_random_weights, machine, report_of
 from .workload import Task, check_lengths, mixed_tasks, random_tasks

@@ -15,9 +15,9 @@ from ..engine.block_manager import cdiv
 from ..engine.config import EngineArgs
 from ..llm import LLM
 from ..log import tell
+from .bench_options import Published
 from .engine import Run, free_memory, load_llm, numbers, serve
 from .floor import device_bandwidth, floor_note, slots_read, weight_bytes
-from .options import Published
 from .peer import PeerProcess, PeerSpec, peer_settings
 from .report import Report, machine, report_of
 from .workers.worker import Settings

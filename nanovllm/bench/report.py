@@ -4,13 +4,13 @@ import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import __version__
-from .options import settings
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -24,6 +24,11 @@ def report_of(
     """Return a report. `options` are those of the benchmark, or what to show of them."""
     named = options if isinstance(options, dict) else settings(options)
     return {"bench": bench, "settings": named, "machine": machine, "measured": measured, **more, "says": [*says]}
+
+
+def settings(options: Any) -> dict[str, Any]:
+    """Return the options that are set, for the report, without the choice of a peer."""
+    return {name: value for name, value in asdict(options).items() if value is not None and name != "peer"}
 
 
 def machine(llm: "LLM") -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Any
 from ..engine.config import POOL_SIZES
 from ..engine.cost_model import measure as measure_cost
 from ..llm import LLM
+from .bench_options import Latency, Offload, Prefix, Throughput
 from .engine import Run, load_llm, numbers, serve
 from .floor import floor_note, kv_bytes, read_bandwidth, weight_bytes
 from .harness import Spread, ratio, take_turns
-from .options import Latency, Offload, Prefix, Throughput, settings
 from .peer import TRANSFORMERS, PeerProcess, peer_settings
-from .report import Report, machine, report_of
+from .report import Report, machine, report_of, settings
 from .workload import Task, check_lengths, random_tasks, random_tokens
 
 NOTE = "times in ms: p50 / p90 / p99 of all rounds"

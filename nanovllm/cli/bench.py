@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..bench import options as bench_options
+from ..bench import bench_options
 from ..checkpoints.sizes import SHAPES
 from ..engine.config import EngineConfig
 from .click_options import engine_options, option, split, usage_errors, with_checkpoint
@@ -60,7 +60,10 @@ def bench(context: click.Context) -> None:
 
 def command_of(name: str, benchmark: Benchmark) -> click.Command:
     """Return the command of a benchmark."""
-    given: list[click.Parameter] = [option(each, **checks(each)) for each in fields(benchmark.options)]
+    given: list[click.Parameter] = [
+        option(each, **{key: each.metadata[key] for key in SETTINGS & each.metadata.keys()})
+        for each in fields(benchmark.options)
+    ]
     given.append(
         click.Option(["--json", "json_file"], metavar="PATH", help="write JSON to a file; - is standard output")
     )
@@ -88,20 +91,9 @@ def command_of(name: str, benchmark: Benchmark) -> click.Command:
     return click.Command(name, callback=run, params=given, help=getdoc(benchmark.options))
 
 
-def checks(field: Field[Any]) -> dict[str, Any]:
-    """Return the checks that click makes for an option, from the metadata of its field."""
-    given = field.metadata
-    changes: dict[str, Any] = {name: given[name] for name in ("metavar", "envvar") if name in given}
-    low, high = given.get("above", given.get("min")), given.get("below")
-    if field.type == tuple[str, ...]:
-        changes["multiple"] = True
-    elif field.type in (int, int | None) and low is not None:
-        changes["type"] = click.IntRange(min=low)
-    elif low is not None:
-        changes["type"] = click.FloatRange(low, high, min_open="above" in given, max_open=high is not None)
-    elif field.name == "shape":
-        changes["type"] = click.Choice([*SHAPES])
-    return changes
+def settings_of(field: Field[Any]) -> dict[str, Any]:
+    """Return the settings of click in the metadata of a field."""
+    return {name: field.metadata[name] for name in ("type", "multiple", "metavar", "envvar") if name in field.metadata}
 
 
 def show(measure: Callable[[], Report], json_file: str | None) -> Report:

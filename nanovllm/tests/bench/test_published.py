@@ -10,8 +10,8 @@ import pytest
 from ... import LLM
 from ...__main__ import main
 from ...bench import floor, published
+from ...bench.bench_options import Published
 from ...bench.engine import Run, folder_of_shape
-from ...bench.options import Published
 from ...bench.workers import serve_transformers
 from ...bench.workload import Task, published_tasks
 from ...checkpoints.model_config import read_model_config

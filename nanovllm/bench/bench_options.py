@@ -1,18 +1,24 @@
 """The options of each benchmark: fields and help texts for `nanovllm bench`, without importing torch."""
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+import click
+
+from ..checkpoints.sizes import SHAPES
+
+ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
 def option(default: Any, help: str, **more: Any) -> Any:
-    """Return a field with its help. `more` has its metavar and envvar, and its limits: min, above, below or choices."""
+    """Return a field with its help. `more` has its choices, or settings of click: type, multiple, metavar, envvar."""
     return field(default=default, metadata={"help": help, **more})
 
 
 def count(default: int | None, help: str) -> Any:
     """Return a field that must be at least 1."""
-    return option(default, help, min=1)
+    return option(default, help, type=click.IntRange(min=1))
 
 
 def rounds(default: int) -> Any:
@@ -25,11 +31,6 @@ def peer() -> Any:
     return option(True, "measure transformers too")
 
 
-def settings(options: Any) -> dict[str, Any]:
-    """Return the options that are set, for the report, without the choice of a peer."""
-    return {name: value for name, value in asdict(options).items() if value is not None and name != "peer"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """Random prompts, all served at the same time."""
@@ -37,7 +38,7 @@ class Workload:
     num_prompts: int = count(32, "requests")
     input_len: int = count(128, "tokens in each random prompt")
     output_len: int = count(64, "tokens in each output")
-    spread: float = option(0.0, "random lengths vary by up to this share", min=0, below=1)
+    spread: float = option(0.0, "random lengths vary by up to this share", type=click.FloatRange(0, 1, max_open=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,7 @@ class Peers:
         (),
         "vllm=PYTHON or llama.cpp=PYTHON,FILE.gguf: an interpreter that can import it; repeatable",
         metavar="NAME=PYTHON[,FILE]",
+        multiple=True,
     )
     transformers: bool = option(True, "measure transformers too, if it is installed")
     jobs: str = option("mixed,1,2,4", "mixed: 32 requests of mixed lengths; a number: that many decoding sequences")
@@ -123,10 +125,10 @@ class Published:
     num_requests: int = count(256, "requests, all at once")
     min_len: int = count(100, "fewest tokens in a prompt and in an output")
     max_len: int = count(1024, "most tokens in a prompt and in an output")
-    temperature: float = option(0.6, "sampling temperature", min=0)
+    temperature: float = option(0.6, "sampling temperature", type=click.FloatRange(min=0))
     peer: bool = peer()
     peer_seconds: float = option(
-        240.0, "stop transformers after this many seconds; its speed counts the tokens generated so far", above=0
+        240.0, "stop transformers after this many seconds; its speed counts the tokens generated so far", type=ABOVE_0
     )
 
 
@@ -149,7 +151,9 @@ class Paged:
     Times a decode step's attention over a paged cache, over a contiguous one, and by torch.
     """
 
-    shape: str = option("llama-3.1-8b", "use the heads and layers of this published shape", metavar="NAME")
+    shape: str = option(
+        "llama-3.1-8b", "use the heads and layers of this published shape", choices=(*SHAPES,), metavar="NAME"
+    )
     batch_sizes: str = option("1,8,64", "sequences", metavar="N,N")
     contexts: str = option("1024,8192,32768", "tokens of each sequence", metavar="N,N")
     block_sizes: str = option("16,128", "slots in a block", metavar="N,N")
@@ -176,7 +180,7 @@ class ServerLoad:
     endpoint: str = option("completions", "the endpoint to use", choices=("completions", "chat"))
     num_prompts: int = count(200, "requests")
     request_rate: float = option(
-        math.inf, "requests per second, arriving as a Poisson process; inf: all at once", above=0
+        math.inf, "requests per second, arriving as a Poisson process; inf: all at once", type=ABOVE_0
     )
     max_concurrency: int | None = count(None, "most requests at a time")
     input_len: int | None = count(None, "words of each prompt; default: lengths typical of chats")
