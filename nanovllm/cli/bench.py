@@ -60,10 +60,7 @@ def bench(context: click.Context) -> None:
 
 def command_of(name: str, benchmark: Benchmark) -> click.Command:
     """Return the command of a benchmark."""
-    given: list[click.Parameter] = [
-        option(each, **{key: each.metadata[key] for key in SETTINGS & each.metadata.keys()})
-        for each in fields(benchmark.options)
-    ]
+    given: list[click.Parameter] = [option(each, **settings_of(each)) for each in fields(benchmark.options)]
     given.append(
         click.Option(["--json", "json_file"], metavar="PATH", help="write JSON to a file; - is standard output")
     )
