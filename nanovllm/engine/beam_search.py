@@ -140,9 +140,7 @@ class BeamSearch:
         if params.beam_width > engine.config.max_num_seqs:
             limit = engine.config.max_num_seqs
             raise ValueError(f"beam_width must be at most max_num_seqs, {limit}, got {params.beam_width}")
-        self._kv_cache_manager, self._kv_cache = engine.kv_cache_manager, engine.kv_cache
-        self._executor, self._input_processor = engine.executor, engine.input_processor
-        self._observers, self._tokenizer = engine.observers, engine.tokenizer
+        self._engine, self._kv_cache_manager, self._observers = engine, engine.kv_cache_manager, engine.observers
         self._max_num_batched_tokens = engine.config.max_num_batched_tokens
         self._params = params
 
@@ -153,7 +151,7 @@ class BeamSearch:
         )
         token_ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) else prompt
         try:
-            samples = self._input_processor.process(request_id, token_ids, params)
+            samples = self._engine.input_processor.process(request_id, token_ids, params)
             if isinstance(prompt, dict):
                 for seq in samples:
                     seq.prompt = prompt.get("prompt")
@@ -175,8 +173,8 @@ class BeamSearch:
     def _sequence(self, output: RequestOutput, i: int, hypothesis: Hypothesis) -> BeamSearchSequence:
         tokens = [*output.prompt_token_ids, *hypothesis.token_ids]
         text = None
-        if self._tokenizer:
-            text = self._tokenizer.decode(tokens, skip_special_tokens=self._params.skip_special_tokens)
+        if self._engine.tokenizer:
+            text = self._engine.tokenizer.decode(tokens, skip_special_tokens=self._params.skip_special_tokens)
         return BeamSearchSequence(
             orig_prompt={"type": "token", "prompt_token_ids": output.prompt_token_ids, "prompt": output.prompt},
             tokens=tokens,
@@ -222,7 +220,7 @@ class BeamSearch:
         They are enough to keep beam_width beams even if every other candidate is a stop token.
         """
         copies = [copy for beam in beams if (copy := self._kv_cache_manager.append_slot(beam))]
-        self._kv_cache.copy_blocks(copies)
+        self._engine.kv_cache.copy_blocks(copies)
         self._observers.tell("copy", copies)
         size = self._max_num_batched_tokens
         logprobs = torch.cat([self._compute(beams[start : start + size]) for start in range(0, len(beams), size)])
@@ -243,7 +241,7 @@ class BeamSearch:
         batch: list[Scheduled] = [
             (beam, min(beam.num_uncomputed_tokens, self._max_num_batched_tokens)) for beam in beams
         ]
-        logits = self._executor.next_logits(batch)  # [num_beams, vocab_size]
+        logits = self._engine.executor.next_logits(batch)  # [num_beams, vocab_size]
         for beam, num_tokens in batch:
             beam.num_computed_tokens += num_tokens
             self._kv_cache_manager.cache_blocks(beam, num_tokens)
