@@ -26,7 +26,7 @@ from functools import cache
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import IO, Any
 
 import torch
@@ -219,7 +219,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 class Compiler:
-    """A spawned process that fills the cache. It ends with its owner, on close(), or when this process exits.
+    """A spawned process that fills the cache. It ends with its owner, on close(), or with this process.
 
     It is never forked: Numba's OpenMP layer kills a forked child at its first parallel loop.
     """
@@ -261,7 +261,7 @@ def start(dtype: str, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes
     paths = [str(Path(__file__).resolve().parents[3]), *filter(None, sys.path)]
     return subprocess.Popen(
         [sys.executable, "-m", f"{__package__}.compiler", dtype, str(folder)],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # closes when this process ends, however it ends
         stdout=output,
         stderr=subprocess.STDOUT,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
@@ -272,10 +272,17 @@ def start(dtype: str, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes
 def end(process: subprocess.Popen[bytes]) -> None:
     """End the process, and wait until it is gone."""
     process.kill()
-    process.wait()
+    process.communicate()  # closes its standard input, too
+
+
+def exit_with_input() -> None:
+    """Exit once standard input closes: the engine that started this process has ended."""
+    os.read(0, 1)
+    os._exit(1)
 
 
 if __name__ == "__main__":
+    Thread(target=exit_with_input, daemon=True).start()
     with suppress(OSError, AttributeError):
         os.nice(19)  # engines that serve in the meantime come first
     torch.set_num_threads(1)

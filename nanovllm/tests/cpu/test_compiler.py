@@ -280,14 +280,18 @@ def test_the_first_engine_starts_at_once_and_the_second_one_has_kernels(checkpoi
 
 @pytest.mark.full
 def test_two_engines_finish_the_work_of_a_killed_one(checkpoint, tmp_path):
-    """The first engine is killed while its compiler runs, and the others wait for that compiler."""
+    """The first engine is killed while its compiler runs, which must end too."""
     script = GENERATE.format(package=PACKAGE.name, checkpoint=str(checkpoint))
-    started = script.replace("generate()\nkernels.wait", "print(flush=True)\nkernels.wait", 1)
-    first = run_script(started, tmp_path)
-    first.stdout.readline()
+    report = "import os\nprint(*os.popen(f'pgrep -P {os.getpid()}').read().split(), flush=True)\n"
+    first = run_script(script.replace("generate()\nkernels.wait", f"{report}kernels.wait", 1), tmp_path)
+    children = [Path("/proc", pid) for pid in first.stdout.readline().split()]
     time.sleep(4)
     first.kill()
     first.communicate()
+    deadline = time.monotonic() + 20
+    while any(child.exists() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert children and not any(child.exists() for child in children)
     results = [json.loads(finish(each)) for each in [run_script(script, tmp_path), run_script(script, tmp_path)]]
     assert results[0][1][:2] == results[1][1][:2] and results[0][1][1] == "kernel"
 
