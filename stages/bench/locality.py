@@ -35,20 +35,16 @@ def reads(rounds: int = 7, num_bytes: int = 2**28, most: int = 2**16) -> Scores:
     the same number of pieces, at most `most`.
     """
     memory, calls = torch.ones(num_bytes // 4), TimedCalls()
-    counts = {piece: min(most, num_bytes // piece) for piece in PIECES}
-    for piece, count in counts.items():
+    for piece in PIECES:
+        count = min(most, num_bytes // piece)
         rows, generator = memory.view(-1, piece // 4), torch.Generator().manual_seed(piece)
         start = torch.zeros(1, dtype=torch.int64)
         random_rows = torch.randperm(len(rows), generator=generator)[:count]  # [count]
         for name, at in (("random", random_rows), ("in_a_row", torch.arange(count))):
             calls[piece, name] = timed(partial(read, rows, at, start))
     turns = take_turns(calls, rounds)
-    speeds = {
-        f"{piece}_bytes_per_second": [count * piece / turn[piece, "random"] for turn in turns]
-        for piece, count in counts.items()
-    }
     pairs: Any = {f"{piece}": ((piece, "random"), (piece, "in_a_row")) for piece in PIECES}
-    return ratios(turns, pairs) | figures(speeds)
+    return ratios(turns, pairs)
 
 
 def read(rows: torch.Tensor, at: torch.Tensor, start: torch.Tensor) -> torch.Tensor:

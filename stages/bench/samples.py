@@ -1,8 +1,7 @@
 """The samples table: several outputs of one prompt. All of it is counted without a model, in seconds.
 
-`first_tokens`: steps until every sample has its first token, for n = 1 and n = 4. `scarce`: requests of n = 4 in pools
-that are too small for all of them. Stage 5 computes the prompt of a preempted sample again, stage 6 finds it in the
-cache, and stage 7 has a host pool as well, four times as large.
+`scarce`: requests of n = 4 in pools that are too small for all of them. Stage 5 computes the prompt of a preempted
+sample again, stage 6 finds it in the cache, and stage 7 has a host pool as well, four times as large.
 """
 
 from argparse import Namespace
@@ -12,11 +11,10 @@ from typing import Any
 from nanovllm.bench.workload import Task
 from stages.bench.engines import by_sample, without_model
 from stages.bench.models import STORYTELLER
-from stages.bench.racing import computed_twice, sampling_params, serve
+from stages.bench.racing import computed_twice, serve
 from stages.bench.workloads import even_prompt
 
 N, BLOCK_SIZE = 4, 16
-PROMPTS = (200, 208, 209, 600)  # the last one is computed in two steps
 NUM_REQUESTS, PROMPT, OUTPUT = 12, 100, 60
 PARTS = (1, 3, 6)  # the pool holds this part of all requests' tokens: all, a third, a sixth
 TIMES_ON_HOST = 4  # the host's pool, in pools of the device
@@ -24,13 +22,8 @@ TIMES_ON_HOST = 4  # the host's pool, in pools of the device
 
 def measure(args: Namespace) -> dict[str, Any]:
     """Count both parts for each stage that has samples."""
-    names = ("s5", "s6", "s7")
-    first = {
-        name: {str(length): {f"n{n}": first_token_steps(name, length, n) for n in (1, N)} for length in PROMPTS}
-        for name in names
-    }
-    few_blocks = {name: scarce(name) for name in names}
-    return {"samples": {"machine": "any: it is counted", "first_tokens": first, "scarce": few_blocks}}
+    few_blocks = {name: scarce(name) for name in ("s5", "s6", "s7")}
+    return {"samples": {"machine": "any: it is counted", "scarce": few_blocks}}
 
 
 def engine_without_model(name: str, pool: int) -> Any:
@@ -39,17 +32,6 @@ def engine_without_model(name: str, pool: int) -> Any:
     if name == "s7":
         options["kv_offloading_tokens"] = TIMES_ON_HOST * pool
     return without_model(name, by_sample, model=str(STORYTELLER), **options)
-
-
-def first_token_steps(name: str, num_prompt_tokens: int, n: int) -> int:
-    """Return the steps until each sample of a single request has a token."""
-    engine = engine_without_model(name, pool=8192)
-    engine.add_request("0", even_prompt(num_prompt_tokens), sampling_params(name, Task([], 2, n)))
-    has_tokens = False
-    while not has_tokens:
-        outputs = engine.step()
-        has_tokens = bool(outputs) and all(sample.token_ids for sample in outputs[0].outputs)
-    return int(engine.model_runner.num_steps)
 
 
 def scarce(name: str) -> dict[str, dict[str, int]]:

@@ -14,7 +14,7 @@ import shlex
 import statistics
 from argparse import Namespace
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -39,24 +39,16 @@ NUM_ROUNDS = 3
 PEER_TOKENS, PEER_PAIRS = 128, 5
 
 
-class Variant(NamedTuple):
-    """A stage and its options; most stages have one variant."""
-
-    label: str
-    name: str
-    options: dict[str, Any]
-
-
-VARIANTS = [
-    Variant("s1, max_model_len each", "s1", {"reservation": "max_model_len"}),
-    Variant("s1, prompt + max_tokens", "s1", {"reservation": "request"}),
-    Variant("s2, blocks of 16", "s2", {}),
-    Variant("s3, tiles of blocks", "s3", {}),
-    Variant("s4, no promises", "s4", {}),
-    Variant("s5, shared blocks", "s5", {}),
-    Variant("s6, prefix cache", "s6", {}),
-    Variant("s7, host pool", "s7", {}),
-]
+VARIANTS: dict[str, dict[str, Any]] = {  # options of a stage, which the label begins with
+    "s1, max_model_len each": {"reservation": "max_model_len"},
+    "s1, prompt + max_tokens": {"reservation": "request"},
+    "s2, blocks of 16": {},
+    "s3, tiles of blocks": {},
+    "s4, no promises": {},
+    "s5, shared blocks": {},
+    "s6, prefix cache": {},
+    "s7, host pool": {},
+}
 OVERHEAD = ("s4, no promises", "s5, shared blocks", "s6, prefix cache", "s7, host pool")
 
 
@@ -67,21 +59,21 @@ def measure(args: Namespace) -> dict[str, Any]:
     ratios: dict[str, list[float]] = {}
     for number in range(NUM_ROUNDS):
         racers = serve(VARIANTS, title=f"stages, round {number + 1} of {NUM_ROUNDS}")
-        rows.append({variant.label: row_of(variant, racers[variant.label]) for variant in VARIANTS})
+        rows.append({label: row_of(label, racer) for label, racer in racers.items()})
         for before, after in itertools.pairwise(OVERHEAD):
-            key = f"{after.split(',')[0]}_over_{before.split(',')[0]}"
+            key = f"{stage_of(after)}_over_{stage_of(before)}"
             ratios.setdefault(key, []).append(speed_over(racers[before], racers[after]))
     overhead = {key: {"rounds": NUM_ROUNDS, **Spread.of(each).as_ratio()} for key, each in ratios.items()}
     return {"scoreboard": median_scores(rows), "overhead": overhead}
 
 
-def serve(variants: Iterable[Variant], num_requests: int = 32, title: str | None = None) -> dict[str, Racer]:
+def serve(labels: Iterable[str], num_requests: int = 32, title: str | None = None) -> dict[str, Racer]:
     """Let every variant serve the mixed workload, all side by side."""
     tasks, options = mixed_tasks(4096, num_requests), {"dtype": "float32", "kv_cache_tokens": POOL_TOKENS}
     racers = {}
-    for variant in variants:
-        llm = stage(variant.name).LLM(STORYTELLER, **options, **variant.options)
-        racers[variant.label] = Racer(variant.name, llm, tasks)
+    for label in labels:
+        name = stage_of(label)
+        racers[label] = Racer(name, stage(name).LLM(STORYTELLER, **options, **VARIANTS[label]), tasks)
     race(racers, title)
     return racers
 
@@ -92,17 +84,21 @@ def speed_over(before: Racer, after: Racer) -> float:
     return statistics.median(a / b for a, b in zip(before.slices, after.slices, strict=True))
 
 
-def row_of(variant: Variant, racer: Racer) -> Scores:
+def stage_of(label: str) -> str:
+    return label.split(",")[0]
+
+
+def row_of(label: str, racer: Racer) -> Scores:
     """Return the scores of a run that is over, the pool's bytes at its peak, and the blocks that moved."""
-    llm, scores = racer.llm, racer.scores()
+    name, llm, scores = stage_of(label), racer.llm, racer.scores()
     row = {"seats": racer.seats}
-    row |= {name: scores[name] for name in ("steps", "tokens_computed", "tokens_per_second", "first_token_seconds")}
+    row |= {key: scores[key] for key in ("steps", "tokens_computed", "tokens_per_second", "first_token_seconds")}
     peak, size = llm.peak, llm.kv_cache.bytes_per_token
     row |= {"promised_bytes": peak.promised * size, "held_bytes": peak.held * size}
     row |= {"used_bytes": peak.used * size, "wasted_bytes": peak.wasted * size}
-    if variant.name in ("s5", "s6", "s7"):
+    if name in ("s5", "s6", "s7"):
         row["blocks_copied"] = llm.kv_cache.num_blocks_copied
-    if variant.name == "s7":
+    if name == "s7":
         tier = llm.llm_engine.host_tier
         row |= {"blocks_stored": tier.num_blocks_stored, "blocks_loaded": tier.num_blocks_loaded}
     return row
