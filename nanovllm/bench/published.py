@@ -68,7 +68,7 @@ def published(engine: dict[str, Any], options: Published) -> Report:
         measured[name] |= {"tokens": run.num_tokens, "share of the floor": share}
     if PEER in runs:
         measured[PEER][f"{OWN}'s speedup"] = runs[OWN].tokens_per_second / runs[PEER].tokens_per_second
-    named = {"num_requests": options.num_requests, "temperature": options.temperature}
+    named: dict[str, Any] = {"num_requests": options.num_requests, "temperature": options.temperature}
     named |= {"lengths": f"{options.min_len} to {options.max_len}", "prompt_tokens": sum(len(t.prompt) for t in tasks)}
     says += ["tokens: of outputs; times in ms: p50 / p90 / p99; all requests come at once", floor_note(bandwidth)]
     return report_of("published", named, where | versions, measured, says)

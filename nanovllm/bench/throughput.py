@@ -90,7 +90,10 @@ def prefix(engine: dict[str, Any], options: Prefix) -> Report:
     """Serve a prompt whose beginning is cached, and the same prompt from an empty cache."""
     llm = load_llm(engine | {"enable_prefix_caching": True})
     task, beginning, _ = prompts_of(llm, options)
-    calls = {"new": partial(serve, llm, [task]), "cached": partial(serve_after, llm, task, beginning)}
+    calls: dict[str, Call] = {
+        "new": partial(serve, llm, [task]),
+        "cached": partial(serve_after, llm, task, beginning),
+    }
     with transformers(llm, [task], options.peer) as (peer_calls, says):
         results = take_turns({**calls, **peer_calls}, options.rounds, title="prefix")
     sooner = first_token_ratio(results, "new", "cached")

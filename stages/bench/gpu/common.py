@@ -39,7 +39,7 @@ class Setup(NamedTuple):
     @property
     def models(self) -> tuple[str, ...]:
         """The shapes that a part measures."""
-        return self.size(("135M", "1B"), ("tiny",))
+        return ("tiny",) if self.is_tiny else ("135M", "1B")
 
     def size(self, full: Any, tiny: Any) -> Any:
         """Return the size of a case."""

@@ -13,7 +13,6 @@ from nanovllm.bench.harness import Scores, Spread, figures, take_turns, timed
 from nanovllm.bench.workload import mixed_tasks
 from stages import s2_block_manager as s2
 from stages.bench.engines import silent
-from stages.bench.models import bytes_per_token
 from stages.bench.replay import Compacting, Moment, admitted, arrivals, in_blocks, replay
 from stages.bench.results import decode_case
 from stages.bench.workloads import Traffic, traffic
@@ -120,8 +119,9 @@ def gather_cost(config: ModelConfig) -> Scores:
 
     The cases come from the decode table: one sequence, one long sequence, and eight sequences.
     """
+    cache = KVCache(config, 1, BLOCK_SIZE, torch.float32, torch.get_default_device())
     num_slots = -(-LONG // BLOCK_SIZE) * BLOCK_SIZE  # of whole blocks
-    result: Scores = {"longest": LONG, "copied_bytes": num_slots * bytes_per_token(config, torch.float32)}
+    result: Scores = {"longest": LONG, "copied_bytes": num_slots * cache.bytes_per_token}
     for name, (batch, context) in {"at_128": (1, 128), "at_longest": (1, LONG), "of_8": (8, 512)}.items():
         case = decode_case(batch, context)
         least, largest = case["s2_over_s1_spread"]
