@@ -12,19 +12,17 @@ most block_size - 1 are empty in a sequence's last one (Kwon et al. 2023, arXiv:
 from itertools import takewhile
 
 from .block_pool import BlockPool
-from .host_tier import HostTier
 from .kv_cache import BlockCopy, PoolReport
 from .observer import Observer
 from .prefix_cache import PrefixCacheStats, extend_block_hashes
 from .sequence import Sequence
+from .tier import Tier
 
 
 class BlockManager:
     """A block table for each sequence. allocate() takes blocks for its tokens so far, append_slot() for one more."""
 
-    def __init__(
-        self, num_blocks: int, block_size: int, enable_caching: bool, tier: HostTier, observer: Observer
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, enable_caching: bool, tier: Tier, observer: Observer) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.tier = tier  # where evicted blocks go, and come back from
         self.pool = BlockPool(num_blocks, observer, tier.store)
@@ -182,8 +180,8 @@ class BlockManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless each reference count is right, and each table is as long as it must be."""
-        arriving = [copy.target for load in self.tier.loads for copy in load.copies]
-        self.pool.check_integrity([block for seq in self._holders for block in seq.block_table] + arriving)
+        held = [block for seq in self._holders for block in seq.block_table]
+        self.pool.check_integrity(held + self.tier.arriving())
         self.tier.check_integrity()
         for seq in self._holders:
             least, most = (cdiv(num, self.block_size) for num in (seq.num_computed_tokens, seq.num_tokens))

@@ -137,6 +137,10 @@ class HostTier:
                 self._observer.tell("arrive", load.copies)
         return arrived
 
+    def arriving(self) -> list[int]:
+        """Return the targets that collect() has not returned yet."""
+        return [copy.target for load in self.loads for copy in load.copies]
+
     def reset(self) -> None:
         """Empty the tier. No block may be loading."""
         texts = list(self.pool.hashes.items())

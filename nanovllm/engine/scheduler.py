@@ -76,7 +76,7 @@ class Scheduler:
                 index += 1
             elif len(self.running) > 1:
                 self._preempt(self.running[-1], makes_room_for=seq)  # it may be `seq` itself
-            elif self._kv_cache_manager.tier.loads:  # the load of a preempted sequence still holds blocks
+            elif self._kv_cache_manager.tier.arriving():  # the load of a preempted sequence still holds blocks
                 index += 1
             else:
                 self._fail(seq, output)

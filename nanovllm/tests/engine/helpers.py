@@ -15,6 +15,7 @@ from ...engine.host_tier import HostTier
 from ...engine.observer import Observer
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
+from ...engine.tier import Tier
 from ...llama import LlamaForCausalLM
 
 BOS, EOS = 1, 2
@@ -170,7 +171,7 @@ def make_manager(
     num_blocks: int,
     block_size: int = 4,
     is_caching: bool = False,
-    tier: HostTier | None = None,
+    tier: Tier | None = None,
     observer: Observer | None = None,
 ) -> BlockManager:
     """Return a BlockManager without tensors, and by default without a second tier."""

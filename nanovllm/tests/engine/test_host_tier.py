@@ -60,7 +60,7 @@ def test_empty_tier_stores_nothing():
     assert tier.blocks.shape == (0, *SHAPE)
     tier.store(0, name(0))
     assert name(0) not in tier and tier.num_blocks_stored == 0 and tier.has_arrived([0])
-    assert wait(tier) == [] and not tier.loads
+    assert wait(tier) == [] and tier.arriving() == []
 
 
 def test_host_without_room_is_one_error_with_blocks_and_bytes():
@@ -90,6 +90,7 @@ def test_load_copies_blocks_in_every_layer_and_nothing_else():
     store_all(tier, 4)
     held = tier.hold([name(2), name(3)])
     load(tier, held, [1, 0])
+    assert tier.arriving() == [1, 0]
     assert wait(tier) == [1, 0]
     assert torch.equal(cache.blocks, torch.stack([device[3], device[2], device[2], device[3]]))
     assert (tier.num_blocks_stored, tier.num_blocks_loaded) == (4, 2)
@@ -177,7 +178,7 @@ def test_load_arrives_when_its_event_completes_or_after_waiting():
     events[1].is_past = True
     assert tier.has_arrived([1]) and not tier.has_arrived([0, 1])
     tier.check_integrity()
-    assert tier.collect() == [1]
+    assert tier.collect() == [1] and tier.arriving() == [0]
     assert wait(tier) == [0] and tier.has_arrived([0])
 
 

@@ -232,7 +232,7 @@ def test_aborting_a_loading_sequence_does_not_wait_and_leaks_nothing(checkpoint,
     assert engine.host_tier.loads
     output = engine.abort_request("b")
     assert output is not None and reasons(output) == ["abort"] * n
-    assert engine.host_tier.loads, "the load continues, to blocks that it holds"
+    assert engine.host_tier.loads and engine.host_tier.arriving(), "the load continues, to blocks that it holds"
     engine.kv_cache_manager.check_integrity()
     assert_answered_alone(run_to_the_end(engine))
     engine.add_request("b", SECOND, params(12, temperature=1.0, seed=3))
