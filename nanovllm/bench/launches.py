@@ -15,7 +15,7 @@ from ..llm import LLM
 from .bench_options import Launches
 from .engine import IDS, free_memory, load_llm, params_of
 from .harness import repeated, seconds_of
-from .report import Report, machine, report_of, settings
+from .report import Report, failure_reported, machine, report_of, settings
 from .workload import check_lengths, random_tasks
 
 COUNTED_STEPS, WARM_UP_STEPS = 10, 5
@@ -40,13 +40,10 @@ def launches(engine: dict[str, Any], options: Launches) -> Report:
     engine = engine | {"max_num_seqs": max(engine["max_num_seqs"], options.batch_size)}
     for name, way in ways(engine).items():
         free_memory()
-        try:
+        with failure_reported(name, says):
             measured[name], own = measure_way(engine | way, options)
-        except Exception as error:  # out of memory, missing triton, a failing kernel
-            says.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-            continue
-        says.append(f"{name}: {own.pop('with')}")
-        where = where or own
+            says.append(f"{name}: {own.pop('with')}")
+            where = where or own
     if not measured:
         raise ValueError("; ".join(says))
     says.append("all numbers are for one step; the time is a median, without a profiler")

@@ -8,8 +8,7 @@ On a GPU all layers are one CUDA graph, so that launching kernels costs next to 
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from ..engine.config import EngineConfig, default_device
 from .bench_options import Paged, whole_numbers
 from .floor import device_bandwidth
 from .harness import ratio, take_turns, timed
-from .report import Report, machine_of
+from .report import Report, failure_reported, machine_of
 
 CONTIGUOUS, SDPA = "contiguous", "sdpa"
 LEAST_BYTES = 1 << 28  # of keys and values: more than a GPU's caches hold
@@ -185,15 +184,6 @@ def measure_cases(
             for name, numbers in measure_case(case.fitted(layers), ops, block_sizes, rounds, failures).items():
                 measured[name] = measured.get(name, {}) | numbers
     return measured, failures
-
-
-@contextmanager
-def failure_reported(name: str, failures: list[str]) -> Iterator[None]:
-    """Turn an error into a line: too little memory, or a kernel that this GPU cannot run."""
-    try:
-        yield
-    except Exception as error:
-        failures.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
 @torch.inference_mode()

@@ -3,7 +3,8 @@
 import json
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,15 @@ def machine_of(device: torch.device) -> dict[str, Any]:
         "device": f"{device} {name}".strip(),
         "threads": torch.get_num_threads(),
     }
+
+
+@contextmanager
+def failure_reported(name: str, failures: list[str]) -> Iterator[None]:
+    """Turn an error into a line: too little memory, or a kernel that this machine cannot run."""
+    try:
+        yield
+    except Exception as error:
+        failures.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
 def text(report: Report) -> str:
