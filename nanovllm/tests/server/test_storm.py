@@ -1,6 +1,7 @@
 """Short storms. `make storm` runs them at full size."""
 
 import asyncio
+import json
 import random
 
 import httpx
@@ -13,10 +14,13 @@ from ...server.options import ServerOptions
 from ...server.run import address_of as url_of
 from ...server.run import listening_socket, make_front
 from .inside import until
+from .raw import Raw
 from .served import STORYTELLER
-from .storm import clients, malformed
+from .storm import clients, kills, malformed
+from .storm.bad_bodies import whole
+from .storm.judge import Judge
 from .storm.processes import check_log, storm_server
-from .storm.wire import StreamRequest, read_stream, send_and_read
+from .storm.wire import StreamRequest, StreamResult, read_stream, send_and_read
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 FIRST = b'data: {"choices": [{"index": 0, "text": "Once", "finish_reason": null}]}\n\n'
@@ -44,6 +48,20 @@ def test_healthy_client_beside_malformed_and_slow_requests(tmp_path):
     check_log(tmp_path / "log")
 
 
+def test_faults_of_responses():
+    bad = whole("bad", b"{}")
+    error = json.dumps({"error": {"message": "no", "type": "x", "param": None, "code": None}}).encode()
+
+    def fault(status, body, seconds=0.1, bad=bad):
+        return malformed.fault_of(bad, Raw(b"HTTP/1.1 %d x\r\n\r\n%b" % (status, body), seconds, False))
+
+    assert fault(400, error) is None and fault(400, error, 1.1) == "1.10 seconds"
+    assert fault(500, error) == "status 500" and fault(200, error) == "status 200"
+    assert fault(400, b"Bad Request").startswith("not in OpenAI's form")
+    assert fault(400, error, bad=bad._replace(is_slow=True)) == "status 400"
+    assert malformed.fault_of(bad, Raw(b"", 0.1, True)) == "no response"
+
+
 @pytest.mark.full
 def test_client_retries_after_the_engine_is_killed(served):
     """The front is this process. The client retries at another server."""
@@ -69,6 +87,27 @@ def test_client_retries_after_the_engine_is_killed(served):
     half = asyncio.run(scenario())
     assert half.texts and not half.is_whole and half.error == "The engine has ended."
     assert asyncio.run(send_and_read(served.url, request)).is_whole
+
+
+@pytest.mark.full
+def test_both_processes_are_killed_and_restarted(tmp_path):
+    counts = asyncio.run(kills.storm(tmp_path, 2, 1))
+    assert counts["whole"] and counts["half"] + counts["nothing"]
+
+
+@pytest.mark.full
+def test_judge_refuses_another_text_without_a_tie(served):
+    request = StreamRequest(
+        "/v1/completions", '{"prompt": "Once", "max_tokens": 16, "stream": true, "temperature": 0, "n": 1}'
+    )
+    expected = asyncio.run(send_and_read(served.url, request))
+    judge = Judge(served.url)
+    asyncio.run(judge.judge(request, expected, expected))
+    [(text, reason)] = expected.outputs.values()
+    other = StreamResult({0: text[:20] + "X" + text[21:]}, {0: reason}, is_done=True)
+    with pytest.raises(AssertionError, match="margin"):
+        asyncio.run(judge.judge(request, other, expected))
+    assert judge.num_ties == 1
 
 
 def chunk(data):

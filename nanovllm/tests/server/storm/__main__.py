@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from . import clients, malformed
+from . import clients, kills, malformed
 from .processes import check_log, sockets_of, storm_server
 
 SPARE = 100  # files that a process opens besides the sockets of a storm
@@ -44,9 +44,14 @@ def run_malformed(args: argparse.Namespace, folder: Path) -> str:
     return "\n".join([f"{args.requests:,} requests: {listed(findings.statuses)}; {gap}; the slowest responses:", *rows])
 
 
+def run_kills(args: argparse.Namespace, folder: Path) -> str:
+    return f"{args.kills} kills: streams {listed(asyncio.run(kills.storm(folder, args.kills, args.seed)))}"
+
+
 STORMS: dict[str, Callable[[argparse.Namespace, Path], str]] = {
     "clients": run_clients,
     "malformed": run_malformed,
+    "kills": run_kills,
 }
 
 
@@ -73,6 +78,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--distinct-requests", type=int, default=64, help="of clients (default: %(default)s)")
     result.add_argument("--tokens", type=int, default=48, help="most tokens of an output (default: %(default)s)")
     result.add_argument("--requests", type=int, default=10_000, help="malformed ones (default: %(default)s)")
+    result.add_argument(
+        "--kills", type=int, default=6, help="of the engine and the front in turn (default: %(default)s)"
+    )
     return result
 
 

@@ -68,6 +68,11 @@ def not_an_object(rng: random.Random) -> Bad:
     return whole("JSON that is not an object", body, rng.choice(list(GOOD)))
 
 
+def bad_number(rng: random.Random) -> Bad:
+    number = rng.choice((b"NaN", b"Infinity", b"-Infinity", b"01", b"+1", b".5", b"0x5", b"1_000", b"9" * 5000))
+    return whole("an invalid number", b'{"prompt": "a", "max_tokens": 1, "seed": ' + number + b"}")
+
+
 def nested(rng: random.Random) -> Bad:
     depth = rng.choice((300, 1000, 5000, 100_000))
     start, end = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))
@@ -91,6 +96,12 @@ def other_encoding(rng: random.Random) -> Bad:
     if name in by_hand:
         return whole(f"UTF-8: {name}", b'{"prompt": "' + by_hand[name] + b'", "max_tokens": 1}')
     return whole(f"encoded as {name}", text.encode(name))
+
+
+def other_type(rng: random.Random) -> Bad:
+    kind = rng.choice(("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "json", "*/*"))
+    path = rng.choice(list(GOOD))
+    return whole("another Content-Type", encoded(GOOD[path]), path, content_type=kind)
 
 
 def huge(rng: random.Random) -> Bad:

@@ -60,11 +60,32 @@ def many_headers(rng: random.Random) -> Bad:
     return Bad("many headers", (head(b"POST /v1/completions HTTP/1.1", *known, *lines) + BODY,))
 
 
+def host(rng: random.Random) -> Bad:
+    lines = rng.choice(((b"x: y",), (b"host: a", b"host: b")))
+    return Bad("host", (head(b"GET /health HTTP/1.1", *lines),))
+
+
+def length(rng: random.Random) -> Bad:
+    values = ("-1", "+5", "5_0", "0x5", "5, 6", "1e3", "five", "9" * 30, "5 5", "5;", "٥")
+    return Bad("Content-Length", (post(BODY, content_length=rng.choice(values)),))
+
+
 def wrong_length(rng: random.Random) -> Bad:
     """Declare more bytes than the client sends before it closes its side, or fewer."""
     if rng.random() < 0.5:
         return Bad("a body that ends early", (post(BODY, content_length=str(len(BODY) + rng.randint(1, 999))),), True)
     return Bad("a body that goes on", (post(BODY, content_length=str(rng.randrange(len(BODY)))),))
+
+
+def both_lengths(rng: random.Random) -> Bad:
+    coding = rng.choice(("chunked", "Chunked", "gzip"))
+    request = post(b"", content_length=str(rng.randrange(99)), transfer_encoding=coding)
+    return Bad("both lengths", (request + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),))
+
+
+def coding(rng: random.Random) -> Bad:
+    names = ("gzip", "identity", "gzip, chunked", "chunked, chunked", "chunked;q=1", "x", "x\r\ntransfer-encoding: x")
+    return Bad("Transfer-Encoding", (post(b"", content_length="", transfer_encoding=rng.choice(names)) + b"0\r\n\r\n",))
 
 
 def chunks(rng: random.Random) -> Bad:
@@ -82,6 +103,10 @@ def in_pieces(rng: random.Random) -> Bad:
         parts.append(sent[:size])
         sent = sent[size:]
     return Bad("in pieces", tuple(parts))
+
+
+def expecting(rng: random.Random) -> Bad:
+    return Bad("Expect", (post(BODY, expect=rng.choice(("100-continue", "200-ok", "x"))),))
 
 
 def noise(rng: random.Random) -> Bad:

@@ -104,7 +104,7 @@ class Storm:
         async with asyncio.timeout(LONGEST):
             if stays:
                 result = await send_and_read(self.served.url, self.requests[i])
-                self.judge.judge(self.requests[i], result, self.expected[i])
+                await self.judge.judge(self.requests[i], result, self.expected[i])
                 self.counts["answered"] += 1
             else:
                 await hang_up.happen(self.served.url, self.requests[i])
@@ -128,7 +128,7 @@ async def storm(
     """Run rounds of clients, who choose among random requests."""
     rng = random.Random(seed)
     requests = random_requests(rng, num_requests, max_tokens)
-    result = Storm(served, requests, await expected_results(served.url, requests), rng, Judge())
+    result = Storm(served, requests, await expected_results(served.url, requests), rng, Judge(served.url))
     for _ in range(num_rounds):
         await result.round(num_clients)
     result.check_sizes(num_clients)
