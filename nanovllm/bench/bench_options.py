@@ -111,6 +111,8 @@ class Peers:
     )
     transformers: bool = option(True, "measure transformers too, if it is installed")
     jobs: str = option("mixed,1,2,4", "mixed: 32 requests of mixed lengths; a number: that many decoding sequences")
+    contexts: str = option("", "context lengths at which to measure decode steps too", metavar="N,N")
+    context_batch: int = count(8, "sequences in a decode step at those lengths")
     rounds: int = rounds(3)
 
 

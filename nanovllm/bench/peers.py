@@ -1,22 +1,29 @@
-"""This engine next to others with the same weights: all of them take turns serving the same jobs."""
+"""This engine next to others with the same weights: all of them take turns serving the same jobs.
+
+At long contexts, this engine is measured alone: a decode step at a short context costs the same except for attention,
+so the difference is the cost of attention.
+"""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+from ..engine import sequence
+from ..engine.config import POOL_SIZES
 from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
 from .bench_options import Peers, whole_numbers
 from .engine import Run, load_llm, serve
 from .floor import kv_bytes, read_bandwidth, weight_bytes
 from .harness import Spread, take_turns
-from .peer import PeerProcess, peer_settings, peer_specs
-from .report import Report, has_random_weights, machine, report_of
+from .peer import PeerProcess, PeerSpec, peer_settings, peer_specs
+from .report import Report, has_random_weights, machine, report_of, settings
 from .workload import Task, check_lengths, mixed_tasks, random_tasks
 
 OWN = "nanovllm"
+SHORT, NUM_STEPS = 16, 8  # tokens of a short context, and measured steps
 DECODE_LENGTH, WARM_UP_TOKENS = 128, 8
 MAX_IDLE_SHARE = 0.05  # of a core, while other engines compute
 Serve = Callable[[Sequence[Task]], Run]
@@ -50,25 +57,19 @@ class Turn(NamedTuple):
 
 
 def peers(engine: dict[str, Any], options: Peers) -> Report:
-    """Race the engines on all jobs, one job after the other. Each engine is loaded once."""
+    """Race the engines on all jobs; then measure this engine's steps at long contexts."""
     specs = peer_specs(options.peer, options.transformers)
+    lengths = whole_numbers("--contexts", options.contexts)
     llm = load_llm(engine)
-    jobs = make_jobs(llm, options.jobs)
-    engines: dict[str, Serve] = {OWN: partial(serve, llm, detokenize=False)}
-    versions, says = dict[str, str](), list[str]()
-    with ExitStack() as stack:
-        for spec in specs:
-            tasks = [task for job in jobs for task in job.tasks]
-            process = stack.enter_context(closing(PeerProcess(spec, peer_settings(llm, tasks))))
-            engines[spec.name], versions[spec.name] = process.serve, process.version
-        measured: dict[str, dict[str, Any]] = {name: {} for name in engines}
-        for job in jobs:
-            results = race(llm, engines, job, options.rounds)
-            for name in engines:
-                measured[name] |= numbers(llm, job, name, results)
-            says += [f"{job.name}: {line}" for line in conclusions(llm, job, results)]
-    named = {"jobs": options.jobs, "rounds": options.rounds}
-    return report_of("peers", named, machine(llm) | versions, measured, says)
+    named = {name: settings(options)[name] for name in ("jobs", "rounds", *(("contexts",) if lengths else ()))}
+    report = compare(llm, specs, make_jobs(llm, options.jobs), options.rounds, named)
+    if lengths:
+        del llm  # free its pool before the next engine takes one
+        report["measured"][OWN] |= measure_contexts(engine, options.rounds, lengths, options.context_batch)
+        report["says"].append(
+            f"a context's attention: a step of {options.context_batch} sequences, minus the same step at {SHORT} tokens"
+        )
+    return report
 
 
 def make_jobs(llm: LLM, text: str) -> list[Job]:
@@ -78,11 +79,27 @@ def make_jobs(llm: LLM, text: str) -> list[Job]:
     for count in whole_numbers("--jobs", ",".join(name for name in names if name != "mixed")):
         tasks = random_tasks(vocab_size, count, DECODE_LENGTH, DECODE_LENGTH)
         jobs.append(Job(f"{count} sequence{'s' * (count > 1)}", tasks, is_decode=True))
-    if not jobs:
-        raise ValueError(f"--jobs must name at least one job, got {text!r}")
     for job in jobs:
         check_lengths(job.tasks, llm.max_model_len)
     return jobs
+
+
+def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: int, named: dict[str, Any]) -> Report:
+    """Load all engines, then serve each job with one engine at a time."""
+    engines: dict[str, Serve] = {OWN: partial(serve, llm, detokenize=False)}
+    versions, says = dict[str, str](), list[str]()
+    with ExitStack() as stack:
+        for spec in specs if jobs else ():
+            tasks = [task for job in jobs for task in job.tasks]
+            process = stack.enter_context(closing(PeerProcess(spec, peer_settings(llm, tasks))))
+            engines[spec.name], versions[spec.name] = process.serve, process.version
+        measured: dict[str, dict[str, Any]] = {name: {} for name in engines}
+        for job in jobs:
+            results = race(llm, engines, job, rounds)
+            for name in engines:
+                measured[name] |= numbers(llm, job, name, results)
+            says += [f"{job.name}: {line}" for line in conclusions(llm, job, results)]
+    return report_of("peers", named, machine(llm) | versions, measured, says)
 
 
 def race(llm: LLM, engines: Mapping[str, Serve], job: Job, rounds: int) -> list[dict[str, Turn]]:
@@ -158,3 +175,86 @@ def margins(llm: LLM, texts: Sequence[list[int]]) -> list[float]:
     outputs: list[Any] = llm.generate([*texts], params, use_tqdm=False)
     best = [sorted(each.logprob for each in output.outputs[0].logprobs[0].values()) for output in outputs]
     return [each[-1] - each[-2] for each in best]
+
+
+# ---- long contexts
+
+
+def measure_contexts(engine: dict[str, Any], rounds: int, contexts: Sequence[int], batch_size: int) -> dict[str, Any]:
+    """Return numbers by name. Raise ValueError if a context does not fit the model or the pool."""
+    llm = load_llm(engine | needed(engine, max(contexts), batch_size))
+    room = llm.llm_engine.kv_cache.num_blocks * llm.llm_engine.kv_cache.block_size
+    for context in contexts:
+        check_lengths([task_of(llm, context)], llm.max_model_len)
+        if batch_size * (context + 1 + NUM_STEPS) > room:
+            raise ValueError(f"{batch_size} contexts of {context} tokens do not fit in the pool of {room} slots")
+    calls = {str(context): partial(step_seconds, llm, context, batch_size) for context in {SHORT, *contexts}}
+    results = take_turns({**calls, "read": partial(read_bandwidth, llm)}, rounds, title="contexts")
+    numbers: dict[str, Any] = {}
+    for context in contexts:
+        num_bytes = batch_size * (context + (NUM_STEPS + 1) / 2) * llm.llm_engine.kv_cache.bytes_per_token
+        numbers |= numbers_of(context, num_bytes, results)
+    return numbers
+
+
+def needed(engine: dict[str, Any], context: int, batch_size: int) -> dict[str, Any]:
+    """Return options for a pool with room for all sequences, unless its size is given, and for all in one step."""
+    slots = batch_size * (context + 1 + NUM_STEPS + engine["block_size"])
+    room = int(slots / (1 - engine["watermark"])) + 1  # with what admission leaves free
+    pool = {} if any(engine[size] for size in POOL_SIZES) else {"kv_cache_tokens": room}
+    seats = {name: max(engine[name], batch_size) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    return pool | seats | {"enable_prefix_caching": False}
+
+
+def task_of(llm: LLM, context: int) -> Task:
+    """Return a task that decodes NUM_STEPS tokens after `context` tokens."""
+    return Task([1 + i % (llm.model_config.vocab_size - 1) for i in range(context)], 1 + NUM_STEPS)
+
+
+def numbers_of(context: int, num_bytes: float, results: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Return medians of the rounds. A share is None if a long step was ever faster than the short one.
+
+    >>> rounds = [{"16": 0.010, "1000": 0.014, "read": 1e9}] * 3
+    >>> numbers_of(1000, 2e6, rounds)["context 1,000: attention's share of the bandwidth"]
+    0.5
+    """
+    steps = [each[str(context)] for each in results]
+    attention = [each[str(context)] - each[str(SHORT)] for each in results]
+    shares = [
+        num_bytes / seconds / each["read"] for seconds, each in zip(attention, results, strict=True) if seconds > 0
+    ]
+    return {
+        f"context {context:,}: step ms": 1000 * statistics.median(steps),
+        f"context {context:,}: attention ms": 1000 * statistics.median(attention),
+        f"context {context:,}: attention's share of the bandwidth": (
+            statistics.median(shares) if len(shares) == len(results) else None
+        ),
+    }
+
+
+def step_seconds(llm: LLM, context: int, batch_size: int) -> float:
+    """Return the median decode step of a batch at this context."""
+    with prompts_taken_as_computed(llm):
+        run = serve(llm, [task_of(llm, context)] * batch_size, detokenize=False)
+    return statistics.median(run.gaps[:NUM_STEPS])  # of the first sequence
+
+
+@contextmanager
+def prompts_taken_as_computed(llm: LLM) -> Iterator[None]:
+    """Treat the pool's contents as the keys and values of prompts.
+
+    Computing real ones takes minutes and doesn't change the cost of a later step.
+    """
+    llm.llm_engine.kv_cache.blocks.fill_(0.01)  # untouched memory has no physical pages yet, and reading it is too fast
+    manager = llm.llm_engine.kv_cache_manager
+    allocate = manager.allocate
+
+    def allocate_as_computed(seq: sequence.Sequence, hits: list[int | None]) -> None:
+        allocate(seq, hits)
+        seq.num_computed_tokens = seq.num_tokens - 1
+
+    setattr(manager, "allocate", allocate_as_computed)  # noqa: B010  # mypy does not allow assigning a method
+    try:
+        yield
+    finally:
+        del manager.allocate

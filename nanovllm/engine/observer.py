@@ -50,7 +50,7 @@ class Observers(Observer):
             self.append(observer)
 
     def tell(self, kind: str, *details: object) -> None:
-        """Send an event to on_<kind>() of each observer that has it, and to tell() of the others."""
+        """Send an event to the method of each observer that handles its kind, or else to its own tell method."""
         methods = self._methods
         if kind not in methods:
             methods[kind] = [method for each in self._observers if (method := method_for(each, kind))]

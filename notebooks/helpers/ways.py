@@ -20,34 +20,13 @@ from nanovllm.backends.torch.backend import TorchBackend
 from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.bench import harness
 from nanovllm.bench.floor import weight_bytes
-from nanovllm.engine import sequence
+from nanovllm.bench.peers import prompts_taken_as_computed
 from stages.bench.models import num_parameters
 
 PLAIN, PACKED, ATTENTION = "plain operations", "+ packed linear layers", "+ attention"
 MANY, FEW = "+ norms, rotation, silu", "one call"
 WAYS = PLAIN, PACKED, ATTENTION, MANY, FEW
 PAUSE = 0.006  # seconds: a helper that has nothing to do looks for steps for less than that
-
-
-@contextmanager
-def prompts_taken_as_computed(llm: LLM) -> Iterator[None]:
-    """Treat the pool's contents as the keys and values of prompts.
-
-    Computing real ones takes minutes and doesn't change the cost of a later step.
-    """
-    llm.llm_engine.kv_cache.blocks.fill_(0.01)  # untouched memory has no physical pages yet, and reading it is too fast
-    manager = llm.llm_engine.kv_cache_manager
-    allocate = manager.allocate
-
-    def allocate_as_computed(seq: sequence.Sequence, hits: list[int | None]) -> None:
-        allocate(seq, hits)
-        seq.num_computed_tokens = seq.num_tokens - 1
-
-    setattr(manager, "allocate", allocate_as_computed)  # noqa: B010  # mypy does not allow assigning a method
-    try:
-        yield
-    finally:
-        del manager.allocate
 
 
 class DecodeStep:

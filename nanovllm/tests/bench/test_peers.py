@@ -1,4 +1,4 @@
-"""nanovllm bench peers: engines in processes of their own, their reports and errors."""
+"""nanovllm bench peers: engines in processes of their own, their reports and errors, and long peers."""
 
 import json
 import re
@@ -108,7 +108,12 @@ def test_failed_peer_is_a_one_line_error(run, fake, code, ready, expected):
         (["--peer", "vllm=a", "--peer", "vllm=b"], "--peer names an engine twice: vllm, vllm"),
         (["--peer", "vllm=no/python"], "vllm: cannot run 'no/python': No such file or directory"),
         (["--jobs", "mixed,0"], "--jobs must be whole numbers of at least 1, separated by commas, got '0'"),
-        (["--jobs", ""], "--jobs must name at least one job, got ''"),
+        (["--contexts", "1k"], "--contexts must be whole numbers"),
+        (["--jobs", "", "--contexts", "60"], "60 + 9 tokens, but max_model_len is 64"),
+        (
+            ["--jobs", "", "--contexts", "40", "--kv-cache-tokens", "64"],
+            "8 contexts of 40 tokens do not fit in the pool of 64 slots",
+        ),
     ],
 )
 def test_invalid_option_is_a_one_line_error(run, flags, expected):
@@ -170,6 +175,27 @@ def test_mixed_tasks_are_the_same_on_every_machine():
     tasks = mixed_tasks(320)
     assert [(len(task.prompt), task.num_output_tokens) for task in tasks[:2]] == [(232, 114), (210, 243)]
     assert (len(tasks), sum(task.num_output_tokens for task in tasks)) == (32, 4259)
+
+
+# Long contexts
+
+
+def test_step_at_a_long_context_computes_no_prompt(checkpoint):
+    llm = LLM(checkpoint, **OPTIONS, kv_cache_tokens=1024, enable_prefix_caching=False)
+    before = llm.llm_engine.executor.num_tokens
+    assert peers.step_seconds(llm, 50, batch_size=4) > 0
+    assert llm.llm_engine.executor.num_tokens - before == 4 * (1 + peers.NUM_STEPS)
+    assert not llm.llm_engine.has_unfinished_requests() and "allocate" not in vars(llm.llm_engine.kv_cache_manager)
+
+
+def test_contexts_are_in_the_table(run):
+    _, out, _ = run("bench peers", "--jobs", "", "--contexts", "40", "--context-batch", "2", "--rounds", "1")
+    assert re.search(r"context 40: step ms +[\d.]+\n", out) and "attention's share of the bandwidth" in out
+
+
+def test_share_is_missing_if_the_long_step_was_not_slower():
+    rounds = [{"16": 0.010, "40": seconds, "read": 1e9} for seconds in (0.012, 0.009)]
+    assert peers.numbers_of(40, 1e6, rounds)["context 40: attention's share of the bandwidth"] is None
 
 
 # The peers' processes
