@@ -74,7 +74,7 @@ def one_worker(step: DecodeStep) -> Any:
     from nanovllm.backends.cpu.decode_step import DecodeRunner
 
     with one_thread():
-        return DecodeRunner(step.runner.model, step.llm.kv_cache, step.context + 32)
+        return DecodeRunner(step.runner.model, step.llm.llm_engine.kv_cache, step.context + 32)
 
 
 def spans_of(times: Sequence[float]) -> list[Span]:
