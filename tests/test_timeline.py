@@ -81,7 +81,7 @@ def test_recomputed_tokens_are_counted_each_time():
 
 @pytest.mark.full
 def test_schedule_is_the_same_without_a_model():
-    prompts = [request.prompt_token_ids[:40] for request in mixed_tasks(4096, 6)]
+    prompts = [task.prompt[:40] for task in mixed_tasks(4096, 6)]
     arrivals = [Arrival(3 * i, prompt, 30) for i, prompt in enumerate(prompts)]
     options = {"model": MODEL, "kv_cache_tokens": 256, "max_num_batched_tokens": 32}
     with_model = timeline.continuous(s4.LLM(**options, dtype="float32").llm_engine, arrivals)
