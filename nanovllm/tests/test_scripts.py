@@ -32,7 +32,7 @@ OUTPUTS = {  # patterns in the output of each script, in order
     "samples_and_logprobs": [r"0 .+ length -\d+\.\d+\n", r"\(rank 1, -\d\.\d\d\), not \['.+\]", "\n2 ", r"\nNone\n\{'"],
     "prefix_caching": [r"are the same: True\n", r"cached tokens: \[\d\d+, \d\d+, \d\d+\]\n", r"cache was reset: True"],
     "stop_strings": [r"[^.]+ stop \.\n", r"\.['\"] stop \.\n", r" stop \d+\n", r" length None\n"],
-    "seeds": ["equal texts: True\n", "other texts: True\n"],
+    "seeds": ["equal texts: True\n", "different texts: True\n"],
     "token_ids": ["7 outputs, 1 text: .+\nTrue\n"],
     "metrics": [r"vllm:num_requests_running \(gauge\) = 0", r"vllm:generation_tokens \(counter\) = \d+", r"\+Inf = 3"],
     "engine_args_cli": [r"Prompt: 'Hello, my name is'\nGenerated text: .+\n", "Prompt: 'The future of AI is'\n"],
