@@ -97,4 +97,4 @@ def test_random_histories(stage, num_histories):
 def test_histories_find_injected_faults(fault, monkeypatch):
     stage = inject(INJECTED_FAULTS[fault], monkeypatch)
     with pytest.raises(AssertionError):
-        run(stage, 300, phases=[Phase.generate], derandomize=True, database=None)
+        run(stage, 3000, phases=[Phase.generate], derandomize=True, database=None)
