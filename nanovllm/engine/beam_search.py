@@ -29,7 +29,7 @@ from .sequence import Sequence, request_output
 
 @dataclass(frozen=True)
 class BeamSearchParams:
-    """How many beams to keep, how to score them, and when to stop."""
+    """The number of beams to keep, their scoring, and when to stop."""
 
     beam_width: int
     max_tokens: int = 16

@@ -111,7 +111,7 @@ class StructuredOutputsParams:
 
 @dataclass
 class SamplingParams:
-    """How to choose the tokens of a request, when to stop, and which outputs to return.
+    """A request's rules: how to choose tokens, when to stop, and which outputs to return.
 
     The fields can be set later too: the engine checks them again when a request is added, and keeps a copy.
     """

@@ -177,7 +177,7 @@ class Sequence:
 
 
 class Reported(NamedTuple):
-    """How much of a sequence earlier outputs have included."""
+    """The part of a sequence that earlier outputs have included."""
 
     num_tokens: int = 0
     num_characters: int = 0

@@ -93,7 +93,7 @@ class Timeline(NamedTuple):
 
     @property
     def losses(self) -> list[int]:
-        """How often each request was preempted, and started over."""
+        """The number of times that each request was preempted and started over."""
         begun = [0] * len(self.arrivals)
         for step in self.steps:
             for i, work in step.work.items():

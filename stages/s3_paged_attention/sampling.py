@@ -47,7 +47,7 @@ class SamplingParams:
 
 
 class SamplingRow(NamedTuple):
-    """All that the sampler needs to know about one row of logits."""
+    """The facts that the sampler needs about one row of logits."""
 
     params: SamplingParams
     seed: int

@@ -255,7 +255,7 @@ def test_check_integrity_notices(spoil):
 
 
 class Counting(OrderedDict):
-    """The same queue, with a count of the elements that operations look at, copy or move."""
+    """A queue that counts the elements that operations look at, copy or move."""
 
     touched: list[int]
 

@@ -1,4 +1,4 @@
-"""The same tokens, alone or in any batch, in any chunks, with any preemption: a real model in float32."""
+"""Equal tokens, alone or in any batch, in any chunks, with any preemption: a real model in float32."""
 
 import random
 

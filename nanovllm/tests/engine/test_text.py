@@ -1,4 +1,4 @@
-"""From tokens to text as they arrive: how much is shown, when, and where the text ends.
+"""Tokens turn into text as they arrive: how much is shown, when, and where the text ends.
 
 A text can be spelled in bytes, one token each, or in longer pieces: both decode to the same.
 """

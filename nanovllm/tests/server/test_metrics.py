@@ -134,7 +134,7 @@ async def test_counting_continues_while_the_page_is_open_and_after_it_closes(che
 
 
 def test_preempted_sample_is_not_looked_up_again(checkpoint):
-    """As in vLLM, since it would only hit its own blocks."""
+    """It would only hit its own blocks. vLLM does the same."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=36, watermark=0.0, **OPTIONS)
     prompts = [[10 * i + each for each in range(9)] for i in range(4)]
     llm.generate(prompts, drawn(16))

@@ -1,4 +1,4 @@
-"""Which sequences run in a step, how many tokens of each, and which one makes room. Block size 4."""
+"""The sequences that run in a step, how many tokens of each, and which one makes room. Block size 4."""
 
 import pytest
 
@@ -123,7 +123,7 @@ def test_a_request_is_admitted_for_the_tokens_it_has_not_for_those_it_may_get(ch
 
 @pytest.mark.parametrize("num_tokens, is_admitted", [(16, True), (17, False)])
 def test_a_request_admitted_beside_others_leaves_the_watermark_free(checkpoint, num_tokens, is_admitted):
-    """Of 10 blocks, "a" has 4 and 2 stay free: 4 are left."""
+    """Sequence "a" has 4 of 10 blocks and 2 stay free: 4 are left."""
     engine = scripted_engine(checkpoint, num_blocks=10, watermark=0.2)
     add(engine, "a", 16)
     add(engine, "b", num_tokens)

@@ -137,7 +137,7 @@ def test_a_step_in_which_nobody_can_run_waits(engine):
 
 
 def test_samples_of_a_cached_prompt_run_while_a_stranger_waits_for_its_blocks(checkpoint):
-    """Of 9 tokens of "c" two blocks are cached: its samples run in the step that admits them."""
+    """Two blocks of the 9 tokens of "c" are cached: its samples run in the step that admits them."""
     engine = scripted_engine(checkpoint, num_blocks=10, enable_prefix_caching=True, kv_offloading_tokens=64)
     computed(engine, TEXT)
     for _ in range(2):
@@ -179,7 +179,7 @@ def test_everything_is_in_its_place_when_a_load_has_arrived_and_nobody_has_colle
 
 
 def test_a_preempted_request_leaves_its_load_alone_and_finds_its_blocks(engine):
-    """When "a" outgrows its block while "b" waits for a load, "b" is preempted, and "a" waits for its blocks."""
+    """Sequence "a" outgrows its block while "b" waits for a load: "b" is preempted, and "a" waits for its blocks."""
     transfers = slow_loads(engine)
     start_load(engine)
     while not engine.scheduler.num_preemptions:

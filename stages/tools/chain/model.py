@@ -123,7 +123,7 @@ class Stage(Link):
 
     @property
     def minutes(self) -> int:
-        """How long the exercise takes, without its optional steps."""
+        """The minutes that the exercise takes, without its optional steps."""
         return sum(step.minutes for step in self.required_steps)
 
 

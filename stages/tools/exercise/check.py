@@ -24,7 +24,7 @@ TOOLS = Path(__file__).resolve().parents[3]
 
 
 class Result(NamedTuple):
-    """How a group of tests ended."""
+    """The outcome of a group of tests."""
 
     num_green: int
     red: list[Report]
