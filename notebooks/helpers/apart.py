@@ -107,7 +107,7 @@ def trace_products(weight: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, list[
 
 
 class Part(NamedTuple):
-    """What attend() knows after some parts of the keys."""
+    """The state of attend() after some parts of the keys."""
 
     num_keys: int
     peaks: np.ndarray  # [rows]

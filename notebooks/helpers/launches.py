@@ -1,4 +1,4 @@
-"""What the host starts in a decode step, counted on a CPU: plain operations, kernels, one graph of them.
+"""Launches of a decode step, counted on a CPU: plain operations, kernels, one graph of them.
 
 Counted is what would start something on a GPU: an operation of torch that makes or changes numbers, a kernel, a graph.
 A view starts nothing, nor does memory that is only taken. Some operations start two kernels there, so the first number
@@ -61,7 +61,7 @@ class Launches(TorchDispatchMode):
         return out
 
     def _is_copy(self, what: str, given: Any, out: Any) -> bool:
-        """Of a list or a buffer to the device. A list that becomes a tensor here, and goes there then, is one."""
+        """Return whether this copies a list or a buffer to the device. A list that becomes a tensor first counts once."""
         if what == LIST:
             self._of_lists += storages(out)
         elif what == MOVE:
@@ -108,7 +108,7 @@ def is_view(func: Any, given: Any, out: Any) -> bool:
 
 @torch.inference_mode()
 def count_step(llm: LLM, way: str) -> list[Launch]:
-    """Of a decode step, from its inputs to its logits. way: one of WAYS"""
+    """Count the launches of a decode step, from its inputs to its logits, in one of WAYS."""
     seen, batch = Launches(), [(seq, 1) for seq in paged.seqs_of(llm)]
     if way == PLAIN_WAY:
         return launches_of(llm.llm_engine.executor, batch, seen)
@@ -131,7 +131,7 @@ def launches_of(runner: Any, batch: list, seen: Launches) -> list[Launch]:
 
 
 def layer_of(launches: Sequence[Launch], layer: int) -> list[Launch]:
-    """From the layer's first matmul to the next layer's: each has four.
+    """Return one layer's operations, from its first matmul to the next layer's: each has four.
 
     >>> names = ["mul", "linear", "add", "linear", "linear", "linear", "linear", "neg"]
     >>> [launch.name for launch in layer_of([Launch(name, "model") for name in names], 0)]
@@ -145,7 +145,7 @@ def layer_of(launches: Sequence[Launch], layer: int) -> list[Launch]:
 
 
 def static_bytes(shape: Any, max_rows: int, max_model_len: int, block_size: int = 16) -> dict[str, int]:
-    """What graphs of up to max_rows rows need beside weights and pool, in bfloat16. shape: a Shape, or a ModelConfig.
+    """Return the bytes that graphs of up to max_rows rows need next to weights and pool, in bfloat16.
 
     Counted on torch's meta device, which has sizes and no memory.
     """
@@ -163,7 +163,7 @@ def static_bytes(shape: Any, max_rows: int, max_model_len: int, block_size: int 
 
 
 def nbytes(values: Iterable[object]) -> int:
-    """Of the tensors among them."""
+    """Return the bytes of the tensors among these values."""
     return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
@@ -194,7 +194,7 @@ def draw_launches(ax: Axes, launches: Sequence[Launch], title: str) -> None:
 
 
 def draw_buckets(ax: Axes, most: int) -> None:
-    """How many rows a graph has, by how many sequences decode. Pale, between the two lines: padding."""
+    """Draw the rows of a graph against the sequences that decode. The pale area between the lines is padding."""
     sizes, batch = buckets(most), range(1, most + 1)
     rows = [min(size for size in sizes if size >= count) for count in batch]
     ax.fill_between(batch, batch, rows, step="pre", color=PALE)

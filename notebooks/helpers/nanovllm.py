@@ -1,4 +1,4 @@
-"""What the product's notebook tells and draws: which kernels are there, a trace of reads, parts, pieces.
+"""Texts and drawings of the package's notebook: available kernels, a trace of reads, parts, pieces.
 
 ways.py has a decode step in five ways, roofline.py what each of them takes, timelines.py a step over time, apart.py
 kernels that Python runs, taking.py compiled code that keeps a diary, paged.py a GPU's attention beside its twin and the
@@ -18,7 +18,7 @@ from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED, Li
 
 
 def what_is_there(*dtypes: str) -> str:
-    """Whether kernels are installed, and compiled, in a sentence."""
+    """Say in a sentence whether kernels are installed and compiled."""
     if why := missing_requirement():
         return f"No kernels here: {why}. What follows shows plain operations alone."
     missing = [dtype for dtype in dtypes if not is_compiled(dtype)]
@@ -33,7 +33,7 @@ def is_compiled(dtype: str) -> bool:
 
 
 def draw_trace(ax: Axes, trace: Sequence[str], title: str) -> None:
-    """What a kernel does, in order: it reads the weight, it reads rows of x, it multiplies and adds."""
+    """Draw what a kernel does, in order: it reads the weight, it reads rows of x, it multiplies and adds."""
     colors = {"weight": ACCENT, "x": USED, "fma": PALE}
     for what, color in colors.items():
         boxes = [pictures.box(i + 0.06, 0.88, 0, 1) for i, done in enumerate(trace) if done == what]
@@ -44,7 +44,7 @@ def draw_trace(ax: Axes, trace: Sequence[str], title: str) -> None:
 
 
 def draw_parts(top: Axes, bottom: Axes, parts: Sequence[Any], row: int) -> None:
-    """What the kernel knows of a row after each part: the highest score, the sum. A line where the sum falls."""
+    """Draw a row's highest score and sum after each part, with a line where the sum falls."""
     at, sums = range(1, len(parts) + 1), [part.sums[row] for part in parts]
     falls = [i for i in at[1:] if sums[i - 1] < sums[i - 2]]
     for ax in (top, bottom):

@@ -36,7 +36,7 @@ NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 class Asked(NamedTuple):
-    """What one layer asked paged_decode for, and what the twin gave."""
+    """One layer's call of paged_decode, and the result of the plain version."""
 
     q: Tensor  # [rows, num_heads, head_dim]
     blocks: Tensor  # the pool
@@ -132,7 +132,7 @@ def by_triton(asked: Asked) -> Tensor:
 
 
 def furthest(outs: Sequence[Tensor], asked: Sequence[Asked]) -> float:
-    """From the twin's, the number that differs most."""
+    """Return the largest difference from the plain version."""
     return max(float((out - one.out).abs().max()) for out, one in zip(outs, asked, strict=True))
 
 

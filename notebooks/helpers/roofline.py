@@ -41,13 +41,13 @@ def measure(
 
 
 def operations_a_second(dtype: torch.dtype, size: int = 1024) -> float:
-    """Of some large products, the quickest."""
+    """Return operations per second of the quickest of some large products."""
     a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
     return 2 * size**3 / min(harness.seconds_of(lambda: a @ b) for _ in range(5))
 
 
 def shares(step: DecodeStep, found: Measured) -> dict[tuple[str, int], float]:
-    """Of the time, how much reading takes at least."""
+    """Return the least share of the time that reading takes."""
     return {(way, rows): step.num_bytes(rows) / found.bandwidth / (ms / 1000) for (way, rows), ms in found.ms.items()}
 
 

@@ -1,4 +1,4 @@
-"""What stage 4's notebook needs: its loads and policies; who did what in each step, tokens of steps, waits."""
+"""Helpers of stage 4's notebook: its loads and policies; who did what in each step, tokens of steps, waits."""
 
 import itertools
 import random
@@ -75,7 +75,7 @@ class WithoutPeak(BlockManager):
 
 
 class Toll(NamedTuple):
-    """What a policy costs, the means of some runs."""
+    """The cost of a policy, as the mean of some runs."""
 
     preemptions: float
     repeated: float  # of a request that had been preempted before
@@ -133,7 +133,7 @@ STATES = {"decode": USED, "prefill": ACCENT, "waits": LIGHT, "preempted": PAPER}
 
 
 class Span(NamedTuple):
-    """What a request did from `start` to `end`, on the clock."""
+    """A request's activity from `start` to `end`, on the clock."""
 
     state: str  # a key of STATES
     start: float
@@ -184,12 +184,12 @@ def gantt(ax: Axes, run: Timeline, title: str, only: Sequence[int] | None = None
 
 
 def key(ax: Axes, states: Iterable[str]) -> None:
-    """What the colours mean."""
+    """Draw the key of the colors."""
     pictures.legend(ax, {state: STATES[state] for state in states})
 
 
 def tokens_of_steps(ax: Axes, run: Timeline, budget: int, title: str = "") -> None:
-    """What each step computed: newest tokens below, parts of prompts above, and the most that it may."""
+    """Draw what each step computed: newest tokens below, parts of prompts above, and the most that it may."""
     decodes = [sum(work.num_tokens == 1 for work in step.work.values()) for step in run.steps]
     totals = [sum(work.num_tokens for work in step.work.values()) for step in run.steps]
     stairs(ax, run.steps, [0] * len(totals), decodes, USED)
@@ -228,7 +228,7 @@ def held_over_time(ax: Axes, run: Timeline, title: str) -> None:
 
 
 def preempted_at(run: Timeline) -> list[float]:
-    """When a sequence lost its blocks, on the clock: one entry a preemption."""
+    """Return the times at which a sequence lost its blocks, one per preemption."""
     parts = (spans(run, number) for number in range(len(run.arrivals)))
     return sorted(span.start for life in parts for span in life if span.state == "preempted")
 

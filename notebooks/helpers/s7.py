@@ -1,4 +1,4 @@
-"""What stage 7's notebook needs: prompts whose blocks are on the host, requests that take turns, a host that is slow on
+"""Helpers of stage 7's notebook: prompts whose blocks are on the host, requests that take turns, a host that is slow on
 purpose; a map of two speeds, who is where, two streams side by side.
 """
 
@@ -54,7 +54,7 @@ class Asker:
 
 
 class Machine(NamedTuple):
-    """What decides between load and recompute."""
+    """The speeds that decide between load and recompute."""
 
     name: str
     bytes_per_second: float  # of the link, one way
@@ -63,7 +63,7 @@ class Machine(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times as long recompute takes as a load. Above 1 the host wins.
+        """Return how many times as long recompute takes as a load. Above 1 the host wins.
 
         >>> Machine("", bytes_per_second=1e9, tokens_per_second=1000, bytes_per_token=50_000).ratio
         20.0
@@ -72,7 +72,7 @@ class Machine(NamedTuple):
 
     @property
     def prefers_load(self) -> bool:
-        """What stage 7's "auto" decides there."""
+        """Return the decision of stage 7's "auto" there."""
         model = CostModel(self.bytes_per_second, self.bytes_per_second, self.tokens_per_second)
         return model.prefers_load(self.bytes_per_token)
 
@@ -130,7 +130,7 @@ def lives(policy: str, share: float) -> list[dict[int, str]]:
 
 
 def place_of(manager: Any, seq: Any) -> str:
-    """Where the blocks are that a waiting sequence would hit."""
+    """Return where the blocks are that a waiting sequence would hit."""
     hits = manager.find_hits(seq)
     if None in hits:
         return "waits, on the host"
@@ -167,7 +167,7 @@ class Clock:
 
 
 class SlowEvent:
-    """What torch.cuda.Event is for a load: it comes at a moment of the clock."""
+    """A stand-in for a load's torch.cuda.Event that comes at a moment of the clock."""
 
     def __init__(self, clock: Clock, due: int) -> None:
         self._clock, self._due = clock, due
@@ -198,7 +198,7 @@ class SlowHost(HostTier):
 
 
 class Lanes(NamedTuple):
-    """What two streams do over time, in steps of the model."""
+    """The work of two streams over time, in steps of the model."""
 
     steps: list[tuple[int, tuple[str, ...]]]  # when each begins, and whose tokens it computes
     loads: list[tuple[int, int]]
@@ -208,7 +208,7 @@ class Lanes(NamedTuple):
         return self.steps[-1][0] + 1
 
     def tokens_during_loads(self) -> int:
-        """Of all sequences."""
+        """Return the tokens that all sequences computed while loads were under way."""
         return sum(len(who) for at, who in self.steps if any(start <= at < end for start, end in self.loads))
 
 
@@ -246,7 +246,7 @@ def engine_with_slow_host(num_steps: int, overlaps: bool) -> Any:
 
 
 def watched_lanes(engine: Any) -> Lanes:
-    """What the engine's steps and loads will fill in, from step 0 on: the clock goes on by one a step."""
+    """Return lanes that the engine's steps and loads fill in from step 0 on. Each step moves the clock by one."""
     clock, lanes, run = engine.host_tier.clock, Lanes([], engine.host_tier.spans), engine.model_runner.run
 
     def noted(batch: Any) -> Any:
@@ -274,7 +274,7 @@ def two_ways(ax: Axes, lengths: Sequence[int], loaded: Sequence[float], computed
 
 
 def map_of_winners(ax: Axes, machines: Sequence[Machine], shifts: Mapping[str, tuple[float, float]]) -> None:
-    """How fast a link moves keys and values, one way, against how fast a prefill makes them, both in tokens a second.
+    """Draw how fast a link moves keys and values, one way, against how fast a prefill makes them, both in tokens a second.
     Models with keys and values of different sizes share this map. `shifts`: where a machine's name stands.
     """
     low, high, bottom, top = 1e3, 1e8, 1e2, 1e6
@@ -310,7 +310,7 @@ def who_is_where(ax: Axes, moments: Sequence[Mapping[int, str]]) -> None:
 
 
 def stretches(places: Sequence[str]) -> list[tuple[str, int, int]]:
-    """What is the same for some time: what, from when, how long. Empty ones are left out.
+    """Return the stretches in which nothing changes: what, from when, how long. Empty ones are left out.
 
     >>> stretches(["waits", "runs", "runs", "", ""])
     [('waits', 0, 1), ('runs', 1, 2)]

@@ -90,7 +90,7 @@ def spans_of(times: Sequence[float]) -> list[Span]:
 
 
 def share_of(spans: Sequence[Span], kinds: Mapping[str, str]) -> dict[str, float]:
-    """Of the time from the first to the last: what each kind takes; the rest is Python's, between operations."""
+    """Return each kind's share of the time from the first to the last. The rest is Python, between operations."""
     whole = spans[-1].end - spans[0].start
     found = {kind: 0.0 for kind in KINDS}
     for span in spans:

@@ -51,7 +51,7 @@ class DecodeStep:
         self._ways = ways_of(self.runner, plain)
 
     def ways(self, rows: int) -> list[str]:
-        """What a step of so many rows can be computed with here."""
+        """Return the ways in which this machine can compute a step of that many rows."""
         return [way for way in self._ways if way != FEW or rows <= self.runner.backend._decode_runner.max_rows]
 
     @torch.inference_mode()
@@ -70,12 +70,12 @@ class DecodeStep:
             return statistics.median(harness.seconds_of(lambda: run(batch)) for _ in range(times))
 
     def num_bytes(self, rows: int) -> int:
-        """What a step has to read: all weights, and the keys and values of each context."""
+        """Return the bytes that a step has to read: all weights, and the keys and values of each context."""
         slots = rows * (self.context + 1)
         return weight_bytes(self.llm) + slots * self.engine.kv_cache.bytes_per_token
 
     def num_operations(self, rows: int) -> int:
-        """Of the linear layers: a product and a sum for each weight and row."""
+        """Return the operations of the linear layers: a product and a sum for each weight and row."""
         return 2 * rows * num_parameters(self.llm.model_config)
 
 

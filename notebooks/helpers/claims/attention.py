@@ -19,7 +19,7 @@ from stages.s3_paged_attention.online_softmax import merge_attn_states
 
 
 def largest_errors(num_tokens: int) -> dict[tuple[torch.dtype, int], float]:
-    """Of any head in any layer of the storyteller, for its last token: (dtype, keys of a tile) -> relative error."""
+    """Return the largest relative error of any head and layer for the last token, by dtype and keys of a tile."""
     llm = LLM(STORYTELLER, dtype="float32", kv_cache_tokens=1024)
     recorder = s3.record(llm)
     llm.generate([[3 + 7 * i % 4000 for i in range(num_tokens)]], SamplingParams(temperature=0, max_tokens=1))
@@ -150,7 +150,7 @@ def finding_18() -> Finding:
 
 
 def roofline() -> tuple[Figure, Finding]:
-    """From the committed times of steps of the storyteller."""
+    """Draw a roofline from the committed times of the storyteller's steps, and return it with its finding."""
     arithmetic, bandwidth = (committed(f"claims.roofline.{name}_per_second") for name in ("operations", "bytes"))
     steps, ridge = committed_steps(), arithmetic.value / bandwidth.value
     reached = {n: share_of_roof(work, ms, arithmetic.value, bandwidth.value) for n, (work, ms) in steps.items()}

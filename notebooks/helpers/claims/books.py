@@ -12,7 +12,7 @@ from stages.s2_block_manager.block_pool import BlockPool
 
 
 class BitmapPool:
-    """The same verbs on one number: bit b is 1 if block b is free. It takes the lowest free blocks, so it does not know
+    """A pool with the same verbs on one number: bit b is 1 if block b is free. It takes the lowest free blocks, so it does not know
     the order in which they were given back. A block costs a bit; to find one, all words of bits are read.
     """
 
@@ -149,7 +149,7 @@ def finding_11(num_tokens: int = 64) -> Finding:
 
 
 def tensors_of_a_step() -> int:
-    """That torch makes memory for, in a decode step of one sequence of stage 4."""
+    """Return the number of tensors that torch allocates in a decode step of one sequence of stage 4."""
     stage4 = part("s4", "llm")
     llm = stage4.LLM(STORYTELLER, dtype="float32", kv_cache_tokens=512)
     params = part("s4", "sampling").SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)

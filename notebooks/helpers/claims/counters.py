@@ -1,4 +1,4 @@
-"""What an engine can say of its pool: who runs and waits, what is free, idle and held, and how often what happened."""
+"""Counters of an engine's pool: who runs and waits, what is free, idle and held, and how often what happened."""
 
 import itertools
 from typing import Any, NamedTuple
