@@ -274,7 +274,8 @@ def two_ways(ax: Axes, lengths: Sequence[int], loaded: Sequence[float], computed
 
 
 def map_of_winners(ax: Axes, machines: Sequence[Machine], shifts: Mapping[str, tuple[float, float]]) -> None:
-    """Draw how fast a link moves keys and values, one way, against how fast a prefill makes them, both in tokens a second.
+    """Draw the speed of a link, one way, against the speed of a prefill, both in tokens per second.
+
     Models with keys and values of different sizes share this map. `shifts`: where a machine's name stands.
     """
     low, high, bottom, top = 1e3, 1e8, 1e2, 1e6
