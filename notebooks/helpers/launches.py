@@ -61,7 +61,7 @@ class Launches(TorchDispatchMode):
         return out
 
     def _is_copy(self, what: str, given: Any, out: Any) -> bool:
-        """Return True for a copy of a list or buffer to the device. A list that becomes a tensor first counts once."""
+        """Return True for a copy of a list or buffer to the device. A list made into a tensor first counts once."""
         if what == LIST:
             self._of_lists += storages(out)
         elif what == MOVE:

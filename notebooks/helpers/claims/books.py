@@ -14,8 +14,8 @@ from stages.s2_block_manager.block_pool import BlockPool
 class BitmapPool:
     """A pool with the same verbs on one number: bit b is 1 if block b is free.
 
-    It takes the lowest free blocks, so it does not know the order in which they were given back. A block costs a bit, and
-    finding one reads all words of bits.
+    It takes the lowest free blocks, so it does not know the order in which they were given back. A block costs a bit,
+    and finding one reads all words of bits.
     """
 
     def __init__(self, num_blocks: int) -> None:
