@@ -1,6 +1,8 @@
 """The chain of stages: check it, read it, practice with it, and carry fixes through it.
 
-    python stages/chain.py check [--exercises]   is every difference between two stages declared in chain.toml?
+    python stages/chain.py check                 is every difference between two stages declared in chain.toml?
+    python stages/chain.py check --exercises s6  prove an exercise: its steps, and the solutions and mistakes that
+                                                 tests/exercises/s6.py keeps; without a stage, all exercises
     python stages/chain.py diff 3                what stage 3 changes, in reading order; diff nanovllm for the package
     python stages/chain.py write                 write the DIFF.md of each stage
     python stages/chain.py size                  count the lines of code that each stage adds
@@ -27,7 +29,6 @@ from stages.tools.chain.lines import added_lines, optional_lines
 from stages.tools.chain.load import load
 from stages.tools.chain.model import Chain, ChainError
 from stages.tools.chain.propagate import abort, begin, propagate
-from stages.tools.exercise.check import check_exercise
 from stages.tools.exercise.folder import (
     changed_by_learner,
     exercise_folder,
@@ -38,7 +39,9 @@ from stages.tools.exercise.folder import (
     what_next,
     write_exercise,
 )
+from stages.tools.exercise.learner import check_exercise
 from stages.tools.exercise.proof import declared_faults, proof_faults
+from stages.tools.exercise.variants import variant_faults
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -62,7 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     check = commands.add_parser("check", help="compare the stages and the package with chain.toml")
     check.set_defaults(run=_check)
-    check.add_argument("--exercises", action="store_true", help="also prove the exercises, by running their tests")
+    check.add_argument(
+        "--exercises",
+        nargs="*",
+        metavar="STAGE",
+        help="prove the exercises: a step's tests are red before it and green after it, and so for the right and wrong "
+        "variants in tests/exercises. With stages named, prove theirs and check nothing else",
+    )
     diff = commands.add_parser("diff", help="show what a stage changes, in reading order")
     diff.set_defaults(run=_diff)
     diff.add_argument("stage", help="2, s2, s2_block_manager or nanovllm")
@@ -96,15 +105,17 @@ def _add_exercise(commands: Any) -> None:
 
 
 def _check(chain: Chain, options: argparse.Namespace) -> int:
-    result = [*faults(chain), *(fault for stage in chain.stages for fault in declared_faults(stage))]
-    if options.exercises and not result:  # a proof on a broken chain would prove nothing
-        result = [fault for stage in chain.stages for fault in proof_faults(stage)]
+    named = [chain.stage(name) for name in options.exercises or ()]
+    stages = named or chain.stages
+    result = [*([] if named else faults(chain)), *(fault for stage in stages for fault in declared_faults(stage))]
+    if options.exercises is not None and not result:  # a proof on a broken chain would prove nothing
+        result = [fault for stage in stages for fault in [*proof_faults(stage), *variant_faults(stage)]]
     for fault in result:
         print(fault)
     if len(chain.stages) == 1:
         print(f"{chain.stages[0].key} is the only stage: there is no link to compare yet")
-    checked = "stages and exercises" if options.exercises else "stages"
-    keys = ", ".join(link.key for link in chain.links)
+    checked = "exercises" if named else "stages" if options.exercises is None else "stages and exercises"
+    keys = ", ".join(link.key for link in named or chain.links)
     print(f"faults: {len(result)}" if result else f"{checked} are as chain.toml says: {keys}")
     return 1 if result else 0
 

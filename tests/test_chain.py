@@ -16,6 +16,7 @@ from stages.tools.chain.diffs import diff_md
 from stages.tools.chain.lines import code_lines, optional_lines
 from stages.tools.exercise.functions import find
 from stages.tools.exercise.proof import proof_faults
+from stages.tools.exercise.variants import variant_faults
 from tests.helpers import find_stages, full
 
 POOL_1 = '''"""One pool."""
@@ -217,6 +218,108 @@ def _count(engine):
         pass
     return {"slots left": pool.size()}
 '''
+VARIANTS = """class Step1:
+    class right_asks_first:
+        'Count, then take.'
+
+        class Pool:
+            def take(self, count):
+                if len(self.free) < count:
+                    return []
+                taken, self.free = self.free[:count], self.free[count:]
+                return taken
+
+    class right_gives_back:
+        'Take, and undo.'
+
+        class Pool:
+            def take(self, count):
+                taken = []
+                try:
+                    for _ in range(count):
+                        taken.append(self.free.pop())
+                except IndexError:
+                    self.free += taken
+                    return []
+                return taken
+
+    class wrong_takes_what_is_there:
+        'Take as many as there are.'
+        red = "none is taken"
+
+        class Pool:
+            def take(self, count):
+                return [self.free.pop() for _ in range(min(count, len(self.free)))]
+
+    class wrong_never_ends:
+        'Wait for room.'
+        red = "is there an infinite loop?"
+
+        class Pool:
+            def take(self, count):
+                while count > len(self.free):
+                    pass
+
+
+class Step2:
+    class right_format:
+        'Another way to format.'
+
+        class Pool:
+            class Report:
+                def line(used, of=8):
+                    return "{} of {}".format(used, of)
+
+    class right_join:
+        'Join the two.'
+
+        class Pool:
+            class Report:
+                def line(used, of=8):
+                    return " of ".join([str(used), str(of)])
+
+    class wrong_order:
+        'Swap the two.'
+        red = "8 of 1"
+
+        class Pool:
+            class Report:
+                def line(used, of=8):
+                    return f"{of} of {used}"
+
+    class wrong_name:
+        'Use an unknown name.'
+        red = "NameError: name 'total' is not defined"
+
+        class Pool:
+            class Report:
+                def line(used, of=8):
+                    return f"{used} of {total}"
+
+
+class Step3:
+    class right_add:
+        'Add.'
+
+        def twice(count): return count + count
+
+    class right_shift:
+        'Shift.'
+
+        def twice(count): return count << 1
+
+    class wrong_square:
+        'Square.'
+        red = "assert 8 == 4"
+
+        def twice(count): return count**3
+
+    class wrong_forgets_to_return:
+        'Return nothing.'
+        red = "assert None == 4"
+
+        def twice(count): 2 * count
+"""
 STAGE_1 = {
     "__init__.py": '"""One."""\n\nfrom .pool import Pool\n',
     "__main__.py": MAIN,
@@ -258,7 +361,8 @@ FINAL = {
 }
 CHAIN = {
     "stages/chain.toml": TOML,
-    ".gitignore": "exercises/\n",
+    ".gitignore": "/exercises/\n",
+    "tests/exercises/s2.py": VARIANTS,
     **{f"stages/s1_pool/{file}": text for file, text in STAGE_1.items()},
     **{f"stages/s2_all_or_nothing/{file}": text for file, text in STAGE_2.items()},
     **{f"stages/s3_server/{file}": text for file, text in STAGE_3.items()},
@@ -756,7 +860,54 @@ class TestProof:
         edit(root, f"{S2}/tests/test_pool.py", "from ..pool", "from ..pond")
         found = proof_faults(load(root).stages[1])
         assert len(found) == 4
-        assert all("pytest could not run them" in fault for fault in found)
+        assert all("tests/test_pool.py cannot be imported: ModuleNotFoundError" in fault for fault in found)
+
+
+class TestVariants:
+    """Solutions and mistakes, which tests/exercises/sN.py keeps for each step."""
+
+    @pytest.fixture(autouse=True)
+    def no_long_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SECONDS_FOR_A_TEST", "1")
+
+    def test_solutions_are_green_and_mistakes_are_red(self, chain: Run) -> None:
+        assert chain("check", "--exercises", "s2") == (0, "exercises are as chain.toml says: s2\n")
+
+    @pytest.mark.parametrize(
+        ("old", "new", "fault"),
+        [
+            (
+                "count > len(self.free):\n                    pass",
+                "count > 9: pass",
+                "does not say 'is there an infinite",
+            ),
+            ("2 * count\n", "return 2 * count\n", "wrong_forgets_to_return: all tests of step 3 are green (1)"),
+            ("count << 1", "count << 2", "Step3.right_shift: tests/test_pool.py::test_twice is red:"),
+            ("class right_shift", "class wrong_shift", "Step3 has 1 right_ variants, and needs 2"),
+            ("        'Shift.'\n", "", "Step3.right_shift has no docstring"),
+            (
+                "def twice(count): return count << 1",
+                "def thrice(count): return 3",
+                "right_shift replaces thrice; its st",
+            ),
+            (
+                '        red = "8 of 1"\n',
+                "",
+                "Step2.wrong_order: a wrong_ variant has a `red`, and a right_ one has none",
+            ),
+            ("class Step3", "class Step4", "Step4 is not a step: s2 has Step1, Step2, Step3"),
+            ("return count << 1", "return (", "was never closed"),
+        ],
+    )
+    def test_fault_is_reported(self, root: Path, old: str, new: str, fault: str) -> None:
+        edit(root, "tests/exercises/s2.py", old, new)
+        [found] = variant_faults(load(root).stages[1])
+        assert found.startswith("tests/exercises/s2.py: ") and fault in found
+
+    def test_solution_needs_the_gain_too(self, root: Path) -> None:
+        edit(root, f"{S2}/tests/test_gain.py", "pool.size() == 2", "pool.free == [0, 1]")
+        [found] = variant_faults(load(root).stages[1])
+        assert "Step1.right_gives_back: tests/test_gain.py::test_gain is red:" in found
 
 
 class TestPropagate:
@@ -1045,6 +1196,13 @@ class TestTheRealChain:
         """With all steps solved, the exercise is the stage itself, whose tests run anyway."""
         (stage,) = [stage for stage in load(ROOT).stages if stage.key == f"s{link}"]
         assert stage.steps and proof_faults(stage, finished=False) == []
+
+    @pytest.mark.full
+    @pytest.mark.parametrize("link", range(2, len(find_stages(ROOT)) + 1))
+    def test_solutions_are_green_and_mistakes_are_red(self, link: int) -> None:
+        [stage] = [stage for stage in load(ROOT).stages if stage.key == f"s{link}"]
+        faults = variant_faults(stage)
+        assert not faults, "\n\n".join(faults)
 
     @pytest.mark.parametrize("link", [2, *map(full, range(3, len(find_stages(ROOT)) + 1))])
     def test_gain_compares_with_the_previous_stage(self, link: int, tmp_path: Path) -> None:

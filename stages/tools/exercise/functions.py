@@ -54,7 +54,7 @@ def find(source: str, name: str) -> Function | None:
 def find_node(source: str, name: str) -> ast.FunctionDef | None:
     """Return the same function as a node of the file's tree; raise the same errors."""
     try:
-        nodes = [node for qualified, node in _functions(ast.parse(source), "") if qualified == name]
+        nodes = [node for qualified, node in find_names(ast.parse(source)) if qualified == name]
     except SyntaxError as error:
         raise ChainError(f"line {error.lineno}: {error.msg}") from None
     if len(nodes) > 1:
@@ -62,12 +62,13 @@ def find_node(source: str, name: str) -> ast.FunctionDef | None:
     return nodes[0] if nodes else None
 
 
-def _functions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+def find_names(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield the functions of a module or a class, and of the classes in it, with their dotted names."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef):
             yield prefix + node.name, node
         else:
-            yield from _functions(node, f"{prefix}{node.name}." if isinstance(node, ast.ClassDef) else prefix)
+            yield from find_names(node, f"{prefix}{node.name}." if isinstance(node, ast.ClassDef) else prefix)
 
 
 def _cut(source: str, node: ast.FunctionDef) -> Function:

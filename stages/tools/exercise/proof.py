@@ -1,27 +1,13 @@
 """The proof of an exercise: its tests are red before each step and green after it, and the gain is red at the start."""
 
-import importlib.util
-import os
-import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from ..chain.model import GAIN_FIGURES, GAIN_TEST, ChainError, FunctionName, Stage, Step
-from .folder import copy_stage, open_functions
+from .folder import open_functions
 from .functions import find
+from .report import Report
+from .run import Version, run_versions
 
-SECONDS = 300  # for one run of the tests; an opened function may loop forever
-FLAGS = ("-q", "--rootdir=.", "-p", "no:cacheprovider", "--color=no", "--tb=no", "--show-capture=no", "-rpfE")
-SETTINGS = {
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "OMP_NUM_THREADS": "1",  # several runs share the cores
-    "PYTEST_ADDOPTS": "",
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a stage needs no plugin
-}
 ALWAYS_GIVEN = ("__init__", "check_integrity")  # an exercise opens neither
 
 
@@ -73,49 +59,36 @@ def proof_faults(stage: Stage, finished: bool = True) -> list[str]:
     """
     if not stage.steps:
         return []
-    if importlib.util.find_spec("pytest") is None:
-        raise ChainError("the proof of an exercise runs pytest, and this Python has none: make setup")
-    states = range(len(stage.steps) + finished)
-    opened = [open_functions(stage, solved + 1) for solved in states]  # not in the threads: ast.parse may fail there
-    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        results = pool.map(lambda solved: list(_state(stage, solved, opened[solved])), states)
-        return [fault for faults in results for fault in faults]
+    versions = [
+        Version(f"solved_{solved}", open_functions(stage, solved + 1), (*green, *red))
+        for solved in range(len(stage.steps) + finished)
+        for green, red in [_colors(stage, solved)]
+    ]
+    reports = run_versions(stage, versions)
+    return [f for solved, version in enumerate(versions) for f in _faults(stage, solved, reports[version.name])]
 
 
-def _state(stage: Stage, solved: int, opened: dict[str, str]) -> Iterator[str]:
-    """Yield the faults of the exercise with its first `solved` steps solved; `opened` are the texts of its files."""
+def _colors(stage: Stage, solved: int) -> tuple[list[str], list[str]]:
+    """Return the tests that are green, and those that are red, when the first `solved` steps are solved."""
     green = [test for step in stage.steps[:solved] for test in step.tests]
     red = [test for step in stage.steps[solved : solved + 1] for test in step.tests]
     if solved == 0:
         red.append(GAIN_TEST)
     if solved == len(stage.steps):
         green.append(GAIN_TEST)
-    try:
-        report = _run(stage, opened, [*green, *red])
-    except ChainError as error:
-        yield f"{stage.path} with {solved} steps solved: {error}"
+    return green, red
+
+
+def _faults(stage: Stage, solved: int, reports: list[Report]) -> Iterator[str]:
+    """Yield the faults of the exercise with its first `solved` steps solved."""
+    if broken := [report for report in reports if report.outcome == "broken"]:
+        yield f"{stage.path} with {solved} steps solved: {broken[0].test} cannot be imported: {broken[0].result[0]}"
         return
+    green, red = _colors(stage, solved)
     for test in dict.fromkeys([*green, *red]):
-        outcomes = set(re.findall(rf"^(PASSED|FAILED|ERROR) {re.escape(test)}(?=[\[: ]|$)", report, re.MULTILINE))
-        is_red = bool(outcomes & {"FAILED", "ERROR"})
-        if test in green and (is_red or not outcomes):
+        mine = [report for report in reports if report.is_about(test)]
+        is_red = any(report.is_red for report in mine)
+        if test in green and (is_red or not mine):
             yield f"{stage.path}: {test} is not green with {solved} steps solved"
         if test in red and not is_red:
             yield f"{stage.path}: {test} is not red with {solved} steps solved"
-
-
-def _run(stage: Stage, opened: dict[str, str], tests: list[str]) -> str:
-    """Return pytest's report on a copy of the stage. Raise ChainError if the tests did not run to their end."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / stage.name
-        copy_stage(stage, folder, opened)
-        command = [sys.executable, "-m", "pytest", *FLAGS, *dict.fromkeys(tests)]
-        environment = os.environ | SETTINGS
-        try:
-            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            raise ChainError(f"the tests did not end in {SECONDS} seconds") from None
-    if done.returncode not in (0, 1):
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if "rror" in line] or ["no report"]
-        raise ChainError(f"pytest could not run them: {lines[0]}")
-    return done.stdout

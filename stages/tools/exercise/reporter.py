@@ -33,6 +33,12 @@ def _time_out(number: int, frame: FrameType | None) -> None:
     raise TimeoutError(f"the test did not finish within {SECONDS} seconds: is there an infinite loop?")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Skip the rest of a stage that looped forever: its other tests would loop too."""
+    return True if _stage_folder(item) in _endless else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     signal.alarm(SECONDS)
@@ -52,7 +58,7 @@ def pytest_runtest_makereport(
     elif outcome.failed or call.when == "call":
         _send(item.config, Report(item.nodeid, outcome.outcome))
     if call.excinfo and call.excinfo.errisinstance(TimeoutError):
-        item.session.shouldstop = "an infinite loop: the other tests would hit it too"
+        _endless.add(_stage_folder(item))
     return outcome
 
 
@@ -63,6 +69,12 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 _broken: list[Report] = []
+_endless: set[Path] = set()
+
+
+def _stage_folder(item: pytest.Item) -> Path:
+    """Return the folder that holds `tests`."""
+    return next(folder.parent for folder in item.path.parents if folder.name == "tests")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -105,7 +117,7 @@ def _message_and_result(error: pytest.ExceptionInfo[BaseException]) -> tuple[str
 
 def _places(item: pytest.Item, error: pytest.ExceptionInfo[BaseException]) -> dict[str, Place]:
     """Return the last lines of the test and of the learner's code that ran, by field of Report."""
-    root, places = item.config.rootpath, {}
+    root, places = _stage_folder(item), {}
     for entry in error.traceback:
         path = Path(entry.path)
         if path.is_relative_to(root):

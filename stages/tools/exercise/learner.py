@@ -1,10 +1,8 @@
 """`make check STAGE=2`: run the tests of the learner's step, and explain what is red or what was gained."""
 
 import ast
-import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +12,9 @@ from ..chain.model import GAIN_TEST, ChainError, Stage, Step
 from .folder import exercise_folder, how_to, open_functions, remember_step, step_of
 from .functions import find
 from .report import Report
+from .run import environment, run_tests
 
-FLAGS = ("-q", "--tb=short", "--rootdir=.", "--confcutdir=.", "-c", os.devnull, "-p", "no:cacheprovider")
-SETTINGS = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}
-SETTINGS |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # a stage needs no plugin
 STORY = ("--temperature", "0", "--max-tokens", "40", "The fox looked at the table")
-
-TOOLS = Path(__file__).resolve().parents[3]
 
 
 class Result(NamedTuple):
@@ -44,7 +38,9 @@ def check_exercise(stage: Stage, number: int | None) -> bool:
         return False
     steps = [step_of(stage, number)] if number else _steps_to_check(stage, folder)
     is_all = number is None and len(steps) == len(stage.required_steps)
-    *results, gain = _run(stage, folder, [*(step.tests for step in steps), (GAIN_TEST,) if is_all else ()])
+    groups = [*(step.tests for step in steps), (GAIN_TEST,) if is_all else ()]
+    reports = run_tests(folder, dict.fromkeys(test for group in groups for test in group))
+    *results, gain = (_result(group, reports) for group in groups)
     if not _print_steps(stage, steps, results):
         return False
     print(textwrap.fill(f"What works now: {steps[-1].works}", 110))
@@ -98,53 +94,10 @@ def _body(text: str, name: str) -> str | None:
     return function.body.strip() if function else None
 
 
-def _run(stage: Stage, folder: Path, groups: list[tuple[str, ...]]) -> list[Result]:
-    """Run groups of tests in one process, and return the result of each. Raise ChainError if they did not run."""
-    tests = dict.fromkeys(test for group in groups for test in group)
-    command = [sys.executable, "-m", "pytest", *FLAGS, "-p", "stages.tools.exercise.reporter", *tests]
-    read_end, write_end = os.pipe()
-    with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            [*command, "--report-to", str(write_end)],
-            cwd=folder, env=_environment(TOOLS), pass_fds=[write_end], stdout=output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        os.close(write_end)
-        reports = list(_read_reports(read_end))
-        status = process.wait()
-        output.seek(0)
-        if status not in (0, 1) and not reports:
-            raise ChainError(f"the tests could not be run: {_last_error(output.read())}")
-    return [_result(group, reports) for group in groups]
-
-
-def _environment(root: Path) -> dict[str, str]:
-    """Return the environment of a program that imports packages below `root`."""
-    return os.environ | SETTINGS | {"PYTHONPATH": str(root)}
-
-
-def _read_reports(read_end: int) -> Iterator[Report]:
-    """Yield the report of each test; print a count on a terminal."""
-    count = 0
-    with open(read_end, encoding="utf-8") as lines:
-        for count, line in enumerate(lines, 1):
-            if sys.stdout.isatty():
-                print(f"\r  {count} tests have run", end="", flush=True)
-            yield Report.from_json(line)
-    if count and sys.stdout.isatty():
-        print("\r" + " " * 40 + "\r", end="")
-
-
 def _result(group: tuple[str, ...], reports: list[Report]) -> Result:
     mine = [each for each in reports if any(each.is_about(test) for test in group)]
     red = [each for each in mine if each.is_red]
     return Result(len({each.test for each in mine} - {each.test for each in red}), red)
-
-
-def _last_error(output: str) -> str:
-    if "No module named pytest" in output:
-        return f"{sys.executable} has no pytest. Without PY=, make takes .venv, which has it"
-    lines = [line.removeprefix("E").strip() for line in output.splitlines() if line.startswith("E ") or "rror" in line]
-    return lines[-1] if lines else "pytest printed nothing"
 
 
 def _print_gain(stage: Stage) -> None:
@@ -159,7 +112,7 @@ def _print_gain(stage: Stage) -> None:
 
 
 def _show(stage: Stage, *arguments: str) -> None:
-    if subprocess.run([sys.executable, *arguments], cwd=stage.root, env=_environment(stage.root)).returncode:
+    if subprocess.run([sys.executable, *arguments], cwd=stage.root, env=environment(stage.root)).returncode:
         raise ChainError(f"python {' '.join(arguments)} failed: see above")
 
 
