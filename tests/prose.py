@@ -6,15 +6,16 @@ Each check yields faults as text. tests/test_prose.py also shows on made-up pros
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from stages.tools.prose.markdown import look_up
+from stages.tools.prose.marks import fill_in, parse, sentences
 
 SKIPPED = {"exercises", "build", "dist", "node_modules"}  # and hidden folders
 GENERATED = re.compile(r"<!-- figures: (\w+) -->.*?<!-- /figures -->", re.DOTALL)
-INLINE = re.compile(r"<!-- (?:n: \S+|said) -->.*?<!-- / -->", re.DOTALL)
-MARK = re.compile(r"<!-- n: ([\w.]+)(?::\S+)? -->(.*?)<!-- / -->", re.DOTALL)
 FENCE = re.compile(r"^```([\w ]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    [^\n]*\n(?:\n(?=    ))?)+)")  # a code block, not the rest of a list
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
@@ -35,8 +36,9 @@ class Prose(NamedTuple):
 
     @property
     def by_hand(self) -> str:
-        """Return the text without generated figures."""
-        return INLINE.sub(" ", GENERATED.sub("\n", self.text))
+        """Return the text without generated figures, and without the numbers that numbers.toml fills in."""
+        pieces = sentences().get(self.path, [])
+        return GENERATED.sub("\n", fill_in(self.text, pieces, lambda key, spec: " "))
 
     @property
     def code_blocks(self) -> list[str]:
@@ -296,21 +298,16 @@ def number_faults(prose: Prose, allowed: Iterable[str] = ()) -> Iterator[str]:
 
 def mark_faults(prose: Prose) -> Iterator[str]:
     """Yield marks of figures that do not close: they would never be filled in."""
-    for name, opening, closing, whole in (
-        ("figures", "<!-- figures:", "<!-- /figures -->", GENERATED),
-        ("n", "<!-- (?:n:|said)", "<!-- / -->", INLINE),
-    ):
-        opened, matches = len(re.findall(opening, prose.text)), len(whole.findall(prose.text))
-        if not matches == opened == prose.text.count(closing):
-            yield f"{opened} {name} marks open, {prose.text.count(closing)} close"
+    opened, closed = prose.text.count("<!-- figures:"), prose.text.count("<!-- /figures -->")
+    if not len(GENERATED.findall(prose.text)) == opened == closed:
+        yield f"{opened} figures marks open, {closed} close"
 
 
-def form_faults(pages: Iterable[Prose]) -> Iterator[str]:
-    """Yield keys that two places format differently, such as 1.1 and 1.13."""
-    shown: dict[str, dict[str, Path]] = {}
-    for prose in pages:
-        for key, text in MARK.findall(prose.text):
-            shown.setdefault(key, {}).setdefault(text, prose.path)
+def form_faults(pieces: Iterable[str], results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield keys that two sentences format differently, such as 1.1 and 1.13."""
+    shown: dict[str, set[str]] = {}
+    for key, spec in (place for piece in pieces for place in parse(piece)[1]):
+        shown.setdefault(key, set()).add(format(look_up(results, key), spec))
     for key, forms in shown.items():
         if len(forms) > 1:
-            yield f"{key} is shown as " + ", and as ".join(f"{text} in {path}" for text, path in forms.items())
+            yield f"{key} is shown as " + " and as ".join(sorted(forms))

@@ -331,7 +331,7 @@ def small(monkeypatch, tmp_path):
     for function in (results.read, results.write, results.begin):
         monkeypatch.setattr(function, "__defaults__", (path,))
     monkeypatch.setattr(results.save, "__defaults__", (path,))
-    made = {"a": lambda args: {"a": {"gain": 1}}, "s1": lambda args: {"predict": {"s1": {"answers": [], "n": 2}}}}
+    made = {"a": lambda args: {"a": {"gain": 1}}, "s1": lambda args: {"predict": {"s1": {"n": 2}}}}
     monkeypatch.setattr(command, "TABLES", made)
     return path
 
@@ -347,10 +347,10 @@ def test_each_table_is_saved_as_soon_as_it_is_measured(small, monkeypatch, capsy
     result = results.read()
     assert result["a"] == {"gain": 1} and list(result["measured"]["tables"]) == ["a"]
     monkeypatch.setitem(command.TABLES, "a", stopped)
-    monkeypatch.setitem(command.TABLES, "s1", lambda args: {"predict": {"s1": {"answers": [], "n": 2}}})
+    monkeypatch.setitem(command.TABLES, "s1", lambda args: {"predict": {"s1": {"n": 2}}})
     assert command.main(["--resume"]) == 0
     result = results.read()
-    assert result["predict"] == {"s1": {"answers": [], "n": 2}, "s2": {"n": 7}}, "a table may write a part of a key"
+    assert result["predict"] == {"s1": {"n": 2}, "s2": {"n": 7}}, "a table may write a part of a key"
     assert {*result["measured"]["tables"]} == {"a", "s1"} and result["machine"] == results.machine()
     assert "tables:" in capsys.readouterr().err, "a progress bar"
 

@@ -1,7 +1,6 @@
 """READMEs name existing files, commands and names, their code runs, and their numbers are generated."""
 
 import ast
-import json
 import re
 import subprocess
 import sys
@@ -9,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stages.tools.prose import marks
+from stages.tools.prose.markdown import look_up
 from tests.blocks import PAGES as PAGES_THAT_RUN
 from tests.helpers import ROOT
 from tests.prose import (
@@ -121,12 +122,11 @@ def test_measurements_on_the_page_are_generated():
 
 
 def test_keys_have_one_format():
-    assert list(form_faults(read(path) for path in [*FILES, *NOTEBOOKS])) == []
+    pieces = [piece for each in marks.sentences().values() for piece in each]
+    assert list(form_faults(pieces, marks.known(ROOT))) == []
 
 
 def test_figures_are_current():
-    from stages.tools.prose import marks
-
     assert marks.stale(ROOT) == [], "run python -m stages.tools.prose to update them"
 
 
@@ -283,8 +283,7 @@ def test_missing_names_are_found(made_up, text, faults):
     ("text", "faults"),
     [
         ("a block of 16 tokens, 1,024 slots, stage 3, section 2.5, 2019, four times, `8 GiB`, A100 systems", 0),
-        ("<!-- said -->833,000 operations/s<!-- / -->, says a text; <!-- said -->20-38%<!-- / -->", 0),
-        ("<!-- n: a.b:.1f -->4.2<!-- / --> ms and\n<!-- figures: x -->\n12 ms\n<!-- /figures -->\n", 0),
+        ("A wait of\n<!-- figures: x -->\n12 ms\n<!-- /figures -->\n", 0),
         ("```\n12 ms\n```\n\nSo:\n\n    12 ms\n\n", 0),
         ("it takes 12 ms", 1),
         ("12ms, 3.5x, 40%, 1,234 tok/s, 2 GiB, 37 times, 10 tokens/s, 3\nseconds", 8),
@@ -303,9 +302,7 @@ def test_outdated_allowed_numbers_are_found(made_up):
 @pytest.mark.parametrize(
     ("text", "faults"),
     [
-        ("<!-- n: a -->1<!-- / --> and <!-- n: b:.1f -->2<!-- / -->", 0),
-        ("<!-- n: a -->1 and <!-- n: b -->2<!-- / -->", 1),
-        ("<!-- said -->1<!-- / --> and <!-- said -->2", 1),
+        ("<!-- figures: a -->\n1\n<!-- /figures -->\n", 0),
         ("<!-- figures: a -->\n1\n", 1),
         ("1<!-- /figures -->\n", 1),
     ],
@@ -314,25 +311,44 @@ def test_open_marks_are_found(made_up, text, faults):
     assert len(list(mark_faults(prose_of(made_up, text)))) == faults
 
 
+def test_keys_in_two_formats_are_found():
+    results = {"a": {"b": 4.25, "c": 4}}
+    assert list(form_faults(["puts {a.b:.1f} tokens", "and {a.b:.1f} or {a.c}"], results)) == []
+    assert len(list(form_faults(["puts {a.b:.1f} tokens", "and {a.b:.0f}"], results))) == 1
+
+
+def fill(text: str, piece: str) -> str:
+    results = {"a": {"gain": 4.25, "count": 1200, "machine": "2 cores (x86)"}}
+    return marks.fill_in(text, [piece], lambda key, spec: format(look_up(results, key), spec))
+
+
 @pytest.mark.parametrize(
-    ("texts", "faults"),
+    ("text", "piece", "filled"),
     [
-        (["<!-- n: a.b:.1f -->4.2<!-- / -->", "<!-- n: a.b:.1f -->4.2<!-- / --> and <!-- n: a.c -->4<!-- / -->"], 0),
-        (["<!-- n: a.b:.1f -->4.2<!-- / -->", "<!-- n: a.b:.0f -->4<!-- / -->"], 1),
+        ("takes\n3,000 s, 12% of it", "takes {a.gain:.1f} s, {a.gain:.0%} of", "takes\n4.2 s, 425% of it"),
+        ("It has 7.", "has {a.count:,}.", "It has 1,200."),
+        ("runs (on 1 core (arm)).", "(on {a.machine}).", "runs (on 2 cores (x86))."),
+        ("<!-- figures: x -->\n3 s\n<!-- /figures -->\n5 s", "{a.count} s", None),
     ],
 )
-def test_keys_in_two_formats_are_found(made_up, texts, faults):
-    assert len(list(form_faults(prose_of(made_up, text) for text in texts))) == faults
+def test_numbers_of_a_sentence_are_filled_in(text, piece, filled):
+    assert fill(text, piece) == (filled or text.replace("5 s", "1200 s"))
 
 
-def test_filling_in_a_notebooks_marks_changes_nothing_else(tmp_path, monkeypatch):
-    from stages.tools.prose import marks
+@pytest.mark.parametrize("text", ["3 seconds", "3 s and 4 s", "<!-- figures: x -->\n3 s\n<!-- /figures -->\n"])
+def test_missing_or_ambiguous_sentence_is_refused(text):
+    with pytest.raises(LookupError, match=r"'{a.count} s,?' in .*numbers.toml must occur once, and occurs [02] times"):
+        fill(text, "{a.count} s" + "," * ("seconds" in text))
 
-    monkeypatch.setattr(marks, "known", lambda root: {"a": {"gain": 4.25}})
-    mark = "<!-- n: a.gain:.1f -->{}<!-- / -->"
-    cell = {"cell_type": "markdown", "source": ["é\n", f"It is {mark.format('0')} times.\n"]}
-    path = tmp_path / "a.ipynb"
-    path.write_text(json.dumps({"cells": [cell]}, indent=1, ensure_ascii=False), encoding="utf-8")
-    assert marks.render(path, tmp_path) == path.read_text("utf-8").replace(mark.format("0"), mark.format("4.2"))
-    assert read(path).text == f"é\nIt is {mark.format('0')} times.\n\n"
-    assert list(number_faults(read(path))) == []
+
+def test_error_names_the_file_and_the_sentence(tmp_path, monkeypatch):
+    (tmp_path / "README.md").write_text("It takes 3 s.")
+    monkeypatch.setattr(marks, "known", lambda root: {})
+    for piece, message in (("needs {a} s", "README.md: 'needs {a} s'"), ("takes {a} s", "README.md: .* has no a")):
+        monkeypatch.setattr(marks, "sentences", lambda root, piece=piece: {tmp_path / "README.md": [piece]})
+        with pytest.raises(ValueError, match=message):
+            marks.render(tmp_path / "README.md", tmp_path)
+
+
+def test_files_of_numbers_exist():
+    assert {*marks.sentences()} <= {*marks.prose_files(ROOT)}

@@ -73,7 +73,7 @@ def measure(name: str, args: argparse.Namespace) -> bool:
     started = time.perf_counter()
     result = TABLES[name](args)
     seconds = time.perf_counter() - started
-    text = predict.in_words(result) if name in predict.stages() else pformat(result, width=120, sort_dicts=False)
+    text = pformat(result, width=120, sort_dicts=False)
     tqdm.write(f"{name}, {seconds:.0f} s" + ("" if args.is_all else f"\n{text}"))
     return args.no_save or results.save(name, result, seconds)
 

@@ -2,13 +2,11 @@
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 from nanovllm.bench.harness import Scores, ratios, take_turns
 from stages.bench.counting import Operations, peak_bytes
 from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
 from stages.bench.models import storyteller_of
-from stages.bench.results import decode_case
 from stages.s1_contiguous_cache.llama import ModelConfig
 
 CONTEXTS = (1024, 4096, 16384, 65536)
@@ -23,24 +21,10 @@ def measure(model: Path) -> Scores:
         "scattered": scattered_blocks(model),
         "extra_bytes": extra,
         "extra_bytes_of_32": {stage: extra_bytes(stage, batch=32, context=1024) for stage in STAGES},
+        "growth": {stage: extra[stage]["65536"] / extra[stage]["16384"] for stage in ("s2", "s3")},
         "less_memory": extra["s2"]["65536"] / extra["s3"]["65536"],
         "operations": operations_of_a_step(model),
     }
-
-
-def derived(numbers: Scores) -> dict[str, Any]:
-    """Return the growth of extra bytes, and the speed over stage 1 in words."""
-    extra = numbers["extra_bytes"]
-    growth = {f"growth_{stage}": extra[stage]["65536"] / extra[stage]["16384"] for stage in ("s2", "s3")}
-    return growth | {f"speed_{batch}": speed(batch) for batch in (1, 32)}
-
-
-def speed(batch: int) -> str:
-    """Say how many times as fast as stage 1 a step is, from the decode table."""
-    times = decode_case(batch, 128)["s3_over_s1"]
-    key = f"decode.cases.storyteller_float32_{batch}_128.s3_over_s1:.2f"
-    marked = f"<!-- n: {key} -->{times:.2f}<!-- / -->"
-    return f"the same speed ({marked})" if abs(times - 1) < 0.015 else f"{marked} times as fast"
 
 
 def scattered_blocks(model: Path) -> Scores:

@@ -22,14 +22,6 @@ def measure(model: Path) -> Scores:
     return {"steps": steps_for_all(model), "chunks": cost_of_chunks(model), "again": again}
 
 
-def derived(numbers: Scores) -> dict[str, Any]:
-    """Say whether small chunks were a tradeoff."""
-    small, large = (numbers["chunks"][str(chunk)] for chunk in (CHUNKS[0], CHUNKS[-1]))
-    is_trade = small["gap_ms"] < large["gap_ms"] and small["ttft_ms"] > large["ttft_ms"]
-    trade = "Small chunks help those who are here, and the newcomer pays." if is_trade else "Here it was no trade."
-    return {"trade": trade}
-
-
 def workload(model: Path) -> list[Arrival]:
     """Return the scoreboard's requests, all of which arrive at the start."""
     tasks = mixed_tasks(ModelConfig.from_folder(model).vocab_size)

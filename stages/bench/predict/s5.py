@@ -21,18 +21,14 @@ def measure(model: Path) -> Scores:
     """Return counts of three prompts, of a preempted sample and of beams, and timed runs."""
     counts = {f"of_{length}": counted(model, length) for length in (PROMPT, ALIGNED, ALIGNED + 1)}
     alone, beams = search(model, STORY, 1)["blocks"], search(model, STORY, WIDTH)
+    held = counts[f"of_{PROMPT}"]
     return {
         **counts,
+        "times": held["samples"]["blocks"] / held["alone"]["blocks"],
         "preempted": one_is_preempted(model),
         "beams": {**beams, "alone": alone, "ratio": beams["blocks"] / alone, "output_tokens": OUTPUT},
-        "runs": timed_runs(model, counts[f"of_{PROMPT}"]["samples"]["copied"]),
+        "runs": timed_runs(model, held["samples"]["copied"]),
     }
-
-
-def derived(numbers: Scores) -> dict[str, Any]:
-    """Return how many times the blocks of one sample its samples hold."""
-    held = numbers[f"of_{PROMPT}"]
-    return {"times": held["samples"]["blocks"] / held["alone"]["blocks"]}
 
 
 # ---- counted

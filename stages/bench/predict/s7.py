@@ -1,17 +1,15 @@
 """Stage 7: load or recompute, from the offload table; a pool cut to a third; eight samples that leave the device."""
 
 from pathlib import Path
-from typing import Any
 
 from nanovllm.bench.harness import Scores
 from nanovllm.bench.workload import Task
 from stages.bench import offload
 from stages.bench.engines import by_sample, without_model
 from stages.bench.racing import sampling_params, serve
-from stages.bench.results import value
 from stages.bench.workloads import even_prompt
 
-LENGTHS, BLOCK_SIZE = (16, 1024), 16
+BLOCK_SIZE = 16
 SAMPLES, PROMPT, OUTPUT = 8, 200, 40
 POOL = 1024
 
@@ -20,15 +18,6 @@ def measure(model: Path) -> Scores:
     """Return counts of a pool that is cut to a third, and of samples that leave the device."""
     cut = {policy: offload.count_without_model(policy) for policy in ("s6", "load", "recompute")}
     return {"cut": cut, "samples": samples_that_leave(model)}
-
-
-def derived(numbers: Scores) -> dict[str, Any]:
-    """Return the milliseconds of the offload table."""
-    return {
-        f"{way}_{length}": 1000 * value(f"offload.first_token.{length}.{way}_seconds")
-        for way in ("loaded", "computed")
-        for length in LENGTHS
-    }
 
 
 def samples_that_leave(model: Path) -> dict[str, int]:

@@ -1,20 +1,22 @@
-"""Marks in prose, and the numbers and tables that belong there.
+"""Measured numbers and tables in prose. None is typed by hand.
 
-No measured number is typed by hand. Prose holds three kinds of marks, which a code host does not show:
+A generated block stands between two comments, which a code host does not show, and is replaced as a whole:
 
-    <!-- n: predict.s1.cache_at_16:.1f -->4.2<!-- / -->     one number: a path into results.json, and its format
-    <!-- figures: stages --> ... <!-- /figures -->          a block: tables.py, ideas.py, model_card.py
-    <!-- said -->833,000 a second<!-- / -->                 somebody else's figure, as they give it
+    <!-- figures: stages --> ... <!-- /figures -->      tables.py, ideas.py, model_card.py
 
-Cells of notebooks hold the first and the last kind. A key is shown in one form everywhere. peers.py
-draws a picture of the same results. results.json is written by `python -m stages.bench`.
+A number inside a sentence has no mark. numbers.toml lists, for each file, pieces of its sentences with a place for the
+number: "puts {serving.s4.tokens:,} tokens through". A place is a path into results.json and a format, and each piece
+occurs exactly once in its file. peers.py draws a picture of the same results, which `python -m stages.bench` writes.
 """
 
 import json
 import math
 import re
+import tomllib
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from safetensors import safe_open
@@ -25,10 +27,10 @@ from stages.tools.prose.markdown import look_up
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = Path("stages/bench/results.json")
+NUMBERS = Path("stages/tools/prose/numbers.toml")
 BLOCKS = tables.BLOCKS | ideas.BLOCKS | model_card.BLOCKS
-NUMBER = re.compile(r"(<!-- n: ([\w.]+)(?::([^ ]+))? -->).*?(<!-- / -->)", re.DOTALL)
-IN_A_CELL = re.compile(r"(<!-- n: ([\w.]+)(?::([^ ]+))? -->)[^\n\"]*?(<!-- / -->)")
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+NUMBER = r"(?<![\d.,])-?\d(?:[\d,.]*\d)?%?(?![\d%])"
 
 
 def stale(root: Path = ROOT) -> list[str]:
@@ -45,26 +47,24 @@ def write(root: Path = ROOT) -> list[str]:
 
 
 def prose_files(root: Path) -> list[Path]:
-    """Return the picture, the notebooks, and every page of prose except DIFF.md, which stages/chain.py writes."""
+    """Return the picture, and every page of prose except DIFF.md, which stages/chain.py writes."""
     stages = sorted((root / "stages").glob("s[0-9]*"))
     folders = [root, root / "stages", *stages, root / "nanovllm", root / "models" / "storyteller", root / "notebooks"]
     pages = [path for folder in folders for path in sorted(folder.glob("*.md")) if path.name != "DIFF.md"]
-    return pages + sorted((root / "notebooks").glob("*.ipynb")) + sorted((root / "notebooks").glob(peers.PICTURE))
+    return pages + sorted((root / "notebooks").glob(peers.PICTURE))
 
 
 def render(path: Path, root: Path) -> str:
-    """Return the text of a file with its numbers filled in. Raise ValueError for a mark with an unknown key.
-
-    A notebook's text is JSON. A mark in a cell is on one line and has nothing that JSON would escape, so it is filled
-    in where it stands, and nothing else of the file changes.
-    """
+    """Return the text of a file with its numbers filled in. Raise ValueError if a key or a sentence is missing."""
     results = known(root)
     if path.name == peers.PICTURE:
         return peers.picture(results)
 
-    def number(match: re.Match[str]) -> str:
-        start, key, spec, end = match.groups()
-        return start + format(number_of(results, key, path), spec or "") + end
+    def show(key: str, spec: str) -> str:
+        try:
+            return format(look_up(results, key), spec)
+        except KeyError:
+            raise ValueError(f"{path}: {RESULTS} has no {key}") from None
 
     def block(match: re.Match[str]) -> str:
         start, name, end = match.groups()
@@ -72,23 +72,54 @@ def render(path: Path, root: Path) -> str:
             raise ValueError(f"{path}: no function makes the block {name!r}")
         return start + BLOCKS[name](results) + end
 
-    text = path.read_text("utf-8")
-    if path.suffix == ".ipynb":
-        return IN_A_CELL.sub(number, text)
-    return BLOCK.sub(block, NUMBER.sub(number, text))
+    try:
+        text = fill_in(path.read_text("utf-8"), sentences(root).get(path, []), show)
+    except LookupError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return BLOCK.sub(block, text)
+
+
+def sentences(root: Path = ROOT) -> dict[Path, list[str]]:
+    """Return the pieces of sentences in numbers.toml by the file that they are in."""
+    return {root / name: pieces for name, pieces in tomllib.loads((root / NUMBERS).read_text("utf-8")).items()}
+
+
+def fill_in(text: str, pieces: Sequence[str], show: Callable[[str, str], str]) -> str:
+    r"""Return the text with new numbers in its sentences: show(key, format) for each place.
+
+    A space in a piece matches a line break too. Raise LookupError unless each piece occurs exactly once outside
+    generated blocks.
+
+    >>> fill_in("It puts 9 tokens\nthrough.", ["puts {s4.tokens:,} tokens through"], lambda key, spec: f"{1200:{spec}}")
+    'It puts 1,200 tokens\nthrough.'
+    """
+    for piece in pieces:
+        pattern, places = parse(piece)
+        outside = BLOCK.sub(lambda match: "\0" * len(match[0]), text)
+        matches = list(pattern.finditer(outside))
+        if len(matches) != 1:
+            raise LookupError(f"{piece!r} in {NUMBERS} must occur once, and occurs {len(matches)} times")
+        for group, place in reversed(list(enumerate(places, start=1))):
+            start, end = matches[0].span(group)
+            text = text[:start] + show(*place) + text[end:]
+    return text
+
+
+def parse(piece: str) -> tuple[re.Pattern[str], list[tuple[str, str]]]:
+    """Return the pattern of a piece of a sentence, and the key and format of each place in it."""
+    pattern, places = "", []
+    for words, key, spec, _ in Formatter().parse(piece):
+        pattern += r"\s+".join(map(re.escape, re.split(r"\s+", words)))
+        if key is not None:
+            pattern += "([^\0]+?)" if key.endswith("machine") else f"({NUMBER})"
+            places.append((key, spec or ""))
+    return re.compile(pattern), places
 
 
 def known(root: Path) -> dict[str, Any]:
-    """Return all that a mark can name: measured results, and "facts" counted here."""
+    """Return everything that a place can name: measured results, and "facts" counted here."""
     results: dict[str, Any] = read(root / RESULTS)
     return results | {"facts": facts(root)}
-
-
-def number_of(results: dict[str, Any], key: str, path: Path) -> Any:
-    try:
-        return look_up(results, key)
-    except KeyError:
-        raise ValueError(f"{path}: {RESULTS} has no {key}") from None
 
 
 def read(path: Path) -> Any:

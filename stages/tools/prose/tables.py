@@ -1,12 +1,16 @@
 """The tables that READMEs take from results.json: one function for each, by name in BLOCKS."""
 
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from stages.tools.prose.markdown import Column, duration, mib, table, table_of, whole
+from stages.tools.prose.markdown import Column, duration, look_up, mib, table, table_of, whole
 
 Results = dict[str, Any]  # what stages/bench/results.json holds
 NOT_YET = "Not measured yet.\n"
+PREDICT = Path(__file__).resolve().parents[2] / "bench" / "predict"  # sN.md has the questions of stage N
+PLACE = re.compile(r"{([\w.]+)(?::([^}]+))?}")
 
 
 def run_block(results: Results) -> str:
@@ -32,10 +36,21 @@ def answers_of(stage: str) -> Callable[[Results], str]:
     """Return a block with the lesson's questions and their measured answers, folded."""
 
     def block(results: Results) -> str:
-        folded = "<details><summary>{question}</summary>\n\n{answer}\n\n</details>\n"
-        return "".join(folded.format(**entry) for entry in results["predict"][stage]["answers"])
+        text = fill_in((PREDICT / f"{stage}.md").read_text("utf-8"), results | results["predict"][stage])
+        entries = (section.split("\n", 1) for section in text.split("## ")[1:])
+        folded = "<details><summary>{}</summary>\n\n{}\n\n</details>\n"
+        return "".join(folded.format(question, " ".join(answer.split())) for question, answer in entries)
 
     return block
+
+
+def fill_in(text: str, results: Results) -> str:
+    """Return a text with the numbers that its places name.
+
+    >>> fill_in("It takes {cost.16:.1f} times as long.", {"cost": {"16": 1.25}})
+    'It takes 1.2 times as long.'
+    """
+    return PLACE.sub(lambda match: format(look_up(results, match[1]), match[2] or ""), text)
 
 
 # ---- the scoreboard, and other tables with its columns
