@@ -157,6 +157,14 @@ class AsyncLLM:
         """Empty the prefix cache on the device and the host. Return False, and change nothing, while a request runs."""
         return await self._call(lambda engine: engine.reset_prefix_cache(reset_running_requests, reset_connector))
 
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record a profile until stop_profile(): with names for the parts of each step, as profiler_config says."""
+        await self._call(lambda engine: engine.start_profile(profile_prefix))
+
+    async def stop_profile(self) -> None:
+        """Stop recording, and write the trace. Raise ValueError if no profile is being recorded."""
+        await self._call(lambda engine: engine.stop_profile())
+
     def stats(self) -> EngineStats:
         """Return the state of the queues and pools, and counts since the start. Wait for at most one step."""
         return self._thread.ask(lambda engine: engine.stats())

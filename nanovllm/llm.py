@@ -188,6 +188,14 @@ class LLM:
         """Return the state of the queues and pools, and counts since the start. Any thread may call this."""
         return self.llm_engine.stats()
 
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record a profile until stop_profile(): with names for the parts of each step, as profiler_config says."""
+        self.llm_engine.start_profile(profile_prefix)
+
+    def stop_profile(self) -> None:
+        """Stop recording, and write the trace. Raise ValueError if no profile is being recorded."""
+        self.llm_engine.stop_profile()
+
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Empty the prefix cache on the device and the host. Return False, and change nothing, while a request runs.
 

@@ -16,7 +16,7 @@ from tests.blocks import FENCE, PAGES, REASONS, ROOT, Block, Session, commands_i
 NAMES = {page: str(page.relative_to(ROOT)) for page in PAGES}
 QUICK = ROOT / "nanovllm" / "README.md"  # make test runs this page's blocks; make test-all runs all pages
 PROGRAMS = {"cat", "cd", "curl", "docker", "echo", "git", "grep", "make", "nanovllm", "pip", "printf", "python", "vllm"}
-PROGRAMS |= {".", "export"}
+PROGRAMS |= {".", "export", "ncu", "nsys"}
 MAX_LINES = {ROOT / "README.md": 150, QUICK: 120}
 every_page = pytest.mark.parametrize("page", PAGES, ids=NAMES.values())
 

@@ -39,6 +39,10 @@ RULES: dict[str, Rule] = {
     "gpu_memory_utilization": ("above 0 and at most 1", lambda share: 0 < share <= 1),
     "seed": SEED,
     "load_format": (f"one of {', '.join(LOAD_FORMATS)}", lambda value: value in LOAD_FORMATS),
+    "profiler_config": (
+        """{"profiler": "cuda"} or {"profiler": "torch", "torch_profiler_dir": FOLDER}""",
+        lambda config: config == {"profiler": "cuda"} or is_torch_profiler(config),
+    ),
 }
 GIB = 2**30
 DTYPE_NAMES = {"half": "float16", "float": "float32"}  # vLLM's other names
@@ -97,6 +101,7 @@ class EngineConfig:
     hf_token: bool | str | None = None  # default: HF_TOKEN in the environment
     generation_config: str = "auto"  # source of end-of-text tokens: the model's folder (auto, vllm), or another one
     served_model_name: str | None = None  # the model's name in metrics
+    profiler_config: dict[str, Any] | None = None  # how start_profile() records: see ../profiling.py
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the option and its value."""
@@ -174,6 +179,7 @@ class EngineArgs(CompatibilityOptions):
     watermark: float | None = None
     attention_backend: str | None = None
     enforce_eager: bool = False
+    profiler_config: dict[str, Any] | None = None  # {"profiler": "torch", "torch_profiler_dir": FOLDER}, or "cuda"
     # nanovllm's own
     kv_cache_tokens: int | None = None
     kv_offloading_tokens: int | None = None
@@ -283,6 +289,12 @@ class EngineArgs(CompatibilityOptions):
 @dataclass
 class AsyncEngineArgs(EngineArgs):
     enable_log_requests: bool = False  # accepted; requests are not logged
+
+
+def is_torch_profiler(config: dict[str, Any]) -> bool:
+    """Return whether `config` asks for torch's profiler, and names the folder of its traces."""
+    folder = config.get("torch_profiler_dir")
+    return config == {"profiler": "torch", "torch_profiler_dir": folder} and isinstance(folder, str) and folder != ""
 
 
 def default_device() -> str:

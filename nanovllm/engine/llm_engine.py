@@ -15,6 +15,7 @@ from ..checkpoints.hub import find_checkpoint, find_tokenizer
 from ..checkpoints.model_config import eos_token_ids, read_model_config
 from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ..checkpoints.weights import dummy_model, load_model
+from ..profiling import start_profile, step_range, stop_profile
 from .block_manager import BlockManager, cdiv
 from .checks import check_unsupported
 from .config import EngineArgs, EngineConfig
@@ -228,12 +229,15 @@ class LLMEngine:
         """
         self.observers.tell("begin")
         try:
-            output = self._schedule()
-            tokens = self._run(output.batch) if output.batch else []
+            with step_range("schedule"):
+                output = self._schedule()
+            with step_range("launch"):
+                tokens = self._run(output.batch) if output.batch else []
             self.kv_cache_manager.collect_loads(wait=not output.batch)  # wait only if nothing else can run
-            updated = [*self._unreported, *output.failed, *self._update(output.batch, tokens)]
-            self._unreported = []
-            outputs = self._outputs(updated)
+            with step_range("update"):
+                updated = [*self._unreported, *output.failed, *self._update(output.batch, tokens)]
+                self._unreported = []
+                outputs = self._outputs(updated)
         except BaseException as error:
             self._remove_ended()
             ended = [samples for samples in self.requests.values() if all(seq.finished for seq in samples)]
@@ -348,6 +352,21 @@ class LLMEngine:
         if reset_running_requests:
             self.scheduler.preempt_all()
         return self.kv_cache_manager.reset_prefix_cache()
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record a profile, as profiler_config says, until stop_profile(). Its ranges are those of ../profiling.py.
+
+        The prefix begins the name of a trace. Raise ValueError without profiler_config, or during another profile.
+        """
+        self.check_thread()
+        if self.config.profiler_config is None:
+            raise ValueError("start_profile() needs the option profiler_config, got None")
+        start_profile(self.config.profiler_config, profile_prefix)
+
+    def stop_profile(self) -> None:
+        """Stop recording, and write the trace. Raise ValueError if no profile is being recorded."""
+        self.check_thread()
+        stop_profile()
 
     def stats(self) -> EngineStats:
         """Return the state of the queues and pools, and counts since the start. Any thread may call this."""

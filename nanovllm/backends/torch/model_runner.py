@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...llama import LlamaForCausalLM
+from ...profiling import step_range
 from .attention import AttentionMetadata, PagedAttention, compute_slot_mapping
 from .backend import Backend, Computed, TorchBackend
 from .sampler import Logprob, SampledToken, SamplingRow, named_logprobs, sample, top_logprobs
@@ -67,7 +68,7 @@ class ModelRunner:
         computed = self.compute(batch)
         complete = [i for i, (seq, num_tokens) in enumerate(batch) if seq.num_uncomputed_tokens == num_tokens]
         tokens: list[SampledToken | None] = [None] * len(batch)
-        with self.backend.sampling(computed):
+        with step_range("sample"), self.backend.sampling(computed):
             if complete:
                 logits = self.compute_logits(computed, complete)  # [num_complete, vocab_size]
                 sampled = sample_with_logprobs(logits, [batch[i][0] for i in complete], self.backend.sample)

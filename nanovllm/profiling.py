@@ -1,0 +1,58 @@
+"""Profiling: the parts of a step as named ranges in a profiler's timeline.
+
+    schedule    choose the sequences of the step, and copy shared blocks
+    launch      run the model
+      sample    choose a token for each sequence; on a GPU, this waits for the model
+    update      append the tokens, and free the blocks of finished sequences
+
+Ranges exist only while a profile is recorded, which is a matter of the whole process: PyTorch and CUDA record one
+profile at a time.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import torch
+
+Range = Callable[[str], AbstractContextManager[Any]]
+
+_recording: ExitStack | None = None  # the profile that is being recorded
+_range: Range | None = None  # how that profile names ranges
+
+
+def step_range(name: str) -> AbstractContextManager[Any]:
+    """Return a context that appears as `name` in the profile. Without a profile, it does nothing."""
+    return nullcontext() if _range is None else _range(name)
+
+
+def start_profile(config: dict[str, Any], worker_name: str | None = None) -> None:
+    """Start to record a profile. `config` has the entries of vLLM's profiler_config.
+
+    {"profiler": "torch", "torch_profiler_dir": FOLDER}    stop_profile() writes a trace, for ui.perfetto.dev
+    {"profiler": "cuda"}                                   nsys and ncu record until stop_profile()
+
+    Raise ValueError if a profile is being recorded, or if "cuda" finds no GPU.
+    """
+    global _recording, _range
+    if _recording is not None:
+        raise ValueError("a profile is being recorded: call stop_profile() first")
+    is_cuda = config["profiler"] == "cuda"
+    if is_cuda and not torch.cuda.is_available():
+        raise ValueError("profiler 'cuda' needs a GPU: use 'torch'")
+    with ExitStack() as stack:
+        if is_cuda:
+            stack.enter_context(torch.cuda.profiler.profile())
+        else:
+            write = torch.profiler.tensorboard_trace_handler(config["torch_profiler_dir"], worker_name)
+            stack.enter_context(torch.profiler.profile(on_trace_ready=write))
+        _recording, _range = stack.pop_all(), torch.cuda.nvtx.range if is_cuda else torch.profiler.record_function
+
+
+def stop_profile() -> None:
+    """Stop recording. Raise ValueError if no profile is being recorded."""
+    global _recording, _range
+    if _recording is None:
+        raise ValueError("no profile is being recorded: call start_profile() first")
+    stack, _recording, _range = _recording, None, None
+    stack.close()
