@@ -31,6 +31,16 @@ def peer() -> Any:
     return option(True, "measure transformers too")
 
 
+def dataset() -> Any:
+    """Return the option to read requests from a file."""
+    return option(
+        None,
+        'a file of requests instead of random ones: JSON lines with "prompt", and "output_tokens" if --output-len '
+        "does not apply",
+        metavar="FILE",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """Random prompts, all served at the same time."""
@@ -49,6 +59,7 @@ class Throughput(Workload):
     """
 
     prompts: str | None = option(None, "a file with a prompt per line, instead of random ones", metavar="FILE")
+    dataset_path: str | None = dataset()
     rounds: int = rounds(3)
     peer: bool = peer()
 
@@ -180,7 +191,8 @@ class ServerLoad:
     model: str | None = option(None, "the model's name; default: the first of the server's /v1/models")
     api_key: str | None = option(None, "the server's API key", envvar="OPENAI_API_KEY")
     endpoint: str = option("completions", "the endpoint to use", choices=("completions", "chat"))
-    num_prompts: int = count(200, "requests")
+    dataset_path: str | None = dataset()
+    num_prompts: int = count(200, "requests, unless a file has them")
     request_rate: float = option(
         math.inf, "requests per second, arriving as a Poisson process; inf: all at once", type=ABOVE_0
     )

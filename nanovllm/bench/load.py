@@ -21,12 +21,13 @@ from .. import __version__
 from .bench_options import ServerLoad
 from .harness import percentiles
 from .report import Report
-from .workload import arrivals, chats
+from .workload import arrivals, chats, read_dataset
 
 NOTE = "times in ms: p50 / p90 / p99 (ttft: first piece; itl: between two; tpot: a request's mean; e2el: its end)"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MAX_LINE_BYTES = 1 << 24
 DEFAULT_MAX_MODEL_LEN = 2048  # for a server that does not report one
+DEFAULT_OUTPUT_LEN = 256  # of a dataset's requests, as in vLLM
 FRONT_SECONDS = re.compile(r"^process_cpu_seconds_total (\S+)", re.MULTILINE)
 ERRORS = (OSError, aiohttp.ClientError, ValueError)
 
@@ -180,22 +181,28 @@ def short(text: str) -> str:
 
 def serve_load(options: ServerLoad) -> Report:
     """Send the requests, and return the report. Raise ValueError if the server answers none."""
-    if (options.input_len is None) != (options.output_len is None):
+    if not options.dataset_path and (options.input_len is None) != (options.output_len is None):
         raise ValueError("set both input_len and output_len, or neither for lengths typical of chats")
+    if options.dataset_path and options.input_len is not None:
+        raise ValueError(f"{options.dataset_path} has the prompts: input_len must not be set, got {options.input_len}")
     return asyncio.run(measure(options))
 
 
 async def measure(options: ServerLoad) -> Report:
     """Send the requests, and return the report."""
     lengths = (options.input_len, options.output_len) if options.input_len and options.output_len else None
+    dataset, count = list[tuple[str, int]](), options.num_prompts
+    if options.dataset_path:
+        dataset = read_dataset(options.dataset_path, options.output_len or DEFAULT_OUTPUT_LEN)
+        count = len(dataset)
     path = CHAT if options.endpoint == "chat" else COMPLETIONS
-    times = list(arrivals(options.num_prompts, options.request_rate, options.seed))
+    times = list(arrivals(count, options.request_rate, options.seed))
     async with connect(options.base_url, options.api_key) as client:
         name, longest = await client.first_model()
         longest = min(longest, DEFAULT_MAX_MODEL_LEN) * 4 // 5  # a word may be two tokens
         model, extra = options.model or name, {"ignore_eos": True} if options.ignore_eos else {}
         bodies: list[dict[str, Any]] = []
-        for prompt, num_tokens in chats(options.num_prompts, lengths, longest, options.seed):
+        for prompt, num_tokens in dataset or chats(count, lengths, longest, options.seed):
             text = {"messages": [{"role": "user", "content": prompt}]} if path == CHAT else {"prompt": prompt}
             bodies.append({"model": model, **text, "max_tokens": num_tokens, "temperature": 0, **extra})
         streamed = await client.stream_all(path, bodies, times, options.max_concurrency)
@@ -207,11 +214,11 @@ async def measure(options: ServerLoad) -> Report:
     return {
         "bench": "serve",
         "settings": {
-            "num_prompts": options.num_prompts,
+            "num_prompts": count,
             "request_rate": "all at once" if options.request_rate == math.inf else options.request_rate,
             "max_concurrency": options.max_concurrency or "no limit",
             "endpoint": options.endpoint,
-            "lengths": f"{lengths[0]} + {lengths[1]}" if lengths else "typical of chats",
+            "lengths": options.dataset_path or (f"{lengths[0]} + {lengths[1]}" if lengths else "typical of chats"),
         },
         "machine": {"nanovllm": __version__, "server": client.server, "model": model},
         "measured": {"server": measured},

@@ -16,7 +16,7 @@ from .floor import floor_note, kv_bytes, read_bandwidth, weight_bytes
 from .harness import Spread, ratio, take_turns
 from .peer import TRANSFORMERS, PeerProcess, peer_settings
 from .report import Report, machine, report_of, settings
-from .workload import Task, check_lengths, random_tasks, random_tokens
+from .workload import Task, check_lengths, random_tasks, random_tokens, read_dataset
 
 NOTE = "times in ms: p50 / p90 / p99 of all rounds"
 TIMES_ON_HOST = 4  # the host's pool, in pools of the device
@@ -24,24 +24,25 @@ Call = Callable[[], Run]
 
 
 def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str] = ()) -> Report:
-    """Serve random prompts, or `texts`, all at once."""
+    """Serve random prompts, `texts`, or the requests of options.dataset_path, all at once."""
+    if options.prompts and options.dataset_path:
+        raise ValueError(f"--prompts {options.prompts} and --dataset-path {options.dataset_path} must not both be set")
+    requests = [(text, options.output_len) for text in texts]
+    if options.dataset_path:
+        requests = read_dataset(options.dataset_path, options.output_len)
+    elif options.prompts and not texts:
+        raise ValueError(f"{options.prompts} has no prompt")
     llm, named = load_llm(engine), settings(options)
-    if options.prompts is None:
+    if not requests:
         lengths = options.input_len, options.output_len, options.spread
         tasks = random_tasks(llm.model_config.vocab_size, options.num_prompts, *lengths)
+    elif llm.tokenizer is None:
+        raise ValueError("prompts from a file need a tokenizer, and the checkpoint has none")
     else:
-        tasks = text_tasks(llm, options.prompts, texts, options.output_len)
+        tasks = [Task(llm.tokenizer.encode(text), num_tokens) for text, num_tokens in requests]
+        named = {name: value for name, value in named.items() if name not in ("input_len", "spread")}
         named |= {"num_prompts": len(tasks)}
     return compare("throughput", llm, tasks, options, named)
-
-
-def text_tasks(llm: LLM, file: str, texts: Sequence[str], output_len: int) -> list[Task]:
-    """Return a task for each text of a file. Raise ValueError if the file is empty, or without a tokenizer."""
-    if llm.tokenizer is None:
-        raise ValueError("prompts from a file need a tokenizer, and the checkpoint has none")
-    if not texts:
-        raise ValueError(f"{file} has no prompt")
-    return [Task(llm.tokenizer.encode(each), output_len) for each in texts]
 
 
 def latency(engine: dict[str, Any], options: Latency) -> Report:

@@ -1,8 +1,10 @@
 """Workloads: prompts of random tokens, lengths typical of chats, and arrival times."""
 
+import json
 import math
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 # The mean lengths of ShareGPT's chats in tokens, from the paper on PagedAttention (arXiv:2309.06180, section 6.1).
@@ -65,6 +67,31 @@ def published_tasks(vocab_size: int, count: int, low: int, high: int, temperatur
     rng, last = random.Random(0), min(10_000, vocab_size - 1)
     prompts = [[rng.randint(0, last) for _ in range(rng.randint(low, high))] for _ in range(count)]
     return [Task(prompt, rng.randint(low, high), temperature=temperature) for prompt in prompts]
+
+
+def read_dataset(path: str, output_len: int) -> list[tuple[str, int]]:
+    """Return the prompts of a file, and the number of tokens of each output, `output_len` by default.
+
+    The format is that of vLLM's custom dataset: JSON lines with "prompt", and "output_tokens" if a request has a length
+    of its own. Raise ValueError for the first line of another form, and for a file without any.
+    """
+    requests = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            request = json.loads(line)
+            prompt, num_tokens = request["prompt"], request.get("output_tokens", output_len)
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f'{path}, line {number}: expected {{"prompt": ...}}, got {line[:80]}') from None
+        if not isinstance(prompt, str) or not prompt:
+            raise ValueError(f"{path}, line {number}: prompt must be a string of at least 1 character, got {prompt!r}")
+        if type(num_tokens) is not int or num_tokens < 1:
+            raise ValueError(f"{path}, line {number}: output_tokens must be an integer, at least 1, got {num_tokens!r}")
+        requests.append((prompt, num_tokens))
+    if not requests:
+        raise ValueError(f"{path} has no request")
+    return requests
 
 
 def check_lengths(tasks: Sequence[Task], max_model_len: int) -> None:

@@ -3,6 +3,7 @@
 A model is a ModelConfig or one of SHAPES, the dimensions of published models. Nothing here imports torch.
 """
 
+import math
 import os
 import re
 import shutil
@@ -224,17 +225,28 @@ class Fit:
 
     >>> fit.contiguous, fit.paged(4096), fit.paged(256), fit.paged(257)
     (5, 5, 91, 86)
+
+    Quantized weights leave more room for the pool.
+
+    >>> from dataclasses import replace
+    >>> replace(fit, weight_bits=4).weight_bytes, replace(fit, weight_bits=4).num_blocks
+    (3369207808, 2670)
     """
 
     model: Dimensions
-    itemsize: int  # bytes of a weight, a key or a value
+    itemsize: int  # bytes of a key or a value, and of a weight unless weight_bits says otherwise
     room: int  # bytes for weights and pool together
     block_size: int
     max_model_len: int
+    weight_bits: float | None = None  # of a quantized checkpoint
 
     @property
     def weight_bytes(self) -> int:
-        return sum(parameters(self.model).values()) * self.itemsize
+        return self._bytes_of(sum(parameters(self.model).values()))
+
+    def _bytes_of(self, num_weights: int) -> int:
+        """Return the bytes that this many weights take, rounded up."""
+        return math.ceil(num_weights * (self.weight_bits or 8 * self.itemsize) / 8)
 
     @property
     def block_bytes(self) -> int:
@@ -264,4 +276,4 @@ class Fit:
         """
         parts = parameters(self.model)
         read = sum(parts.values()) - (0 if self.model.tie_word_embeddings else parts["embedding"])
-        return read * self.itemsize + batch * length * kv_bytes_per_token(self.model, self.itemsize)
+        return self._bytes_of(read) + batch * length * kv_bytes_per_token(self.model, self.itemsize)

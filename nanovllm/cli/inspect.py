@@ -46,6 +46,11 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
     show_default=True,
     help="type of weights, keys and values; auto: the model's own on a GPU, float32 on a CPU",
 )
+@click.option(
+    "--weight-bits",
+    type=click.FloatRange(1, 32),
+    help="bits of a weight in a quantized checkpoint, such as 4; default: those of --dtype",
+)
 @click.option("--memory", metavar="SIZE", help="memory such as 24GiB; default: this machine's GPU, or else its memory")
 @click.option(
     "--gpu-memory-utilization",
@@ -99,6 +104,7 @@ def find_model(model: str, revision: str | None) -> Dimensions:
 def make_report(
     model: Dimensions,
     dtype: str,
+    weight_bits: float | None,
     memory: str | None,
     share: float,
     block_size: int,
@@ -116,7 +122,7 @@ def make_report(
         raise ValueError(f"max_model_len is {max_model_len}, but the model has {limit} positions")
     if max(lengths, default=0) > max_model_len:
         raise ValueError(f"length must be at most {max_model_len}, the max_model_len, got {max(lengths)}")
-    fit = Fit(model, DTYPE_BYTES[dtype], int(share * available.size), block_size, max_model_len)
+    fit = Fit(model, DTYPE_BYTES[dtype], int(share * available.size), block_size, max_model_len, weight_bits)
     per_second = parse_bytes(bandwidth) if bandwidth else None
     if per_second == 0:
         raise ValueError("bandwidth must be above 0, got 0")
@@ -127,10 +133,17 @@ def make_report(
         "parameters": {**parts, "total": sum(parts.values())},
         "weight_bytes": {name: size * sum(parts.values()) for name, size in DTYPE_BYTES.items()},
         "dtype": dtype,
+        "weight_bits": weight_bits or 8 * fit.itemsize,
         "kv_bytes_per_token": kv_bytes_per_token(model, fit.itemsize),
         "block_size": block_size,
         "kv_bytes_per_block": fit.block_bytes,
-        "memory": {"of": available.of, "bytes": available.size, "share": share, "weights_and_pool": fit.room},
+        "memory": {
+            "of": available.of,
+            "bytes": available.size,
+            "share": share,
+            "weights_and_pool": fit.room,
+            "weights": fit.weight_bytes,
+        },
         "fits": fit.room >= fit.weight_bytes + fit.block_bytes,
         "num_blocks": fit.num_blocks,
         "num_slots": fit.num_slots,
@@ -167,11 +180,13 @@ def table(model: str, report: dict[str, Any]) -> Iterator[str]:
     for name, number in parts:
         yield f"  {name:9}{number:19,}{number / total:8.1%}" if number else f"  {name:9}  is the embedding"
     full, half = (show_bytes(report["weight_bytes"][name]) for name in ("float32", "bfloat16"))
-    yield f"\nweights    {full} in float32, {half} in bfloat16 or float16"
+    bits, weights = report["weight_bits"], report["memory"]["weights"]
+    quantized = "" if weights in report["weight_bytes"].values() else f", {show_bytes(weights)} in {bits:g} bits"
+    yield f"\nweights    {full} in float32, {half} in bfloat16 or float16{quantized}"
     token, block = (show_bytes(report[f"kv_bytes_per_{unit}"]) for unit in ("token", "block"))
     yield f"KV cache   {token} per token, {block} per block of {report['block_size']}, in {report['dtype']}"
 
-    memory, weights = report["memory"], report["weight_bytes"][report["dtype"]]
+    memory = report["memory"]
     room, size = memory["weights_and_pool"], show_bytes(memory["bytes"])
     yield f"\nmemory     {size} ({memory['of']}), {memory['share']:.0%} for weights and KV cache: {show_bytes(room)}"
     if not report["fits"]:

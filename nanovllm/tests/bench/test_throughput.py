@@ -59,6 +59,40 @@ def test_throughput_serves_prompts_from_a_file(bench, tmp_path):
     assert report["settings"]["num_prompts"] == 2 and report["measured"]["nanovllm"]["steps"] == 3
 
 
+def test_throughput_serves_a_dataset(bench, tmp_path):
+    (tmp_path / "requests.jsonl").write_text('{"prompt": "the fox", "output_tokens": 5}\n\n{"prompt": "the wood"}\n')
+    report, _ = bench("throughput", "--dataset-path", str(tmp_path / "requests.jsonl"), *SMALL)
+    numbers = report["measured"]["nanovllm"]
+    assert report["settings"]["num_prompts"] == 2 and "input_len" not in report["settings"]
+    assert numbers["steps"] == 5, "the first request has five tokens, the second one those of --output-len"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "has no request"),
+        ('{"prompt": "a"}\nfox', 'line 2: expected {"prompt": ...}, got fox'),
+        ('{"text": "a"}', 'line 1: expected {"prompt": ...}'),
+        ('["a"]', "line 1: expected"),
+        ('{"prompt": ["a"]}', "line 1: prompt must be a string of at least 1 character, got ['a']"),
+        ('{"prompt": "a", "output_tokens": 0}', "line 1: output_tokens must be an integer, at least 1, got 0"),
+        ('{"prompt": "a", "output_tokens": true}', "got True"),
+    ],
+)
+def test_invalid_dataset_is_a_one_line_error(run, tmp_path, text, expected):
+    file = tmp_path / "requests.jsonl"
+    file.write_text(text)
+    status, out, err = run("bench throughput", "--no-peer", "--dataset-path", str(file))
+    assert (status, out) == (2, "") and expected in err and str(file) in err and err.count("\n") == 1
+
+
+def test_prompts_and_a_dataset_exclude_each_other(run, tmp_path):
+    (tmp_path / "a").write_text("the fox\n")
+    flags = ("--no-peer", "--prompts", str(tmp_path / "a"), "--dataset-path", str(tmp_path / "a"))
+    status, _, err = run("bench throughput", *flags)
+    assert status == 2 and "must not both be set" in err
+
+
 def test_latency_serves_a_few_requests(bench):
     report, _ = bench("latency", "--batch-size", "2", *SMALL)
     assert report["settings"]["batch_size"] == 2 and report["measured"]["nanovllm"]["steps"] == 3

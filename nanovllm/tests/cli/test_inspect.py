@@ -157,6 +157,20 @@ def test_model_that_does_not_fit_is_reported_with_the_missing_bytes(capsys):
     assert "need 688.9 GiB more than that" in printed and "sequences" not in printed  # 756.0 + 0.01 - 67.1
 
 
+def test_weight_bits_estimate_a_quantized_checkpoint(report, capsys):
+    """70.55 billion weights of 4 bits are 35.3 GB: one 80 GB GPU has room for the model and a pool."""
+    plain = report("llama-3.1-70b", "--memory", "80GB", "--dtype", "bfloat16", "--bandwidth", "1TB/s")
+    result = report(
+        "llama-3.1-70b", "--memory", "80GB", "--dtype", "bfloat16", "--bandwidth", "1TB/s", "--weight-bits", "4"
+    )
+    assert result["memory"]["weights"] == PUBLISHED["llama-3.1-70b"] / 2 and result["weight_bits"] == 4
+    assert not plain["fits"] and result["fits"] and plain["kv_bytes_per_token"] == result["kv_bytes_per_token"]
+    assert result["num_blocks"] == (72 * 10**9 - PUBLISHED["llama-3.1-70b"] // 2) // result["kv_bytes_per_block"]
+    assert result["seconds_per_token_alone"] == pytest.approx(plain["seconds_per_token_alone"] / 4)
+    assert main(["inspect", "llama-3.1-70b", "--memory", "80GB", "--weight-bits", "4"]) == 0
+    assert "131.4 GiB in bfloat16 or float16, 32.9 GiB in 4 bits" in capsys.readouterr().out
+
+
 def test_sliding_window_limits_max_model_len(report):
     assert report("mistral-7b-v0.1")["max_model_len"] == 4096
     assert report("mistral-7b-v0.3")["max_model_len"] == 32768

@@ -123,6 +123,18 @@ def test_load_on_another_server(bench, endpoint):
     assert "output throughput" in table and "all at once" in table
 
 
+def test_dataset_has_the_prompts_and_the_lengths(bench, tmp_path):
+    lines = [{"prompt": "the fox", "output_tokens": 2}, {"prompt": "the wood"}, {"prompt": "a", "output_tokens": 5}]
+    (tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    other = Other()
+    with other_server(other) as url:
+        flags = ("--base-url", url, "--dataset-path", str(tmp_path / "requests.jsonl"), "--output-len", "3")
+        status, report, _, _ = bench(*flags)
+    assert status == 0 and report["settings"]["num_prompts"] == 3
+    sent = {body["prompt"]: body["max_tokens"] for body in other.bodies}
+    assert sent == {"the fox": 2, "the wood": 3, "a": 5}, "--output-len is for requests without output_tokens"
+
+
 def test_incomplete_response_counts_as_failed(bench):
     other = Other()
     with other_server(other) as url:
