@@ -120,7 +120,10 @@ class BlockManager:
         return True
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child` hold what `parent` has computed, in the same blocks: nothing is copied."""
+        """Let `child` share the blocks in which `parent` has computed tokens. Nothing is copied.
+
+        Tell the observer "fork".
+        """
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
         child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
         child.num_computed_tokens = parent.num_computed_tokens
@@ -136,8 +139,8 @@ class BlockManager:
     def append_slot(self, seq: Sequence) -> BlockCopy | None:
         """Make sure that the last token of `seq` has a slot, in a block that no other sequence holds.
 
-        Take a block if all of its blocks are full. If its last block is shared, take a block in its place, and return
-        the copy to make before the next step writes.
+        If that takes a new block, tell the observer "grow". If the new block replaces one that is shared, return the
+        copy to make before the step writes.
         """
         copy = None
         if self._needs_block(seq):
@@ -145,7 +148,7 @@ class BlockManager:
         elif self._is_shared(seq):
             [target] = self.pool.get_new_blocks(1)
             copy = BlockCopy(source=seq.block_table[-1], target=target)
-            self.pool.free_blocks([copy.source])  # its last holder finds it unshared, and writes in place
+            self.pool.free_blocks([copy.source])  # so its last holder writes in place
             seq.block_table[-1] = target
         else:
             return None
@@ -192,7 +195,7 @@ class BlockManager:
         return seq.num_tokens > len(seq.block_table) * self.block_size
 
     def _is_shared(self, seq: Sequence) -> bool:
-        """Return True if other sequences hold the last block of `seq` too."""
+        """Return True if other sequences hold the last block of `seq`, too."""
         return self.pool.ref_counts[seq.block_table[-1]] > 1
 
 

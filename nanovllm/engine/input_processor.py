@@ -1,4 +1,4 @@
-"""InputProcessor: from a prompt and its SamplingParams to a Sequence for each sample."""
+"""InputProcessor: turns a prompt and its SamplingParams into one Sequence for each sample."""
 
 import random
 from dataclasses import replace

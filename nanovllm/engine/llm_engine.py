@@ -1,6 +1,6 @@
-"""LLMEngine: requests come and go at any time, and step() computes some tokens of those that are unfinished.
+"""LLMEngine: requests come and go at any time, and each step() computes some tokens of the unfinished ones.
 
-A step is three calls: schedule (who runs), launch (the model), update (what the new tokens change).
+A step is three calls: schedule (choose the sequences), launch (the model), update (append the new tokens).
 """
 
 import threading

@@ -1,12 +1,12 @@
-"""Scheduler: which sequences run in the next step, and how many tokens of each. It decides anew for every step.
+"""Scheduler: choose, before every step, the sequences that run and how many tokens of each.
 
     add -> waiting -- admit, first come first served --> running -> finish
               ^                                             |
-              +------- preempt, the newest first -----------+
+              +---------- preempt, newest first ------------+
 
-`running` and then `waiting` are in order of arrival at all times, so nobody is overtaken, and a preempted sequence is
-the next one to be admitted. Scheduling per step is Orca's idea (Yu et al. 2022), chunked prefill is Sarathi-Serve's
-(Agrawal et al. 2024, arXiv:2403.02310).
+`running` followed by `waiting` is always in order of arrival: no sequence overtakes another, and a preempted one is the
+next to be admitted. Scheduling step by step is from Orca (Yu et al. 2022), chunked prefill from Sarathi-Serve (Agrawal
+et al. 2024, arXiv:2403.02310).
 """
 
 from collections import OrderedDict
@@ -22,16 +22,16 @@ from .sequence import Sequence
 
 @dataclass
 class SchedulerOutput:
-    """The next step."""
+    """The work of the next step."""
 
     budget: int  # how many more tokens the step may compute
-    batch: list[Scheduled] = field(default_factory=list)
+    batch: list[Scheduled] = field(default_factory=list)  # in any order
     copies: list[BlockCopy] = field(default_factory=list)  # to make before the step writes
-    failed: list[Sequence] = field(default_factory=list)  # sequences that can never go on
+    failed: list[Sequence] = field(default_factory=list)  # sequences that have outgrown the pool
 
 
 class Scheduler:
-    """The two queues, and the rule that fills a step from them."""
+    """Two queues of sequences, and the rules that fill a step from them."""
 
     def __init__(self, config: EngineConfig, kv_cache_manager: BlockManager, observer: Observer) -> None:
         self.waiting: OrderedDict[Sequence, None] = OrderedDict()  # a queue that each sequence can leave in O(1)
@@ -49,7 +49,7 @@ class Scheduler:
         self._observer.tell("add", seq)
 
     def remove(self, seq: Sequence) -> None:
-        """Take a sequence that has ended out of its queue, and free its blocks. An unforked sample is in no queue."""
+        """Remove a sequence that has ended from its queue, and free its blocks. An unforked sample is in no queue."""
         if seq in self.running:
             self.running.remove(seq)
             self._kv_cache_manager.free(seq)
@@ -58,14 +58,20 @@ class Scheduler:
         self._observer.tell("finish", seq)
 
     def schedule(self) -> SchedulerOutput:
-        """Fill a step with up to max_num_batched_tokens tokens, and take the blocks that they will be written to."""
+        """Fill a step with up to max_num_batched_tokens tokens, and take the blocks that they are written to.
+
+        Each sequence that decodes gets one token, the oldest first. What is left of the budget goes to running prompts,
+        the oldest first, and then to waiting sequences in order, as far as _may_admit() lets them in. A decode that
+        finds no block preempts the newest sequence, or fails if it runs alone. A step that preempts admits none. A
+        waiting sequence larger than the pool fails. Tell the observer "schedule".
+        """
         output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions
         for seq in list(self.running):
             self._fork_samples(seq)
 
-        # First one token for each sequence that decodes, the oldest first. If no block is free, the newest sequence
-        # is preempted. It stands behind all that are in the batch already, so none of these loses a block.
+        # First, one token for each sequence that decodes. The one preempted is the last of `running`, so it comes after
+        # all sequences that are in the batch already: none of these loses a block.
         index = 0
         while index < len(self.running) and output.budget > 0:
             seq = self.running[index]
@@ -81,12 +87,12 @@ class Scheduler:
             else:
                 self._fail(seq, output)
 
-        # Then prompts, in chunks as large as the budget allows. Their blocks were allocated on admission.
+        # Then running prompts, in chunks as large as the budget allows. They got their blocks on admission.
         for seq in self.running:
             if seq.num_uncomputed_tokens > 1 and output.budget > 0:
                 self._take(seq, output)
 
-        # Then the waiting sequences, unless a sequence was just preempted: it would be admitted, and preempted again.
+        # Then waiting sequences. After a preemption the first of them would be the one that just lost its blocks.
         while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions:
             seq = next(iter(self.waiting))
             if cdiv(seq.num_tokens, self._kv_cache_manager.block_size) > self._kv_cache_manager.num_blocks:
@@ -106,9 +112,10 @@ class Scheduler:
         return output
 
     def _take(self, seq: Sequence, output: SchedulerOutput) -> None:
-        """Add as many tokens of `seq` to the step as the budget allows; none if its blocks have not arrived.
+        """Add as many tokens of `seq` to the step as the budget allows, and the copy that it needs to write them.
 
-        A sequence that carries samples leaves its last token alone: each of them computes it for itself.
+        Add nothing if its blocks have not arrived. A sequence that carries samples leaves out its last token: each
+        sample computes that one for itself.
         """
         num_tokens = min(seq.num_uncomputed_tokens - bool(seq.to_fork), output.budget)
         if num_tokens == 0 or not self._kv_cache_manager.is_ready(seq):
@@ -120,9 +127,9 @@ class Scheduler:
         output.budget -= num_tokens
 
     def _fork_samples(self, seq: Sequence) -> list[Sequence]:
-        """Fork the samples that `seq` carries once only its last token is left to compute. Return them.
+        """Fork the samples that `seq` carries, once it has only its last token left to compute. Return them.
 
-        They run right behind it, so that `running` stays in order of arrival.
+        They run right behind it, so that `running` stays in order of arrival, and it carries none from then on.
         """
         if not seq.to_fork or seq.num_uncomputed_tokens > 1:
             return []
@@ -136,7 +143,9 @@ class Scheduler:
     def _may_admit(self, seq: Sequence, hits: list[int | None]) -> bool:
         """Return True if there are seats for `seq` and its samples, and blocks for its tokens.
 
-        Beside others it must leave the watermark free, for them to grow into, and a block for each of its samples.
+        If other sequences run, it must leave the watermark free for them to grow into, and a block for each of its
+        samples. If it may not be admitted, tell the observer "wait", with the reason ("seat" or "blocks") and how many
+        are needed and free.
         """
         seats = self._max_num_seqs - sum(1 + len(other.to_fork) for other in self.running)
         if 1 + len(seq.to_fork) > seats:
@@ -149,9 +158,10 @@ class Scheduler:
         return needed <= free
 
     def _preempt(self, seq: Sequence, makes_room_for: Sequence | None) -> None:
-        """Free the blocks of a running sequence, and put it in front of the queue.
+        """Free the blocks of a running sequence, move it to the front of `waiting`, and count it in num_preemptions.
 
-        Once it is admitted again, its prompt and its output so far are computed like one long prompt.
+        It keeps its output. Once it is admitted again, prompt and output are computed like one long prompt. Tell the
+        observer "preempt".
         """
         self.running.remove(seq)
         self._kv_cache_manager.free(seq)

@@ -38,9 +38,7 @@ class Sequence:
     num_preemptions: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, as far as needed
-    to_fork: list["Sequence"] = field(
-        default_factory=list, init=False
-    )  # samples waiting for this one to compute the prompt
+    to_fork: list["Sequence"] = field(default_factory=list, init=False)  # samples that share its prompt, once computed
     logits_processors: list[LogitsProcessor] = field(default_factory=list, init=False)
     cumulative_logprob: float = field(default=0.0, init=False)
     logprobs: list[Position] = field(default_factory=list, init=False)
@@ -195,7 +193,7 @@ def is_due(samples: list[Sequence]) -> bool:
 
 
 def request_output(samples: list[Sequence]) -> RequestOutput:
-    """Return the output so far of the request with these samples. It has finished when all of them have.
+    """Return the output so far of the request with these samples. It has finished once they all have.
 
     A delta includes only the samples with news, and the prompt's logprobs only the first time.
     """

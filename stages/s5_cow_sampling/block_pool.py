@@ -1,4 +1,4 @@
-"""BlockPool: which blocks are free, and how many block tables hold each of the others. It knows no sequences."""
+"""BlockPool: the free blocks, and how many block tables hold each of the others. It knows nothing of sequences."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ class BlockPool:
         self.ref_counts = [0] * num_blocks  # how many block tables hold each block
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Take `count` free blocks. There must be as many."""
+        """Take `count` free blocks, and return them with one holder each. There must be as many."""
         assert count <= len(self.free), f"{count} blocks are needed, {len(self.free)} are free"
         blocks = [self.free.pop() for _ in range(count)]
         for block in blocks:
@@ -25,15 +25,15 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: list[int]) -> None:
-        """Add a holder to each of `blocks`, which are held."""
+        """Add a holder to each of `blocks`, all of which have one already."""
         for block in blocks:
             assert self.ref_counts[block] > 0, f"block {block} is free"
             self.ref_counts[block] += 1
 
     def free_blocks(self, blocks: list[int]) -> None:
-        """Remove a holder from each of `blocks`. Those without holders are given back, the first of them taken next."""
+        """Remove a holder from each of `blocks`. Those without holders are free, and the first one is taken next."""
         for block in reversed(blocks):
-            assert self.ref_counts[block] > 0, f"block {block} is given back twice"
+            assert self.ref_counts[block] > 0, f"block {block} is freed, and no table holds it"
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
                 self.free.append(block)
@@ -42,6 +42,6 @@ class BlockPool:
         """Raise AssertionError unless the counts are right for `held`, all block tables end to end; 0 means free."""
         holders = Counter(held)
         counted = [holders[block] for block in range(self.num_blocks)]
-        assert self.ref_counts == counted, f"reference counts {self.ref_counts}, in the tables {counted}"
+        assert self.ref_counts == counted, f"reference counts are {self.ref_counts}, the tables hold {counted}"
         free = [block for block in range(self.num_blocks) if not holders[block]]
-        assert sorted(self.free) == free, f"free are {sorted(self.free)}, in no table are {free}"
+        assert sorted(self.free) == free, f"free blocks are {sorted(self.free)}, blocks in no table are {free}"

@@ -1,6 +1,6 @@
-"""LLMEngine: requests come and go at any time, and step() computes some tokens of those that are unfinished.
+"""LLMEngine: requests come and go at any time, and each step() computes some tokens of the unfinished ones.
 
-A step is three calls: schedule (who runs), run (the model), update (what the new tokens change).
+A step is three calls: schedule (choose the sequences), run (the model), update (append the new tokens).
 """
 
 from pathlib import Path
@@ -43,12 +43,12 @@ class LLMEngine:
         self.kv_cache_manager = BlockManager(num_blocks, config.block_size, self.observer)
         self.scheduler = Scheduler(config, self.kv_cache_manager, self.observer)
         self._requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
-        self._ended: list[Sequence] = []  # without a token in this step: it returns their outputs too
+        self._ended: list[Sequence] = []  # they get no token: the next step returns their outputs
 
     def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> None:
         """Queue a request. It starts in the first step that has room for it.
 
-        If it can never be served, it has ended, and the next step returns its output with finish_reason "error".
+        One that can never be served ends at once: the next step returns its output with finish_reason "error".
         """
         if request_id in self._requests:
             raise ValueError(f"request {request_id} has not finished: its id is in use")
@@ -64,7 +64,7 @@ class LLMEngine:
             self.scheduler.add(first)
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
-        """End a request, whatever its state, and return its last output. Return None if it is not here."""
+        """End a request in any state, and return its last output. Return None if no unfinished one has this id."""
         if request_id not in self._requests:
             return None
         self.observer.tell("abort", request_id)
@@ -80,7 +80,7 @@ class LLMEngine:
         return bool(self._requests)
 
     def step(self) -> list[RequestOutput]:
-        """Compute some tokens. Return the output so far of each request that got a token or has ended."""
+        """Run one step. Return the output so far of each request that got a token or has ended."""
         self.observer.tell("begin")
         output = self.scheduler.schedule()
         self._ended += output.failed

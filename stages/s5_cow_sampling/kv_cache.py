@@ -11,7 +11,7 @@ from .llama import ModelConfig
 
 
 class BlockCopy(NamedTuple):
-    """A copy to make before a step writes to either block."""
+    """A copy of a block, to make before the step writes to either one."""
 
     source: int
     target: int
@@ -35,7 +35,7 @@ class KVCache:
         self.num_blocks_copied = 0  # since the start
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
-        """Copy blocks in all layers. All sources are read before a target is written: a block may be both."""
+        """Copy the keys and values of all layers from each source to its target, and count the copies, if any."""
         if copies:
             sources, targets = torch.tensor(copies, device=self.blocks.device).unbind(1)  # [num_copies] each
             self.blocks.index_copy_(0, targets, self.blocks.index_select(0, sources))

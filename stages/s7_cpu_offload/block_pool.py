@@ -29,7 +29,7 @@ class BlockPool:
         self._on_evict = on_evict
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Take `count` free blocks. There must be as many. The texts in them are forgotten."""
+        """Take `count` free blocks, and forget their texts. Each has one holder then. There must be as many."""
         assert count <= len(self.free), f"{count} blocks are needed, {len(self.free)} are free"
         blocks = [self.free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
@@ -50,12 +50,12 @@ class BlockPool:
             self.free.pop(block, None)
 
     def free_blocks(self, blocks: list[int]) -> None:
-        """Remove a holder from each of `blocks`. Those without holders are given back, the first of them taken next.
+        """Remove a holder from each of `blocks`. Those without holders are free, and the first one is taken next.
 
         Of cached blocks the first is taken last: a text is of no use without its beginning.
         """
         for block in reversed(blocks):
-            assert self.ref_counts[block] > 0, f"block {block} is given back twice"
+            assert self.ref_counts[block] > 0, f"block {block} is freed, and no table holds it"
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
                 self.free[block] = None
@@ -71,9 +71,9 @@ class BlockPool:
         """Raise AssertionError unless the counts are right for `held`, all block tables end to end; 0 means free."""
         holders = Counter(held)
         counted = [holders[block] for block in range(self.num_blocks)]
-        assert self.ref_counts == counted, f"reference counts {self.ref_counts}, in the tables {counted}"
+        assert self.ref_counts == counted, f"reference counts are {self.ref_counts}, the tables hold {counted}"
         free = [block for block in range(self.num_blocks) if not holders[block]]
-        assert sorted(self.free) == free, f"free are {sorted(self.free)}, in no table are {free}"
+        assert sorted(self.free) == free, f"free blocks are {sorted(self.free)}, blocks in no table are {free}"
         assert {text: block for block, text in self.hashes.items()} == self.cached, "a text and its block disagree"
         is_cached = [block in self.hashes for block in self.free]
         assert is_cached == sorted(is_cached), f"a cached block is in front of one that is not: {list(self.free)}"

@@ -1,7 +1,7 @@
-"""An engine whose model is a script, for tests of who runs when: it costs nothing and notices everything.
+"""An engine whose model is a script, for tests of which sequences run in which step. It is fast, and misses no fault.
 
-A token leaves its id in its slot. The next token depends on all ids that the sequence then reads through its block
-table, so a block that is lost, overwritten or not computed again gives other tokens than said_alone().
+Computing a token writes its id to its slot. The next token depends on all ids that the sequence reads through its block
+table, so a block that is lost, overwritten or not computed again changes the output: it differs from said_alone().
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ def next_token(token_ids: list[int], seed: int = 0, sample_index: int = 0) -> in
 
 
 def said_alone(prompt: list[int], num_tokens: int, seed: int = 0, sample_index: int = 0) -> list[int]:
-    """Return what a sample says if nobody else is there and memory has no end."""
+    """Return the output of a sample that runs alone and never runs out of blocks."""
     token_ids = list(prompt)
     for _ in range(num_tokens):
         token_ids.append(next_token(token_ids, seed, sample_index))
@@ -32,21 +32,22 @@ def said_alone(prompt: list[int], num_tokens: int, seed: int = 0, sample_index: 
 
 
 class ScriptedRunner:
-    """Stands in for ModelRunner, on the slots of the real pool."""
+    """A stand-in for ModelRunner that writes to the slots of the real pool."""
 
     def __init__(self, engine: LLMEngine) -> None:
         self._pool = engine.kv_cache_manager.pool
         self._slots = engine.kv_cache.blocks.fill_(-1).numpy()[:, 0, 0, :, 0, 0]  # [num_blocks, block_size], a view
-        self.steps: list[list[tuple[str, int]]] = []  # of each step: request_id and number of tokens
+        self.steps: list[list[tuple[str, int]]] = []  # request_id and number of tokens of each sequence, sorted
 
     @property
     def num_tokens(self) -> int:
         return sum(num_tokens for step in self.steps for _, num_tokens in step)
 
     def run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
-        self.steps.append([(seq.request_id, num_tokens) for seq, num_tokens in batch])
+        self.steps.append(sorted((seq.request_id, num_tokens) for seq, num_tokens in batch))
         for seq, num_tokens in batch:
-            assert 0 < num_tokens <= seq.num_uncomputed_tokens
+            num_left = seq.num_uncomputed_tokens
+            assert 0 < num_tokens <= num_left, f"{seq.request_id} runs {num_tokens} tokens, {num_left} are uncomputed"
             for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
                 block = seq.block_table[position // BLOCK_SIZE]
                 assert self._pool.ref_counts[block] == 1, f"block {block} is shared, and written"
@@ -59,7 +60,7 @@ class ScriptedRunner:
 
 
 def scripted_engine(checkpoint: Path, num_blocks: int, **options) -> LLMEngine:
-    """Return an engine with a pool of that size, for texts of up to 64 tokens. `checkpoint` gives the model's shape."""
+    """Return an engine with a pool of that size, for up to 64 tokens a request. `checkpoint` is the model's shape."""
     options = {"watermark": 0.0, "max_model_len": 64} | options
     size: dict[str, Any] = {"block_size": BLOCK_SIZE, "kv_cache_tokens": num_blocks * BLOCK_SIZE}
     engine = LLMEngine(EngineConfig(str(checkpoint), **size, **options))
@@ -68,20 +69,20 @@ def scripted_engine(checkpoint: Path, num_blocks: int, **options) -> LLMEngine:
 
 
 def steps_of(engine: LLMEngine) -> list[list[tuple[str, int]]]:
-    """Return what ran in each step: request_id and number of tokens."""
+    """Return what each step has run: the request_id and the number of tokens of each sequence, sorted."""
     runner: Any = engine.model_runner
     return runner.steps
 
 
 def add(engine: LLMEngine, request_id: str, num_tokens: int, max_tokens: int = 8, **options) -> list[int]:
-    """Add a request and return its prompt: `num_tokens` times the letter of its name."""
+    """Add a request, and return its prompt: the first letter of its id, `num_tokens` times."""
     prompt = [ord(request_id[0])] * num_tokens
     engine.add_request(request_id, prompt, SamplingParams(**{"max_tokens": max_tokens, "seed": 0} | options))
     return prompt
 
 
 def start(engine: LLMEngine, request_id: str, num_tokens: int, num_computed: int) -> Sequence:
-    """Let a sequence run, of whose tokens some are computed. It has blocks for one token less than it has."""
+    """Add a sequence to `running` with some tokens computed, and with blocks for all its tokens but the last."""
     seq = Sequence(request_id, None, [7] * (num_tokens - 1), SamplingParams(), 0, set(), max_num_tokens=64)
     engine.kv_cache_manager.allocate(seq)
     seq.token_ids.append(8)
@@ -91,7 +92,8 @@ def start(engine: LLMEngine, request_id: str, num_tokens: int, num_computed: int
 
 
 def batch_of(output: SchedulerOutput) -> list[tuple[str, int]]:
-    return [(seq.request_id, num_tokens) for seq, num_tokens in output.batch]
+    """Return the request_id and the number of tokens of each sequence in a step, sorted."""
+    return sorted((seq.request_id, num_tokens) for seq, num_tokens in output.batch)
 
 
 def names(seqs: list[Sequence]) -> str:
@@ -99,7 +101,7 @@ def names(seqs: list[Sequence]) -> str:
 
 
 def step(engine: LLMEngine) -> dict[str, RequestOutput]:
-    """Return the outputs of one step, by request_id. Everything must be in its place before and after."""
+    """Run a step and check the engine. Return the outputs by request_id."""
     outputs = engine.step()
     check(engine)
     return {output.request_id: output for output in outputs}
@@ -107,22 +109,30 @@ def step(engine: LLMEngine) -> dict[str, RequestOutput]:
 
 def check(engine: LLMEngine) -> None:
     """Raise AssertionError unless the pool and the queues are as they must be between two steps."""
-    engine.kv_cache_manager.check_integrity()
-    running, waiting = engine.scheduler.running, engine.scheduler.waiting
-    assert sum(1 + len(seq.to_fork) for seq in running) <= engine.config.max_num_seqs
-    assert all(not seq.finished and seq.num_uncomputed_tokens > 0 for seq in [*running, *waiting])
-    assert all(seq.num_computed_tokens == 0 and not seq.block_table for seq in waiting), "it waits and holds blocks"
+    running, waiting = engine.scheduler.running, list(engine.scheduler.waiting)
+    for seq in waiting:
+        assert not seq.block_table, f"{seq.request_id} waits, and still holds blocks {seq.block_table}"
+        num_computed = seq.num_computed_tokens
+        assert num_computed == 0, f"{seq.request_id} has no blocks, but {num_computed} of its tokens count as computed"
+    for seq in [*running, *waiting]:
+        assert not seq.finished, f"{seq.request_id} has finished, and is still in a queue"
+        assert seq.num_uncomputed_tokens > 0, f"{seq.request_id} is in a queue with nothing left to compute"
+    num_seats, max_num_seqs = sum(1 + len(seq.to_fork) for seq in running), engine.config.max_num_seqs
+    assert num_seats <= max_num_seqs, f"{num_seats} seats are taken, max_num_seqs is {max_num_seqs}"
     arrivals = [seq.metrics.arrival_time for seq in [*running, *waiting]]
-    assert arrivals == sorted(arrivals), "somebody was overtaken"
+    in_order = arrivals == sorted(arrivals)
+    assert in_order, f"not in order of arrival: {names(running)} run, then {names(waiting)} wait"
+    engine.kv_cache_manager.check_integrity()
 
 
 def run(engine: LLMEngine) -> dict[str, RequestOutput]:
-    """Step until all requests have finished. Return their outputs, by request_id. Nobody may hold a block then."""
+    """Step until all requests have finished. Return their outputs by request_id. All blocks must be free then."""
     finished: dict[str, RequestOutput] = {}
     while engine.has_unfinished_requests():
         finished |= {request_id: output for request_id, output in step(engine).items() if output.finished}
-    assert not engine.scheduler.running and not engine.scheduler.waiting
-    assert engine.kv_cache_manager.num_free_blocks == engine.kv_cache_manager.num_blocks
+    assert not engine.scheduler.running and not engine.scheduler.waiting, "a queue is not empty at the end"
+    num_free, num_blocks = engine.kv_cache_manager.num_free_blocks, engine.kv_cache_manager.num_blocks
+    assert num_free == num_blocks, f"only {num_free} of {num_blocks} blocks are free at the end"
     return finished
 
 

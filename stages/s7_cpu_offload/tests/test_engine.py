@@ -8,7 +8,7 @@ from ..sampling import SamplingParams
 from .scripted import add, check, reason, run, said, said_alone, scripted_engine, step
 
 
-def test_a_request_joins_others_in_the_middle_of_their_answers(checkpoint):
+def test_a_request_joins_others_in_the_middle_of_their_outputs(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16)
     first = add(engine, "a", 5)
     step(engine)
@@ -19,14 +19,14 @@ def test_a_request_joins_others_in_the_middle_of_their_answers(checkpoint):
     assert [said(outputs[name]) for name in "ab"] == [said_alone(prompt, 8) for prompt in (first, second)]
 
 
-def test_a_request_that_ends_makes_room_for_the_next_step(checkpoint):
+def test_a_request_that_ends_makes_room_in_the_next_step(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_seqs=1)
     add(engine, "a", 5, max_tokens=1)
     add(engine, "b", 3)
     assert [list(step(engine)) for _ in range(2)] == [["a"], ["b"]]
 
 
-def test_a_step_returns_the_output_so_far_of_each_request_that_got_a_token(checkpoint):
+def test_a_step_returns_the_output_so_far_of_each_request_with_a_new_token(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_batched_tokens=6)
     prompt = add(engine, "a", 4, max_tokens=2)
     add(engine, "b", 9)
@@ -43,7 +43,7 @@ def test_a_step_without_requests_does_nothing(checkpoint):
     assert not engine.has_unfinished_requests() and step(engine) == {} and engine.model_runner.steps == []
 
 
-def test_a_request_id_may_be_used_again_only_when_its_request_has_finished(checkpoint):
+def test_a_request_id_can_be_used_again_only_after_its_request_has_finished(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=4)
     add(engine, "a", 3)
     with pytest.raises(ValueError, match="a"):
@@ -63,7 +63,7 @@ def test_a_request_that_cannot_be_served_ends_with_an_error_in_the_next_step(che
     assert list(run(engine)) == ["a"]
 
 
-def test_an_aborted_request_returns_what_it_has_said_and_frees_its_blocks(checkpoint):
+def test_an_aborted_request_returns_its_output_so_far_and_frees_its_blocks(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=4)
     prompt = add(engine, "a", 5)
     step(engine)
@@ -72,7 +72,7 @@ def test_an_aborted_request_returns_what_it_has_said_and_frees_its_blocks(checkp
     assert run(engine) == {}
 
 
-def test_a_request_can_be_aborted_while_it_waits_while_it_is_preempted_and_before_it_is_refused(checkpoint):
+def test_a_request_can_be_aborted_when_waiting_preempted_or_refused(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=4)
     for name in "abc":
         add(engine, name, 7)
@@ -92,7 +92,7 @@ def test_abort_of_an_unknown_request_returns_none(checkpoint):
     assert engine.abort_request("a") is None and engine.abort_request("b") is None
 
 
-def test_an_observer_hears_of_every_request_from_its_arrival_to_its_end(checkpoint):
+def test_an_observer_follows_a_request_from_its_arrival_to_its_end(checkpoint):
     events = []
 
     class Recorder(Observer):

@@ -1,4 +1,4 @@
-"""Any history: random requests come, go and are aborted on engines of random size. Everything is checked each step."""
+"""Random histories: requests come, end and are aborted on engines of random size. Every step is checked."""
 
 import random
 from collections import Counter
@@ -7,7 +7,7 @@ import pytest
 
 from ..engine import LLMEngine
 from ..outputs import RequestOutput
-from .scripted import BLOCK_SIZE, add, check, run, said_alone, scripted_engine, slow_loads, step, steps_of
+from .scripted import BLOCK_SIZE, add, check, names, run, said_alone, scripted_engine, slow_loads, step, steps_of
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -23,12 +23,12 @@ def test_any_history_leaves_everything_in_its_place(checkpoint, seed):
         counts["loaded"] += engine.host_tier.num_blocks_loaded
         counts["preemptions"] += engine.scheduler.num_preemptions
     assert min(counts[kind] for kind in ("length", "abort", "error", "preemptions", "hits", "loaded")) >= 5, (
-        f"too little: {counts}"
+        f"too few: {counts}"
     )
 
 
 def play(engine: LLMEngine, rng: random.Random) -> list[str]:
-    """Play a history to its end. Return why the requests have ended: each of them says what it says alone."""
+    """Play a history to its end, check each output, and return the finish reasons."""
     prompts: dict[str, list[int]] = {}
     max_tokens: dict[str, int] = {}
     finished: dict[str, RequestOutput] = {}
@@ -55,7 +55,8 @@ def play(engine: LLMEngine, rng: random.Random) -> list[str]:
     for request_id, output in finished.items():
         for sample in output.outputs:
             prompt, num_said = prompts[request_id], len(sample.token_ids)
-            assert sample.token_ids == said_alone(prompt, num_said, sample_index=sample.index)
+            expected = said_alone(prompt, num_said, sample_index=sample.index)
+            assert sample.token_ids == expected, f"sample {sample.index} of {request_id} has other tokens than alone"
             if sample.finish_reason == "length":
                 assert num_said == min(max_tokens[request_id], 64 - len(prompt))
             elif sample.finish_reason == "error":
@@ -70,7 +71,10 @@ def play_step(engine: LLMEngine) -> dict:
     may_wait = oldest in scheduler.waiting or engine.host_tier.loads
     outputs = step(engine)
     batch = steps[-1] if len(steps) > num_steps else []
-    assert sum(num_tokens for _, num_tokens in batch) <= engine.config.max_num_batched_tokens
-    assert oldest.request_id in dict(batch) or oldest.error or may_wait, "the oldest request is never held up"
-    assert scheduler.num_preemptions == num_preemptions or waiting.isdisjoint(scheduler.running), "admitted"
+    size, budget = sum(num_tokens for _, num_tokens in batch), engine.config.max_num_batched_tokens
+    assert size <= budget, f"a step has {size} tokens, max_num_batched_tokens is {budget}"
+    oldest_runs = oldest.request_id in dict(batch) or oldest.error or may_wait
+    assert oldest_runs, f"{oldest.request_id} is the oldest, and does not run"
+    admitted = names([seq for seq in scheduler.running if seq in waiting])
+    assert scheduler.num_preemptions == num_preemptions or not admitted, f"a step preempts, and admits {admitted}"
     return outputs

@@ -1,21 +1,21 @@
-"""n samples of a prompt: the first one computes the prompt for all, and they are forked before its last token."""
+"""n samples of a prompt: the first one computes it for all, and is forked when only the last token is left."""
 
 import pytest
 
 from ..llm import LLM
 from ..sampling import SamplingParams
-from .scripted import add, check, reason, run, said_alone, said_by_all, scripted_engine, step, steps_of
+from .scripted import add, check, names, reason, run, said_alone, said_by_all, scripted_engine, step, steps_of
 
 
 def alone(prompt: list[int], num_tokens: int, n: int) -> list[list[int]]:
     return [said_alone(prompt, num_tokens, sample_index=i) for i in range(n)]
 
 
-def test_the_prompt_is_computed_once_but_for_its_last_token(checkpoint):
+def test_samples_share_all_of_a_prompt_but_its_last_token(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16)
     prompt = add(engine, "a", 6, max_tokens=2, n=3)
     output = run(engine)["a"]
-    assert steps_of(engine) == [[("a", 5)], [("a", 1)] * 3, [("a", 1)] * 3]
+    assert steps_of(engine) == [[("a", 5)], [("a", 1)] * 3, [("a", 1)] * 3], "5 tokens for all, then one for each"
     assert said_by_all(output) == alone(prompt, 2, n=3)
     assert [completion.index for completion in output.outputs] == [0, 1, 2]
 
@@ -27,7 +27,7 @@ def test_samples_of_a_prompt_of_one_token_run_in_the_step_that_admits_it(checkpo
     assert said_by_all(run(engine)["a"]) == alone(prompt, 3, n=3)
 
 
-def test_a_prompt_with_samples_comes_in_chunks_too(checkpoint):
+def test_a_prompt_with_samples_is_computed_in_chunks_too(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_batched_tokens=4)
     prompt = add(engine, "a", 9, max_tokens=1, n=2)
     assert said_by_all(run(engine)["a"]) == alone(prompt, 1, n=2)
@@ -35,7 +35,7 @@ def test_a_prompt_with_samples_comes_in_chunks_too(checkpoint):
 
 
 @pytest.mark.parametrize("num_tokens, num_copies", [(7, 3), (8, 3), (9, 0)])
-def test_the_last_block_of_a_prompt_is_copied_for_all_samples_but_one_unless_the_last_token_begins_it(
+def test_all_samples_but_one_copy_the_last_block_of_a_prompt_unless_its_last_token_begins_it(
     checkpoint, num_tokens, num_copies
 ):
     engine = scripted_engine(checkpoint, num_blocks=16)
@@ -50,6 +50,7 @@ def test_samples_run_right_behind_the_first_one(checkpoint):
     add(engine, "b", 3)
     step(engine)
     step(engine)
+    assert names(engine.scheduler.running) == "a a a b"
     assert steps_of(engine)[1] == [("a", 1), ("a", 1), ("a", 1), ("b", 1)]
 
 
@@ -60,15 +61,14 @@ def test_a_budget_smaller_than_the_samples_serves_them_in_turn(checkpoint):
     assert max(len(batch) for batch in steps_of(engine)) == 2
 
 
-def test_samples_that_have_no_seat_yet_keep_theirs_from_others(checkpoint):
+def test_samples_that_are_not_forked_yet_keep_their_seats(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_seqs=4, max_num_batched_tokens=4)
     add(engine, "a", 9, n=3)
     add(engine, "b", 1, n=2)
     add(engine, "c", 1)
     for _ in range(3):
         step(engine)
-    assert [seq.request_id for seq in engine.scheduler.running] == ["a"] * 3
-    assert [seq.request_id for seq in engine.scheduler.waiting] == ["b", "c"]
+    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("a a a", "b c")
 
 
 def test_more_samples_than_seats_run_in_groups(checkpoint):
@@ -78,7 +78,7 @@ def test_more_samples_than_seats_run_in_groups(checkpoint):
     assert max(len(batch) for batch in steps_of(engine)) == 2
 
 
-def test_a_preempted_sample_comes_back_alone_with_its_own_tokens(checkpoint):
+def test_a_preempted_sample_comes_back_alone_and_goes_on_with_its_own_tokens(checkpoint):
     """Prompts of 8 tokens and 8 more: 4 blocks for each of 3 samples, and there are 7."""
     engine = scripted_engine(checkpoint, num_blocks=7)
     prompt = add(engine, "a", 8, max_tokens=8, n=3)
@@ -108,33 +108,34 @@ def test_an_abort_ends_all_samples_before_and_after_the_fork(checkpoint, num_ste
         step(engine)
     output = engine.abort_request("a")
     assert [completion.finish_reason for completion in output.outputs] == ["abort"] * 4
-    assert [said == said_alone(prompt, len(said), sample_index=i) for i, said in enumerate(said_by_all(output))]
+    for i, said in enumerate(said_by_all(output)):
+        assert said == said_alone(prompt, len(said), sample_index=i), f"sample {i} has other tokens than alone"
     check(engine)
     assert run(engine) == {}
 
 
-def test_a_prompt_larger_than_the_pool_is_an_error_of_all_its_samples(checkpoint):
+def test_a_prompt_larger_than_the_pool_ends_all_its_samples_with_an_error(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=2)
     add(engine, "a", 9, n=3)
     output = run(engine)["a"]
     assert {completion.finish_reason for completion in output.outputs} == {"error"} and "3 blocks" in output.error
 
 
-def test_a_sample_that_outgrows_the_pool_leaves_the_others_what_they_have_said(checkpoint):
+def test_a_sample_that_outgrows_the_pool_does_not_touch_the_output_of_others(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=2)
     prompt = add(engine, "a", 6, max_tokens=20, n=2)
     output = run(engine)["a"]
     assert reason(output) == "error" and said_by_all(output) == alone(prompt, 3, n=2)
 
 
-def test_no_samples_are_a_value_error():
+def test_n_below_1_is_a_value_error():
     with pytest.raises(ValueError, match="0"):
         SamplingParams(n=0)
 
 
 @pytest.mark.parametrize("num_blocks, budget", [(50, 512), (50, 3), (12, 512), (12, 3)])
 def test_samples_do_not_depend_on_chunks_or_preemption(checkpoint, num_blocks, budget):
-    """Sample i says the same whatever n is, in a real model: 8 of 12 tokens each."""
+    """A real model: sample i has the same 12 tokens, whatever n is."""
     options = {"kv_cache_tokens": num_blocks * 4, "max_num_batched_tokens": budget, "watermark": 0.0}
     params = [SamplingParams(n=n, seed=5, temperature=1.2, max_tokens=12, ignore_eos=True) for n in (1, 8)]
     [one] = said_by_all(LLM(checkpoint, block_size=4).generate(list(range(3, 13)), params[0])[0])
