@@ -14,8 +14,8 @@ PLACE = re.compile(r"{([\w.]+)(?::([^}]+))?}")
 
 
 def run_block(results: Results) -> str:
-    """Return three commands and their output: the same story in one piece and in blocks, and the page."""
-    return f"```console\n{results['run']['screen']}\n\n$ make open-page\nnotebooks/pool.html\n```\n"
+    """Return two commands and their output: the same story in one piece and in blocks."""
+    return f"```console\n{results['run']['screen']}\n```\n"
 
 
 def screen_of(stage: str) -> Callable[[Results], str]:
@@ -74,28 +74,27 @@ SCORES = (  # the pool's bytes are those of the moment when most of it was used
 )
 
 
-def scoreboard_block(results: Results) -> str:
-    return table_of("stage", SCORES, results["scoreboard"])
-
-
-NARROW = (  # what a lesson shows of SCORES, in tables that fit on a screen
+NARROW = (  # SCORES in tables that fit on a screen
     ("seats", "steps", "tokens_computed", "tokens_per_second", "first_token_seconds"),
     ("promised_bytes", "held_bytes", "used_bytes", "wasted_bytes"),
     ("blocks_copied", "blocks_stored", "blocks_loaded"),
 )
 
 
+def scoreboard_block(results: Results, stages: Sequence[int] = range(1, 8)) -> str:
+    """Show what each of `stages` gains and costs, in narrow tables."""
+    prefixes = tuple(f"s{number}," for number in stages)
+    rows = {name: row for name, row in results["scoreboard"].items() if name.startswith(prefixes)}
+    parts = []
+    for keys in NARROW:
+        if shown := {name: row for name, row in rows.items() if row.keys() & {*keys}}:
+            parts.append(table_of("stage", [column for column in SCORES if column.key in keys], shown))
+    return "\n".join(parts)
+
+
 def scoreboard_of(number: int) -> Callable[[Results], str]:
-    """Return a block for a lesson: the rows of its stage, and of the previous stage, in narrow tables."""
-
-    def block(results: Results) -> str:
-        stages = (f"s{number - 1},", f"s{number},")
-        rows = {name: row for name, row in results["scoreboard"].items() if name.startswith(stages)}
-        has = {key for row in rows.values() for key in row}
-        parts = ([column for column in SCORES if column.key in keys] for keys in NARROW if has & {*keys})
-        return "\n".join(table_of("stage", part, rows) for part in parts)
-
-    return block
+    """Return a block for a lesson: its stage next to the previous one."""
+    return lambda results: scoreboard_block(results, (number - 1, number))
 
 
 def serving_block(results: Results) -> str:
