@@ -1,12 +1,12 @@
-"""Beam search: of all continuations of a prompt keep the `beam_width` most likely, and extend each by one token.
+"""Beam search: keep the `beam_width` most likely continuations of a prompt, and extend each by one token at a time.
 
     the cat     sat (-1.2)    ran (-1.9)    is (-2.0)       width 2: two are kept, "is" is dropped
                  |              |
-                on (-1.5)     off (-2.3)   to (-2.6)        the two best both come from "sat", which is forked
+                on (-1.5)     off (-2.3)   to (-2.6)        the best two both come from "sat", which is forked
                 by (-2.1)
 
 A beam is a sequence. It is forked for each continuation that is kept, and then it is freed.
-Wu et al. 2016 (arXiv:1609.08144); the scores and the end of a search are those of transformers' `generate`.
+Wu et al. 2016 (arXiv:1609.08144). Scores, and the rules that end a search, are those of transformers' `generate`.
 """
 
 import copy
@@ -25,10 +25,12 @@ from .sequence import Sequence, request_output
 
 @dataclass(frozen=True)
 class BeamSearchParams:
+    """The options of a beam search."""
+
     beam_width: int
     max_tokens: int = 16
     ignore_eos: bool = False
-    length_penalty: float = 1.0  # a score is the logprob / length ** this: above 0 prefers long outputs
+    length_penalty: float = 1.0  # a score is logprob / length ** length_penalty: above 0 favors long outputs
     early_stopping: bool | str = False  # True: stop at beam_width hypotheses; False, "never": once none can improve
 
     def __post_init__(self) -> None:
@@ -67,7 +69,7 @@ class Hypothesis(NamedTuple):
 
 
 class Hypotheses:
-    """The beam_width best outputs that have ended."""
+    """The best beam_width outputs that have ended."""
 
     def __init__(self, params: BeamSearchParams) -> None:
         self.best: list[Hypothesis] = []  # best first
@@ -78,7 +80,7 @@ class Hypotheses:
         self.best = sorted([*self.best, hypothesis], key=lambda h: -h.score)[: self._params.beam_width]
 
     def are_final(self, logprob: float, num_tokens: int, max_tokens: int) -> bool:
-        """Return whether no beam can get among the best: the likeliest has `logprob` after `num_tokens` tokens."""
+        """Return True if no running beam can become one of the best. The likeliest has this logprob and length."""
         if len(self.best) < self._params.beam_width:
             return False
         if self._params.early_stopping is True:
@@ -91,7 +93,7 @@ class Hypotheses:
 
 
 class BeamSearch:
-    """A search for one prompt at a time. It uses an engine's pool and model while no request runs."""
+    """A beam search for one prompt at a time, on an engine's pool and model, while no request runs."""
 
     def __init__(self, engine: LLMEngine, params: BeamSearchParams) -> None:
         if params.beam_width > engine.config.max_num_seqs:
@@ -100,9 +102,9 @@ class BeamSearch:
         self._max_num_batched_tokens = engine.config.max_num_batched_tokens
 
     def run(self, request_id: str, prompt: Prompt) -> RequestOutput:
-        """Return an output with beam_width completions, best first, or with the reason why it cannot be served."""
-        asked = self._params
-        params = SamplingParams(n=asked.beam_width, max_tokens=asked.max_tokens, ignore_eos=asked.ignore_eos, seed=0)
+        """Return an output with up to beam_width completions, best first, or with an error if it cannot be served."""
+        width, max_tokens, ignore_eos = self._params.beam_width, self._params.max_tokens, self._params.ignore_eos
+        params = SamplingParams(n=width, max_tokens=max_tokens, ignore_eos=ignore_eos, seed=0)
         samples = self._engine.input_processor.process(request_id, prompt, params)
         if samples[0].finished:
             return request_output(samples)
@@ -118,7 +120,7 @@ class BeamSearch:
         return request_output(samples[: len(hypotheses)])
 
     def _search(self, root: Sequence) -> list[Hypothesis]:
-        """Return the best hypotheses. Raise PoolTooSmall if blocks run out. Either way no beam holds blocks then."""
+        """Return the best hypotheses. Raise PoolTooSmall if blocks run out. Free all blocks in either case."""
         beams, hypotheses, manager = [root], Hypotheses(self._params), self._kv_cache_manager
         hits = manager.find_hits(root)
         needed, free = manager.num_needed(root, hits), manager.num_free_blocks
@@ -134,7 +136,7 @@ class BeamSearch:
         return hypotheses.best
 
     def _step(self, beams: list[Sequence], hypotheses: Hypotheses) -> list[Sequence]:
-        """Return the next beams, forked from these, which are freed; none if the search is over."""
+        """Fork the next beams from these, free these, and return the next ones: none if the search is over."""
         if beams[0].num_uncomputed_tokens > self._max_num_batched_tokens:  # only a chunk of the prompt
             self._compute(beams)
             return beams
@@ -146,7 +148,7 @@ class BeamSearch:
     def _most_likely(self, beams: list[Sequence]) -> list[Candidate]:
         """Return the most likely continuations of all beams by one token, best first.
 
-        There are so many that beam_width of them go on, even if each of the others ends with a stop token.
+        There are enough for beam_width of them to go on, even if all stop tokens of all beams are among them.
         """
         copies = []
         for beam in beams:
@@ -176,9 +178,9 @@ class BeamSearch:
         return logits.float().log_softmax(dim=-1)
 
     def _choose(self, candidates: list[Candidate], hypotheses: Hypotheses) -> list[Candidate]:
-        """Return the beam_width best candidates that have not ended; none if the search is over.
+        """Return the best beam_width candidates that have not ended, or none if the search is over.
 
-        An ended candidate becomes a hypothesis if it is one of the beam_width best of all.
+        A candidate that has ended becomes a hypothesis if it is among the best beam_width of all.
         """
         width = self._params.beam_width
         for candidate in candidates[:width]:
@@ -191,7 +193,7 @@ class BeamSearch:
         return [] if hypotheses.are_final(kept[0].logprob, len(kept[0].output), max_tokens) else kept
 
     def _fork(self, candidate: Candidate) -> Sequence:
-        """Return a beam that shares what its parent has computed, and ends in the candidate's token."""
+        """Return a beam that shares its parent's computed blocks, and ends in the candidate's token."""
         child = copy.copy(candidate.parent)
         child.token_ids, child.cumulative_logprob = [*child.token_ids, candidate.token_id], candidate.logprob
         self._kv_cache_manager.fork(candidate.parent, child)

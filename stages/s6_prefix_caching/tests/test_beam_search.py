@@ -1,4 +1,4 @@
-"""Beam search: the beams of a plain implementation that caches nothing. Of the model's 320 tokens, 20 end a text."""
+"""Beam search, compared with a plain one that caches nothing. Of the model's 320 tokens, 20 are stop tokens."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ class Beam(NamedTuple):
 def plain_beam_search(
     logprobs: Logprobs, prompt: list[int], params: BeamSearchParams, endings: list[int] = ENDINGS
 ) -> list[Beam]:
-    """Return the best beams, best first. Each step sorts all continuations of all beams by a token."""
+    """Return the best beams, best first. Each step sorts all continuations of all beams."""
     max_tokens, penalty = min(params.max_tokens, 64 - len(prompt)), params.length_penalty
     running, ended = [Beam([], 0.0)], list[Beam]()
     while running:
@@ -83,7 +83,7 @@ def assert_all_free(llm: LLM) -> None:
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, -1.0])
 @pytest.mark.parametrize("width", [1, 3])
-def test_beams_are_those_without_a_cache(ending, logprobs, width, length_penalty, early_stopping):
+def test_beams_match_a_search_without_a_cache(ending, logprobs, width, length_penalty, early_stopping):
     params = BeamSearchParams(width, 10, length_penalty=length_penalty, early_stopping=early_stopping)
     llm = LLM(ending, block_size=4, kv_cache_tokens=256)
     for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, params), strict=True):
@@ -94,13 +94,13 @@ def test_beams_are_those_without_a_cache(ending, logprobs, width, length_penalty
 
 
 @pytest.mark.parametrize("width", [1, 2])
-def test_enough_beams_go_on_though_the_best_continuations_all_end(tmp_path, logprobs, width):
-    """More tokens end a text than twice the width, and they are the most likely first tokens."""
+def test_enough_beams_go_on_even_if_the_best_continuations_all_end(tmp_path, logprobs, width):
+    """There are more stop tokens than twice the width, and they are the most likely first tokens."""
     endings = logprobs(PROMPTS[0]).topk(2 * width + 1).indices.tolist()
     write_checkpoint(tmp_path, CONFIG | {"eos_token_id": endings})
     params = BeamSearchParams(width, 6, length_penalty=2.0, early_stopping="never")
     expected = plain_beam_search(logprobs, PROMPTS[0], params, endings)
-    assert max(len(beam.token_ids) for beam in expected) > 1, "some go on"
+    assert max(len(beam.token_ids) for beam in expected) > 1, "all beams have ended: none went on"
     assert_same(LLM(tmp_path, block_size=4).beam_search([PROMPTS[0]], params)[0], expected)
 
 
@@ -126,15 +126,15 @@ def test_beams_do_not_depend_on_the_budget_of_a_step(ending, logprobs, budget):
     assert_all_free(llm)
 
 
-def test_beams_compute_and_hold_what_they_share_once(checkpoint):
-    """A prompt of 40 tokens fills 10 blocks; 4 beams of 6 tokens more have at most 2 of their own."""
+def test_beams_compute_and_hold_shared_tokens_once(checkpoint):
+    """A prompt of 40 tokens fills 10 blocks, and 4 beams of 6 more tokens have at most 2 of their own."""
     llm = LLM(checkpoint, block_size=4)
     llm.beam_search([list(range(1, 41))], BeamSearchParams(4, 7, ignore_eos=True))
     assert llm.model_runner.num_tokens == 40 + 6 * 4
     assert llm.peak.held <= (10 + 4 * 2) * 4
 
 
-def test_a_pool_that_is_too_small_is_an_error_and_leaves_nothing(checkpoint):
+def test_a_search_that_runs_out_of_blocks_ends_with_an_error_and_frees_them(checkpoint):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=16)
     params = BeamSearchParams(3, 10, ignore_eos=True)
     failed, served = llm.beam_search([PROMPTS[2], [1, 2]], params)[0], llm.generate([1], SamplingParams(max_tokens=3))
@@ -142,7 +142,7 @@ def test_a_pool_that_is_too_small_is_an_error_and_leaves_nothing(checkpoint):
     assert_all_free(llm)
 
 
-def test_a_search_that_raises_leaves_nothing(checkpoint, monkeypatch):
+def test_a_search_that_raises_frees_its_blocks(checkpoint, monkeypatch):
     llm = LLM(checkpoint, block_size=4)
     monkeypatch.setattr(llm.model_runner, "compute_logits", lambda batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
