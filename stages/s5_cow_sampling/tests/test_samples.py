@@ -16,7 +16,7 @@ def test_samples_share_all_of_a_prompt_but_its_last_token(checkpoint):
     prompt = add(engine, "a", 6, max_tokens=2, n=3)
     output = run(engine)["a"]
     assert steps_of(engine) == [[("a", 5)], [("a", 1)] * 3, [("a", 1)] * 3], "5 tokens for all, then one for each"
-    assert said_by_all(output) == alone(prompt, 2, n=3)
+    assert said_by_all(output) == alone(prompt, 2, n=3), "a sample has read keys and values that are not its own"
     assert [completion.index for completion in output.outputs] == [0, 1, 2]
 
 

@@ -11,17 +11,17 @@
             class BlockPool:
                 def get_new_blocks(self, count): ...
 
-The file is parsed and never imported. A variant replaces the bodies of some of its step's functions; the others are
-the stage's own, and later steps are open. With a `right_` variant, every test of the step is green, and so is the gain
-test once all steps are solved. A `wrong_` variant turns a test of the step red, and the first red test's report
-contains `red`.
+The file is parsed and never imported. A variant replaces the bodies of some functions of its step, or of earlier ones;
+the others are the stage's own, and later steps are open. With a `right_` variant, every test of the step is green, and
+so is the gain test once all steps are solved. A `wrong_` variant turns a test of the step red, and the first red test's
+report contains `red`.
 """
 
 import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..chain.model import GAIN_TEST, ChainError, Stage, Step
+from ..chain.model import GAIN_TEST, ChainError, FunctionName, Stage, Step
 from .folder import open_functions
 from .functions import find, find_names
 from .report import Report
@@ -106,9 +106,14 @@ def _declared_faults(stage: Stage, variants: list[Variant]) -> Iterator[str]:
             yield f"{each.path} has no docstring"
         if bool(each.red) == each.is_right:
             yield f"{each.path}: a wrong_ variant has a `red`, and a right_ one has none"
-        known = {name.name for name in each.step.functions}
+        known = {name.name for name in _functions(stage, each.step)}
         if unknown := [name for name in each.functions if name not in known] or ([] if each.functions else ["nothing"]):
-            yield f"{each.path} replaces {', '.join(unknown)}; its step has {', '.join(sorted(known))}"
+            yield f"{each.path} replaces {', '.join(unknown)}; up to its step there are {', '.join(sorted(known))}"
+
+
+def _functions(stage: Stage, step: Step) -> list[FunctionName]:
+    """Return what a learner has written at the end of a step."""
+    return [name for each in stage.steps[: step.number] for name in each.functions]
 
 
 def _versions(stage: Stage, source: str, variant: Variant) -> Iterator[Version]:
@@ -126,7 +131,7 @@ def _folder(variant: Variant, suffix: str = "") -> str:
 def _replaced(stage: Stage, source: str, variant: Variant, opened: dict[str, str]) -> dict[str, str]:
     """Return the texts of a stage's files with the variant's functions in the place of the stage's own."""
     texts = dict(opened)
-    for file, name in variant.step.functions:
+    for file, name in _functions(stage, variant.step):
         if name in variant.functions:
             text = texts.get(file, stage.text(file))
             target, mine = find(text, name), find(source, f"{variant.path}.{name}")
