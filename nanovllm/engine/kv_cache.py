@@ -71,7 +71,7 @@ class KVCache:
         self._rows.index_copy_(0, rows + layer * 2 * self.block_size, torch.cat((k, v)))
 
     def clear(self, blocks: Tensor) -> None:
-        """Fill blocks with zeros: slots past the end of a text are read, with weight 0, and 0 x NaN is NaN."""
+        """Fill blocks with zeros: slots past a sequence's last token are read, with weight 0, and 0 x NaN is NaN."""
         self.blocks.index_fill_(0, blocks, 0)
 
     def pieces(self, blocks: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from .sequence import Sequence
 
 
 class BlockManager:
-    """A block table for each sequence. Blocks are promised on admission, and taken when tokens come."""
+    """The block tables of all sequences. A sequence is promised blocks on admission, and takes them as it grows."""
 
     def __init__(self, num_blocks: int, block_size: int, observer: Observer) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -26,32 +26,32 @@ class BlockManager:
         self._peak = self.report()
 
     def num_promised(self, seq: Sequence) -> int:
-        """Return how many blocks `seq` may come to need."""
+        """Return how many blocks `seq` needs if it grows to its maximum length."""
         return cdiv(seq.max_num_tokens, self.block_size)
 
     @property
     def num_unpromised_blocks(self) -> int:
-        """Blocks that are left when each sequence has all that it may come to need."""
+        """Blocks that stay free even if every sequence here grows to its maximum length."""
         return self.num_blocks - sum(self.num_promised(seq) for seq in self._holders)
 
     def can_promise(self, seq: Sequence) -> bool:
-        """Return True if `seq` can run to its end beside all sequences that hold blocks now."""
+        """Return True if `seq` can grow to its maximum length beside every sequence that holds blocks now."""
         return self.num_promised(seq) <= self.num_unpromised_blocks
 
     def allocate(self, seq: Sequence) -> None:
-        """Take blocks for all tokens that `seq` has now."""
+        """Take blocks for all tokens that `seq` has now. From now on, report() counts it."""
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         seq.block_table = self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size))
         self._holders.add(seq)
 
     def append_slot(self, seq: Sequence) -> None:
-        """Make sure that the last token of `seq` has a slot: take a block if all of its blocks are full."""
+        """Make sure that the last token of `seq` has a slot. If its blocks are full, add one and tell the observer."""
         if seq.num_tokens > len(seq.block_table) * self.block_size:
             seq.block_table += self.pool.get_new_blocks(1)
             self._observer.tell("grow", seq, None)
 
     def free(self, seq: Sequence) -> None:
-        """Give back all blocks of `seq`."""
+        """Record the peak, give back all blocks of `seq`, leave its table empty, and tell the observer."""
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table = seq.block_table, []

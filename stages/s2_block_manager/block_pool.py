@@ -1,12 +1,12 @@
-"""BlockPool: which blocks are free. It knows nothing of sequences."""
+"""BlockPool: the free blocks. It knows nothing about sequences."""
 
 
 class BlockPool:
-    """Blocks 0 .. num_blocks - 1, and the stack of the free ones.
+    """Blocks 0 .. num_blocks - 1, and a stack of the free ones.
 
         [7][2] ... [0][3] top      get_new_blocks() takes from the top, free_blocks() returns to the top
 
-    So the block taken next is the one returned last: it may still be in the processor's caches.
+    The block returned last is the next one taken: it may still be in the processor's caches.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -14,14 +14,18 @@ class BlockPool:
         self.free = [*reversed(range(num_blocks))]
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Take `count` free blocks. There must be as many."""
+        """Take `count` blocks off the top of the stack, and return them in the order in which they come off.
+
+        Raise AssertionError with both numbers, and take none, if fewer than `count` are free.
+        """
         assert count <= len(self.free), f"{count} blocks are needed, {len(self.free)} are free"
         return [self.free.pop() for _ in range(count)]
 
     def free_blocks(self, blocks: list[int]) -> None:
-        """Give `blocks` back, such that the first of them is taken next."""
+        """Put `blocks` back on the stack, with the first of them on top: it is the next one taken."""
         self.free += reversed(blocks)
 
     def check_integrity(self, held: list[int]) -> None:
         """Raise AssertionError unless each block is in one place: free, or in `held`, all block tables end to end."""
-        assert sorted([*self.free, *held]) == [*range(self.num_blocks)], "a block is in two places, or in none"
+        found = f"free {sorted(self.free)}, in tables {sorted(held)}"
+        assert sorted([*self.free, *held]) == [*range(self.num_blocks)], f"a block is in two places or in none: {found}"

@@ -35,7 +35,7 @@ class KVCache:
         self.blocks[block, layer, 1, offset] = v
 
     def read(self, layer: int, block_table: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the first `length` slots of these blocks: copies.
+        """Return copies of the keys and values in the first `length` slots of these blocks, in the order of the table.
 
         block_table int64 [num_blocks of the sequence] -> [length, num_kv_heads, head_dim] each
         """

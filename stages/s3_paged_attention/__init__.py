@@ -1,7 +1,7 @@
 """Stage 3: paged attention.
 
 Unlike the stage before:
-- attention reads a tile of blocks at a time, and merges the results: no copy of a whole context is made;
+- attention copies and reads a tile of blocks at a time, and merges the results: no context is copied whole;
 - all sequences go through a tile together, in the same few operations whether they are one or a hundred.
 """
 

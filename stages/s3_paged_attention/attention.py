@@ -1,7 +1,7 @@
-"""Attention over tiles of blocks: all sequences attend to a few blocks of each at a time, and the results are merged.
+"""Attention over tiles of blocks: all sequences attend to a few of their blocks at a time, and the results are merged.
 
-A tile is copied out of the pool before it is read, so memory beside the pool is one tile, whatever the contexts; and no
-operation is done once for each sequence. A kernel goes one step further: it reads the blocks in place.
+Each tile is copied out of the pool and read there. So the room beside the pool is bounded by a tile, however long the
+contexts are, and no operation runs once per sequence. A kernel goes one step further: it reads the blocks in place.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class AttentionMetadata:
 
     query_start_loc: list[int]  # [num_seqs + 1]
     context_lens: list[int]  # [num_seqs], including the tokens of this step
-    block_tables: Tensor  # int64 [num_seqs, max_blocks], each padded with its own last block
+    block_tables: Tensor  # int64 [num_seqs, max_blocks], a short row is filled up with blocks of its own
     slot_mapping: Tensor  # int64 [num_tokens], slot of each token
     new_blocks: Tensor  # int64 [num_new_blocks], blocks whose first slot is written in this step
 
@@ -57,15 +57,15 @@ class Batch(NamedTuple):
 
 
 class PagedAttention:
-    """The attention backend: plan() returns the `attend` of one step: any mixture of prompts, chunks and decodes."""
+    """The attention backend: plan() returns the `attend` of a step with any mixture of prompts, chunks and decodes."""
 
     def __init__(self, kv_cache: KVCache, tile_size: int) -> None:
-        """`tile_size` is in slots of all rows together. A tile has whole blocks, and at least one of each row."""
+        """Set the size of a tile, in slots of all its rows together. It has at least one block of each row."""
         self._kv_cache = kv_cache
         self._tile_size = tile_size
 
     def plan(self, step: AttentionMetadata) -> Attend:
-        """Clear the blocks that are new in this step. Cut it into batches and tiles, the same for all layers."""
+        """Clear the blocks that are new in this step, and cut the step into batches and tiles, once for all layers."""
         self._kv_cache.clear(step.new_blocks)
         decodes: list[Queries] = []
         chunks: list[Queries] = []
@@ -100,6 +100,9 @@ class PagedAttention:
         self, slot_mapping: Tensor, batches: list[Batch], layer: int, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
         """Store the keys and values of this step, then attend batch by batch and tile by tile.
+
+        A token sees the keys up to its own position. Each tensor is at most a tile of keys and values (or as large as
+        q), and no operation runs once per sequence.
 
         q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]
         """

@@ -34,7 +34,7 @@ class BlockManager:
         return cdiv(seq.num_tokens, self.block_size)
 
     def allocate(self, seq: Sequence) -> None:
-        """Take blocks for all tokens that `seq` has now."""
+        """Take blocks for all tokens that `seq` has now. From now on, report() counts it."""
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         seq.block_table = self.pool.get_new_blocks(self.num_needed(seq))
         self._holders.add(seq)
@@ -45,13 +45,13 @@ class BlockManager:
         return not self._needs_block(seq) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> None:
-        """Make sure that the last token of `seq` has a slot: take a block if all of its blocks are full."""
+        """Make sure that the last token of `seq` has a slot. If its blocks are full, add one and tell the observer."""
         if self._needs_block(seq):
             seq.block_table += self.pool.get_new_blocks(1)
             self._observer.tell("grow", seq, None)
 
     def free(self, seq: Sequence) -> None:
-        """Give back all blocks of `seq`. Its tokens are uncomputed then."""
+        """Record the peak, give back all blocks of `seq`, and tell the observer. No token of `seq` is computed then."""
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0

@@ -55,7 +55,7 @@ class ModelRunner:
         return self._model.compute_logits(hidden[last_rows])
 
     def _metadata(self, batch: list[Scheduled], rows: list[tuple[Sequence, int]]) -> AttentionMetadata:
-        """Return whose each token is, and where keys and values are. `rows` has each token's sequence and position."""
+        """Describe the step for attention. `rows` has the sequence and the position of each token."""
         context_lens, tables, new_blocks = [], [], []
         for seq, num_tokens in batch:
             context_lens.append(seq.num_computed_tokens + num_tokens)

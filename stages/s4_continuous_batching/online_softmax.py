@@ -1,9 +1,10 @@
-"""Softmax over keys that are never together: attend to one part of them at a time, and merge the parts.
+"""Softmax in parts: attend to some of the keys at a time, and merge the results.
 
     out = sum(exp(score) * value) / sum(exp(score))
 
-A part is known by its `out` and the logarithm of its denominator: Milakov and Gimelshein 2018 (arXiv:1805.02867), used
-for attention by Rabe and Staats 2021 (arXiv:2112.05682) and FlashAttention (Dao et al. 2022, arXiv:2205.14135).
+The `out` of a part and the logarithm of its denominator are enough to merge it: Milakov and Gimelshein 2018
+(arXiv:1805.02867), used for attention by Rabe and Staats 2021 (arXiv:2112.05682) and FlashAttention (Dao et al. 2022,
+arXiv:2205.14135).
 """
 
 from typing import NamedTuple
@@ -22,7 +23,7 @@ class Part(NamedTuple):
 
 
 def merge_attn_states(a: Part, b: Part) -> Part:
-    """Return attention to the keys of both. Only differences of lse are exponentiated: exp() of a large one overflows.
+    """Return attention to the keys of both. Leave `a` and `b` as they are, and be exact for an lse of any size.
 
     Two keys of score 0 with the values 1 and 3, and a key of score 0 with the value 8:
     >>> two = Part(torch.tensor([[2.0]]), torch.tensor([2.0]).log())
@@ -30,15 +31,17 @@ def merge_attn_states(a: Part, b: Part) -> Part:
     >>> round(merge_attn_states(two, one).out.item(), 4)
     4.0
     """
-    lse = torch.logaddexp(a.lse, b.lse)
+    lse = torch.logaddexp(a.lse, b.lse)  # exponentiate only differences: exp(89) is infinite in float32
     share_a, share_b = (a.lse - lse).exp().unsqueeze(-1), (b.lse - lse).exp().unsqueeze(-1)  # they sum to 1
     return Part(a.out * share_a + b.out * share_b, lse)
 
 
 def attend_part(q: Tensor, k: Tensor, v: Tensor, is_hidden: Tensor) -> Part:
-    """Return attention to these keys, in float32. A query that may see none of them gets zeros and a very low lse.
+    """Return attention to these keys, in float32 and finite for scores of any size.
 
-    q [num_seqs, num_kv_heads, group, query_len, head_dim]: the query heads of a KV head are a group
+    A query that may see none of them gets an out of zeros, and an lse so low (-inf will do) that merging ignores it.
+
+    q [num_seqs, num_kv_heads, group, query_len, head_dim]: the query heads that share a KV head are a group
     k, v [num_seqs, num_kv_heads, num_keys, head_dim]; is_hidden bool [num_seqs, 1, 1, query_len, num_keys]
     """
     q, k, v = q.float() * q.shape[-1] ** -0.5, k.float().contiguous(), v.float()  # matmul is slow on strided keys

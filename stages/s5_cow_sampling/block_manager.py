@@ -34,7 +34,7 @@ class BlockManager:
         return cdiv(seq.num_tokens, self.block_size)
 
     def allocate(self, seq: Sequence) -> None:
-        """Take blocks for all tokens that `seq` has now."""
+        """Take blocks for all tokens that `seq` has now. From now on, report() counts it."""
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         seq.block_table = self.pool.get_new_blocks(self.num_needed(seq))
         self._holders.add(seq)
@@ -76,7 +76,7 @@ class BlockManager:
         return copy
 
     def free(self, seq: Sequence) -> None:
-        """Give back all blocks of `seq`. Its tokens are uncomputed then."""
+        """Record the peak, give back all blocks of `seq`, and tell the observer. No token of `seq` is computed then."""
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0

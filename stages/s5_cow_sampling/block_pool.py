@@ -8,7 +8,7 @@ class BlockPool:
 
         [7][2] ... [0][3] top      get_new_blocks() takes from the top, free_blocks() returns to the top
 
-    So the block taken next is the one returned last: it may still be in the processor's caches.
+    The block returned last is the next one taken: it may still be in the processor's caches.
     """
 
     def __init__(self, num_blocks: int) -> None:

@@ -51,11 +51,11 @@ class KVCache:
         self.blocks[block, layer, 1, offset] = v
 
     def clear(self, blocks: Tensor) -> None:
-        """Fill blocks with zeros: slots past the end of a text are read, with weight 0, and 0 x NaN is NaN."""
+        """Fill blocks with zeros: slots past a sequence's last token are read, with weight 0, and 0 x NaN is NaN."""
         self.blocks.index_fill_(0, blocks, 0)
 
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values of these blocks, for each row of them end to end: copies.
+        """Return copies of the keys and values of each row of blocks, end to end.
 
         blocks int64 [num_rows, num_blocks] -> [num_rows, num_blocks * block_size, num_kv_heads, head_dim] each
         """

@@ -50,6 +50,22 @@ def step(members: list[tuple[list[int], int, int]]) -> AttentionMetadata:
     )
 
 
+def assert_attention(out: Tensor, expected: Tensor, who: str) -> None:
+    """Raise AssertionError with the first token of a step whose attention is not the expected one."""
+    wrong = (~out.isclose(expected, atol=1e-5, rtol=1e-4)).flatten(1).any(1).nonzero().flatten().tolist()
+    if wrong:
+        off = (out - expected)[wrong[0]].abs().max()
+        raise AssertionError(f"{who}: token {wrong[0]} of the step attends to something else, it is off by {off:.2g}")
+
+
+def assert_stored(cache: KVCache, layer: int, blocks: list[int], offsets: list[int], k: Tensor, v: Tensor) -> None:
+    """Raise AssertionError with the first token whose key or value is not in its block, at its offset."""
+    for i, (block, offset) in enumerate(zip(blocks, offsets, strict=True)):
+        for kind, name, expected in ((0, "key", k[i]), (1, "value", v[i])):
+            if not cache.blocks[block, layer, kind, offset].equal(expected):
+                raise AssertionError(f"the {name} of token {i} is not in block {block}, offset {offset}, layer {layer}")
+
+
 # One sequence
 
 
@@ -78,7 +94,9 @@ def test_blocks_may_lie_anywhere():
         attention = GatherAttention(make_cache(4))
         prompt = attention.plan(step([(table, 0, 9)]))(0, q[:9], k[:9], v[:9])
         newest = attention.plan(step([(table, 9, 1)]))(0, q[9:], k[9:], v[9:])
-        torch.testing.assert_close(torch.cat((prompt, newest)), attend_without_cache(0, q, k, v))
+        expected = attend_without_cache(0, q, k, v)
+        assert_attention(prompt, expected[:9], f"a prompt of 9 tokens in blocks {table}")
+        assert_attention(newest, expected[9:], f"the token after a prompt of 9, in blocks {table}")
 
 
 def test_sequences_of_a_step_do_not_see_each_other():
@@ -105,14 +123,14 @@ def test_layers_do_not_see_each_other():
 
 
 def test_step_writes_its_own_slots_only():
-    """5 tokens fill block 2 and the first slot of block 0, another sequence has one in block 3."""
+    """5 tokens fill block 2 and the first slot of block 0; another sequence has one token in block 3."""
     cache = make_cache(4, num_layers=2)
     q, k, v = random_qkv(6)
     GatherAttention(cache).plan(step([([2, 0], 0, 5), ([3], 0, 1)]))(1, q, k, v)
     blocks, offsets = [2, 2, 2, 2, 0, 3], [0, 1, 2, 3, 0, 0]
-    assert torch.equal(cache.blocks[blocks, 1, 0, offsets], k) and torch.equal(cache.blocks[blocks, 1, 1, offsets], v)
+    assert_stored(cache, 1, blocks, offsets, k, v)
     cache.blocks[blocks, 1, :, offsets] = float("nan")
-    assert cache.blocks.isnan().all()
+    assert cache.blocks.isnan().all(), "a step in layer 1 wrote to a slot or a layer that is not its own"
 
 
 def test_keys_of_an_earlier_holder_are_not_seen():
@@ -136,8 +154,7 @@ def test_slot_is_block_times_block_size_plus_offset():
     cache = make_cache(4)
     _, k, v = random_qkv(4)
     cache.write(0, torch.tensor([13, 2, 7, 12]), k, v)
-    blocks, offsets = [3, 0, 1, 3], [1, 2, 3, 0]
-    assert torch.equal(cache.blocks[blocks, 0, 0, offsets], k) and torch.equal(cache.blocks[blocks, 0, 1, offsets], v)
+    assert_stored(cache, 0, blocks=[3, 0, 1, 3], offsets=[1, 2, 3, 0], k=k, v=v)
 
 
 def test_slots_are_read_in_the_order_of_the_table():
@@ -146,9 +163,13 @@ def test_slots_are_read_in_the_order_of_the_table():
     cache.write(1, step([([5, 0, 3], 0, 10)]).slot_mapping, k, v)
     for length in (1, 4, 5, 10):
         keys, values = cache.read(1, torch.tensor([5, 0, 3]), length)
-        assert torch.equal(keys, k[:length]) and torch.equal(values, v[:length])
+        read = f"read() of blocks 5, 0, 3 and length {length}"
+        assert keys.shape == k[:length].shape, f"{read} returns {len(keys)} keys"
+        for i in range(length):
+            assert keys[i].equal(k[i]), f"{read}: key {i} is not that of token {i}"
+            assert values[i].equal(v[i]), f"{read}: value {i} is not that of token {i}"
     cache.blocks.zero_()
-    assert torch.equal(keys, k), "reading copies"
+    assert keys.equal(k), "read() returns a copy: clearing the pool afterwards must not change it"
 
 
 # The metadata of a step
@@ -176,6 +197,10 @@ def metadata(model: LlamaForCausalLM, *batch: tuple[list[int], int, int]) -> Att
 def test_tokens_go_where_the_block_table_says(model):
     """Block 3 is slots 12 to 15, block 0 slots 0 to 3. Token 8 begins a block, token 7 ends one."""
     step = metadata(model, ([3, 0], 0, 6), ([1], 0, 3), ([2, 7, 5], 8, 1), ([1, 4], 7, 1))
-    assert step.slot_mapping.tolist() == [12, 13, 14, 15, 0, 1] + [4, 5, 6] + [20] + [19]
+    prompt, short, decode, last = step.slot_mapping.split([6, 3, 1, 1])
+    assert prompt.tolist() == [12, 13, 14, 15, 0, 1], "the slots of tokens 0 to 5 of a sequence in blocks 3 and 0"
+    assert short.tolist() == [4, 5, 6], "the slots of tokens 0 to 2 of a sequence in block 1"
+    assert decode.tolist() == [20], "the slot of token 8 of a sequence in blocks 2, 7 and 5"
+    assert last.tolist() == [19], "the slot of token 7 of a sequence in blocks 1 and 4"
     assert [table.tolist() for table in step.block_tables] == [[3, 0], [1], [2, 7, 5], [1, 4]]
     assert (step.query_start_loc, step.context_lens) == ([0, 6, 9, 10, 11], [6, 3, 9, 8])

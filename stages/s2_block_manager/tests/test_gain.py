@@ -26,7 +26,8 @@ class Meter:
 
         def measured(batch: list[tuple[Sequence, int]]) -> list:
             self.steps.append([(seq.num_tokens, len(seq.block_table) * BLOCK_SIZE) for seq, _ in batch])
-            assert llm.kv_cache_manager.report().held == sum(slots for _, slots in self.steps[-1])
+            held = sum(slots for _, slots in self.steps[-1])
+            assert llm.kv_cache_manager.report().held == held, "the report and the block tables disagree"
             return run(batch)
 
         llm.model_runner.run = measured
@@ -42,8 +43,9 @@ def test_sequence_holds_its_tokens_and_less_than_a_block_more(checkpoint, num_sl
     meter = Meter(llm)
     llm.generate(PROMPTS, [greedy(n) for n in LENGTHS])
     held = [sequence for step in meter.steps for sequence in step]
-    assert len(held) == sum(LENGTHS)
-    assert all(num_tokens <= slots < num_tokens + BLOCK_SIZE for num_tokens, slots in held)
+    assert len(held) == sum(LENGTHS), "a step of each sequence for each new token"
+    for num_tokens, slots in held:
+        assert num_tokens <= slots < num_tokens + BLOCK_SIZE, f"the slots that a sequence of {num_tokens} tokens holds"
 
 
 def test_max_tokens_does_not_change_what_is_held(checkpoint):
@@ -54,11 +56,11 @@ def test_max_tokens_does_not_change_what_is_held(checkpoint):
         stream = llm.stream([[1]], greedy(max_tokens))
         next(stream), next(stream)
         stream.close()
-        assert meter.steps == [[(1, 4)], [(2, 4)]]
+        assert meter.steps == [[(1, 4)], [(2, 4)]], f"tokens and slots in two steps, with max_tokens {max_tokens}"
 
 
 def test_any_free_block_serves():
-    """Every second block of 8 is held. Stage 1 could not place a sequence of 5 tokens, this one serves 16."""
+    """Every second of 8 blocks is held. Stage 1 could not place a sequence of 5 tokens; this stage serves one of 16."""
     manager = BlockManager(8, BLOCK_SIZE, Observer())
     seqs = [make_sequence(str(i), 3, max_tokens=1) for i in range(8)]
     for seq in seqs:
@@ -66,9 +68,9 @@ def test_any_free_block_serves():
     for seq in seqs[::2]:
         manager.free(seq)
     late = make_sequence("late", 15, max_tokens=1)
-    assert manager.can_promise(late)
+    assert manager.can_promise(late), "4 blocks are free, and the sequence needs 4"
     manager.allocate(late)
-    assert manager.report().held == 32
+    assert manager.report().held == 32, "8 blocks of 4 slots"
 
 
 def test_gain_in_figures(tmp_path):

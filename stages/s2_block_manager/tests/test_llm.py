@@ -20,6 +20,13 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
+def assert_tokens(outputs: list[RequestOutput], expected: list[list[int]], where: str) -> None:
+    """Raise AssertionError with the first token that is not the one without a cache."""
+    for output, token_ids, ids in zip(outputs, tokens(outputs), expected, strict=True):
+        for i, (token, right) in enumerate(zip(token_ids, ids, strict=True)):
+            assert token == right, f"{where}, token {i} after {output.prompt_token_ids} is not the one without a cache"
+
+
 def assert_all_free(llm: LLM) -> None:
     llm.kv_cache_manager.check_integrity()
     assert llm.kv_cache_manager.report().held == 0
@@ -39,8 +46,8 @@ def expected(model) -> list[list[int]]:
 def test_tokens_are_those_without_a_cache(checkpoint, expected, block_size, num_slots):
     llm = LLM(checkpoint, block_size=block_size, kv_cache_tokens=num_slots)
     llm.kv_cache.blocks.fill_(float("nan"))  # what was in the pool before is never read
-    assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
-    assert tokens(llm.generate(PROMPTS[::-1], greedy(24))) == expected[::-1], "in blocks that others have used"
+    assert_tokens(llm.generate(PROMPTS, greedy(24)), expected, "in a new pool")
+    assert_tokens(llm.generate(PROMPTS[::-1], greedy(24)), expected[::-1], "in blocks that others have used")
     assert_all_free(llm)
 
 

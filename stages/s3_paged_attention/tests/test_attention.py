@@ -17,7 +17,8 @@ from .helpers import attend_without_cache, make_sequence
 HEAD_DIM = 8
 BLOCK_SIZE = 4
 HEADS = {"every head has its own": (4, 4), "pairs share": (4, 2), "all share one": (4, 1), "one head": (1, 1)}
-MIXTURE = [(0, 7), (12, 1), (9, 6), (0, 1), (3, 1), (8, 4), (0, 2 * MAX_QUERIES + 3), (40, MAX_QUERIES + 1)]
+PROMPTS_AND_DECODES = [(0, 7), (12, 1), (0, 1), (3, 1), (0, 2 * MAX_QUERIES + 3), (70, 1)]
+CHUNKS = [(9, 6), (8, 4), (40, MAX_QUERIES + 1)]
 
 
 def make_cache(num_blocks: int, num_layers: int = 1, num_kv_heads: int = 2, **options) -> KVCache:
@@ -87,50 +88,79 @@ class Batch:
                 tokens = [[x[before:] if is_now else x[:before] for x in qkv] for qkv, (before, _) in pairs]
                 attend = attention.plan(step(members, self.block_size, device))
                 out = attend(0, *(torch.cat(xs).to(device, dtype) for xs in zip(*tokens, strict=True)))
-        assert out.dtype == dtype
+        assert out.dtype == dtype, f"q, k and v are {dtype}"
         return out.float().cpu()
+
+    def check(self, tile_size: int, tolerance: float = 1e-5, **options) -> None:
+        """Raise AssertionError with the first sequence and token whose attention is wrong."""
+        out, expected = self.attend(tile_size, **options), self.expected()
+        is_wrong = ~out.isclose(expected, rtol=10 * tolerance, atol=tolerance).flatten(1).all(1)
+        ends = [*accumulate(now for _, now in self.sizes)]
+        for i, ((before, now), end) in enumerate(zip(self.sizes, ends, strict=True)):
+            if wrong := is_wrong[end - now : end].nonzero().flatten().tolist():
+                off = (out - expected)[end - now + wrong[0]].abs().max()
+                doing = f"decodes token {before}" if now == 1 else f"computes tokens {before} to {before + now - 1}"
+                raise AssertionError(
+                    f"sequence {i} of {len(ends)} {doing}: attention of token {before + wrong[0]} to all tokens up to "
+                    f"itself is off by {off:.2g} (block size {self.block_size}, tile size {tile_size})"
+                )
 
 
 # The same result as without a cache
 
 
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
-@pytest.mark.parametrize("size", [(0, 1), (0, 7), (6, 1), (5, 4), (8, 8)], ids=str)
+@pytest.mark.parametrize("size", [(0, 1), (0, 7), (6, 1), (8, 1)], ids=str)
 @pytest.mark.parametrize("tile_size", [4, 8, 4096])
-def test_prompt_chunk_and_newest_token_attend_to_their_past(heads, size, tile_size):
-    batch = Batch([size], heads=heads)
-    torch.testing.assert_close(batch.attend(tile_size), batch.expected())
+def test_prompt_and_newest_token_attend_to_their_past(heads, size, tile_size):
+    Batch([size], heads=heads).check(tile_size)
+
+
+@pytest.mark.parametrize("size", [(5, 4), (8, 8)], ids=str)
+@pytest.mark.parametrize("tile_size", [4, 8, 4096])
+def test_chunk_of_a_prompt_attends_to_its_past(size, tile_size):
+    """Stage 4 will compute prompts in chunks."""
+    Batch([size]).check(tile_size)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
 @pytest.mark.parametrize("tile_size", [1, 16, 200, 4096])
-def test_any_mixture_of_sequences_attends(block_size, tile_size):
-    """Prompts, chunks and decodes, of any lengths. A tile may be smaller than a block, or larger than all contexts."""
-    batch = Batch(MIXTURE, block_size)
-    torch.testing.assert_close(batch.attend(tile_size), batch.expected())
+def test_prompts_and_decodes_share_a_step(block_size, tile_size):
+    """A tile may be smaller than a block, or larger than all contexts together."""
+    Batch(PROMPTS_AND_DECODES, block_size).check(tile_size)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+@pytest.mark.parametrize("tile_size", [1, 16, 200, 4096])
+def test_chunks_share_a_step_with_prompts_and_decodes(block_size, tile_size):
+    Batch([*PROMPTS_AND_DECODES, *CHUNKS], block_size).check(tile_size)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_mixture_attends(seed):
+def test_random_prompts_and_decodes_share_a_step(seed):
     rng = random.Random(seed)
-    sizes = [(rng.choice([0, rng.randrange(30)]), rng.choice([1, 1, rng.randint(1, 30)])) for _ in range(12)]
-    batch = Batch(sizes, block_size=rng.choice([1, 4, 5]), seed=seed)
-    torch.testing.assert_close(batch.attend(tile_size=rng.choice([4, 64, 500])), batch.expected())
+    sizes = [rng.choice([(0, rng.randint(1, 30)), (rng.randint(1, 30), 1)]) for _ in range(12)]
+    Batch(sizes, block_size=rng.choice([1, 4, 5]), seed=seed).check(tile_size=rng.choice([4, 64, 500]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_chunks_share_a_step(seed):
+    rng = random.Random(seed)
+    sizes = [(rng.randrange(30), rng.randint(1, 30)) for _ in range(12)]
+    Batch(sizes, block_size=rng.choice([1, 4, 5]), seed=seed).check(tile_size=rng.choice([4, 64, 500]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_rounded_once(dtype):
-    batch = Batch([(0, 7), (30, 1)])
-    eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(batch.attend(8, dtype), batch.expected(), atol=4 * eps, rtol=4 * eps)
+    """The parts are float32 until they are merged."""
+    Batch([(0, 7), (30, 1)]).check(8, tolerance=4 * torch.finfo(dtype).eps, dtype=dtype)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 @pytest.mark.parametrize("tile_size", [16, 4096])
 def test_any_mixture_attends_on_a_gpu(tile_size):
-    batch = Batch(MIXTURE)
-    torch.testing.assert_close(batch.attend(tile_size, device="cuda"), batch.expected(), atol=1e-4, rtol=1e-4)
+    Batch([*PROMPTS_AND_DECODES, *CHUNKS]).check(tile_size, tolerance=1e-4, device="cuda")
 
 
 def test_layers_do_not_see_each_other():
@@ -141,8 +171,8 @@ def test_layers_do_not_see_each_other():
         attend(layer, *(x[:5] for x in qkv))
     attend = attention.plan(step([([2, 0], 5, 1)]))
     for layer, qkv in enumerate(layers):
-        out = attend(layer, *(x[5:] for x in qkv))
-        torch.testing.assert_close(out, attend_without_cache(layer, *qkv)[5:])
+        off = (attend(layer, *(x[5:] for x in qkv)) - attend_without_cache(layer, *qkv)[5:]).abs().max().item()
+        assert off < 1e-5, f"layer {layer} attends to keys or values that are not its own"
 
 
 # The pool
@@ -154,10 +184,14 @@ def test_step_writes_its_own_slots_and_clears_the_rest_of_new_blocks():
     cache.blocks[3] = 5.0
     q, k, v = random_qkv(6)
     PagedAttention(cache, 4).plan(step([([2, 0], 0, 5), ([3], 1, 1)]))(0, q, k, v)
-    blocks, offsets = [2, 2, 2, 2, 0, 3], [0, 1, 2, 3, 0, 1]
-    assert torch.equal(cache.blocks[blocks, 0, 0, offsets], k) and torch.equal(cache.blocks[blocks, 0, 1, offsets], v)
-    assert (cache.blocks[0, 0, :, 1:] == 0).all() and (cache.blocks[3, 0, :, [0, 2, 3]] == 5).all()
-    assert cache.blocks[1].isnan().all()
+    for i, (block, offset) in enumerate([(2, 0), (2, 1), (2, 2), (2, 3), (0, 0), (3, 1)]):
+        stored = cache.blocks[block, 0, :, offset]
+        if not stored.equal(torch.stack((k[i], v[i]))):
+            raise AssertionError(f"the keys and values of token {i} are not in block {block}, offset {offset}")
+    if not (cache.blocks[0, 0, :, 1:] == 0).all():
+        raise AssertionError("block 0 is new: its slots without a token are zeros")
+    if not ((cache.blocks[3, 0, :, [0, 2, 3]] == 5).all() and cache.blocks[1].isnan().all()):
+        raise AssertionError("a step writes to the slots of its own tokens only, and leaves the other blocks alone")
 
 
 def test_keys_of_an_earlier_holder_are_not_seen():
@@ -202,23 +236,42 @@ def metadata(model: LlamaForCausalLM, *batch: tuple[list[int], int, int]) -> Att
 def test_tokens_go_where_the_block_table_says(model):
     """Block 3 is slots 12 to 15, block 0 slots 0 to 3. Token 8 begins a block, token 7 ends one."""
     step = metadata(model, ([3, 0], 0, 6), ([1], 0, 3), ([2, 7, 5], 8, 1), ([1, 4], 7, 1))
-    assert step.slot_mapping.tolist() == [12, 13, 14, 15, 0, 1] + [4, 5, 6] + [20] + [19]
-    assert (step.query_start_loc, step.context_lens) == ([0, 6, 9, 10, 11], [6, 3, 9, 8])
+    prompt, short, decode, last = step.slot_mapping.split([6, 3, 1, 1])
+    assert prompt.tolist() == [12, 13, 14, 15, 0, 1], "the slots of tokens 0 to 5 of a sequence in blocks 3 and 0"
+    assert short.tolist() == [4, 5, 6], "the slots of tokens 0 to 2 of a sequence in block 1"
+    assert decode.tolist() == [20], "the slot of token 8 of a sequence in blocks 2, 7 and 5"
+    assert last.tolist() == [19], "the slot of token 7 of a sequence in blocks 1 and 4"
+    assert step.query_start_loc == [0, 6, 9, 10, 11], "where the tokens of each sequence start, and the end of the step"
+    assert step.context_lens == [6, 3, 9, 8], "tokens that each sequence has after this step"
 
 
-def test_block_tables_are_padded_with_their_own_last_block(model):
-    """No other sequence's memory is read behind the end of a text."""
-    step = metadata(model, ([3, 0], 0, 6), ([1], 0, 3), ([7, 2, 5], 8, 1))
-    assert step.block_tables.tolist() == [[3, 0, 0], [1, 1, 1], [7, 2, 5]]
+def test_short_block_tables_continue_with_blocks_of_their_own(model):
+    """Nothing but its own memory is read past the end of a sequence."""
+    tables = [[3, 0], [1], [7, 2, 5]]
+    step = metadata(model, (tables[0], 0, 6), (tables[1], 0, 3), (tables[2], 8, 1))
+    for table, row in zip(tables, step.block_tables.tolist(), strict=True):
+        assert row[: len(table)] == table, f"the row of a sequence in blocks {table} begins with its table"
+        assert {*row} == {*table}, f"the row of a sequence in blocks {table} continues with these blocks only"
 
 
-def test_blocks_of_later_chunks_are_left_out(model):
-    """The first sequence has 3 blocks, and computes 2 tokens."""
-    step = metadata(model, ([4, 6, 1], 0, 2), ([3, 5], 4, 1))
-    assert step.block_tables.tolist() == [[4, 4], [3, 5]]
+@pytest.mark.parametrize(
+    "batch, new",
+    [
+        ([([3, 0], 0, 6)], [3, 0]),
+        ([([8, 4], 4, 1)], [4]),
+        ([([6, 1], 5, 1)], []),
+        ([([5, 2], 7, 1)], []),
+        ([([3, 0], 0, 6), ([8, 4], 4, 1), ([6, 1], 5, 1)], [3, 0, 4]),
+    ],
+    ids=str,
+)
+def test_new_blocks_are_those_whose_first_slot_is_written(model, batch, new):
+    """Each sequence has its blocks (of 4 slots), the tokens computed before, and those of this step."""
+    new_blocks = metadata(model, *batch).new_blocks.tolist()
+    assert sorted(new_blocks) == sorted(new), "a block is new if this step writes its first slot"
 
 
-def test_new_blocks_are_those_whose_first_slot_is_written(model):
-    step = metadata(model, ([3, 0], 0, 6), ([7, 2, 5, 9], 2, 8), ([8, 4], 4, 1), ([6, 1], 5, 1))
-    assert step.new_blocks.tolist() == [3, 0, 2, 5, 4]
-    assert metadata(model, ([6, 1], 5, 1)).new_blocks.tolist() == []
+def test_chunk_has_the_blocks_that_it_reaches(model):
+    """Sequences with 3 and 4 blocks compute chunks that end in the first one, and in the third."""
+    step = metadata(model, ([4, 6, 1], 0, 2), ([7, 2, 5, 9], 2, 8))
+    assert step.block_tables.tolist() == [[4, 4, 4], [7, 2, 5]] and step.new_blocks.tolist() == [4, 2, 5]

@@ -1,6 +1,7 @@
-"""Blocks: which sequence holds which. Pools are drawn slot by slot: - is held, # is held and used, . is free."""
+"""Block tables, and the pool under them. Pools are drawn slot by slot: - is held, # is held and used, . is free."""
 
 import random
+import re
 
 import pytest
 
@@ -11,8 +12,18 @@ from ..sequence import Sequence
 from .helpers import make_sequence
 
 
-def pool_of(num_blocks: int, block_size: int = 4) -> BlockManager:
-    return BlockManager(num_blocks, block_size, Observer())
+class Recorder(Observer):
+    """An observer that keeps every event, with a sequence's request_id in its place."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+
+    def tell(self, kind: str, *details: object) -> None:
+        self.events.append((kind, *(getattr(detail, "request_id", detail) for detail in details)))
+
+
+def pool_of(num_blocks: int, block_size: int = 4, observer: Observer | None = None) -> BlockManager:
+    return BlockManager(num_blocks, block_size, observer or Observer())
 
 
 def picture(manager: BlockManager) -> str:
@@ -38,60 +49,65 @@ def step(manager: BlockManager, seq: Sequence) -> None:
 # The pool
 
 
-def test_new_pool_is_taken_from_block_0():
-    assert BlockPool(4).get_new_blocks(3) == [0, 1, 2]
+def test_new_pool_hands_out_block_0_first():
+    blocks = BlockPool(4).get_new_blocks(3)
+    assert blocks == [0, 1, 2], "in a new pool block 0 is on top of the stack, then 1, then 2"
 
 
-def test_blocks_that_were_freed_last_are_taken_first():
+def test_pool_hands_out_the_last_freed_block_first():
     pool = BlockPool(6)
     pool.get_new_blocks(4)
     pool.free_blocks([1])
     pool.free_blocks([3, 0])
-    assert pool.get_new_blocks(4) == [3, 0, 1, 4]
+    blocks = pool.get_new_blocks(4)
+    assert blocks == [3, 0, 1, 4], "0 to 3 were taken, 1 came back, then [3, 0]: now 3 is on top, then 0, 1, 4"
 
 
-def test_too_many_blocks_are_an_error_with_both_numbers():
+def test_pool_refuses_more_blocks_than_it_has():
     pool = BlockPool(3)
-    with pytest.raises(AssertionError, match="4 blocks are needed, 3 are free"):
+    with pytest.raises(AssertionError) as refused:
         pool.get_new_blocks(4)
-    assert pool.get_new_blocks(3) == [0, 1, 2]
+    assert {"3", "4"} <= set(re.findall(r"\d+", str(refused.value))), "the error names 4 blocks asked for, and 3 free"
+    assert pool.get_new_blocks(3) == [0, 1, 2], "a refusal takes nothing, so all 3 blocks are still there"
 
 
 # Block tables
 
 
 @pytest.mark.parametrize("num_tokens, num_blocks", [(1, 1), (3, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-def test_sequence_holds_the_blocks_that_its_tokens_fill(num_tokens, num_blocks):
+def test_sequence_holds_as_many_blocks_as_its_tokens_fill(num_tokens, num_blocks):
     (seq,) = allocate(pool_of(4), num_tokens)
-    assert len(seq.block_table) == num_blocks
+    held = len(seq.block_table)
+    assert held == num_blocks, f"in blocks of 4 slots, a prompt of length {num_tokens} fills {num_blocks}"
 
 
 def test_future_tokens_take_no_blocks():
     manager = pool_of(4)
     manager.allocate(make_sequence("a", 2, max_tokens=1000))
-    assert picture(manager) == "----............"
+    assert picture(manager) == "----............", "a prompt of 2 tokens holds one block, whatever max_tokens is"
 
 
 def test_any_free_block_serves():
-    """Of 12 free slots no 8 lie in a row."""
+    """No 8 of the 12 free slots lie in a row."""
     manager = pool_of(6)
     seqs = allocate(manager, 3, 4, 1, 4, 2, 4)
     for seq in seqs[::2]:
         manager.free(seq)
-    assert picture(manager) == "....----....----....----"
+    assert picture(manager) == "....----....----....----", "three sequences of six were freed"
     (late,) = allocate(manager, 12)
-    assert picture(manager) == "-" * 24 and sorted(late.block_table) == [0, 2, 4]
+    assert sorted(late.block_table) == [0, 2, 4], "12 tokens fill the three blocks that are free"
+    assert picture(manager) == "-" * 24, "now every block is held"
 
 
-def test_next_token_takes_a_block_exactly_when_all_others_are_full():
+@pytest.mark.parametrize("prompt_length", [3, 4, 5])
+def test_sequence_takes_a_block_exactly_when_its_blocks_are_full(prompt_length):
     manager = pool_of(3)
-    (seq,) = allocate(manager, 3)
-    sizes = []
-    for _ in range(8):
+    (seq,) = allocate(manager, prompt_length)
+    for length, num_blocks in ((3, 1), (4, 1), (5, 2), (6, 2), (7, 2), (8, 2), (9, 3), (10, 3))[prompt_length - 3 :]:
         step(manager, seq)
-        sizes.append(len(seq.block_table))
-    assert sizes == [1, 1, 2, 2, 2, 2, 3, 3], "with 3, 4, 5 ... 10 tokens"
-    assert picture(manager) == "##########--"
+        held = len(seq.block_table)
+        assert held == num_blocks, f"in blocks of 4 slots, a sequence of length {length} holds {num_blocks}"
+    assert picture(manager) == "##########--", "10 tokens are computed, in 3 blocks"
 
 
 def test_block_of_one_slot_wastes_nothing():
@@ -99,31 +115,54 @@ def test_block_of_one_slot_wastes_nothing():
     a, b = allocate(manager, 3, 1)
     for seq in (a, b, a):
         step(manager, seq)
-    assert picture(manager) == "#####." and a.block_table == [0, 1, 2, 4]
+    assert a.block_table == [0, 1, 2, 4], "the block for a's 4th token goes to the end of its table"
+    assert picture(manager) == "#####.", "5 tokens are computed, in 5 blocks"
 
 
 def test_free_returns_all_blocks_of_a_sequence():
     manager = pool_of(4)
     a, b = allocate(manager, 8, 5)
     manager.free(a)
-    assert a.block_table == [] and picture(manager) == "........--------"
+    assert a.block_table == [], "a sequence that was freed has an empty table"
+    assert picture(manager) == "........--------", "a's two blocks are free, b's two are held"
     manager.free(b)
-    assert picture(manager) == "." * 16
+    assert picture(manager) == "." * 16, "all blocks are free"
+
+
+# Events
+
+
+def test_observer_hears_which_blocks_were_freed():
+    recorder = Recorder()
+    manager = pool_of(4, observer=recorder)
+    _, seq = allocate(manager, 8, 5)
+    manager.free(seq)
+    assert recorder.events == [("free", "5 tokens", [2, 3])], 'free() ends with tell("free", seq, blocks)'
+
+
+def test_observer_hears_of_each_block_that_a_sequence_grows_by():
+    recorder = Recorder()
+    manager = pool_of(4, observer=recorder)
+    (seq,) = allocate(manager, 3)
+    for _ in range(7):
+        step(manager, seq)
+    assert recorder.events == [("grow", "3 tokens", None)] * 2, 'tell("grow", seq, None) for the 5th token and the 9th'
 
 
 # Promises
 
 
-def test_sequence_is_promised_the_blocks_of_its_longest_text():
+def test_sequence_is_promised_blocks_for_its_maximum_length():
     manager = pool_of(4)
-    seq = make_sequence("a", 3, max_tokens=6)
-    assert manager.can_promise(seq) and not manager.can_promise(make_sequence("b", 3, max_tokens=14))
-    manager.allocate(seq)
-    assert (manager.num_promised(seq), manager.num_unpromised_blocks) == (3, 1)
-    assert manager.can_promise(make_sequence("c", 3, max_tokens=1))
-    assert not manager.can_promise(make_sequence("d", 3, max_tokens=2)), "3 blocks are free, 2 of them are promised"
-    manager.free(seq)
-    assert manager.num_unpromised_blocks == 4
+    a, b = make_sequence("a", 3, max_tokens=6), make_sequence("b", 3, max_tokens=14)
+    assert manager.can_promise(a), "a may grow to 9 tokens: 3 of 4 blocks"
+    assert not manager.can_promise(b), "b may grow to 17 tokens: 5 blocks, and the pool has 4"
+    manager.allocate(a)
+    assert (manager.num_promised(a), manager.num_unpromised_blocks) == (3, 1), "a is promised 3 of 4 blocks"
+    assert manager.can_promise(make_sequence("c", 3, max_tokens=1)), "c may need one block, and one is unpromised"
+    assert not manager.can_promise(make_sequence("d", 3, max_tokens=2)), "d may need 2, and 2 of the 3 free are a's"
+    manager.free(a)
+    assert manager.num_unpromised_blocks == 4, "with a gone, nothing is promised"
 
 
 # The report
@@ -136,7 +175,7 @@ def test_report_counts_slots():
         manager.allocate(seq)
     a.num_computed_tokens, b.num_computed_tokens = 5, 2
     report = manager.report()
-    assert picture(manager) == "#####---##--........"
+    assert picture(manager) == "#####---##--........", "a holds 2 blocks and has computed 5 tokens, b 1 block and 2"
     assert (report.num_slots, report.promised, report.held, report.used, report.wasted) == (20, 16, 12, 7, 5)
 
 
@@ -147,16 +186,16 @@ def test_peak_is_the_report_with_the_most_slots_held():
     full = manager.report()
     manager.free(a)
     allocate(manager, 3)
-    assert manager.peak == full
+    assert manager.peak == full, "3 blocks were held before a was freed, and never more since"
     manager.free(b)
-    assert manager.peak == full
+    assert manager.peak == full, "3 blocks were held before a was freed, and never more since"
 
 
 def test_integrity_check_finds_a_block_in_two_places():
     manager = pool_of(4)
     a, b = allocate(manager, 4, 4)
     b.block_table = a.block_table
-    with pytest.raises(AssertionError, match="a block is in two places, or in none"):
+    with pytest.raises(AssertionError, match=r"two places or in none: free \[2, 3\], in tables \[0, 0\]"):
         manager.check_integrity()
 
 
@@ -165,7 +204,7 @@ def test_integrity_check_finds_a_block_in_two_places():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_random_history_keeps_each_block_in_one_place(seed):
-    """Sequences that are promised their blocks grow to their end, in any order: they are never too few."""
+    """Sequences that were promised their blocks grow to their maximum length, in any order, and never run out."""
     rng = random.Random(seed)
     manager = pool_of(rng.choice([3, 12]), block_size=rng.choice([1, 4]))
     held: list[Sequence] = []
@@ -181,5 +220,6 @@ def test_random_history_keeps_each_block_in_one_place(seed):
                 manager.free(seq)
                 held.remove(seq)
         manager.check_integrity()
-        assert manager.report().used == sum(seq.num_computed_tokens for seq in held)
-        assert manager.num_unpromised_blocks <= len(manager.pool.free)
+        computed = sum(seq.num_computed_tokens for seq in held)
+        assert manager.report().used == computed, "a computed token is in a slot that no block has"
+        assert manager.num_unpromised_blocks <= len(manager.pool.free), "a block is held that was never promised"

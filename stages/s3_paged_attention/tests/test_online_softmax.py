@@ -8,7 +8,6 @@ from ..online_softmax import Part, attend_part, merge_attn_states
 
 NUM_KEYS, HEAD_DIM = 9, 8
 VISIBLE = torch.zeros(1, 1, 1, 1, 1, dtype=torch.bool)  # nothing is hidden
-TOLERANCES = {"atol": 1e-5, "rtol": 1e-5}
 
 
 def random_qkv(scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -26,9 +25,20 @@ def attend_plainly(q: Tensor, k: Tensor, v: Tensor, is_hidden: Tensor = VISIBLE)
     return Part(torch.einsum("nkgqs,nksd->nkgqd", scores.softmax(-1), v.double()), scores.logsumexp(-1))
 
 
-def assert_equal(part: Part, expected: Part) -> None:
-    torch.testing.assert_close(part.out.double(), expected.out, **TOLERANCES)
-    torch.testing.assert_close(part.lse.double(), expected.lse, **TOLERANCES)
+def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+    """Raise AssertionError with the largest difference."""
+    if actual.shape != expected.shape:
+        raise AssertionError(f"{name} has the shape {[*actual.shape]}, and should have {[*expected.shape]}")
+    if not actual.isfinite().all():
+        raise AssertionError(f"{name} is not finite: it holds {actual[~actual.isfinite()][0]}")
+    if not torch.isclose(actual.double(), expected.double(), tolerance, tolerance).all():
+        off = (actual.double() - expected.double()).abs().max()
+        raise AssertionError(f"{name} is off by {off:.2g}, from values of about {expected.abs().max():.2g}")
+
+
+def assert_equal(name: str, part: Part, expected: Part) -> None:
+    assert_close(f"the out of {name}", part.out, expected.out)
+    assert_close(f"the lse of {name}", part.lse, expected.lse)
 
 
 # Merging
@@ -39,9 +49,9 @@ def test_two_keys_and_a_third():
     two = Part(torch.tensor([[2.0]]), torch.tensor([2.0]).log() + 5)
     one = Part(torch.tensor([[8.0]]), torch.tensor([1.0]).log() + 5)
     merged = merge_attn_states(two, one)
-    torch.testing.assert_close(merged.out, torch.tensor([[4.0]]))
-    torch.testing.assert_close(merged.lse, torch.tensor([3.0]).log() + 5)
-    assert two.out.item() == 2.0 and one.out.item() == 8.0, "the parts stay as they are"
+    assert_close("the out of all three", merged.out, torch.tensor([[4.0]]))
+    assert_close("the lse of all three, 5 + log(3),", merged.lse, torch.tensor([3.0]).log() + 5)
+    assert (two.out.item(), one.out.item()) == (2.0, 8.0), "merging leaves the two parts as they were"
 
 
 @pytest.mark.parametrize("cuts", [[1], [4], [4, 5], [2, 4, 6, 8]], ids=str)
@@ -52,7 +62,7 @@ def test_parts_merge_to_attention_to_all_keys(cuts, in_order):
     whole, *parts = [attend_plainly(q, *piece) for piece in (pieces if in_order else pieces[::-1])]
     for part in parts:
         whole = merge_attn_states(whole, part)
-    assert_equal(whole, attend_plainly(q, k, v))
+    assert_equal("all parts together", whole, attend_plainly(q, k, v))
 
 
 @pytest.mark.parametrize("lse", [1e4, -1e4])
@@ -60,22 +70,22 @@ def test_parts_with_scores_of_any_size_merge(lse):
     """exp(89) is infinite in float32, exp(-104) is 0. The first part has exp(1) / (exp(1) + exp(0)) of the weight."""
     parts = [Part(torch.tensor([[out]]), torch.tensor([lse + more])) for out, more in ((1.0, 1.0), (0.0, 0.0))]
     merged = merge_attn_states(*parts)
-    torch.testing.assert_close(merged.out, torch.tensor([[0.7311]]), atol=1e-3, rtol=0)
-    torch.testing.assert_close(merged.lse, torch.tensor([lse + 1.3133]), atol=2e-3, rtol=0)
+    assert_close("the out of both", merged.out, torch.tensor([[0.7311]]), 1e-3)
+    assert_close("the lse of both", merged.lse, torch.tensor([lse + 1.3133]), 1e-6)
 
 
 # Attention to a part
 
 
 def test_part_is_softmax_over_its_keys():
-    assert_equal(attend_part(*random_qkv(), VISIBLE), attend_plainly(*random_qkv()))
+    assert_equal("9 keys that nothing hides", attend_part(*random_qkv(), VISIBLE), attend_plainly(*random_qkv()))
 
 
 def test_part_is_float32_whatever_its_inputs_are():
     q, k, v = (x.bfloat16() for x in random_qkv())
     part = attend_part(q, k, v, VISIBLE)
-    assert part.out.dtype == part.lse.dtype == torch.float32
-    assert_equal(part, attend_plainly(q, k, v))
+    assert (part.out.dtype, part.lse.dtype) == (torch.float32, torch.float32), "the inputs are bfloat16"
+    assert_equal("9 keys in bfloat16", part, attend_plainly(q, k, v))
 
 
 def test_hidden_keys_have_no_weight_whatever_they_are():
@@ -84,7 +94,7 @@ def test_hidden_keys_have_no_weight_whatever_they_are():
     is_hidden[0, ..., 6:] = is_hidden[1, 0, 0, 2, 1:] = True
     expected = attend_plainly(q, k, v, is_hidden)
     k[0, :, 6:], v[0, :, 6:] = 1e30, 1e30
-    assert_equal(attend_part(q, k, v, is_hidden), expected)
+    assert_equal("9 keys of which some are hidden", attend_part(q, k, v, is_hidden), expected)
 
 
 def test_query_that_sees_no_key_gets_no_share():
@@ -92,14 +102,16 @@ def test_query_that_sees_no_key_gets_no_share():
     is_hidden = torch.zeros(2, 1, 1, 5, NUM_KEYS, dtype=torch.bool)
     is_hidden[0, 0, 0, 3] = True
     nothing = attend_part(q, k, v, is_hidden)
-    assert nothing.out.isfinite().all()
-    merged = merge_attn_states(attend_part(q, k, v, VISIBLE), nothing)
-    expected = attend_plainly(q, k, v)
-    torch.testing.assert_close(merged.out[0, :, :, 3].double(), expected.out[0, :, :, 3], **TOLERANCES)
+    if not nothing.out.isfinite().all():
+        raise AssertionError("all keys are hidden from one query, and its out is not finite: -inf less -inf is NaN")
+    merged = merge_attn_states(attend_part(q, k, v, VISIBLE), nothing).out[0, :, :, 3]
+    expected = attend_plainly(q, k, v).out[0, :, :, 3]
+    assert_close("merged with a part that it does not see, the out of a query", merged, expected)
 
 
 @pytest.mark.parametrize("scale", [300.0, -300.0])
 def test_scores_of_any_size_give_a_finite_part(scale):
-    part = attend_part(*random_qkv(scale), VISIBLE)
-    assert part.lse.abs().max() > 500
-    torch.testing.assert_close(part.out.double(), attend_plainly(*random_qkv(scale)).out, atol=1e-3, rtol=1e-3)
+    part, expected = attend_part(*random_qkv(scale), VISIBLE), attend_plainly(*random_qkv(scale))
+    assert expected.lse.abs().max() > 500, "exp() of these scores overflows"
+    assert_close("with scores in the hundreds, the out", part.out, expected.out, 1e-3)
+    assert_close("with scores in the hundreds, the lse", part.lse, expected.lse, 1e-3)

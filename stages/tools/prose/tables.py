@@ -93,8 +93,8 @@ def scoreboard_block(results: Results, stages: Sequence[int] = range(1, 8)) -> s
 
 
 def scoreboard_of(number: int) -> Callable[[Results], str]:
-    """Return a block for a lesson: its stage next to the previous one."""
-    return lambda results: scoreboard_block(results, (number - 1, number))
+    """Return a block for a lesson: its stage next to the previous one. Stage 3 is about speed: it shows stage 1 too."""
+    return lambda results: scoreboard_block(results, range(1 if number == 3 else number - 1, number + 1))
 
 
 def serving_block(results: Results) -> str:
