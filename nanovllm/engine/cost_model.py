@@ -3,9 +3,9 @@
     load        bytes of the block / bandwidth from the host
     recompute   tokens of the block / speed of a prefill
 
-Both times grow with the number of tokens, so the answer is mostly a ratio of two speeds of the machine, measured once.
-The model leaves out what it costs to store blocks, many of which never come back. That speed is measured too, so that
-a reader can judge.
+Both times grow with the number of tokens, so the answer depends on a ratio of two speeds of the machine, measured once.
+The model leaves out fixed costs, and the cost of stores, although many stored blocks are never loaded. The speed of a
+store is measured, too, for readers to judge.
 """
 
 import time
@@ -22,19 +22,19 @@ from .kv_cache import BlockCopy, KVCache
 from .observer import Observer
 from .sampling_params import SamplingParams
 
-NUM_BLOCKS = 8  # copied to measure a bandwidth
+NUM_BLOCKS = 8  # copied at a time to measure a bandwidth
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """The speeds of a machine, and the choice that follows from them."""
+    """The speeds of a machine, and the choice between loading and computing."""
 
     load_bytes_per_second: float
     store_bytes_per_second: float
     tokens_per_second: float  # of a prefill
 
     def prefers_load(self, bytes_per_token: int) -> bool:
-        """Return True if the keys and values of a token are loaded faster than computed.
+        """Return True if loading the keys and values of a token is faster than computing them.
 
         >>> model = CostModel(load_bytes_per_second=1e9, store_bytes_per_second=1e9, tokens_per_second=1000)
         >>> model.prefers_load(bytes_per_token=50_000), model.prefers_load(bytes_per_token=5_000_000)
@@ -59,7 +59,7 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
             tier.store(block, bytes([attempt, block]))
 
     def load(attempt: int) -> None:
-        held = tier.hold([bytes([1, block]) for block in range(num_blocks)])  # those that store() left
+        held = tier.hold([bytes([1, block]) for block in range(num_blocks)])  # as store() has left them
         tier.load([BlockCopy(source, block) for block, source in enumerate(held)])
         tier.collect(wait=True)
 
@@ -74,7 +74,7 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
 
 
 def best_time(work: Callable[[int], object], kv_cache: KVCache) -> float:
-    """Return the seconds of the faster of two runs. The first one warms up."""
+    """Return the seconds of the faster one of two runs. The first one also warms up."""
     seconds = []
     for attempt in range(2):
         started = time.perf_counter()

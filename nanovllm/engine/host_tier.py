@@ -1,11 +1,11 @@
-"""HostTier: room in host memory for blocks that are evicted from the device, under the same hashes.
+"""HostTier: a pool in host memory for blocks that are evicted from the device, under the same hashes.
 
-    device   [0][1][2][3]          store   a cached block is evicted: its bytes move to a block of the host
-    host     [0][1][2][3][4]..     load    a sequence begins with a text that only the host has: the bytes come back
+    device   [0][1][2][3]          store   a cached block is evicted: its bytes are copied to a block of the host
+    host     [0][1][2][3][4]..     load    a sequence hits a block that only the host has: the bytes are copied back
 
-On CUDA host memory is pinned. A store joins the compute stream, so it reads its block before a later step can write to
-it. A load runs on a stream of its own, beside the steps; it first waits for everything launched before, and an event
-tells when it has arrived. Elsewhere a copy is complete when the call returns, and the same code runs.
+On CUDA, host memory is pinned. A store is launched on the compute stream, so it reads its block before a later step can
+write to it. A load runs beside the steps, on a stream of its own: it first waits for all work launched before it, and
+an event shows when it has arrived. On a CPU the same code runs, and each copy is complete when the call returns.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Load:
     """Blocks on their way from the host (sources) to the device (targets)."""
 
     copies: list[BlockCopy]
-    event: "torch.cuda.Event | None"  # None if they arrived at once
+    event: "torch.cuda.Event | None"  # None if they have arrived already
 
     @property
     def targets(self) -> set[int]:
@@ -37,7 +37,7 @@ class Load:
 
 
 class HostTier:
-    """A pool of `num_blocks` blocks in host memory, next to the device's.
+    """A pool of `num_blocks` blocks in host memory, behind the device's.
 
     blocks   [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
     """
@@ -67,9 +67,10 @@ class HostTier:
         return block_hash in self.pool.cached
 
     def store(self, block: int, block_hash: BlockHash) -> None:
-        """Keep a copy of a device block that is about to be reused, as the most recently used one.
+        """Copy an evicted block of the device to the host, where it becomes the most recently used one.
 
-        Copy nothing if the hash is here already, or if every block of the host is being loaded from.
+        If the host has the hash already, copy nothing, and make that block the most recently used one. If all blocks of
+        the host are held, do nothing. Count copied blocks in num_blocks_stored. Tell the observer "store" or "renew".
         """
         if block_hash in self:
             held = self.hold([block_hash])
@@ -90,7 +91,7 @@ class HostTier:
         self._observer.tell("host_evict", block, block_hash, "taken")
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
-        """Return the blocks with these hashes. They are not evicted until they are loaded or released."""
+        """Hold the blocks with these hashes, and return them. They are not evicted until they are released."""
         held = [self.pool.cached[block_hash] for block_hash in hashes]
         self.pool.touch(held)
         return held
@@ -104,7 +105,7 @@ class HostTier:
 
         If a copy raises, stop everything: the sources are still held.
         """
-        if self._stream:  # stores launched so far may still write what is read here, and steps read what is overwritten
+        if self._stream:  # earlier stores may still be writing the sources, and earlier steps reading the targets
             self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))
         try:
             with torch.cuda.stream(self._stream):  # does nothing for None
@@ -121,11 +122,11 @@ class HostTier:
         self._never_loaded -= sources
 
     def has_arrived(self, blocks: list[int]) -> bool:
-        """Return True if none of these device blocks is on its way."""
+        """Return True if none of these device blocks is still on its way."""
         return all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
 
     def collect(self, wait: bool = False) -> list[int]:
-        """Release what has been loaded, and return the device blocks that have arrived. `wait` for all of them."""
+        """Release the sources of the loads that have arrived, and return their targets. Or `wait` for all loads."""
         arrived = []
         for load in list(self.loads):
             if wait and load.event:
@@ -149,5 +150,5 @@ class HostTier:
             self._observer.tell("host_evict", block, block_hash, "reset")
 
     def check_integrity(self) -> None:
-        """Assert that exactly the blocks that are being loaded are held."""
+        """Raise AssertionError unless the loads hold their sources, and all other blocks are free."""
         self.pool.check_integrity([copy.source for load in self.loads for copy in load.copies])

@@ -1,9 +1,10 @@
 """Stage 6: prefix caching.
 
-Unlike the stage before:
-- a full block, once computed, is known by its tokens and all before them: a sequence that begins alike holds it too;
-- a block that nobody holds any more keeps its text until its room is needed: the one unused longest goes first, and
-  the end of a text before its beginning.
+Unlike the previous stage:
+- a full block is cached once it is computed, under a hash of its tokens and all tokens before them, and sequences with
+  the same prefix share it;
+- a cached block that no sequence holds stays cached until it is taken: the least recently used one goes first, and the
+  end of a prefix before its beginning.
 """
 
 from .beam_search import BeamSearchParams

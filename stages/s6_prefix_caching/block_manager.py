@@ -35,9 +35,9 @@ class BlockManager:
         return len(self.pool.free)
 
     def find_hits(self, seq: Sequence) -> list[int]:
-        """Return the cached blocks that `seq` begins with.
+        """Return the cached blocks that `seq` begins with, up to the first one that is missing.
 
-        Its last token is never part of a hit: it must be computed, since its logits choose the next token.
+        Its last token is in none of them: it must be computed, because its logits choose the next token.
         """
         if not self._enable_caching:
             return []
@@ -46,13 +46,16 @@ class BlockManager:
         return [self.pool.cached[block_hash] for block_hash in takewhile(self.pool.cached.__contains__, hashes)]
 
     def num_needed(self, seq: Sequence, hits: list[int]) -> int:
-        """Return how many free blocks allocate() would take. A hit that no sequence holds is one of them."""
+        """Return how many free blocks allocate() takes. A hit that no sequence holds is one of them."""
         return cdiv(seq.num_tokens, self.block_size) - sum(self.pool.ref_counts[block] > 0 for block in hits)
 
     def allocate(self, seq: Sequence, hits: list[int]) -> None:
-        """Take blocks for all tokens that `seq` has now. Those of `hits` are computed already."""
+        """Take blocks for all tokens that `seq` has now, beginning with `hits`, whose tokens are computed.
+
+        Count the tokens and the hits in prefix_cache_stats, and tell the observer "admit".
+        """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
-        self.pool.touch(hits)  # first: the rest might evict them
+        self.pool.touch(hits)  # first: taking the others could evict them
         seq.block_table = hits + self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(hits))
         seq.num_computed_tokens = len(hits) * self.block_size
         self._holders.add(seq)
@@ -61,7 +64,7 @@ class BlockManager:
         self._observer.tell("admit", seq, hits)
 
     def cache_blocks(self, seq: Sequence, num_tokens: int) -> None:
-        """Add the blocks to the cache that the last `num_tokens` computed tokens have filled."""
+        """Add the blocks that the last `num_tokens` computed tokens of `seq` have filled to the cache."""
         if not self._enable_caching:
             return
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
@@ -106,7 +109,7 @@ class BlockManager:
         return copy
 
     def free(self, seq: Sequence) -> None:
-        """Give back all blocks of `seq`. Its tokens are uncomputed then."""
+        """Record the peak, give back all blocks of `seq`, and tell the observer. No token of `seq` is computed then."""
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0

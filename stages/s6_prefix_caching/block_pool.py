@@ -1,4 +1,4 @@
-"""BlockPool: which blocks are free, how many tables hold each of the others, and which text each block caches."""
+"""BlockPool: the free blocks, how many block tables hold each of the others, and the index of the cached ones."""
 
 from collections import Counter, OrderedDict
 
@@ -12,19 +12,22 @@ class BlockPool:
         front [3][0][7] ... [5] | [2][9][4] back      get_new_blocks() takes from the front
               not cached        | cached              free_blocks() puts cached blocks at the back, others in front
 
-    So a cached block keeps its text until all others are taken, and then the least recently used one is evicted first.
+    So a cached block is taken only after all free blocks that are not cached, the least recently used one first.
     """
 
     def __init__(self, num_blocks: int, observer: Observer) -> None:
         self.num_blocks = num_blocks
         self.free = OrderedDict.fromkeys(range(num_blocks))  # a queue that a block can leave from the middle
         self.ref_counts = [0] * num_blocks  # how many block tables hold each block
-        self.cached: dict[BlockHash, int] = {}  # the block of each cached text
-        self.hashes: dict[int, BlockHash] = {}  # the text of each cached block
+        self.cached: dict[BlockHash, int] = {}  # the index: hash -> block
+        self.hashes: dict[int, BlockHash] = {}  # cached block -> hash
         self._observer = observer
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Take `count` free blocks, and forget their texts. Each has one holder then. There must be as many."""
+        """Take `count` free blocks, and return them with one holder each. There must be as many.
+
+        Those that are cached are evicted: they leave the index. Tell the observer "evict", with the reason "taken".
+        """
         assert count <= len(self.free), f"{count} blocks are needed, {len(self.free)} are free"
         blocks = [self.free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
@@ -36,7 +39,7 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: list[int]) -> None:
-        """Add a holder to each of `blocks`, which are held or cached."""
+        """Add a holder to each of `blocks`, which are held or cached. They are not free then."""
         for block in blocks:
             assert self.ref_counts[block] > 0 or block in self.hashes, f"block {block} is neither held nor cached"
             self.ref_counts[block] += 1
@@ -45,7 +48,7 @@ class BlockPool:
     def free_blocks(self, blocks: list[int]) -> None:
         """Remove a holder from each of `blocks`. Those without holders are free, and the first one is taken next.
 
-        Of cached blocks the first is taken last: a text is of no use without its beginning.
+        Cached blocks are taken after all others, and the first one last: no request can hit the rest without it.
         """
         for block in reversed(blocks):
             assert self.ref_counts[block] > 0, f"block {block} is freed, and no table holds it"
@@ -55,7 +58,7 @@ class BlockPool:
                 self.free.move_to_end(block, last=block in self.hashes)
 
     def cache_block(self, block: int, block_hash: BlockHash) -> None:
-        """Let a full block be found by its hash. If another one has this text, that one stays, and nothing changes."""
+        """Add a full block to the index, and tell the observer "cache". Do nothing if the hash has a block already."""
         if block_hash not in self.cached:
             self.cached[block_hash], self.hashes[block] = block, block_hash
             self._observer.tell("cache", block, block_hash)
@@ -67,6 +70,6 @@ class BlockPool:
         assert self.ref_counts == counted, f"reference counts are {self.ref_counts}, the tables hold {counted}"
         free = [block for block in range(self.num_blocks) if not holders[block]]
         assert sorted(self.free) == free, f"free blocks are {sorted(self.free)}, blocks in no table are {free}"
-        assert {text: block for block, text in self.hashes.items()} == self.cached, "a text and its block disagree"
+        assert {each: block for block, each in self.hashes.items()} == self.cached, "`hashes` and `cached` disagree"
         is_cached = [block in self.hashes for block in self.free]
         assert is_cached == sorted(is_cached), f"a cached block is in front of one that is not: {list(self.free)}"

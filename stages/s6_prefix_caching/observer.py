@@ -9,8 +9,8 @@ class Observer:
     abort     request_id               the caller is about to end it
     begin                              a step begins
     admit     seq, hits                it holds its blocks; hits: those that were cached
-    cache     block, hash              the text in this block can be found
-    evict     block, hash, why         it cannot be found any more: the block is taken
+    cache     block, hash              this block has entered the index
+    evict     block, hash, why         it has left the index, because it is taken
     fork      parent, child            child holds the blocks of parent too, and runs behind it
     grow      seq, copy                it holds one block more, or its own copy of a shared one
     copy      copies                   these blocks are copied

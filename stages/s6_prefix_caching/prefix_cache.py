@@ -1,10 +1,10 @@
-r"""Names for blocks: a hash of all text up to a block's end, so that a sequence can find blocks that it can reuse.
+r"""Names for blocks: a hash of all tokens up to a block's end, by which a sequence finds blocks that it can reuse.
 
     the cat sat on (block 7) --- the mat and ate (block 2)      block size 4: a block's hash covers its own tokens
                              \-- a warm stone by (block 5)      and the hash of the block before it
 
 The keys and values of a token depend on all tokens before it, so equal tokens after different prefixes need different
-blocks. The index from hash to block is in BlockPool. vLLM's automatic prefix caching works this way; RadixAttention
+blocks. BlockPool has the index from hashes to blocks. vLLM's automatic prefix caching works this way; RadixAttention
 keeps the same information in a tree (Zheng et al. 2023, arXiv:2312.07104).
 """
 
@@ -12,11 +12,14 @@ import hashlib
 from array import array
 from dataclasses import dataclass
 
-BlockHash = bytes  # 16 bytes of blake2b; two texts never get the same hash in practice, so tokens are not compared
+BlockHash = bytes  # a digest that no two prefixes share in practice, so tokens are never compared
 
 
 def hash_block_tokens(parent: BlockHash, token_ids: list[int]) -> BlockHash:
-    """Return the hash of a block. `parent` is the hash of the block before it, b"" for the first one.
+    """Return the hash of a full block, which names its tokens and all tokens before them.
+
+    `parent` is the hash of the block before it; the first block has none, and gets b"". Any hashable value will do, as
+    long as different prefixes get different ones.
 
     >>> hash_block_tokens(b"", [1, 2]) == hash_block_tokens(b"", [1, 2])
     True
@@ -27,7 +30,7 @@ def hash_block_tokens(parent: BlockHash, token_ids: list[int]) -> BlockHash:
 
 
 def extend_block_hashes(hashes: list[BlockHash], token_ids: list[int], block_size: int) -> None:
-    """Append to `hashes` until each full block of `token_ids` has one.
+    """Append to `hashes` until each full block of `token_ids` has one. Those that it has are right.
 
     >>> hashes: list[BlockHash] = []
     >>> extend_block_hashes(hashes, [1, 2, 3, 4, 5], block_size=2)
@@ -40,7 +43,7 @@ def extend_block_hashes(hashes: list[BlockHash], token_ids: list[int], block_siz
 
 @dataclass
 class PrefixCacheStats:
-    """Tokens of all admitted sequences (a preempted one counts again), and how many of them were cached."""
+    """The tokens of all admitted sequences, and how many of them were cached. A preempted sequence counts again."""
 
     queries: int = 0
     hits: int = 0

@@ -1,9 +1,9 @@
 """Stage 7: CPU offload.
 
-Unlike the stage before:
-- the prefix cache has a second tier: a cached block that is evicted goes to the host, and comes back when it is hit;
-- a sequence whose blocks are on their way waits, while others run;
-- whether to load or to compute again is decided once, from the measured speeds of a copy and of a prefill.
+Unlike the previous stage:
+- the prefix cache has a second tier: a cached block that is evicted goes to the host, and returns when it is hit;
+- a sequence waits while its blocks are loaded, and others run;
+- the choice between loading and computing again is made once, from two measured speeds: a copy's and a prefill's.
 """
 
 from .beam_search import BeamSearchParams

@@ -26,7 +26,7 @@ class BlockManager:
         self, num_blocks: int, block_size: int, enable_caching: bool, tier: HostTier, observer: Observer
     ) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.tier = tier  # where evicted blocks go, and come back from
+        self.tier = tier  # where evicted blocks go, and return from
         self.pool = BlockPool(num_blocks, observer, tier.store)
         self.prefix_cache_stats = PrefixCacheStats()
         self._enable_caching = enable_caching
@@ -39,9 +39,10 @@ class BlockManager:
         return len(self.pool.free)
 
     def find_hits(self, seq: Sequence) -> list[int | None]:
-        """Return the cached blocks that `seq` begins with. None stands for a block that only the tier has.
+        """Return the cached blocks that `seq` begins with. None stands for a block that only the host has.
 
-        Its last token is never part of a hit: it must be computed, since its logits choose the next token.
+        They end before the first block that is on neither tier. The last token of `seq` is in none of them: it must be
+        computed, because its logits choose the next token.
         """
         if not self._enable_caching:
             return []
@@ -51,16 +52,19 @@ class BlockManager:
         return [self.pool.cached.get(block_hash) for block_hash in cached]
 
     def num_needed(self, seq: Sequence, hits: list[int | None]) -> int:
-        """Return how many free blocks allocate() would take. A hit that no sequence holds is one of them."""
+        """Return how many free blocks allocate() takes. A hit that no sequence holds is one of them."""
         num_held = sum(block is not None and self.pool.ref_counts[block] > 0 for block in hits)
         return cdiv(seq.num_tokens, self.block_size) - num_held
 
     def allocate(self, seq: Sequence, hits: list[int | None]) -> None:
-        """Take blocks for all tokens that `seq` has now. Those of `hits` are computed already, or on their way."""
+        """Take blocks for all tokens that `seq` has now, beginning with `hits`, which are computed or will be loaded.
+
+        Count the tokens and the hits in prefix_cache_stats, and tell the observer "admit".
+        """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         here = [block for block in hits if block is not None]
-        self.pool.touch(here)  # first: the rest might evict them
-        held = self.tier.hold([seq.block_hashes[i] for i, block in enumerate(hits) if block is None])  # or these
+        self.pool.touch(here)  # first: taking the others could evict them
+        held = self.tier.hold([seq.block_hashes[i] for i, block in enumerate(hits) if block is None])  # and these
         new = iter(self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(here)))
         seq.block_table = [next(new) if block is None else block for block in hits] + list(new)
         seq.num_computed_tokens = len(hits) * self.block_size
@@ -72,9 +76,10 @@ class BlockManager:
             self._load(seq, held, [seq.block_table[i] for i, block in enumerate(hits) if block is None])
 
     def _load(self, seq: Sequence, held: list[int], targets: list[int]) -> None:
-        """Start to load blocks from the tier. Until they have arrived, the load holds its targets too.
+        """Start to load `held` blocks of the host to `targets`, and tell the observer "load".
 
-        They enter the cache at once: another sequence may hit them, and wait for them as well.
+        The load holds its targets, too, until it is collected. They enter the index at once: another sequence may hit
+        them, and wait with this one.
         """
         copies = [BlockCopy(*pair) for pair in zip(held, targets, strict=True)]
         self.tier.load(copies)
@@ -83,15 +88,15 @@ class BlockManager:
         self.cache_blocks(seq, seq.num_computed_tokens)
 
     def is_ready(self, seq: Sequence) -> bool:
-        """Return True if all blocks of `seq` have arrived, so that it may run."""
+        """Return True if no block of `seq` is still on its way, so that it may run."""
         return self.tier.has_arrived(seq.block_table)
 
     def collect_loads(self, wait: bool = False) -> None:
-        """Finish the loads that have arrived. `wait` for all of them."""
+        """Free the targets of the loads that have arrived, or of all loads after they have: `wait` for them."""
         self.pool.free_blocks(self.tier.collect(wait))
 
     def cache_blocks(self, seq: Sequence, num_tokens: int) -> None:
-        """Add the blocks to the cache that the last `num_tokens` computed tokens have filled."""
+        """Add the blocks that the last `num_tokens` computed tokens of `seq` have filled to the cache."""
         if not self._enable_caching:
             return
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
@@ -136,7 +141,7 @@ class BlockManager:
         return copy
 
     def free(self, seq: Sequence) -> None:
-        """Give back all blocks of `seq`. Its tokens are uncomputed then."""
+        """Record the peak, give back all blocks of `seq`, and tell the observer. No token of `seq` is computed then."""
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0

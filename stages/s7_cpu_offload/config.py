@@ -28,10 +28,10 @@ class EngineConfig:
     watermark: float = option(0.05, "share of the blocks that stay free when a sequence is admitted beside others")
     block_size: int = option(16, "slots in a block of the KV cache")
     tile_size: int = option(4096, "slots that attention reads at a time, of all sequences together")
-    enable_prefix_caching: bool = option(True, "keep computed blocks for prompts that begin with the same text")
+    enable_prefix_caching: bool = option(True, "keep computed blocks, and reuse them for requests with the same prefix")
     kv_cache_tokens: int = option(8192, "size of the KV cache in slots; a slot holds one token")
     kv_offloading_tokens: int | None = option(None, "size of the host's pool in slots; default: that of the KV cache")
-    offload_policy: str = option("auto", "evicted blocks: load them, recompute them, or auto, what is faster here")
+    offload_policy: str = option("auto", "load evicted blocks from the host, recompute them, or auto: the faster one")
     seed: int = option(0, "seeds the requests that have no seed of their own")
 
     def __post_init__(self) -> None:

@@ -1,11 +1,11 @@
-"""CostModel compares loading a block from the host with computing its tokens again.
+"""CostModel: the choice between loading a block from the host and computing its tokens again.
 
     load        bytes of the block / bandwidth from the host
     recompute   tokens of the block / speed of a prefill
 
-Both times grow with the number of tokens, so the answer is mostly a ratio of two speeds of the machine, measured once.
-The model leaves out what it costs to store blocks, many of which never come back. That speed is measured too, so that
-a reader can judge.
+Both times grow with the number of tokens, so the answer depends on a ratio of two speeds of the machine, measured once.
+The model leaves out fixed costs, and the cost of stores, although many stored blocks are never loaded. The speed of a
+store is measured, too, for readers to judge.
 """
 
 import time
@@ -22,19 +22,19 @@ from .model_runner import ModelRunner
 from .observer import Observer
 from .sampling import SamplingParams
 
-NUM_BLOCKS = 8  # copied to measure a bandwidth
+NUM_BLOCKS = 8  # copied at a time to measure a bandwidth
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """The speeds of a machine, and the choice that follows from them."""
+    """The speeds of a machine, and the choice between loading and computing."""
 
     load_bytes_per_second: float
     store_bytes_per_second: float
     tokens_per_second: float  # of a prefill
 
     def prefers_load(self, bytes_per_token: int) -> bool:
-        """Return True if the keys and values of a token are loaded faster than computed.
+        """Return True if loading the keys and values of a token is faster than computing them.
 
         >>> model = CostModel(load_bytes_per_second=1e9, store_bytes_per_second=1e9, tokens_per_second=1000)
         >>> model.prefers_load(bytes_per_token=50_000), model.prefers_load(bytes_per_token=5_000_000)
@@ -44,7 +44,7 @@ class CostModel:
 
 
 def measure(kv_cache: KVCache, runner: ModelRunner, input_processor: InputProcessor, num_tokens: int) -> CostModel:
-    """Measure this machine, with a prefill of `num_tokens`, before the first request: it overwrites the pool."""
+    """Measure the speeds of this machine, with a prefill of `num_tokens`. It overwrites blocks of the pool."""
     num_blocks = min(NUM_BLOCKS, kv_cache.num_blocks)
     tier = HostTier(kv_cache.blocks, num_blocks, Observer())
 
@@ -53,7 +53,7 @@ def measure(kv_cache: KVCache, runner: ModelRunner, input_processor: InputProces
             tier.store(block, bytes([attempt, block]))
 
     def load(attempt: int) -> None:
-        held = tier.hold([bytes([1, block]) for block in range(num_blocks)])  # those that store() left
+        held = tier.hold([bytes([1, block]) for block in range(num_blocks)])  # as store() has left them
         tier.load([BlockCopy(source, block) for block, source in enumerate(held)])
         tier.collect(wait=True)
 
@@ -62,14 +62,13 @@ def measure(kv_cache: KVCache, runner: ModelRunner, input_processor: InputProces
     manager.allocate(seq, hits=[])
     store_seconds, load_seconds = best_time(store, kv_cache), best_time(load, kv_cache)
     prefill_seconds = best_time(lambda attempt: runner.run([(seq, num_tokens)]), kv_cache)
-    runner.num_steps = runner.num_tokens = 0  # they count what requests need
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
-    runner.num_steps = runner.num_tokens = 0  # they count what requests have needed
+    runner.num_steps = runner.num_tokens = 0  # they count the work for requests
     return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds)
 
 
 def best_time(work: Callable[[int], object], kv_cache: KVCache) -> float:
-    """Return the seconds of the faster of two runs. The first one warms up."""
+    """Return the seconds of the faster one of two runs. The first one also warms up."""
     seconds = []
     for attempt in range(2):
         started = time.perf_counter()

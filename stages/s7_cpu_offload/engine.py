@@ -52,9 +52,9 @@ class LLMEngine:
         self._ended: list[Sequence] = []  # they get no token: the next step returns their outputs
 
     def _num_host_blocks(self) -> int:
-        """Return the size of the host's pool: 0 if nothing is cached, or if computing a block again is faster.
+        """Return the size of the host's pool: 0 if nothing is cached, or if blocks should be computed again.
 
-        Under "auto" that is measured, with a prompt as long as a step, the model and the pool allow.
+        With "auto" the speeds decide, measured with the longest prompt that a step, the model and the pool allow.
         """
         config, num_blocks = self.config, self.config.num_host_blocks
         if config.offload_policy == "recompute" or not config.enable_prefix_caching:
@@ -110,7 +110,7 @@ class LLMEngine:
             self.kv_cache.copy_blocks(output.copies)
             self.observer.tell("copy", output.copies)
         tokens = self.model_runner.run(output.batch) if output.batch else []
-        self.kv_cache_manager.collect_loads(wait=not output.batch)  # wait only if nothing else can run
+        self.kv_cache_manager.collect_loads(wait=not output.batch)  # wait only if nothing can run
         updated = [*self._ended, *self._update(output.batch, tokens)]
         self._ended = []
         self.observer.tell("end")

@@ -7,15 +7,15 @@ class Observer:
     add       seq                      it waits at the end of the queue
     refuse    request_id, error        it cannot be served
     abort     request_id               the caller is about to end it
-    store     block, to, hash          this text has left the device: block `to` of the host has it
-    renew     block, hash              it has left the device, and this block of the host had it already
-    host_evict block, hash, why        the host's block is taken
+    store     block, to, hash          this block is evicted, and copied to block `to` of the host
+    renew     block, hash              a block is evicted that this block of the host is a copy of
+    host_evict block, hash, why        this block of the host has left the tier's index, because it is taken
     load      seq, copies              blocks for seq are on their way from the host
     arrive    copies                   they have arrived
     begin                              a step begins
     admit     seq, hits                it holds its blocks; hits: those that were cached, None for one of the host
-    cache     block, hash              the text in this block can be found
-    evict     block, hash, why         it cannot be found any more: the block is taken
+    cache     block, hash              this block has entered the index
+    evict     block, hash, why         it has left the index, because it is taken
     fork      parent, child            child holds the blocks of parent too, and runs behind it
     grow      seq, copy                it holds one block more, or its own copy of a shared one
     copy      copies                   these blocks are copied

@@ -61,9 +61,10 @@ class Scheduler:
         """Fill a step with up to max_num_batched_tokens tokens, and take the blocks that they are written to.
 
         Each sequence that decodes gets one token, the oldest first. What is left of the budget goes to running prompts,
-        the oldest first, and then to waiting sequences in order, as far as _may_admit() lets them in. A decode that
-        finds no block preempts the newest sequence, or fails if it runs alone. A step that preempts admits none. A
-        waiting sequence larger than the pool fails. Tell the observer "schedule".
+        the oldest first, and then to waiting sequences in order, as far as _may_admit() lets them in. A sequence whose
+        blocks have not arrived does not run. A decode that finds no block preempts the newest sequence; one that runs
+        alone waits while loads hold blocks, or fails. A step that preempts admits none. A waiting sequence larger than
+        the pool fails. Tell the observer "schedule".
         """
         output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions
@@ -82,9 +83,7 @@ class Scheduler:
                 index += 1
             elif len(self.running) > 1:
                 self._preempt(self.running[-1], makes_room_for=seq)  # it may be `seq` itself
-            elif (
-                self._kv_cache_manager.tier.loads
-            ):  # the load of a preempted sequence still holds blocks: they come free when it arrives
+            elif self._kv_cache_manager.tier.loads:  # they hold blocks, which are free once the loads have arrived
                 index += 1
             else:
                 self._fail(seq, output)

@@ -1,4 +1,4 @@
-"""The gain in figures: tokens that go through the model, with this stage's engine and with the one before."""
+"""The gain in figures: tokens that go through the model, with this stage's engine and with the previous one."""
 
 from pathlib import Path
 from types import ModuleType
@@ -21,15 +21,15 @@ def _count(engine: ModuleType, folder: Path) -> dict[str, int]:
     one = engine.SamplingParams(temperature=0.0, max_tokens=1)
 
     def computed(*prompts: list[int]) -> int:
-        """By a fresh engine, the prompts one after the other."""
+        """Return how many tokens a new engine computes for these prompts, one after the other."""
         llm = engine.LLM(folder, block_size=4)
         for prompt in prompts:
             llm.generate(prompt, one)
         return llm.model_runner.num_tokens
 
     return {
-        "tokens computed, a prompt of 40 twice": computed(PROMPT, PROMPT),
-        "tokens computed, 8 questions of 6 behind the same 32": computed(
+        "tokens computed, a prompt of 40 tokens twice": computed(PROMPT, PROMPT),
+        "tokens computed, 8 questions of 6 tokens after the same 32": computed(
             *(PROMPT[:32] + [100 + i] * 6 for i in range(8))
         ),
     }

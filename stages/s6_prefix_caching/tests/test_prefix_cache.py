@@ -1,4 +1,6 @@
-"""Prefix caching: the names of texts, the queue of free blocks, and what a request hits. Block size 4."""
+"""Prefix caching: block hashes, the free queue with its cached blocks, and hits. Block size 4."""
+
+from itertools import combinations
 
 import pytest
 
@@ -9,6 +11,7 @@ from ..llm import LLM
 from ..observer import Observer
 from ..prefix_cache import BlockHash, extend_block_hashes, hash_block_tokens
 from ..sampling import SamplingParams
+from ..sequence import Sequence
 from .scripted import add, run, said, said_alone, said_by_all, scripted_engine, step
 
 # The chained hash
@@ -20,38 +23,45 @@ def hashes_of(token_ids: list[int], block_size: int = 2) -> list[BlockHash]:
     return hashes
 
 
-def test_each_full_block_of_a_text_has_a_hash_and_its_last_tokens_have_none():
-    assert [len(hashes_of([1, 2, 3, 4, 5][:count])) for count in range(6)] == [0, 0, 1, 1, 2, 2]
-    assert hashes_of([1, 2, 3, 4, 5]) == hashes_of([1, 2, 3, 4])
+def test_only_full_blocks_have_a_hash():
+    for count, num_full in enumerate([0, 0, 1, 1, 2, 2]):
+        tokens = f"{count} token{'s' * (count != 1)}"
+        assert len(hashes_of([1, 2, 3, 4, 5][:count])) == num_full, f"of {tokens}, {num_full} blocks of 2 are full"
+    assert hashes_of([1, 2, 3, 4, 5]) == hashes_of([1, 2, 3, 4]), "token 5 is in neither of the full blocks"
 
 
-def test_equal_tokens_have_the_same_hash_only_after_the_same_text():
-    assert hashes_of([1, 2, 7, 7])[1] == hashes_of([1, 2, 7, 7])[1]
-    assert hashes_of([1, 2, 7, 7])[1] != hashes_of([1, 3, 7, 7])[1]
-    assert hashes_of([7, 7, 7, 7])[0] != hashes_of([7, 7, 7, 7])[1]
+def test_hash_depends_on_every_token_up_to_the_end_of_the_block():
+    """A token's keys and values depend on all tokens before it."""
+    assert hashes_of([1, 2, 7, 7, 8, 8]) == hashes_of([1, 2, 7, 7, 8, 8]), "equal prefixes have different hashes"
+    ones, others = hashes_of([1, 2, 7, 7, 8, 8]), hashes_of([1, 3, 7, 7, 8, 8])
+    assert ones[1] != others[1], "[7, 7] after [1, 2] and [7, 7] after [1, 3] have the same hash"
+    assert ones[2] != others[2], "[8, 8] after [1, 2, 7, 7] and [8, 8] after [1, 3, 7, 7] have the same hash"
+    first, second = hashes_of([7, 7, 7, 7])
+    assert first != second, "[7, 7] and [7, 7] after [7, 7] have the same hash"
 
 
-def test_a_hash_is_of_token_ids_and_not_of_their_digits():
-    texts = [[1, 23], [12, 3], [123], [3, 12], [1 << 31, 0], [0, 1 << 31]]
-    assert len({hash_block_tokens(b"", token_ids) for token_ids in texts}) == len(texts)
+def test_different_tokens_have_different_hashes():
+    for one, other in combinations([[1, 23], [12, 3], [123], [3, 12], [1 << 31, 0], [0, 1 << 31]], 2):
+        assert hash_block_tokens(b"", one) != hash_block_tokens(b"", other), f"{one} and {other} have the same hash"
 
 
-def test_a_text_that_grows_keeps_the_hashes_that_it_has():
+def test_growing_sequence_keeps_its_hashes():
+    """A sequence is hashed seven times, and it is one token longer each time."""
     hashes: list[BlockHash] = []
     for count in range(8):
         extend_block_hashes(hashes, [5, 6, 7, 8, 9, 10, 11][:count], block_size=2)
     assert hashes == hashes_of([5, 6, 7, 8, 9, 10, 11])
 
 
-# The queue of free blocks
+# The free queue
 
 
-def pool_with(texts: dict[bytes, int]) -> BlockPool:
-    """Return a pool of 6 blocks, all taken, of which some are cached."""
+def pool_with(cached: dict[bytes, int]) -> BlockPool:
+    """Return a pool of 6 blocks, all held, some of which are cached."""
     pool = BlockPool(6, Observer())
     pool.get_new_blocks(6)
-    for text, block in texts.items():
-        pool.cache_block(block, text)
+    for block_hash, block in cached.items():
+        pool.cache_block(block, block_hash)
     return pool
 
 
@@ -59,50 +69,71 @@ def take_all(pool: BlockPool) -> list[int]:
     return pool.get_new_blocks(len(pool.free))
 
 
-def test_cached_blocks_are_taken_after_all_others():
+def test_cached_blocks_are_taken_last():
+    """Blocks 0 and 3 of 6 are cached. All are freed, one by one."""
     pool = pool_with({b"a": 0, b"b": 3})
     for block in range(6):
         pool.free_blocks([block])
-    assert take_all(pool)[4:] == [0, 3] and not pool.cached
+    assert take_all(pool)[4:] == [0, 3], "the cached blocks 0 and 3 must come last"
 
 
-def test_the_end_of_a_text_is_taken_before_its_beginning():
+def test_end_of_a_prefix_is_evicted_before_its_beginning():
+    """A block table [4, 1, 3] is freed, and all of its blocks are cached."""
     pool = pool_with({b"a": 4, b"b": 1, b"c": 3})
     pool.free_blocks([4, 1, 3])
-    assert take_all(pool) == [3, 1, 4]
+    assert take_all(pool) == [3, 1, 4], "without its beginning, the rest of a prefix can't be hit"
 
 
-def test_the_least_recently_used_text_is_taken_first():
+def test_least_recently_used_block_is_evicted_first():
+    """Blocks 1, 0 and 2 are freed in this order. Then block 1 is hit, and freed again."""
     pool = pool_with({b"a": 0, b"b": 1, b"c": 2})
     for block in (1, 0, 2):
         pool.free_blocks([block])
-    pool.touch([1])  # a hit, which ends
+    pool.touch([1])
     pool.free_blocks([1])
     assert take_all(pool) == [0, 2, 1]
 
 
-def test_a_block_that_is_hit_leaves_the_queue_and_keeps_its_text():
+def test_hit_takes_a_block_out_of_the_free_queue():
     pool = pool_with({b"a": 0, b"b": 1, b"c": 2})
     pool.free_blocks([0, 1, 2])
     pool.touch([1])
-    assert sorted(pool.free) == [0, 2] and pool.cached[b"b"] == 1
+    assert sorted(pool.free) == [0, 2], "block 1 was hit: a block that is held must leave the free queue"
+    assert pool.cached[b"b"] == 1, "block 1 was hit, and must stay cached"
     pool.check_integrity([1, 3, 4, 5])
 
 
-def test_a_block_that_is_taken_forgets_its_text_and_can_get_another_one():
+def test_evicted_block_is_no_longer_found_and_can_be_cached_again():
+    """The only free block is cached under hash a. It is taken, and then cached under hash b."""
     pool = pool_with({b"a": 0})
     pool.free_blocks([0])
-    assert pool.get_new_blocks(1) == [0] and b"a" not in pool.cached
+    assert pool.get_new_blocks(1) == [0]
+    assert b"a" not in pool.cached, "block 0 was taken for other tokens, but hash a still leads to it"
     pool.cache_block(0, b"b")
     assert pool.cached == {b"b": 0}
 
 
-def test_of_two_blocks_with_one_text_the_first_stays_in_the_cache():
+def test_first_of_two_equal_blocks_stays_cached():
+    """Blocks 0 and 1 hold the same tokens. Block 0 was cached first."""
     pool = pool_with({b"a": 0})
     pool.cache_block(1, b"a")
-    assert pool.cached == {b"a": 0}
+    assert pool.cached == {b"a": 0}, "block 0 must stay the block of hash a"
     pool.free_blocks([0, 1])
-    assert take_all(pool) == [1, 0]
+    assert take_all(pool) == [1, 0], "block 1 is not cached, so it must be taken first"
+
+
+def test_observer_hears_which_blocks_are_cached_and_evicted():
+    events: list[tuple] = []
+
+    class Recorder(Observer):
+        def tell(self, kind: str, *details: object) -> None:
+            events.append((kind, *details))
+
+    pool = BlockPool(2, Recorder())
+    pool.cache_block(*pool.get_new_blocks(1), b"a")
+    pool.free_blocks([0])
+    pool.get_new_blocks(2)
+    assert events == [("cache", 0, b"a"), ("evict", 0, b"a", "taken")]
 
 
 # Hits
@@ -113,8 +144,13 @@ def engine(checkpoint) -> LLMEngine:
     return scripted_engine(checkpoint, num_blocks=16, enable_prefix_caching=True)
 
 
+def sequence(engine: LLMEngine, prompt: list[int]) -> Sequence:
+    [seq] = engine.input_processor.process("y", prompt, SamplingParams())
+    return seq
+
+
 def computed(engine: LLMEngine, prompt: list[int], max_tokens: int = 1, n: int = 1) -> int:
-    """Return how many tokens go through the model for a request. It must say what it says alone."""
+    """Return how many tokens a request computes, and check that its output is the one without a cache."""
     before = engine.model_runner.num_tokens
     engine.add_request("x", prompt, SamplingParams(max_tokens=max_tokens, n=n, seed=0))
     output = run(engine)["x"]
@@ -125,46 +161,60 @@ def computed(engine: LLMEngine, prompt: list[int], max_tokens: int = 1, n: int =
 TEXT = list(range(10, 26))  # four blocks
 
 
-def test_a_text_is_found_in_whole_blocks(engine):
+def test_full_blocks_of_an_earlier_prompt_are_hit(engine):
+    """A prompt of 14 tokens comes twice, and then one of 16 that begins with it: three blocks are hit each time."""
     assert [computed(engine, TEXT[:14]), computed(engine, TEXT[:14]), computed(engine, TEXT)] == [14, 2, 4]
 
 
-@pytest.mark.parametrize("num_tokens, num_computed", [(8, 4), (9, 1), (4, 4), (5, 1), (3, 3)])
-def test_the_last_token_of_a_prompt_is_always_computed(engine, num_tokens, num_computed):
+@pytest.mark.parametrize("num_tokens, num_hits", [(8, 1), (9, 2), (4, 0), (5, 1), (3, 0)])
+def test_last_token_of_a_prompt_is_always_computed(engine, num_tokens, num_hits):
+    """All of its blocks are cached, but without the logits of its last token there is no next one."""
     computed(engine, TEXT)
-    assert computed(engine, TEXT[:num_tokens]) == num_computed
+    assert len(engine.kv_cache_manager.find_hits(sequence(engine, TEXT[:num_tokens]))) == num_hits
+    assert computed(engine, TEXT[:num_tokens]) == num_tokens - 4 * num_hits
 
 
-def test_equal_tokens_after_a_different_beginning_are_not_found(engine):
+def test_equal_tokens_after_a_different_beginning_are_not_hit(engine):
     computed(engine, TEXT)
     assert computed(engine, [9, *TEXT[1:]]) == 16 and computed(engine, TEXT[4:]) == 12
 
 
-def test_generated_text_is_found_like_a_prompt(engine):
+def test_hits_end_at_the_first_block_that_is_not_cached(engine):
+    """Of the four blocks of a prompt, the first and the third are cached."""
+    pool, hashes = engine.kv_cache_manager.pool, hashes_of(TEXT, block_size=4)
+    first, third = pool.get_new_blocks(2)
+    pool.cache_block(first, hashes[0])
+    pool.cache_block(third, hashes[2])
+    assert engine.kv_cache_manager.find_hits(sequence(engine, TEXT)) == [first]
+
+
+def test_generated_tokens_are_hit_like_a_prompt(engine):
+    """A prompt of 5 tokens and its output of 8 begin the next prompt, of 14: 12 of these tokens are cached."""
     computed(engine, TEXT[:5], max_tokens=8)
     assert computed(engine, [*TEXT[:5], *said_alone(TEXT[:5], 8), 9]) == 14 - 12
 
 
-def test_only_computed_blocks_are_found(checkpoint):
-    """The first request has computed 5 of its 16 tokens when the second one arrives: one block."""
+def test_only_computed_blocks_are_hit(checkpoint):
+    """The first request has computed 5 of its 16 tokens when the second one looks for hits: one full block."""
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_batched_tokens=5, enable_prefix_caching=True)
     engine.add_request("a", TEXT, SamplingParams(max_tokens=1, seed=0))
     step(engine)
-    [seq] = engine.input_processor.process("b", TEXT, SamplingParams())
-    assert len(engine.kv_cache_manager.find_hits(seq)) == 1
+    assert len(engine.kv_cache_manager.find_hits(sequence(engine, TEXT))) == 1
 
 
-def test_requests_that_run_together_share_the_blocks_of_their_beginning(engine):
+def test_running_requests_share_the_blocks_of_their_common_prefix(engine):
+    """The first request has computed 9 tokens when the second one comes, with the same 9 and 2 more."""
     add(engine, "a", 9)
     step(engine)
     add(engine, "a2", 11)
     step(engine)
     first, second = engine.scheduler.running
-    assert first.block_table[:2] == second.block_table[:2] and engine.model_runner.steps[1] == [("a", 1), ("a2", 3)]
+    assert first.block_table[:2] == second.block_table[:2]
+    assert engine.model_runner.steps[1] == [("a", 1), ("a2", 3)]
     assert engine.kv_cache_manager.num_free_blocks == 16 - 4
 
 
-def test_equal_prompts_that_arrive_in_one_step_are_both_computed_and_only_one_stays_in_the_cache(engine):
+def test_equal_prompts_in_one_step_are_both_computed_and_cached_once(engine):
     prompts = [add(engine, name, 9, max_tokens=1) for name in ("a", "a2")]
     outputs = run(engine)
     assert engine.model_runner.steps == [[("a", 9), ("a2", 9)]]
@@ -172,27 +222,28 @@ def test_equal_prompts_that_arrive_in_one_step_are_both_computed_and_only_one_st
     assert len(engine.kv_cache_manager.pool.cached) == 2
 
 
-def test_a_held_hit_needs_no_room_and_an_idle_one_is_a_free_block(checkpoint):
-    """5 blocks: while the first request holds 3, the second one needs 1 beside its two hits."""
+def test_hit_needs_a_free_block_only_while_no_sequence_holds_it(checkpoint):
+    """A prompt of 3 blocks hits two. They cost nothing while another request holds them; idle, they are free blocks."""
     engine = scripted_engine(checkpoint, num_blocks=5, enable_prefix_caching=True)
-    manager = engine.kv_cache_manager
+    manager, seq = engine.kv_cache_manager, sequence(engine, TEXT[:12])
     engine.add_request("a", TEXT[:9], SamplingParams(max_tokens=2, seed=0))
     step(engine)
-    [seq] = engine.input_processor.process("b", TEXT[:12], SamplingParams())
-    assert manager.num_needed(seq, manager.find_hits(seq)) == 1
+    assert manager.num_needed(seq, manager.find_hits(seq)) == 1, "both hits are held: only the third block is needed"
     run(engine)
-    assert len(manager.find_hits(seq)) == 2 and manager.num_needed(seq, manager.find_hits(seq)) == 3
+    assert len(manager.find_hits(seq)) == 2
+    assert manager.num_needed(seq, manager.find_hits(seq)) == 3, "both hits are idle: they leave the free queue, too"
 
 
-def test_the_rest_of_a_prompt_does_not_evict_what_the_prompt_has_just_hit(checkpoint):
-    """All 4 blocks are needed, and two of them are idle hits."""
+def test_admission_does_not_evict_its_own_hits(checkpoint):
+    """A prompt of four blocks hits the two least recently used ones of a pool of four, and evicts the other two."""
     engine = scripted_engine(checkpoint, num_blocks=4, enable_prefix_caching=True)
     computed(engine, TEXT[:8])
+    computed(engine, [7] * 8)
     assert computed(engine, TEXT) == 8
 
 
-def test_a_preempted_request_finds_the_blocks_that_are_left(checkpoint):
-    """Of its three blocks two are full. The older request takes the third, and the end of the text stays cached."""
+def test_preempted_request_hits_its_own_blocks(checkpoint):
+    """Of its three blocks two are full. The older request takes the third, and the other two stay cached."""
     engine = scripted_engine(checkpoint, num_blocks=5, enable_prefix_caching=True)
     prompts = {name: add(engine, name, num_tokens, max_tokens=4) for name, num_tokens in (("a", 7), ("b", 9))}
     outputs = run(engine)
@@ -201,28 +252,28 @@ def test_a_preempted_request_finds_the_blocks_that_are_left(checkpoint):
     assert [said(outputs[name]) for name in "ab"] == [said_alone(prompts[name], 4) for name in "ab"]
 
 
-def test_tokens_of_each_admission_and_how_many_of_them_were_cached_are_counted(engine):
+def test_stats_count_the_tokens_of_each_admission_and_those_that_were_cached(engine):
     for num_tokens in (14, 14, 9):
         computed(engine, TEXT[:num_tokens])
     stats = engine.kv_cache_manager.prefix_cache_stats
     assert (stats.queries, stats.hits) == (14 + 14 + 9, 12 + 8)
 
 
-def test_without_the_option_nothing_is_found(checkpoint):
+def test_nothing_is_hit_if_the_cache_is_turned_off(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, enable_prefix_caching=False)
     assert [computed(engine, TEXT) for _ in range(2)] == [16, 16]
 
 
 def test_samples_of_a_cached_prompt_run_in_the_step_that_admits_it(engine):
-    """Two of its blocks are cached, and only the last of 9 tokens is left: each sample computes it."""
+    """Two blocks of the prompt are cached, and only the last of its 9 tokens is left: each sample computes it."""
     assert computed(engine, TEXT[:9], n=2) == 8 + 2
     num_steps = len(engine.model_runner.steps)
     assert computed(engine, TEXT[:9], n=2) == 2
     assert len(engine.model_runner.steps) == num_steps + 1
 
 
-def test_two_equal_beam_searches_hit_the_cache_the_second_time(checkpoint):
-    """Of a prompt of 13 tokens 12 are cached then. Each beam computes 5 more."""
+def test_repeated_beam_search_hits_its_prompt(checkpoint):
+    """12 of the prompt's 13 tokens are cached the second time. Two beams compute 5 more each, both times."""
     llm, params = LLM(checkpoint, block_size=4), BeamSearchParams(2, 6, ignore_eos=True)
     outputs, counts = [], [llm.model_runner.num_tokens]
     for _ in range(2):
@@ -233,7 +284,7 @@ def test_two_equal_beam_searches_hit_the_cache_the_second_time(checkpoint):
     assert said_by_all(outputs[0]) == said_by_all(outputs[1])
 
 
-def test_a_beam_search_and_a_request_find_what_the_other_one_has_computed(checkpoint):
+def test_beam_searches_and_requests_hit_each_others_blocks(checkpoint):
     llm = LLM(checkpoint, block_size=4)
     llm.generate(TEXT[:9], SamplingParams(max_tokens=1))
     [output] = llm.beam_search(TEXT, BeamSearchParams(1, 10, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""The gain in figures: what is computed twice in too small a pool, with this stage's engine and with the one before."""
+"""The gain in figures: tokens computed twice in a small pool, with this stage's engine and with the previous one."""
 
 from pathlib import Path
 from types import ModuleType
@@ -20,19 +20,20 @@ def now(engine: ModuleType, folder: Path) -> dict[str, int]:
     return _count(engine, folder, offload_policy="load", kv_offloading_tokens=288)
 
 
-def _count(engine: ModuleType, folder: Path, **knobs: Any) -> dict[str, int]:
+def _count(engine: ModuleType, folder: Path, **options: Any) -> dict[str, int]:
     write_checkpoint(folder)
 
     def computed(num_blocks: int, prompts: list, max_tokens: int) -> int:
-        """Tokens through the model beyond those that these requests need, in a pool of that size."""
-        llm = engine.LLM(folder, block_size=BLOCK_SIZE, kv_cache_tokens=num_blocks * BLOCK_SIZE, watermark=0.0, **knobs)
+        """Return how many tokens an engine with that pool computes beyond those that these requests need."""
+        size = {"block_size": BLOCK_SIZE, "kv_cache_tokens": num_blocks * BLOCK_SIZE}
+        llm = engine.LLM(folder, watermark=0.0, **size, **options)
         greedy = engine.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         for batch in prompts:
             llm.generate(batch, greedy)
-        texts = {tuple(prompt): len(prompt) + max_tokens - 1 for batch in prompts for prompt in batch}
-        return llm.model_runner.num_tokens - sum(texts.values())
+        needed = {tuple(prompt): len(prompt) + max_tokens - 1 for batch in prompts for prompt in batch}
+        return llm.model_runner.num_tokens - sum(needed.values())
 
     return {
         "tokens computed twice, 6 requests in a third of the memory": computed(18, [PROMPTS], MAX_TOKENS),
-        "tokens computed twice, 3 texts that come again": computed(12, [[text] for text in LONG * 2], 1),
+        "tokens computed twice, 3 prompts that come again": computed(12, [[prompt] for prompt in LONG * 2], 1),
     }

@@ -175,7 +175,7 @@ def run(engine: LLMEngine) -> dict[str, RequestOutput]:
         outputs = step(engine)
         finished |= {request_id: output for request_id, output in outputs.items() if output.finished}
         num_idle = 0 if outputs or len(steps_of(engine)) > num_steps else num_idle + 1
-        assert num_idle < 9, "requests are unfinished, but nothing has run for 9 steps"
+        assert num_idle < 9, "nothing runs, and requests are unfinished: does the engine wait for their loads?"
     engine.kv_cache_manager.collect_loads(wait=True)  # of requests that were aborted
     check(engine)
     assert not engine.scheduler.running and not engine.scheduler.waiting, "a queue is not empty at the end"

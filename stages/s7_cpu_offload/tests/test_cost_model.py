@@ -1,4 +1,4 @@
-"""CostModel: load or recompute, from two speeds; and what an engine makes of them."""
+"""CostModel: load or recompute, from two speeds, and an engine that follows the answer."""
 
 import pytest
 
@@ -10,10 +10,11 @@ from .scripted import scripted_engine
 
 
 @pytest.mark.parametrize("bytes_per_token, is_preferred", [(999, True), (1001, False)])
-def test_the_faster_one_wins(bytes_per_token, is_preferred):
-    """A load of 1,000 bytes takes 2 ms, and so does a token. What the store cost does not matter."""
+def test_faster_option_wins(bytes_per_token, is_preferred):
+    """Loading 1,000 bytes takes as long as computing a token: 2 ms. The cost of the store doesn't matter."""
     model = CostModel(load_bytes_per_second=5e5, store_bytes_per_second=1.0, tokens_per_second=500)
-    assert model.prefers_load(bytes_per_token) == is_preferred
+    faster = "loading" if is_preferred else "computing"
+    assert model.prefers_load(bytes_per_token) == is_preferred, f"with {bytes_per_token:,} bytes, {faster} is faster"
 
 
 @pytest.mark.parametrize("load_is_faster, num_blocks", [(True, 8), (False, 0)])
@@ -45,12 +46,12 @@ def test_nothing_is_measured_if_there_is_nothing_to_choose(checkpoint, monkeypat
 
 
 @pytest.mark.parametrize("name, value", [("offload_policy", "never"), ("kv_offloading_tokens", -4)])
-def test_an_impossible_option_is_a_value_error(name, value):
+def test_invalid_option_is_a_value_error_with_its_value(name, value):
     with pytest.raises(ValueError, match=f"{name} must be .+ not {value}"):
         EngineConfig(**{name: value})
 
 
-def test_an_engine_that_has_measured_this_machine_starts_with_an_empty_pool(checkpoint):
+def test_measuring_leaves_the_engine_as_new(checkpoint):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
     speeds = llm.llm_engine.cost_model
     assert min(speeds.load_bytes_per_second, speeds.store_bytes_per_second, speeds.tokens_per_second) > 0

@@ -1,4 +1,4 @@
-"""This stage's gain, counted in tokens through the model: text that has left the device is not computed again."""
+"""This stage's gain, counted in tokens through the model: blocks that have left the device are not computed again."""
 
 from importlib import import_module
 
@@ -8,8 +8,8 @@ from . import gain
 from .gain import BLOCK_SIZE, MAX_TOKENS, PROMPTS
 
 
-def test_in_a_third_of_the_memory_hardly_a_token_is_computed_twice(checkpoint):
-    """Six requests of 9 blocks each. A preemption costs only the tokens that are in no full block."""
+def test_hardly_a_token_is_computed_twice_in_a_third_of_the_memory(checkpoint):
+    """Six requests need 9 blocks each. A preempted one recomputes only the tokens after its last full block."""
     computed, said = {}, {}
     for policy in ("load", "recompute"):
         options = {"offload_policy": policy, "kv_offloading_tokens": 288, "watermark": 0.0}
@@ -25,5 +25,5 @@ def test_in_a_third_of_the_memory_hardly_a_token_is_computed_twice(checkpoint):
 def test_the_gain_in_figures(tmp_path):
     assert gain.now(import_module("..", __package__), tmp_path) == {
         "tokens computed twice, 6 requests in a third of the memory": 0,
-        "tokens computed twice, 3 texts that come again": 12,
+        "tokens computed twice, 3 prompts that come again": 12,
     }

@@ -68,7 +68,7 @@ def play_step(engine: LLMEngine) -> dict:
     scheduler, steps = engine.scheduler, steps_of(engine)
     oldest, waiting = [*scheduler.running, *scheduler.waiting][0], set(scheduler.waiting)
     num_steps, num_preemptions = len(steps), scheduler.num_preemptions
-    may_wait = oldest in scheduler.waiting or engine.host_tier.loads
+    may_wait = oldest in scheduler.waiting or bool(engine.host_tier.loads)
     outputs = step(engine)
     batch = steps[-1] if len(steps) > num_steps else []
     size, budget = sum(num_tokens for _, num_tokens in batch), engine.config.max_num_batched_tokens

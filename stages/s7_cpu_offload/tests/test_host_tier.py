@@ -32,75 +32,114 @@ def tier(device_blocks) -> HostTier:
     return HostTier(device_blocks, 3, Observer())
 
 
-def test_a_block_comes_back_with_its_bytes_and_other_blocks_stay_as_they_are(tier, device_blocks):
+def stored(tier: HostTier, *hashes: bytes) -> list[bool]:
+    return [block_hash in tier for block_hash in hashes]
+
+
+def test_stored_block_keeps_its_bytes_when_the_device_block_is_reused(tier, device_blocks):
+    before = device_blocks[2].clone()
+    tier.store(2, b"a")
+    assert stored(tier, b"a") == [True], "block 2 was stored under hash a"
+    device_blocks[2] = 0
+    [held] = tier.hold([b"a"])
+    assert torch.equal(tier.blocks[held], before), "the host's block must be a copy of device block 2"
+
+
+def test_full_tier_evicts_the_least_recently_used_block(tier):
+    """The host has three blocks, and blocks a, b, c and d are stored in this order."""
+    for block, block_hash in enumerate([b"a", b"b", b"c", b"d"]):
+        tier.store(block, block_hash)
+    assert stored(tier, b"a", b"b", b"c", b"d") == [False, True, True, True]
+    tier.check_integrity()
+
+
+def test_storing_a_block_again_renews_it_without_a_copy(tier):
+    """The host has three blocks, and blocks a, b, c, a and d are stored in this order."""
+    for block, block_hash in enumerate([b"a", b"b", b"c", b"a", b"d"]):
+        tier.store(block % 4, block_hash)
+    assert stored(tier, b"a", b"b", b"c", b"d") == [True, False, True, True], "a was used after b: d must evict b"
+    assert tier.num_blocks_stored == 4, "the second a needs no copy"
+    tier.check_integrity()
+
+
+def test_held_block_is_not_evicted_until_it_is_released(tier):
+    tier.store(0, b"a")
+    held = tier.hold([b"a"])
+    for block_hash in (b"b", b"c", b"d", b"e"):
+        tier.store(1, block_hash)
+    assert stored(tier, b"a") == [True]
+    tier.release(held)
+    for block_hash in (b"f", b"g", b"h"):
+        tier.store(1, block_hash)
+    assert stored(tier, b"a") == [False]
+
+
+def test_block_that_is_held_can_be_stored_again(tier):
+    tier.store(0, b"a")
+    held = tier.hold([b"a"])
+    tier.store(1, b"a")
+    assert tier.num_blocks_stored == 1, "block a is on the host already"
+    tier.release(held)
+    tier.check_integrity()
+
+
+def test_tier_whose_blocks_are_all_held_stores_nothing(tier):
+    for block_hash in (b"a", b"b", b"c"):
+        tier.store(0, block_hash)
+    held = tier.hold([b"a", b"b", b"c"])
+    tier.store(1, b"d")
+    assert stored(tier, b"d") == [False] and tier.num_blocks_stored == 3
+    tier.release(held)
+    tier.check_integrity()
+
+
+def test_tier_without_blocks_stores_nothing(device_blocks):
+    tier = HostTier(device_blocks, 0, Observer())
+    tier.store(0, b"a")
+    assert stored(tier, b"a") == [False] and tier.num_blocks_stored == 0
+    tier.check_integrity()
+
+
+def test_observer_hears_which_blocks_are_stored_and_renewed(device_blocks):
+    events: list[tuple] = []
+
+    class Recorder(Observer):
+        def tell(self, kind: str, *details: object) -> None:
+            events.append((kind, *details))
+
+    tier = HostTier(device_blocks, 3, Recorder())
+    tier.store(2, b"a")
+    tier.store(1, b"a")
+    assert events == [("store", 2, 0, b"a"), ("renew", 0, b"a")]
+
+
+def test_loaded_block_has_its_bytes_and_other_blocks_are_unchanged(tier, device_blocks):
     before = device_blocks.clone()
     tier.store(2, b"a")
     device_blocks[2] = 0
     tier.load([BlockCopy(*tier.hold([b"a"]), 1)])
-    assert torch.equal(device_blocks[1], before[2]) and torch.equal(device_blocks[[0, 3]], before[[0, 3]])
+    assert torch.equal(device_blocks[1], before[2]), "device block 1 must have the bytes that were stored"
+    assert torch.equal(device_blocks[[0, 3]], before[[0, 3]]), "device blocks 0 and 3 must stay as they are"
     assert (tier.num_blocks_stored, tier.num_blocks_loaded) == (1, 1)
 
 
-def test_a_stored_text_is_in_the_tier_until_it_is_the_least_recently_used(tier):
-    for block, text in enumerate([b"a", b"b", b"c", b"d"]):
-        tier.store(block, text)
-    assert [text in tier for text in (b"a", b"b", b"c", b"d")] == [False, True, True, True]
-    tier.check_integrity()
-
-
-def test_a_text_that_is_stored_again_is_not_copied_and_becomes_the_most_recently_used(tier):
-    for block, text in enumerate([b"a", b"b", b"c", b"a", b"d"]):
-        tier.store(block % 4, text)
-    assert [text in tier for text in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
-    assert tier.num_blocks_stored == 4
-
-
-def test_a_held_text_is_not_evicted_until_it_is_released(tier):
-    tier.store(0, b"a")
-    held = tier.hold([b"a"])
-    for text in (b"b", b"c", b"d", b"e"):
-        tier.store(1, text)
-    assert b"a" in tier
-    tier.release(held)
-    for text in (b"f", b"g", b"h"):
-        tier.store(1, text)
-    assert b"a" not in tier
-
-
-def test_a_tier_whose_blocks_are_all_held_stores_nothing(tier):
-    for text in (b"a", b"b", b"c"):
-        tier.store(0, text)
-    held = tier.hold([b"a", b"b", b"c"])
-    tier.store(1, b"d")
-    assert b"d" not in tier and tier.num_blocks_stored == 3
-    tier.release(held)
-    tier.check_integrity()
-
-
-def test_an_empty_tier_stores_nothing(device_blocks):
-    tier = HostTier(device_blocks, 0, Observer())
-    tier.store(0, b"a")
-    assert b"a" not in tier and tier.num_blocks_stored == 0
-    tier.check_integrity()
-
-
-def test_a_load_holds_its_blocks_here_until_it_is_collected(tier):
+def test_load_holds_its_host_blocks_until_it_is_collected(tier):
     tier.store(0, b"a")
     tier.load([BlockCopy(*tier.hold([b"a"]), 3)])
-    for text in (b"b", b"c", b"d"):
-        tier.store(1, text)
-    assert b"a" in tier
+    for block_hash in (b"b", b"c", b"d"):
+        tier.store(1, block_hash)
+    assert stored(tier, b"a") == [True], "block a was evicted during its load"
     tier.check_integrity()
     assert tier.collect() == [3] and tier.collect() == []
-    for text in (b"e", b"f", b"g"):
-        tier.store(1, text)
-    assert b"a" not in tier
+    for block_hash in (b"e", b"f", b"g"):
+        tier.store(1, block_hash)
+    assert stored(tier, b"a") == [False], "the load is over: block a can be evicted"
 
 
-def test_blocks_on_their_way_are_not_collected_before_they_have_arrived_unless_somebody_waits(tier):
-    for block, text in enumerate([b"a", b"b"]):
-        tier.store(block, text)
-    loads = [Load([BlockCopy(*tier.hold([text]), target)], Event()) for text, target in ((b"a", 2), (b"b", 3))]
+def test_loads_are_collected_once_they_have_arrived_or_after_waiting(tier):
+    for block, block_hash in enumerate([b"a", b"b"]):
+        tier.store(block, block_hash)
+    loads = [Load([BlockCopy(*tier.hold([each]), target)], Event()) for each, target in ((b"a", 2), (b"b", 3))]
     tier.loads += loads
     assert not tier.has_arrived([0, 2]) and not tier.has_arrived([3]) and tier.has_arrived([0, 1])
     assert tier.collect() == []

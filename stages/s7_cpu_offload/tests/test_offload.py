@@ -1,12 +1,14 @@
-"""Evicted blocks go to the host, and come back when they are hit: a request waits for its blocks while others run."""
+"""Evicted blocks go to the host, and return when they are hit: a request waits for its blocks while others run."""
 
 import pytest
 
 from ..beam_search import BeamSearchParams
 from ..engine import LLMEngine
 from ..llm import LLM
+from ..outputs import RequestOutput
+from ..prefix_cache import BlockHash, extend_block_hashes
 from ..sampling import SamplingParams
-from .scripted import add, check, run, said_alone, said_by_all, scripted_engine, slow_loads, step
+from .scripted import BLOCK_SIZE, add, check, run, said_alone, said_by_all, scripted_engine, slow_loads, step
 
 TEXT = list(range(10, 26))  # four blocks
 
@@ -17,7 +19,7 @@ def engine(checkpoint) -> LLMEngine:
 
 
 def computed(engine: LLMEngine, prompt: list[int], n: int = 1) -> int:
-    """Return how many tokens go through the model for a request of one token. It must say what it says alone."""
+    """Return how many tokens a request for one token computes, and check that its output is the one without a cache."""
     before = engine.model_runner.num_tokens
     engine.add_request("x", prompt, SamplingParams(max_tokens=1, seed=0, n=n))
     assert said_by_all(run(engine)["x"]) == [said_alone(prompt, 1, sample_index=i) for i in range(n)]
@@ -25,7 +27,7 @@ def computed(engine: LLMEngine, prompt: list[int], n: int = 1) -> int:
 
 
 def drive_out(engine: LLMEngine, prompt: list[int]) -> None:
-    """Compute a text, and let another one take all blocks of the device."""
+    """Compute a prompt, and let another request take all blocks of the device."""
     computed(engine, prompt)
     add(engine, "z", 24, max_tokens=1)
     run(engine)
@@ -35,58 +37,63 @@ def loaded(engine: LLMEngine) -> int:
     return engine.host_tier.num_blocks_loaded
 
 
-def test_a_text_that_is_evicted_is_on_the_host_from_then_on(engine):
-    [seq] = engine.input_processor.process("y", TEXT, SamplingParams())
-    engine.kv_cache_manager.find_hits(seq)  # so that it has hashes
+def test_evicted_blocks_are_on_the_host(engine):
+    """A prompt of four blocks is computed. The next request needs the whole device."""
+    hashes: list[BlockHash] = []
+    extend_block_hashes(hashes, TEXT, BLOCK_SIZE)
     computed(engine, TEXT)
-    assert [block_hash in engine.host_tier for block_hash in seq.block_hashes] == [False] * 4
+    assert [block_hash in engine.host_tier for block_hash in hashes] == [False] * 4, "no block has been evicted yet"
     add(engine, "z", 24, max_tokens=1)
     step(engine)
-    assert [block_hash in engine.host_tier for block_hash in seq.block_hashes] == [True] * 4
+    assert [block_hash in engine.host_tier for block_hash in hashes] == [True] * 4
     check(engine)
 
 
-def test_a_text_that_was_evicted_is_loaded_and_not_computed_again(engine):
+def test_evicted_blocks_are_loaded_instead_of_computed(engine):
+    """A prompt of four blocks is on the host. It comes again: three blocks are hit, the last one is computed."""
     drive_out(engine, TEXT)
-    assert computed(engine, TEXT) == 4 and loaded(engine) == 3
+    assert computed(engine, TEXT) == 4
+    assert loaded(engine) == 3
 
 
-def test_only_what_the_device_does_not_have_is_loaded(engine):
-    """Two blocks of the text are computed again, by a request that is too short to hit the second one."""
+def test_only_blocks_that_the_device_lacks_are_loaded(engine):
+    """A prompt of two blocks loads the first and computes the second. Then four blocks need only the third."""
     drive_out(engine, TEXT)
     assert computed(engine, TEXT[:8]) == 4 and loaded(engine) == 1
-    assert computed(engine, TEXT) == 4 and loaded(engine) == 1 + 1
+    assert computed(engine, TEXT) == 4
+    assert loaded(engine) == 1 + 1, "the first two blocks are on the device since the request before"
 
 
-def test_a_loaded_block_is_found_on_the_device_from_then_on(engine):
+def test_loaded_block_is_hit_on_the_device_from_then_on(engine):
     drive_out(engine, TEXT)
-    assert [computed(engine, TEXT) for _ in range(2)] == [4, 4] and loaded(engine) == 3
+    assert [computed(engine, TEXT) for _ in range(2)] == [4, 4]
+    assert loaded(engine) == 3, "the second request must find the blocks that the first one has loaded"
 
 
-def test_a_load_makes_room_for_itself_and_not_at_the_cost_of_what_it_loads(checkpoint):
-    """The host has room for 4 blocks, and evicting 4 of the device for the load fills it."""
+def test_load_does_not_evict_what_it_loads(checkpoint):
+    """Device and host have 4 blocks each. The load takes all of the device's, whose evicted blocks fill the host."""
     engine = scripted_engine(checkpoint, num_blocks=4, enable_prefix_caching=True, kv_offloading_tokens=16)
     computed(engine, TEXT)
     computed(engine, [7] * 16)
     assert computed(engine, TEXT) == 4 and loaded(engine) == 3
 
 
-def test_a_block_on_the_host_needs_a_block_of_the_device(engine):
+def test_hit_on_the_host_needs_a_block_of_the_device(engine):
     drive_out(engine, TEXT)
     [seq] = engine.input_processor.process("y", TEXT, SamplingParams())
     hits = engine.kv_cache_manager.find_hits(seq)
-    assert hits == [None] * 3 and engine.kv_cache_manager.num_needed(seq, hits) == 4
+    assert len(hits) == 3 and engine.kv_cache_manager.num_needed(seq, hits) == 4
 
 
 @pytest.mark.parametrize("options", [{"offload_policy": "recompute"}, {"kv_offloading_tokens": 0}], ids=str)
-def test_without_a_tier_nothing_is_stored_and_evicted_text_is_computed_again(checkpoint, options):
+def test_evicted_blocks_are_computed_again_without_a_tier(checkpoint, options):
     engine = scripted_engine(checkpoint, num_blocks=6, enable_prefix_caching=True, **options)
     drive_out(engine, TEXT)
     assert computed(engine, TEXT) == 16
     assert (engine.host_tier.num_blocks_stored, engine.host_tier.pool.num_blocks) == (0, 0)
 
 
-def test_samples_of_a_text_on_the_host_load_it_once(engine):
+def test_samples_of_a_prompt_on_the_host_load_it_once(engine):
     drive_out(engine, TEXT[:9])
     assert computed(engine, TEXT[:9], n=3) == 3 and loaded(engine) == 2
 
@@ -94,27 +101,37 @@ def test_samples_of_a_text_on_the_host_load_it_once(engine):
 # While blocks are on their way
 
 
-def start_load(engine: LLMEngine) -> str:
-    """Drive a text out, and add a request for it, which waits for its blocks beside one that runs."""
+def start_load(engine: LLMEngine) -> None:
+    """Evict a prompt, and add a request "b" for it. It waits for its blocks while "a" runs."""
     drive_out(engine, TEXT)
     add(engine, "a", 2)
     step(engine)
     engine.add_request("b", TEXT, SamplingParams(max_tokens=4, seed=0))
-    return "b"
 
 
-def test_others_run_while_one_waits_for_its_blocks_and_it_runs_when_they_have_arrived(engine):
+def first_outputs(engine: LLMEngine, num_steps: int) -> dict[str, RequestOutput]:
+    """Step, and return the first output of each request that has one."""
+    outputs: dict[str, RequestOutput] = {}
+    for _ in range(num_steps):
+        outputs = step(engine) | outputs
+    return outputs
+
+
+def test_others_run_while_a_request_waits_for_its_blocks(engine):
+    """The blocks of "b" are on their way for three steps. It runs in the step after that, or in the next one."""
     transfers, steps = slow_loads(engine), engine.model_runner.steps
     start_load(engine)
     for _ in range(3):
-        assert list(step(engine)) == ["a"]
+        assert list(step(engine)) == ["a"], 'the blocks of "b" have not arrived: only "a" can run'
     transfers[0].synchronize()
-    step(engine)
-    assert steps[-1] == [("a", 1), ("b", 4)]
+    first_outputs(engine, 2)
+    assert ("b", 4) in steps[-2] + steps[-1], 'the blocks of "b" have arrived: its other 4 tokens can be computed'
+    assert [batch[0] for batch in steps[-5:]] == [("a", 1)] * 5
     assert said_by_all(run(engine)["b"]) == [said_alone(TEXT, 4)]
 
 
-def test_a_second_request_for_the_same_text_waits_for_the_same_load(checkpoint):
+def test_requests_with_the_same_prompt_wait_for_one_load(checkpoint):
+    """Requests "b" and "c" hit the same blocks on the host, and "a" runs in the meantime."""
     engine = scripted_engine(checkpoint, num_blocks=8, enable_prefix_caching=True, kv_offloading_tokens=64)
     drive_out(engine, TEXT)
     add(engine, "z", 32, max_tokens=1)
@@ -123,20 +140,23 @@ def test_a_second_request_for_the_same_text_waits_for_the_same_load(checkpoint):
     add(engine, "a", 2)
     for name in "bc":
         engine.add_request(name, TEXT[:14], SamplingParams(max_tokens=1, seed=0))
-    assert list(step(engine)) == ["a"] and len(transfers) == 1
+    assert list(step(engine)) == ["a"], 'the blocks of "b" and "c" have not arrived: only "a" can run'
+    assert len(transfers) == 1
     transfers[0].synchronize()
-    assert list(step(engine)) == ["a", "b", "c"]
+    assert {"b", "c"} <= first_outputs(engine, 2).keys(), 'the blocks of "b" and "c" have arrived: both can run'
 
 
-def test_a_step_in_which_nobody_can_run_waits(engine):
+def test_engine_waits_for_a_load_if_nothing_else_can_run(engine):
+    """The only request waits for its blocks. Two steps later it must have its token."""
     drive_out(engine, TEXT)
     transfers = slow_loads(engine)
     engine.add_request("b", TEXT, SamplingParams(max_tokens=1, seed=0))
-    assert step(engine) == {} and transfers[0].has_arrived
-    assert list(step(engine)) == ["b"]
+    outputs = first_outputs(engine, 3)
+    assert transfers[0].has_arrived, "nothing else can run, so the engine must wait for the load"
+    assert said_by_all(outputs["b"]) == [said_alone(TEXT, 1)]
 
 
-def test_samples_of_a_cached_prompt_run_while_a_stranger_waits_for_its_blocks(checkpoint):
+def test_samples_of_a_cached_prompt_run_while_another_request_waits_for_its_blocks(checkpoint):
     """Two blocks of the 9 tokens of "c" are cached: its samples run in the step that admits them."""
     engine = scripted_engine(checkpoint, num_blocks=10, enable_prefix_caching=True, kv_offloading_tokens=64)
     computed(engine, TEXT)
@@ -153,59 +173,61 @@ def test_samples_of_a_cached_prompt_run_while_a_stranger_waits_for_its_blocks(ch
     assert len(transfers) == 1 and not transfers[0].has_arrived
 
 
-def test_an_abort_does_not_wait_and_the_blocks_are_free_when_they_have_arrived(engine):
-    transfers = slow_loads(engine)
-    name = start_load(engine)
+def test_aborted_request_gives_up_its_loading_blocks_when_they_have_arrived(engine):
+    """Request "b" holds four blocks, and three of them are on their way when it is aborted."""
+    transfers, manager = slow_loads(engine), engine.kv_cache_manager
+    start_load(engine)
     step(engine)
-    num_free = engine.kv_cache_manager.num_free_blocks
-    engine.abort_request(name)
+    num_free = manager.num_free_blocks
+    engine.abort_request("b")
     check(engine)
-    assert not transfers[0].has_arrived and engine.kv_cache_manager.num_free_blocks == num_free + 1
+    assert not transfers[0].has_arrived, "an abort must not wait"
+    assert manager.num_free_blocks == num_free + 1, "three of the four blocks are still being written"
     transfers[0].synchronize()
     step(engine)
-    assert engine.kv_cache_manager.num_free_blocks == num_free + 4
+    assert manager.num_free_blocks == num_free + 4, "the load has arrived: all four blocks are free"
     run(engine)
 
 
 @pytest.mark.parametrize("is_aborted", [False, True])
-def test_everything_is_in_its_place_when_a_load_has_arrived_and_nobody_has_collected_it(engine, is_aborted):
+def test_integrity_holds_when_a_load_has_arrived_but_is_not_collected(engine, is_aborted):
     transfers = slow_loads(engine)
-    name = start_load(engine)
+    start_load(engine)
     step(engine)
     transfers[0].synchronize()
     if is_aborted:
-        engine.abort_request(name)
+        engine.abort_request("b")
     check(engine)
 
 
-def test_a_preempted_request_leaves_its_load_alone_and_finds_its_blocks(engine):
-    """Sequence "a" outgrows its block while "b" waits for a load: "b" is preempted, and "a" waits for its blocks."""
+def test_preempted_request_hits_the_blocks_that_its_load_brings(engine):
+    """Request "a" outgrows its blocks while "b" waits for a load. So "b" is preempted, and its load goes on."""
     transfers = slow_loads(engine)
     start_load(engine)
-    while not engine.scheduler.num_preemptions:
+    for _ in range(7):
         step(engine)
-    assert not transfers[0].has_arrived
+    assert engine.scheduler.num_preemptions == 1 and not transfers[0].has_arrived
     outputs = run(engine)
-    assert said_by_all(outputs["b"]) == [said_alone(TEXT, 4)] and loaded(engine) == 3
+    assert said_by_all(outputs["b"]) == [said_alone(TEXT, 4)]
+    assert loaded(engine) == 3, "one load is enough"
 
 
-def test_the_last_sequence_waits_for_blocks_that_a_load_holds(checkpoint):
-    """Three blocks: "a" fills one, and a load for "b" holds the other two when "a" needs them."""
+def test_last_running_sequence_waits_for_blocks_that_a_load_holds(checkpoint):
+    """The pool has three blocks. In the end "a" needs all of them, and the load of "b", preempted, holds one."""
     engine = scripted_engine(checkpoint, num_blocks=3, enable_prefix_caching=True, kv_offloading_tokens=64)
     computed(engine, TEXT[:8])
     computed(engine, [7] * 12)
     slow_loads(engine)
-    prompt = add(engine, "a", 3, max_tokens=6)
+    prompt = add(engine, "a", 3, max_tokens=10)
     step(engine)
     engine.add_request("b", TEXT[:8], SamplingParams(max_tokens=1, seed=0))
     outputs = run(engine)
     assert engine.scheduler.num_preemptions > 0
-    assert said_by_all(outputs["a"]) == [said_alone(prompt, 6)] and said_by_all(outputs["b"]) == [
-        said_alone(TEXT[:8], 1)
-    ]
+    assert said_by_all(outputs["a"]) == [said_alone(prompt, 10)], '"a" fits the pool once the load has arrived'
+    assert said_by_all(outputs["b"]) == [said_alone(TEXT[:8], 1)]
 
 
-def test_a_beam_search_waits_for_the_beginning_of_its_prompt(checkpoint):
+def test_beam_search_waits_for_the_blocks_of_its_prompt(checkpoint):
     options = {"kv_cache_tokens": 40, "max_model_len": 40, "kv_offloading_tokens": 200, "offload_policy": "load"}
     llm, params = LLM(checkpoint, block_size=4, **options), BeamSearchParams(2, 4, ignore_eos=True)
     [first] = llm.beam_search(TEXT, params)
