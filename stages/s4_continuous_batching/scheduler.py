@@ -86,7 +86,7 @@ class Scheduler:
             if seq.num_uncomputed_tokens > 1 and output.budget > 0:
                 self._take(seq, output)
 
-        # Then waiting sequences. After a preemption the first of them would be the one that just lost its blocks.
+        # Then waiting sequences. After a preemption, the first of them has just lost its blocks, and does not fit.
         while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions:
             seq = self.waiting[0]
             if cdiv(seq.num_tokens, self._kv_cache_manager.block_size) > self._kv_cache_manager.num_blocks:
