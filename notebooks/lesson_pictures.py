@@ -1,6 +1,6 @@
 """The lessons' pictures: `python -m notebooks.lesson_pictures` writes stages/pictures/*.svg.
 
-Their data is counted, so they are the same on every machine, and a test compares them with the files.
+Their data is counted, so every machine draws the same pictures. A test compares them with the files.
 """
 
 from collections.abc import Iterator
@@ -11,16 +11,15 @@ from stages.bench.predict.s1 import crowded_moments, most_free, num_free
 from stages.s1_contiguous_cache.kv_cache import PoolReport
 
 FOLDER = Path(__file__).resolve().parents[1] / "stages" / "pictures"
-WIDTH, LEFT = 720, 12  # of a picture, and of the margin left of the pool
+WIDTH, LEFT = 720, 12  # of a picture, and its margin
 STYLE = """<style>
 text{font:13px system-ui,sans-serif;fill:#57606a}.strong{font-weight:600;fill:#24292f}
 .used{fill:#4a7fb5}.held{fill:#cfdbe8}.free{fill:none;stroke:#c4622d;stroke-width:1.5}.needed{fill:#c4622d}
-.edge{fill:none;stroke:#8c959f}.arrow{fill:none;stroke:#c4622d;stroke-width:1.5}.hot{fill:#c4622d}
+.edge{fill:none;stroke:#8c959f}
+.limit{stroke:#c4622d;stroke-dasharray:3 3}.arrow{fill:none;stroke:#c4622d;stroke-width:1.5}.hot{fill:#c4622d}
 @media (prefers-color-scheme:dark){text{fill:#9da7b3}.strong{fill:#e6edf3}.used{fill:#6ea3d8}.held{fill:#2d3f52}
-.free,.arrow{stroke:#f0985f}.needed,.hot{fill:#f0985f}}
+.free,.arrow,.limit{stroke:#f0985f}.needed,.hot{fill:#f0985f}}
 </style>"""
-
-ROW_SLOTS, ROW, GAP = 1024, 16, 5  # the pool is cut into rows, as a text into lines
 
 
 def pictures() -> dict[str, str]:
@@ -34,71 +33,67 @@ def svg(height: int, title: str, parts: list[str]) -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
-    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" class="{kind}"/>'
+    return f'<rect x="{x:.4g}" y="{y:g}" width="{width:.4g}" height="{height:g}" class="{kind}"/>'
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" class="{kind}">{words}</text>'
+    return f'<text x="{x:.4g}" y="{y:g}" text-anchor="{anchor}" class="{kind}">{words}</text>'
 
 
-# ---- stage 1: enough is free, and not in one piece
+# ---- stage 1: enough slots are free, but not in one piece
 
 
 def refused() -> str:
     """Draw the pool at the moment with the most free slots, and the slots that the waiting request needs, to scale."""
     moment = most_free(crowded_moments(STORYTELLER))
     pool, needed = moment.report, moment.waiting.max_num_tokens
-    parts = [text(LEFT, 18, f"the pool, {pool.num_slots:,} slots, row by row", "strong")]
+    scale = (WIDTH - 2 * LEFT) / pool.num_slots  # pixels per slot
+    parts = [text(LEFT, 18, f"the pool, {pool.num_slots:,} slots from left to right", "strong")]
     for start, size, used in pool.pieces:
-        parts += bars(start, start + used, "used") + bars(start + used, start + size, "held")
-    for start, end in free_pieces(pool):
-        parts += bars(start, end, "free")
-    y = 30 + pool.num_slots // ROW_SLOTS * (ROW + GAP) + 22
-    legend = [(0, "used", "keys and values"), (170, "held", "reserved, empty"), (340, "free", "free")]
-    for x, kind, words in legend:
-        parts += [rect(LEFT + x, y - 11, 12, 12, kind), text(LEFT + x + 18, y, words)]
-    parts += [text(LEFT, y + 32, f"the request that waits: {needed:,} slots, in one piece", "strong")]
-    parts += [rect(LEFT, y + 42, width_of(needed), ROW, "needed")]
-    caption = f"free: {num_free(moment):,} slots. The largest free piece has {pool.largest_free:,}."
-    return svg(y + 90, f"A request that needs {needed:,} slots waits. {caption}", [*parts, text(LEFT, y + 78, caption)])
+        parts.append(rect(LEFT + start * scale, 50, used * scale, 36, "used"))
+        parts.append(rect(LEFT + (start + used) * scale, 50, (size - used) * scale, 36, "held"))
+    for start, size in free_pieces(pool):
+        x, width = LEFT + start * scale, size * scale
+        parts.append(rect(x, 50, width, 36, "free"))
+        if width > 25:
+            parts.append(text(x + width / 2, 44, f"{size:,}", anchor="middle"))
+    start, size = max(free_pieces(pool), key=lambda piece: piece[1])
+    x = LEFT + start * scale
+    parts += [f'<path d="M{edge:.1f} 88V122" class="limit"/>' for edge in (x, x + size * scale)]
+    parts.append(rect(x, 104, needed * scale, 18, "needed"))
+    words = f"the request that waits: {needed:,} slots in one piece"
+    is_right = x > WIDTH / 2
+    parts.append(
+        text(x - 8 if is_right else x + needed * scale + 8, 118, words, "strong", "end" if is_right else "start")
+    )
+    for x, kind, words in [(0, "used", "keys and values"), (150, "held", "reserved, empty"), (300, "free", "free")]:
+        parts += [rect(LEFT + x, 143, 12, 12, kind), text(LEFT + x + 18, 154, words)]
+    caption = f"{num_free(moment):,} slots are free, and the largest free piece has {pool.largest_free:,}."
+    parts.append(text(LEFT, 180, caption))
+    return svg(192, f"A request that needs {needed:,} slots waits: {caption}", parts)
 
 
 def free_pieces(pool: PoolReport) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of each free piece."""
+    """Yield the start and the size of each free piece."""
     end = 0
     for start, size, _ in (*pool.pieces, (pool.num_slots, 0, 0)):
         if start > end:
-            yield end, start
+            yield end, start - end
         end = start + size
 
 
-def bars(start: int, end: int, kind: str) -> list[str]:
-    """Draw slots `start` to `end` of the pool, as a bar in each of their rows."""
-    drawn = []
-    while start < end:
-        row, column = divmod(start, ROW_SLOTS)
-        stop = min(end, (row + 1) * ROW_SLOTS)
-        drawn.append(rect(LEFT + width_of(column), 30 + row * (ROW + GAP), width_of(stop - start), ROW, kind))
-        start = stop
-    return drawn
-
-
-def width_of(num_slots: int) -> float:
-    return round(num_slots * (WIDTH - 2 * LEFT) / ROW_SLOTS, 1)
-
-
-# ---- stage 2: the blocks of a sequence are anywhere; its table has them in order
+# ---- stage 2: blocks are anywhere in the pool, and a block table keeps them in order
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 8
-TABLES = {"A": ([5, 1, 3], 37), "B": ([0, 4], 21)}  # the blocks in order, and how many tokens are in them
-CELL, HIGH = 80, 26  # a block, drawn
+TABLES = {"A": ([5, 1, 3], 37), "B": ([0, 4], 21)}  # the blocks in order, and the number of tokens in them
+CELL, HIGH = 80, 26  # the size of a block in the picture
 
 
 def block_table() -> str:
     """Draw the tokens of A, its table with arrows, and the pool with the blocks of A and B."""
     table, num_tokens = TABLES["A"]
     parts = [text(LEFT, 18, "tokens of A, in order", "strong"), text(LEFT, 102, "its block table", "strong")]
-    words = f"blocks of {BLOCK_SIZE} slots; orange: A, blue: B, pale: held and empty, blank: free"
+    words = f"blocks of {BLOCK_SIZE} slots (orange: A, blue: B, pale: held and empty, blank: free)"
     parts += [text(LEFT, 284, "the pool", "strong"), text(LEFT + 64, 284, words)]
     for place, block in enumerate(table):
         x, filled = 190 + place * 150, min(num_tokens - place * BLOCK_SIZE, BLOCK_SIZE)
@@ -111,7 +106,7 @@ def block_table() -> str:
         parts += [f'<path d="M{x + 55} 112C{x + 55} 165 {to:g} 150 {to:g} 208m-4 -6l4 6l4 -6" class="arrow"/>']
     for block in range(NUM_BLOCKS):
         parts += pool_block(block)
-    title = "The block table of A names blocks 5, 1 and 3, in order; they lie anywhere in the pool."
+    title = "The block table of A has blocks 5, 1 and 3 in order. They are anywhere in the pool."
     return svg(296, title, parts)
 
 

@@ -22,7 +22,5 @@ def test_picture_is_current(name):
 
 
 def test_refused_request_matches_the_results():
-    sentence = (
-        "A request that needs {needed:,} slots waits. free: {free:,} slots. The largest free piece has {largest_free:,}"
-    )
+    sentence = "needs {needed:,} slots waits: {free:,} slots are free, and the largest free piece has {largest_free:,}."
     assert sentence.format(**read()["holes"]) in PICTURES["s1_refused.svg"]
