@@ -13,7 +13,7 @@ from .structured_outputs import Grammars
 
 
 class InputProcessor:
-    """A maker of sequences."""
+    """A builder of sequences from prompts."""
 
     def __init__(self, model: ModelConfig, tokenizer: HFTokenizer | None, max_model_len: int, seed: int) -> None:
         self._vocab_size = model.vocab_size  # the tokenizer may know more tokens

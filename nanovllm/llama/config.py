@@ -13,7 +13,7 @@ ROPE_TYPES = ("default", "linear", "llama3")
 class RopeScaling:
     """Numbers that stretch rotary angles to a longer context, by the rule of Llama 3.1.
 
-    The linear rule gives only a factor. With an original context of 0 every frequency is low, and so divided by it.
+    The linear rule gives only a factor. With an original context of 0, every frequency is low and is divided by it.
     """
 
     factor: float
@@ -87,7 +87,7 @@ class ModelConfig:
 
     @property
     def max_context_len(self) -> int:
-        """The longest text that the model reads here: `attend` shows a token all before it, so at most a window."""
+        """The longest text, in tokens. `attend` shows a token all tokens before it, so a sliding window limits it."""
         return min(self.max_position_embeddings, self.sliding_window or self.max_position_embeddings)
 
 

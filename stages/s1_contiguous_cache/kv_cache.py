@@ -40,7 +40,7 @@ class PoolReport:
     """
 
     num_slots: int
-    promised: int  # what the sequences may come to need: prompt + max_tokens of each
+    promised: int  # slots that the sequences may need in the end: prompt + max_tokens of each
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each piece that is held, by start
     largest_free: int  # free slots in one piece
 

@@ -7,10 +7,10 @@ class Observer:
     add       seq                      it waits at the end of the queue
     refuse    request_id, error        it cannot be served
     begin                              a step begins
-    admit     seq, hits                it holds its blocks; hits: nothing in this stage
-    grow      seq, copy                it holds one block more; copy: nothing in this stage
+    admit     seq, hits                it holds its blocks; hits: empty in this stage
+    grow      seq, copy                it holds one block more; copy: None in this stage
     wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
-    schedule  batch                    these sequences compute so many tokens in this step
+    schedule  batch                    the sequences of this step, and how many tokens each computes
     step      batch, updated           the new tokens are appended; updated: sequences that have one
     free      seq, blocks              it has given these blocks back
     finish    seq                      it has ended and holds nothing
@@ -18,4 +18,4 @@ class Observer:
     """
 
     def tell(self, kind: str, *details: object) -> None:
-        """Note an event. The engine's thread calls this right after the thing has happened."""
+        """Record an event. The engine's thread calls this right after it has happened."""

@@ -6,11 +6,11 @@ from .llama import ModelConfig, Tokenizer
 from .sampling import SamplingParams
 from .sequence import Sequence
 
-Prompt = str | list[int]  # a text, which gets BOS, or token ids, which are taken as they are
+Prompt = str | list[int]  # text, which gets a BOS token, or token ids, which are used as they are
 
 
 class InputProcessor:
-    """A maker of sequences."""
+    """A builder of sequences from prompts."""
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer | None, max_model_len: int, seed: int) -> None:
         self._model = model
@@ -45,7 +45,7 @@ class InputProcessor:
         if not token_ids:
             return "the checkpoint has no tokenizer.model: pass token ids instead of text"
         if len(token_ids) >= self._max_model_len:
-            return f"the prompt has {len(token_ids)} tokens, max_model_len is {self._max_model_len}: none is left"
+            return f"the prompt has {len(token_ids)} tokens, max_model_len is {self._max_model_len}: no room for output"
         if not all(0 <= token_id < self._model.vocab_size for token_id in token_ids):
             return f"the prompt has token ids outside of 0 .. {self._model.vocab_size - 1}"
         return None

@@ -58,7 +58,7 @@ class PoolReport:
     """
 
     num_slots: int
-    promised: int  # what the sequences may come to need: the blocks for prompt + max_tokens of each
+    promised: int  # slots in the blocks that the sequences may need in the end, for prompt + max_tokens of each
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each block that is held, by start
 
     @property

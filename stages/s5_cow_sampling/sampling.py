@@ -27,7 +27,7 @@ class SamplingParams:
     top_p: float = option(1.0, "sample from the fewest tokens whose probabilities sum to p")
     max_tokens: int = option(16, "maximum number of tokens to generate")
     seed: int | None = None  # None: one drawn by the engine
-    stop: str | Sequence[str] = ()  # texts that end the output; it is cut before them
+    stop: str | Sequence[str] = ()  # strings that end the output; it is cut before them
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
 
@@ -46,11 +46,11 @@ class SamplingParams:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
         if "" in self.stop:
-            raise ValueError("stop must not have an empty text: every output would end before its first character")
+            raise ValueError("stop must not contain an empty string: it would end every output at once")
 
 
 class SamplingRow(NamedTuple):
-    """The facts that the sampler needs about one row of logits."""
+    """The sampler's inputs for one row of logits, besides the logits."""
 
     params: SamplingParams
     seed: int
@@ -85,7 +85,7 @@ def sample_row(logits: Tensor, row: SamplingRow) -> Tensor:
 
 
 def keep_most_likely(probs: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Zero all but the top_k most likely tokens, and of what is left all but the fewest that sum to its share top_p.
+    """Keep the top_k most likely tokens, then the fewest of them that sum to a share top_p. Zero the others.
 
     >>> keep_most_likely(torch.tensor([0.1, 0.4, 0.2, 0.3]), top_k=3, top_p=0.5)
     tensor([0.0000, 0.4000, 0.0000, 0.3000])

@@ -1,4 +1,4 @@
-"""python -m stages.s1_contiguous_cache "Once upon a time": stream a story, then say what it took of the pool."""
+"""Continue texts: stream the first story, print the others, then one line about the pool."""
 
 import argparse
 import sys
@@ -52,7 +52,7 @@ def add_flags(parser: argparse.ArgumentParser, options: type) -> list[str]:
 
 
 def show(stream: Iterator[RequestOutput]) -> list[RequestOutput]:
-    """Print the first story as it comes, and the others when all have ended. Return their outputs."""
+    """Print the first story as it comes, and the others when all have finished. Return their outputs."""
     latest, num_printed = {}, 0
     for output in stream:
         latest[int(output.request_id)] = output
@@ -69,7 +69,7 @@ def show(stream: Iterator[RequestOutput]) -> list[RequestOutput]:
 
 
 def summary(llm: LLM, outputs: list[RequestOutput]) -> str:
-    """Return one line: the speed of the run, and what it took of the pool at its peak."""
+    """Return one line: the speed of the run, and the pool at its peak."""
     served = [output for output in outputs if not output.error]
     if not served:
         return "nothing was served"

@@ -20,7 +20,7 @@ class Observer:
     grow      seq, copy                it holds one block more, or its own copy of a shared one
     copy      copies                   these blocks are copied
     wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
-    schedule  output                   these sequences compute so many tokens in this step
+    schedule  output                   the sequences of this step, and how many tokens each computes
     preempt   seq, makes_room_for      it has lost its blocks, and waits at the front of the queue
     step      batch, updated           the new tokens are appended; updated: sequences that have one
     free      seq, blocks              it has given these blocks back
@@ -29,4 +29,4 @@ class Observer:
     """
 
     def tell(self, kind: str, *details: object) -> None:
-        """Note an event. The engine's thread calls this right after the thing has happened."""
+        """Record an event. The engine's thread calls this right after it has happened."""

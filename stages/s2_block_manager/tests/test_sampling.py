@@ -170,5 +170,5 @@ def test_impossible_parameter_is_named_with_its_value(params):
 
 @pytest.mark.parametrize("stop", ["", ["a", ""]])
 def test_empty_stop_string_is_an_error(stop):
-    with pytest.raises(ValueError, match="stop must not have an empty text"):
+    with pytest.raises(ValueError, match="stop must not contain an empty string"):
         SamplingParams(stop=stop)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-REPLACEMENT = "\ufffd"  # what bytes decode to that are not a whole character
+REPLACEMENT = "\ufffd"  # stands for bytes that are not a whole character
 NUM_BEFORE = 5  # tokens before a new one that may change its text: the bytes of a character, and the word before it
 
 
