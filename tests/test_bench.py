@@ -13,7 +13,7 @@ from nanovllm.bench.harness import median_scores, microseconds, milliseconds, ta
 from nanovllm.bench.workload import Task, mixed_tasks
 from nanovllm.tests.bench.fake_peer import write_fake_peer
 from stages.bench import __main__ as command
-from stages.bench import offload, prefix_cache, results, samples, serving
+from stages.bench import offload, results, samples, serving
 from stages.bench.engines import PACKAGES, WITHOUT_SCHEDULER, by_sample, stage, without_model
 from stages.bench.models import STORYTELLER
 from stages.bench.predict import s6 as predict_s6
@@ -157,8 +157,8 @@ def test_transformers_serves_in_its_own_process(monkeypatch, tmp_path):
 
 
 def test_prefix_cache_is_measured_on_the_same_requests():
-    prompts = prefix_cache.shared_prompts(4096, prefix=64, tail=8, count=6)
-    shared = prefix_cache.measure_shared(STORYTELLER, prompts, "float32")
+    prompts = serving.shared_prompts(4096, prefix=64, tail=8, count=6)
+    shared = serving.measure_shared(STORYTELLER, prompts, "float32")
     assert (shared["tokens_on"], shared["tokens_off"]) == (5 * 8, 5 * 72)
     assert 0 < shared["median_on_seconds"] < shared["last_off_seconds"]
 

@@ -1,4 +1,4 @@
-"""stages/bench/decode.py and decode_step.py: they measure a step of the real engine, on memory that was written."""
+"""stages/bench/decode_step.py: it measures a step of the real engine, on memory that was written."""
 
 from itertools import chain
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanovllm.bench.floor import Reading
-from stages.bench import decode
+from stages.bench import decode_step
 from stages.bench.counting import Operations
 from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
 from stages.bench.engines import PACKAGES
@@ -98,9 +98,9 @@ def test_attention_alone_has_fewer_operations_than_the_whole_step(folder, name):
 
 
 def test_case_is_measured(folder, monkeypatch):
-    monkeypatch.setattr(decode, "MAX_ROUNDS", 1)
+    monkeypatch.setattr(decode_step, "MAX_ROUNDS", 1)
     case = Case("tiny", "float32", batch=2, context=150, is_mixed=True)
-    result = decode.measure_case(case, folder, ("s1", "s3"), Reading(num_bytes=2**16))
+    result = decode_step.measure_case(case, folder, ("s1", "s3"), Reading(num_bytes=2**16))
     assert result["padding"] == pytest.approx(22 / 300)
     assert result["s3_over_s1"] == pytest.approx(result["s1_ms"] / result["s3_ms"])
-    assert len({case.key for case in decode.CASES}) == len(decode.CASES)
+    assert len({case.key for case in decode_step.CASES}) == len(decode_step.CASES)

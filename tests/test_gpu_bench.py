@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stages.bench.gpu import __main__ as command
-from stages.bench.gpu import engine, steps
+from stages.bench.gpu import engine, parts
 from stages.bench.gpu.common import TINY, PartReport, Setup
 from tests.helpers import ROOT
 
@@ -120,7 +120,7 @@ def test_operations_of_a_step_are_counted():
     shape = TINY  # hidden 16, 4 heads of 8, 2 kv heads, mlp 32, 2 layers, vocabulary 64
     layer = 16 * (4 + 2 + 2) * 8 + 4 * 8 * 16 + 3 * 16 * 32
     norms = 5 * shape.hidden_size
-    decode = steps.operations_of("tiny", batch=3, context=10, count=1)
+    decode = parts.operations_of("tiny", batch=3, context=10, count=1)
     assert decode == 3 * (2 * (2 * layer + norms) + 2 * 16 * 64 + 4 * 2 * 4 * 8 * 10)
-    prefill = steps.operations_of("tiny", batch=1, context=4, count=4)
+    prefill = parts.operations_of("tiny", batch=1, context=4, count=4)
     assert prefill == 4 * 2 * (2 * layer + norms) + 2 * 16 * 64 + 4 * 2 * 4 * 8 * (1 + 2 + 3 + 4)

@@ -8,6 +8,8 @@ import click
 
 from ..checkpoints.sizes import SHAPES
 
+PEER = "vllm=PYTHON or llama.cpp=PYTHON,FILE.gguf: an interpreter that can import it; repeatable"
+DTYPES = ("float32", "bfloat16", "float16")
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
@@ -33,12 +35,8 @@ def peer() -> Any:
 
 def dataset() -> Any:
     """Return the option to read requests from a file."""
-    return option(
-        None,
-        'a file of requests instead of random ones: JSON lines with "prompt", and "output_tokens" if --output-len '
-        "does not apply",
-        metavar="FILE",
-    )
+    lines = 'JSON lines with "prompt", and "output_tokens" if --output-len does not apply'
+    return option(None, f"a file of requests instead of random ones: {lines}", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +112,7 @@ class Peers:
     All engines take turns with the same requests, each in its own process, and their tokens are compared.
     """
 
-    peer: tuple[str, ...] = option(
-        (),
-        "vllm=PYTHON or llama.cpp=PYTHON,FILE.gguf: an interpreter that can import it; repeatable",
-        metavar="NAME=PYTHON[,FILE]",
-        multiple=True,
-    )
+    peer: tuple[str, ...] = option((), PEER, metavar="NAME=PYTHON[,FILE]", multiple=True)
     transformers: bool = option(True, "measure transformers too, if it is installed")
     jobs: str = option("mixed,1,2,4", "mixed: 32 requests of mixed lengths; a number: that many decoding sequences")
     contexts: str = option("", "context lengths at which to measure decode steps too", metavar="N,N")
@@ -140,9 +133,7 @@ class Published:
     max_len: int = count(1024, "most tokens in a prompt and in an output")
     temperature: float = option(0.6, "sampling temperature", type=click.FloatRange(min=0))
     peer: bool = peer()
-    peer_seconds: float = option(
-        240.0, "stop transformers after this many seconds; its speed counts the tokens generated so far", type=ABOVE_0
-    )
+    peer_seconds: float = option(240.0, "stop transformers after so long; its speed counts its tokens", type=ABOVE_0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,19 +155,13 @@ class Paged:
     Times a decode step's attention over a paged cache, over a contiguous one, and by torch.
     """
 
-    shape: str = option(
-        "llama-3.1-8b", "use the heads and layers of this published shape", choices=(*SHAPES,), metavar="NAME"
-    )
+    shape: str = option("llama-3.1-8b", "a published shape: its heads and layers", choices=(*SHAPES,), metavar="NAME")
     batch_sizes: str = option("1,8,64", "sequences", metavar="N,N")
     contexts: str = option("1024,8192,32768", "tokens of each sequence", metavar="N,N")
     block_sizes: str = option("16,128", "slots in a block", metavar="N,N")
-    layers: int | None = count(
-        None, "default: the shape's; more if the CPU's caches would hold them, fewer if memory is short"
-    )
+    layers: int | None = count(None, "default: the shape's; more if caches would hold them, fewer if memory is short")
     device: str | None = option(None, "default: the GPU if there is one")
-    dtype: str | None = option(
-        None, "default: bfloat16 on a GPU, float32 on a CPU", choices=("float32", "bfloat16", "float16")
-    )
+    dtype: str | None = option(None, "default: bfloat16 on a GPU, float32 on a CPU", choices=DTYPES)
     rounds: int = rounds(15)
 
 
@@ -193,9 +178,7 @@ class ServerLoad:
     endpoint: str = option("completions", "the endpoint to use", choices=("completions", "chat"))
     dataset_path: str | None = dataset()
     num_prompts: int = count(200, "requests, unless a file has them")
-    request_rate: float = option(
-        math.inf, "requests per second, arriving as a Poisson process; inf: all at once", type=ABOVE_0
-    )
+    request_rate: float = option(math.inf, "requests per second, as a Poisson process; inf: all at once", type=ABOVE_0)
     max_concurrency: int | None = count(None, "most requests at a time")
     input_len: int | None = count(None, "words of each prompt; default: lengths typical of chats")
     output_len: int | None = count(None, "tokens of each output; default: lengths typical of chats")

@@ -2,11 +2,11 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 
-from ..checkpoints.sizes import Dimensions, parameters
+from ..checkpoints.sizes import parameters
 from .harness import seconds_of
 from .workload import Task
 
@@ -45,20 +45,25 @@ def floor_note(bandwidth: float) -> str:
     return f"floor: reading the weights once per step, and the KV cache, at {bandwidth / 1e9:.1f} GB/s"
 
 
+class Floor(NamedTuple):
+    """The fewest bytes that an engine reads: it outlives the engine, whose memory may have to be freed."""
+
+    step_bytes: int  # the weights
+    slot_bytes: int  # one token's keys and values
+
+    @classmethod
+    def of(cls, llm: "LLM") -> Self:
+        return cls(weight_bytes(llm), llm.llm_engine.kv_cache.bytes_per_token)
+
+    def num_bytes(self, tasks: Sequence[Task], num_steps: int) -> int:
+        """Return the bytes of all steps: the weights in each one, and the slots before each decoded token."""
+        return num_steps * self.step_bytes + slots_read(tasks) * self.slot_bytes
+
+
 def weight_bytes(llm: "LLM") -> int:
-    """Return the bytes of weights that a step reads."""
-    return weights_read(llm.model_config) * llm.llm_engine.dtype.itemsize
-
-
-def kv_bytes(llm: "LLM", tasks: Sequence[Task]) -> int:
-    """Return the bytes of keys and values that decoding the tasks reads."""
-    return slots_read(tasks) * llm.llm_engine.kv_cache.bytes_per_token
-
-
-def weights_read(model: Dimensions) -> int:
-    """Return the number of weights that a step reads: only a few rows of an embedding that is not also the head."""
-    parts = parameters(model)
-    return sum(parts.values()) - (0 if model.tie_word_embeddings else parts["embedding"])
+    """Return the bytes of weights that a step reads: only a few rows of an embedding that is not also the head."""
+    parts, is_tied = parameters(llm.model_config), llm.model_config.tie_word_embeddings
+    return (sum(parts.values()) - (0 if is_tied else parts["embedding"])) * llm.llm_engine.dtype.itemsize
 
 
 def slots_read(tasks: Sequence[Task]) -> int:

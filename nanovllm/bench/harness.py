@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from tqdm import tqdm
@@ -16,6 +17,8 @@ from tqdm import tqdm
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 Scores = dict[str, Any]  # numbers by name, with the spread of those that were timed
+Number = Callable[[Any], float]
+speed: Number = itemgetter("tokens_per_second")  # of Scores
 
 
 class Spread(NamedTuple):
@@ -130,18 +133,19 @@ def figures(series: Mapping[str, Sequence[float]]) -> Scores:
     return {key: value for name, values in series.items() for key, value in Spread.of(values).named(name).items()}
 
 
-def ratio(rounds: Sequence[Mapping[Key, float]], above: Key, below: Key) -> Spread:
-    """Return the ratio of two numbers over the rounds.
+def ratio(rounds: Sequence[Mapping[Key, Any]], above: Key, below: Key, number: Number = float) -> Spread:
+    """Return the ratio of two results over the rounds. `number` returns the number of a result that is not one.
 
     >>> ratio([{"a": 2.0, "b": 1.0}, {"a": 9.0, "b": 3.0}, {"a": 4.0, "b": 4.0}], "a", "b")
     Spread(median=2.0, least=1.0, largest=3.0)
     """
-    return Spread.of([numbers[above] / numbers[below] for numbers in rounds])
+    return Spread.of([number(each[above]) / number(each[below]) for each in rounds])
 
 
-def ratios(rounds: Sequence[Mapping[Key, float]], pairs: Mapping[str, tuple[Key, Key]]) -> Scores:
+def ratios(rounds: Sequence[Mapping[Key, Any]], pairs: Mapping[str, tuple[Key, Key]], number: Number = float) -> Scores:
     """Return ratio() of several pairs by name, each with its spread."""
-    return {key: value for name, pair in pairs.items() for key, value in ratio(rounds, *pair).named(name).items()}
+    spreads = {name: ratio(rounds, *pair, number) for name, pair in pairs.items()}
+    return {key: value for name, spread in spreads.items() for key, value in spread.named(name).items()}
 
 
 def milliseconds(calls: Mapping[Key, Callable[[], object]], rounds: int = 5) -> dict[Key, float]:
@@ -175,8 +179,5 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     >>> percentiles([0.001, 0.002, 0.003])
     {'p50': 2.0, 'p90': 3.0, 'p99': 3.0}
     """
-    ordered = sorted(seconds)
-    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-    return {
-        name: round(1000 * ordered[round(share * (len(ordered) - 1))], 3) for name, share in shares.items() if ordered
-    }
+    ordered, last = sorted(seconds), len(seconds) - 1
+    return {f"p{share}": round(1000 * ordered[round(share / 100 * last)], 3) for share in (50, 90, 99) if ordered}

@@ -35,15 +35,13 @@ RAN, OPERATIONS = "kernels that ran", "operations of torch"
 
 def launches(engine: dict[str, Any], options: Launches) -> Report:
     """Measure a decode step in each way. If one fails, report it and measure the others."""
-    measured: dict[str, dict[str, float]] = {}
-    says, where = list[str](), dict[str, Any]()
+    measured, where, says = dict[str, dict[str, float]](), dict[str, Any](), list[str]()
     engine = engine | {"max_num_seqs": max(engine["max_num_seqs"], options.batch_size)}
     for name, way in ways(engine).items():
         free_memory()
         with failure_reported(name, says):
-            measured[name], own = measure_way(engine | way, options)
-            says.append(f"{name}: {own.pop('with')}")
-            where = where or own
+            measured[name], where = measure_way(engine | way, options)
+            says.append(f"{name}: {where.pop('with')}")
     if not measured:
         raise ValueError("; ".join(says))
     says.append("all numbers are for one step; the time is a median, without a profiler")

@@ -1,15 +1,19 @@
-"""A server under load: requests like those of real users, sent to any OpenAI-compatible server.
+"""A server under load: requests like those of real users, sent to any OpenAI-compatible server; and the cost of HTTP.
 
-The client streams each response and records when each piece arrives.
+The client streams each response and records when each piece arrives. For the cost of HTTP, the engine in this process
+and a server with the same engine take turns serving the same requests.
 """
 
 import asyncio
 import json
 import math
 import re
+import statistics
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -18,10 +22,13 @@ import aiohttp
 from yarl import URL
 
 from .. import __version__
-from .bench_options import ServerLoad
-from .harness import percentiles
-from .report import Report
-from .workload import arrivals, chats, read_dataset
+from ..llm import LLM
+from .bench_options import Http, ServerLoad
+from .engine import Run, load_llm, serve
+from .engine import numbers as numbers_of_runs
+from .harness import Spread, percentiles, ratio, take_turns
+from .report import Report, machine, report_of
+from .workload import Task, arrivals, chats, check_lengths, random_tasks, read_dataset
 
 NOTE = "times in ms: p50 / p90 / p99 (ttft: first piece; itl: between two; tpot: a request's mean; e2el: its end)"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -30,6 +37,11 @@ DEFAULT_MAX_MODEL_LEN = 2048  # for a server that does not report one
 DEFAULT_OUTPUT_LEN = 256  # of a dataset's requests, as in vLLM
 FRONT_SECONDS = re.compile(r"^process_cpu_seconds_total (\S+)", re.MULTILINE)
 ERRORS = (OSError, aiohttp.ClientError, ValueError)
+ALONE = 8  # requests per round that are sent one at a time
+ALONE_TOKENS = 2  # in each of their outputs
+ADDRESS = re.compile(r"serving .* at (http://[^\s,]+), (.*)")
+SECONDS_TO_END = 30.0
+TasksOfRound = tuple[list[Task], list[Task]]  # served together, and one at a time
 
 
 class BadResponse(Exception):
@@ -191,10 +203,10 @@ def serve_load(options: ServerLoad) -> Report:
 async def measure(options: ServerLoad) -> Report:
     """Send the requests, and return the report."""
     lengths = (options.input_len, options.output_len) if options.input_len and options.output_len else None
-    dataset, count = list[tuple[str, int]](), options.num_prompts
+    output_len, dataset = options.output_len or DEFAULT_OUTPUT_LEN, list[tuple[str, int]]()
     if options.dataset_path:
-        dataset = read_dataset(options.dataset_path, options.output_len or DEFAULT_OUTPUT_LEN)
-        count = len(dataset)
+        dataset = read_dataset(options.dataset_path, output_len)
+    count = len(dataset) or options.num_prompts
     path = CHAT if options.endpoint == "chat" else COMPLETIONS
     times = list(arrivals(count, options.request_rate, options.seed))
     async with connect(options.base_url, options.api_key) as client:
@@ -211,19 +223,16 @@ async def measure(options: ServerLoad) -> Report:
     if streamed.front is not None and measured["total_output_tokens"]:
         measured["front_ms_per_token"] = 1000 * streamed.front / measured["total_output_tokens"]
     errors = [each.error for each in streamed.outcomes if each.error]
-    return {
-        "bench": "serve",
-        "settings": {
-            "num_prompts": count,
-            "request_rate": "all at once" if options.request_rate == math.inf else options.request_rate,
-            "max_concurrency": options.max_concurrency or "no limit",
-            "endpoint": options.endpoint,
-            "lengths": options.dataset_path or (f"{lengths[0]} + {lengths[1]}" if lengths else "typical of chats"),
-        },
-        "machine": {"nanovllm": __version__, "server": client.server, "model": model},
-        "measured": {"server": measured},
-        "says": [NOTE, *([f"{len(errors)} requests failed, the first: {errors[0]}"] if errors else [])],
+    named = {
+        "num_prompts": count,
+        "request_rate": "all at once" if options.request_rate == math.inf else options.request_rate,
+        "max_concurrency": options.max_concurrency or "no limit",
+        "endpoint": options.endpoint,
+        "lengths": options.dataset_path or (f"{lengths[0]} + {lengths[1]}" if lengths else "typical of chats"),
     }
+    where = {"nanovllm": __version__, "server": client.server, "model": model}
+    says = [NOTE, *([f"{len(errors)} requests failed, the first: {errors[0]}"] if errors else [])]
+    return report_of("serve", named, where, {"server": measured}, says)
 
 
 def numbers(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
@@ -249,3 +258,132 @@ def numbers(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
         "tpot_ms": percentiles(means),
         "e2el_ms": percentiles([each.seconds for each in complete]),
     }
+
+
+# ---- nanovllm bench http
+
+
+class HttpTurn(NamedTuple):
+    """One round of one side. Times are in seconds."""
+
+    run: Run  # of the requests that are served together
+    alone: list[float]  # times to first token of requests that are sent one at a time
+    streamed: Streamed | None = None  # with the processor time of both sides
+
+    @property
+    def alone_median(self) -> float:
+        return statistics.median(self.alone)
+
+
+def http(engine: dict[str, Any], options: Http) -> Report:
+    """Compare throughput and the time to first token with and without HTTP."""
+    llm = load_llm(engine)
+    loads = make_loads(llm, options)
+    with own_server(engine) as (url, kernels):
+        own, other = iter(loads), iter(loads)
+        calls = {"offline": lambda: offline(llm, next(own))}
+        calls["http"] = lambda: asyncio.run(through_http(url, next(other)))
+        results = take_turns(calls, options.rounds, title="http")
+    share = ratio(results, "http", "offline", lambda turn: turn.run.tokens_per_second)
+    later = Spread.of([1000 * (each["http"].alone_median - each["offline"].alone_median) for each in results])
+    says = [
+        "times in ms: p50 / p90 / p99 of all rounds; alone: one request at a time",
+        "HTTP reaches " + share.text("of the engine's throughput"),
+        "HTTP adds " + later.text("ms to the first token, alone"),
+    ]
+    if kernels != llm.llm_engine.kernels.description:
+        says.append(f"the kernels differ: the server has {kernels}")
+    measured = {name: numbers_of([each[name] for each in results]) for name in calls}
+    more = {"throughput_share": share._asdict(), "first_token_later_ms": later._asdict()}
+    return report_of("http", options, machine(llm), measured, says, **more)
+
+
+def make_loads(llm: LLM, options: Http) -> list[TasksOfRound]:
+    """Return the tasks of each round. No prompt is used twice, because clients can't clear a server's cache."""
+    count, vocab_size = 1 + options.rounds, llm.model_config.vocab_size
+    size, input_len = options.num_prompts, options.input_len
+    together = random_tasks(vocab_size, count * size, input_len, options.output_len, options.spread)
+    alone = random_tasks(vocab_size, count * ALONE, input_len + 1, ALONE_TOKENS)  # other lengths have other tokens
+    check_lengths([*together, *alone], llm.max_model_len)
+    return [(together[i * size : (i + 1) * size], alone[i * ALONE : (i + 1) * ALONE]) for i in range(count)]
+
+
+def offline(llm: LLM, load: TasksOfRound) -> HttpTurn:
+    """Serve a round's tasks with the engine."""
+    together, alone = load
+    return HttpTurn(serve(llm, together), [serve(llm, [task]).first_tokens[0] for task in alone])
+
+
+async def through_http(url: str, load: TasksOfRound) -> HttpTurn:
+    """Serve a round's tasks through the server."""
+    together, alone = load
+    async with connect(url) as client:
+        run, streamed = await serve_by(client, together)
+        return HttpTurn(run, [(await serve_by(client, [task]))[0].first_tokens[0] for task in alone], streamed)
+
+
+async def serve_by(client: Client, tasks: Sequence[Task]) -> tuple[Run, Streamed]:
+    """Serve tasks through the server and time each piece. Raise ValueError if a response is incomplete."""
+    model, _ = await client.first_model()
+    common = {"model": model, "temperature": 0, "ignore_eos": True}
+    bodies = [{"prompt": task.prompt, "max_tokens": task.num_output_tokens, **common} for task in tasks]
+    streamed = await client.stream_all(COMPLETIONS, bodies)
+    for outcome, task in zip(streamed.outcomes, tasks, strict=True):
+        if outcome.error or outcome.num_tokens != task.num_output_tokens:
+            got = f"expected {task.num_output_tokens} tokens, got {outcome.num_tokens}"
+            raise ValueError(f"a request failed: {outcome.error or got}")
+    tokens = [[0] * each.num_tokens for each in streamed.outcomes]
+    return Run(tokens, [each.pieces for each in streamed.outcomes]), streamed
+
+
+def numbers_of(turns: Sequence[HttpTurn]) -> dict[str, Any]:
+    """Return medians of the rounds, and percentiles of the times of all rounds together."""
+    results = numbers_of_runs([turn.run for turn in turns])
+    results["tokens_per_second"] = statistics.median(turn.run.tokens_per_second for turn in turns)
+    results["first_token_alone_ms"] = percentiles([each for turn in turns for each in turn.alone])
+    streams = [(turn.run.num_tokens, turn.streamed) for turn in turns if turn.streamed]
+    if fronts := [1000 * each.front / count for count, each in streams if each.front is not None]:
+        results["front_ms_per_token"] = statistics.median(fronts)
+        results["client_ms_per_token"] = statistics.median(1000 * each.client / count for count, each in streams)
+    return results
+
+
+@contextmanager
+def own_server(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Run `nanovllm serve` with these options on a free port. Yield its address and its kernels.
+
+    Raise ValueError with its output if it doesn't start.
+    """
+    command = [sys.executable, "-m", "nanovllm", "serve", "--port", "0", *flags_of(engine)]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert server.stderr is not None
+    lines: list[str] = []
+    try:
+        for line in server.stderr:
+            if match := ADDRESS.search(line):
+                yield match[1], match[2]
+                return
+            lines.append(line.strip())
+        raise ValueError(f"the server did not start: {' '.join(lines)}")
+    finally:
+        server.terminate()
+        try:
+            server.communicate(timeout=SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def flags_of(engine: Mapping[str, Any]) -> list[str]:
+    """Return the engine's options as flags.
+
+    >>> flags_of({"block_size": 4, "enforce_eager": True, "enable_prefix_caching": False, "seed": None})
+    ['--block-size=4', '--enforce-eager', '--no-enable-prefix-caching']
+    """
+    flags = []
+    for name, value in engine.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            flags.append(f"--{flag}={value}")
+    return flags

@@ -10,6 +10,7 @@ On a GPU all layers are one CUDA graph, so that launching kernels costs next to 
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from ..engine.config import EngineConfig, default_device
 from .bench_options import Paged, whole_numbers
 from .floor import device_bandwidth
 from .harness import ratio, take_turns, timed
-from .report import Report, failure_reported, machine_of
+from .report import Report, failure_reported, machine_of, report_of
 
 CONTIGUOUS, SDPA = "contiguous", "sdpa"
 LEAST_BYTES = 1 << 28  # of keys and values: more than a GPU's caches hold
@@ -38,18 +39,12 @@ MAX_DIFFERENCE = 0.03  # as a share of the largest number: bfloat16 rounds by 0.
 
 def paged(options: Paged) -> Report:
     """Measure all batches at all contexts. Raise ValueError for a context that is not a multiple of a block size."""
-    block_sizes, contexts, batches = (
-        whole_numbers(f"--{name}", text)
-        for name, text in (
-            ("block-sizes", options.block_sizes),
-            ("contexts", options.contexts),
-            ("batch-sizes", options.batch_sizes),
-        )
-    )
-    for context in contexts:
-        for block_size in block_sizes:
-            if context % block_size:
-                raise ValueError(f"--contexts must be multiples of each block size, got {context} for {block_size}")
+    block_sizes = whole_numbers("--block-sizes", options.block_sizes)
+    contexts = whole_numbers("--contexts", options.contexts)
+    batches = whole_numbers("--batch-sizes", options.batch_sizes)
+    for context, block_size in product(contexts, block_sizes):
+        if context % block_size:
+            raise ValueError(f"--contexts must be multiples of each block size, got {context} for {block_size}")
     config = EngineConfig(device=options.device or default_device(), dtype=options.dtype or "auto")
     device, dtype = config.torch_device(), config.torch_dtype("bfloat16")
     if device.index is not None:
@@ -58,18 +53,15 @@ def paged(options: Paged) -> Report:
     cases = [Case(shape, 1, batch, context, dtype, device) for context in contexts for batch in batches]
     measured, failures = measure_cases(cases, ops, block_sizes, options.layers, options.rounds)
     kernels = "plain operations, whose times say nothing about a GPU's kernels" if ops is PLAIN else "Triton's kernels"
-    return {
-        "bench": "paged",
-        "settings": {"shape": options.shape, "layers": options.layers or "as they fit", "rounds": options.rounds},
-        "machine": machine_of(device) | {"dtype": str(dtype).removeprefix("torch.")},
-        "measured": measured,
-        "says": [
-            *failures,
-            f"sequences x tokens of each; attention of one new token each, by {kernels}",
-            "sdpa: torch's scaled_dot_product_attention, on the contiguous cache",
-            "blocks are in random order; contiguous: one block per sequence; ratios: median / least / largest",
-        ],
-    }
+    named = {"shape": options.shape, "layers": options.layers or "as they fit", "rounds": options.rounds}
+    says = [
+        *failures,
+        f"sequences x tokens of each; attention of one new token each, by {kernels}",
+        "sdpa: torch's scaled_dot_product_attention, on the contiguous cache",
+        "blocks are in random order; contiguous: one block per sequence; ratios: median / least / largest",
+    ]
+    where = machine_of(device) | {"dtype": str(dtype).removeprefix("torch.")}
+    return report_of("paged", named, where, measured, says)
 
 
 class Case(NamedTuple):

@@ -1,14 +1,25 @@
 """This engine next to others with the same weights: all of them take turns serving the same jobs.
 
+Each other engine runs in a process of its own, by an interpreter that has it; workers/worker.py has the protocol.
+
 At long contexts, this engine is measured alone: a decode step at a short context costs the same except for attention,
 so the difference is the cost of attention.
 """
 
+import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
 
 from ..engine import sequence
 from ..engine.config import POOL_SIZES
@@ -16,17 +27,136 @@ from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
 from .bench_options import Peers, whole_numbers
 from .engine import Run, load_llm, serve
-from .floor import kv_bytes, read_bandwidth, weight_bytes
-from .harness import Spread, take_turns
-from .peer import PeerProcess, PeerSpec, peer_settings, peer_specs
-from .report import Report, has_random_weights, machine, report_of, settings
+from .floor import Floor, read_bandwidth
+from .harness import Spread, ratio, take_turns
+from .report import Report, has_random_weights, last_line, machine, report_of, settings
+from .workers.worker import Settings
 from .workload import Task, check_lengths, mixed_tasks, random_tasks
 
 OWN = "nanovllm"
+LOADERS = {"vllm": "serve_vllm:load", "llama.cpp": "serve_llama_cpp:load"}  # a module of workers/, and its function
+LOADERS |= {"transformers": "serve_transformers:load", "transformers-batch": "serve_transformers:load_batch"}
+WORKER = Path(__file__).with_name("workers") / "worker.py"
+NEEDS_FILE = ("llama.cpp",)
+LENGTHS = 512  # max_model_len is rounded up to a multiple of it: vLLM compiles for a minute for each new length
 SHORT, NUM_STEPS = 16, 8  # tokens of a short context, and measured steps
 DECODE_LENGTH, WARM_UP_TOKENS = 128, 8
 MAX_IDLE_SHARE = 0.05  # of a core, while other engines compute
 Serve = Callable[[Sequence[Task]], Run]
+
+
+class PeerSpec(NamedTuple):
+    """An engine, and the interpreter that runs it."""
+
+    name: str
+    python: str
+    file: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Read a --peer option. Raise ValueError for an invalid one.
+
+        >>> PeerSpec.of("llama.cpp=/opt/llama/bin/python,model.gguf")
+        PeerSpec(name='llama.cpp', python='/opt/llama/bin/python', file='model.gguf')
+        """
+        name, _, rest = text.partition("=")
+        python, _, file = rest.partition(",")
+        if name not in LOADERS or not python:
+            raise ValueError(f"--peer must be NAME=PYTHON or NAME=PYTHON,FILE for {', '.join(LOADERS)}, got {text!r}")
+        if (name in NEEDS_FILE) != bool(file):
+            need = "needs its weights, as NAME=PYTHON,FILE.gguf" if name in NEEDS_FILE else "takes no file"
+            raise ValueError(f"--peer {text}: {name} {need}")
+        return cls(name, python, file)
+
+
+TRANSFORMERS = PeerSpec("transformers", sys.executable)  # of this environment
+
+
+def peer_specs(texts: Sequence[str], with_transformers: bool) -> list[PeerSpec]:
+    """Return the peers that --peer names, and transformers if it is installed here and not named."""
+    specs = [PeerSpec.of(text) for text in texts]
+    names = [spec.name for spec in specs]
+    if len({*names}) < len(names):
+        raise ValueError(f"--peer names an engine twice: {', '.join(names)}")
+    if with_transformers and "transformers" not in names and find_spec("transformers") is not None:
+        specs.append(TRANSFORMERS)
+    return specs
+
+
+def peer_settings(llm: LLM, tasks: Sequence[Task], **more: Any) -> Settings:
+    """Return a peer's settings for the same weights, with room for the tasks."""
+    longest = max(task.num_tokens for task in tasks)
+    longest = min(-(-longest // LENGTHS) * LENGTHS, llm.max_model_len)
+    seats = min(llm.config.max_num_seqs, len(tasks))
+    num_bytes, dtype = seats * longest * llm.llm_engine.kv_cache.bytes_per_token, str(llm.llm_engine.dtype)
+    more |= {"device": str(llm.llm_engine.device), "load_format": llm.config.load_format}
+    model, dtype = str(llm.config.model), dtype.removeprefix("torch.")
+    return Settings(model, dtype, torch.get_num_threads(), longest, seats, num_bytes, **more)
+
+
+class PeerProcess:
+    """A peer's process. It waits for input while others are measured. All errors are ValueErrors that name the peer."""
+
+    def __init__(self, spec: PeerSpec, settings: Settings) -> None:
+        """Start the process, and wait until its engine is loaded."""
+        self.name = spec.name
+        self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # close() closes it
+        given = json.dumps(settings._replace(file=spec.file)._asdict())
+        command = [spec.python, str(WORKER), LOADERS[spec.name], given]
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._stderr}
+        environment = os.environ | {"OMP_NUM_THREADS": str(settings.threads)}
+        try:
+            self._process = subprocess.Popen(command, **pipes, text=True, env=environment)
+        except OSError as error:
+            raise ValueError(f"{self.name}: cannot run {spec.python!r}: {error.strerror}") from None
+        try:
+            self.version = str(self._read("version")["version"])
+        except BaseException:
+            self.close()
+            raise
+
+    def serve(self, tasks: Sequence[Task], may_be_cut: bool = False) -> Run:
+        """Serve all tasks together. Raise ValueError if the peer fails or returns the wrong number of tokens."""
+        job = {"prompts": [task.prompt for task in tasks], "lengths": [task.num_output_tokens for task in tasks]}
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            pass  # the process has died; the read below reports why
+        run = Run(**self._read("tokens", "times", "idle_cpu_seconds"))
+        if fault := run.fault(tasks, may_be_cut):
+            raise ValueError(f"{self.name} returned {fault}")
+        return run
+
+    def _read(self, *names: str) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._stderr.seek(0)
+            status, last = self._process.wait(), last_line(self._stderr.read())
+            raise ValueError(f"{self.name} ended with exit status {status}: {last}")
+        try:
+            values = json.loads(line)
+            error = values.get("error")
+            result = {name: values[name] for name in names} if error is None else {}
+        except (ValueError, KeyError, AttributeError):
+            raise ValueError(f"{self.name} printed {line.strip()[:80]!r}, not JSON with {', '.join(names)}") from None
+        if error is not None:
+            raise ValueError(f"{self.name}: {error}")
+        return result
+
+    def close(self) -> None:
+        """End the process by closing its input, and kill it if it doesn't exit soon."""
+        try:
+            self._process.communicate(timeout=5)
+        except (subprocess.TimeoutExpired, OSError, ValueError):
+            self._process.kill()
+            self._process.wait()
+        self._stderr.close()
+
+
+# ---- nanovllm bench peers
 
 
 class Job(NamedTuple):
@@ -40,20 +170,10 @@ class Job(NamedTuple):
         """Return tokens per second."""
         return run.decoded_per_second if self.is_decode else run.tokens_per_second
 
-    def floor_bytes(self, llm: LLM) -> int:
-        """Return the fewest bytes that the job can read. A prompt takes one step."""
-        return self.num_steps * weight_bytes(llm) + kv_bytes(llm, self.tasks)
-
     @property
     def num_steps(self) -> int:
+        """The fewest steps. A prompt takes one."""
         return max(task.num_output_tokens for task in self.tasks) - self.is_decode
-
-
-class Turn(NamedTuple):
-    """A run of an engine, and the bytes per second that the machine read right before it."""
-
-    run: Run
-    bandwidth: float
 
 
 def peers(engine: dict[str, Any], options: Peers) -> Report:
@@ -87,7 +207,7 @@ def make_jobs(llm: LLM, text: str) -> list[Job]:
 def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: int, named: dict[str, Any]) -> Report:
     """Load all engines, then serve each job with one engine at a time."""
     engines: dict[str, Serve] = {OWN: partial(serve, llm, detokenize=False)}
-    versions, says = dict[str, str](), list[str]()
+    versions, says, floor = dict[str, str](), list[str](), Floor.of(llm)
     with ExitStack() as stack:
         for spec in specs if jobs else ():
             tasks = [task for job in jobs for task in job.tasks]
@@ -95,29 +215,22 @@ def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: in
             engines[spec.name], versions[spec.name] = process.serve, process.version
         measured: dict[str, dict[str, Any]] = {name: {} for name in engines}
         for job in jobs:
-            results = race(llm, engines, job, rounds)
+            for warm_up in engines.values():
+                warm_up([task.shortened(WARM_UP_TOKENS) for task in job.tasks])
+            calls: dict[str, Callable[[], Any]] = {name: partial(each, job.tasks) for name, each in engines.items()}
+            calls["read"] = partial(read_bandwidth, llm)
+            results = take_turns(calls, rounds, warm_ups=0, title=job.name)
             for name in engines:
-                measured[name] |= numbers(llm, job, name, results)
-            says += [f"{job.name}: {line}" for line in conclusions(llm, job, results)]
+                measured[name] |= numbers(floor, job, name, results)
+            says += [f"{job.name}: {line}" for line in conclusions(llm, floor, job, results)]
     return report_of("peers", named, machine(llm) | versions, measured, says)
 
 
-def race(llm: LLM, engines: Mapping[str, Serve], job: Job, rounds: int) -> list[dict[str, Turn]]:
-    """Return each engine's turn, a dict per round."""
-    for warm_up in engines.values():
-        warm_up([task.shortened(WARM_UP_TOKENS) for task in job.tasks])
-
-    def turn(call: Serve) -> Turn:
-        return Turn(bandwidth=read_bandwidth(llm), run=call(job.tasks))
-
-    return take_turns({name: partial(turn, call) for name, call in engines.items()}, rounds, warm_ups=0, title=job.name)
-
-
-def numbers(llm: LLM, job: Job, name: str, results: Sequence[Mapping[str, Turn]]) -> dict[str, Any]:
-    """Return medians of the rounds, and the spread of speeds."""
-    runs, floor = [each[name].run for each in results], job.floor_bytes(llm)
+def numbers(floor: Floor, job: Job, name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return medians of the rounds, and the spread of speeds. "read" has the bytes that memory reads per second."""
+    runs, num_bytes = [each[name] for each in results], floor.num_bytes(job.tasks, job.num_steps)
     seconds = [run.decode_seconds if job.is_decode else run.seconds for run in runs]
-    shares = [floor / bandwidth_of(each) / each_seconds for each, each_seconds in zip(results, seconds, strict=True)]
+    shares = [num_bytes / each["read"] / own_seconds for each, own_seconds in zip(results, seconds, strict=True)]
     shown: dict[str, Any] = {
         f"{job.name}: tokens per second": Spread.of([job.speed(run) for run in runs])._asdict(),
         f"{job.name}: share of the floor": statistics.median(shares),
@@ -125,26 +238,21 @@ def numbers(llm: LLM, job: Job, name: str, results: Sequence[Mapping[str, Turn]]
     if job.is_decode:
         shown[f"{job.name}: step ms"] = 1000 * statistics.median(run.step_seconds for run in runs)
     if name != OWN:
-        ratios = [job.speed(each[OWN].run) / job.speed(each[name].run) for each in results]
-        shown[f"{job.name}: {OWN}'s speedup"] = Spread.of(ratios)._asdict()
+        shown[f"{job.name}: {OWN}'s speedup"] = ratio(results, OWN, name, job.speed)._asdict()
     return shown
 
 
-def bandwidth_of(turns: Mapping[str, Turn]) -> float:
-    """Return a round's bandwidth. One read may fall into a slow moment, and make an engine look near its floor."""
-    return statistics.median(turn.bandwidth for turn in turns.values())
-
-
-def conclusions(llm: LLM, job: Job, results: Sequence[Mapping[str, Turn]]) -> Iterator[str]:
+def conclusions(llm: LLM, floor: Floor, job: Job, results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield notes: the floor, how far the tokens agree, and engines that were busy out of turn."""
-    bandwidth = statistics.median(map(bandwidth_of, results))
-    read = f"weights of {weight_bytes(llm) / 1e9:.3g} GB and {kv_bytes(llm, job.tasks) / 1e9:.3g} GB of keys and values"
+    bandwidth, kv_bytes = statistics.median(each["read"] for each in results), floor.num_bytes(job.tasks, num_steps=0)
+    read = f"weights of {floor.step_bytes / 1e9:.3g} GB and {kv_bytes / 1e9:.3g} GB of keys and values"
     yield f"the floor is {job.num_steps} steps that read {read}, at {bandwidth / 1e9:.1f} GB/s"
-    for name in results[0]:
+    runs = {name: [each[name] for each in results] for name in results[0] if name != "read"}
+    total = sum(run.seconds for own in runs.values() for run in own)
+    for name, own in runs.items():
         if name != OWN and not has_random_weights(llm):  # each engine makes its own random weights
-            yield f"{name}: {agreement(llm, job.tasks, results[-1][OWN].run, results[-1][name].run)}"
-        used = sum(each[name].run.idle_cpu_seconds for each in results)
-        others = sum(turn.run.seconds for each in results for other, turn in each.items() if other != name)
+            yield f"{name}: {agreement(llm, job.tasks, runs[OWN][-1], own[-1])}"
+        used, others = sum(run.idle_cpu_seconds for run in own), total - sum(run.seconds for run in own)
         if others and used > MAX_IDLE_SHARE * others:
             yield f"{name} used {used / others:.0%} of a core while other engines computed"
 
@@ -183,18 +291,16 @@ def margins(llm: LLM, texts: Sequence[list[int]]) -> list[float]:
 def measure_contexts(engine: dict[str, Any], rounds: int, contexts: Sequence[int], batch_size: int) -> dict[str, Any]:
     """Return numbers by name. Raise ValueError if a context does not fit the model or the pool."""
     llm = load_llm(engine | needed(engine, max(contexts), batch_size))
-    room = llm.llm_engine.kv_cache.num_blocks * llm.llm_engine.kv_cache.block_size
+    cache = llm.llm_engine.kv_cache
+    room = cache.num_blocks * cache.block_size
     for context in contexts:
         check_lengths([task_of(llm, context)], llm.max_model_len)
         if batch_size * (context + 1 + NUM_STEPS) > room:
             raise ValueError(f"{batch_size} contexts of {context} tokens do not fit in the pool of {room} slots")
     calls = {str(context): partial(step_seconds, llm, context, batch_size) for context in {SHORT, *contexts}}
     results = take_turns({**calls, "read": partial(read_bandwidth, llm)}, rounds, title="contexts")
-    numbers: dict[str, Any] = {}
-    for context in contexts:
-        num_bytes = batch_size * (context + (NUM_STEPS + 1) / 2) * llm.llm_engine.kv_cache.bytes_per_token
-        numbers |= numbers_of(context, num_bytes, results)
-    return numbers
+    kv_bytes = {n: batch_size * (n + (NUM_STEPS + 1) / 2) * cache.bytes_per_token for n in contexts}
+    return {key: value for n in contexts for key, value in numbers_of(n, kv_bytes[n], results).items()}
 
 
 def needed(engine: dict[str, Any], context: int, batch_size: int) -> dict[str, Any]:
@@ -218,17 +324,15 @@ def numbers_of(context: int, num_bytes: float, results: Sequence[dict[str, float
     >>> numbers_of(1000, 2e6, rounds)["context 1,000: attention's share of the bandwidth"]
     0.5
     """
-    steps = [each[str(context)] for each in results]
     attention = [each[str(context)] - each[str(SHORT)] for each in results]
-    shares = [
-        num_bytes / seconds / each["read"] for seconds, each in zip(attention, results, strict=True) if seconds > 0
-    ]
+    share = None
+    if min(attention) > 0:
+        shares = [num_bytes / own / each["read"] for own, each in zip(attention, results, strict=True)]
+        share = statistics.median(shares)
     return {
-        f"context {context:,}: step ms": 1000 * statistics.median(steps),
+        f"context {context:,}: step ms": 1000 * statistics.median(each[str(context)] for each in results),
         f"context {context:,}: attention ms": 1000 * statistics.median(attention),
-        f"context {context:,}: attention's share of the bandwidth": (
-            statistics.median(shares) if len(shares) == len(results) else None
-        ),
+        f"context {context:,}: attention's share of the bandwidth": share,
     }
 
 

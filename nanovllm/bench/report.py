@@ -4,7 +4,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,11 +35,9 @@ def settings(options: Any) -> dict[str, Any]:
 def machine(llm: "LLM") -> dict[str, Any]:
     """Return the device, the model and the kernels behind the numbers."""
     engine = llm.llm_engine
-    return machine_of(engine.device) | {
-        "model": f"random {Path(llm.config.model).name}" if has_random_weights(llm) else str(llm.config.model),
-        "dtype": str(engine.dtype).removeprefix("torch."),
-        "with": engine.kernels.description,
-    }
+    model = f"random {Path(llm.config.model).name}" if has_random_weights(llm) else str(llm.config.model)
+    dtype = str(engine.dtype).removeprefix("torch.")
+    return machine_of(engine.device) | {"model": model, "dtype": dtype, "with": engine.kernels.description}
 
 
 def has_random_weights(llm: "LLM") -> bool:
@@ -50,12 +48,8 @@ def has_random_weights(llm: "LLM") -> bool:
 def machine_of(device: torch.device) -> dict[str, Any]:
     """Return the versions and the device."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-    return {
-        "nanovllm": __version__,
-        "torch": torch.__version__,
-        "device": f"{device} {name}".strip(),
-        "threads": torch.get_num_threads(),
-    }
+    versions = {"nanovllm": __version__, "torch": torch.__version__}
+    return versions | {"device": f"{device} {name}".strip(), "threads": torch.get_num_threads()}
 
 
 @contextmanager
@@ -67,6 +61,16 @@ def failure_reported(name: str, failures: list[str]) -> Iterator[None]:
         failures.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
+def last_line(text: str) -> str:
+    r"""Return the last line that is not empty, for the reason why a process failed.
+
+    >>> last_line("Traceback\nMemoryError: 3 GiB\n\n")
+    'MemoryError: 3 GiB'
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no output"
+
+
 def text(report: Report) -> str:
     """Return the report for a terminal: a row per number, a column per engine, and notes."""
     columns: Mapping[str, Mapping[str, Any]] = report["measured"]
@@ -74,9 +78,8 @@ def text(report: Report) -> str:
     rows = [[name.replace("_", " "), *(shown(each.get(name)) for each in columns.values())] for name in names]
     settings = ", ".join(f"{name.replace('_', ' ')} {shown(value)}" for name, value in report["settings"].items())
     where = ", ".join(f"{name} {value}" for name, value in report["machine"].items())
-    return "\n".join(
-        [f"{report['bench']}: {settings}", where, "", *aligned([["", *columns], *rows]), "", *report["says"]]
-    )
+    table = aligned([["", *columns], *rows])
+    return "\n".join([f"{report['bench']}: {settings}", where, "", *table, "", *report["says"]])
 
 
 def aligned(rows: Sequence[Sequence[str]], separator: str = "  ") -> list[str]:
@@ -104,8 +107,5 @@ def shown(value: Any) -> str:
 
 def write_json(report: Report, file: str) -> None:
     """Write a report to a file, or to standard output if `file` is "-"."""
-    content = json.dumps(report, indent=2) + "\n"
-    if file == "-":
-        sys.stdout.write(content)
-    else:
-        Path(file).write_text(content, encoding="utf-8")
+    with nullcontext(sys.stdout) if file == "-" else open(file, "w", encoding="utf-8") as out:
+        out.write(json.dumps(report, indent=2) + "\n")

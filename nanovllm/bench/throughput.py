@@ -1,4 +1,8 @@
-"""One engine alone: throughput, latency, and the time to first token of prompts whose beginning is cached."""
+"""This engine alone or beside transformers: throughput, latency, cached prefixes, and nano-vllm's published workload.
+
+bench.py of GeeeekExplorer/nano-vllm: 256 prompts of 100 to 1,024 random tokens, and as many tokens of each output,
+142,827 in and 133,966 out. It is served in one round; in the others, engines take turns.
+"""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,19 +11,24 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from ..engine.config import POOL_SIZES
+from ..checkpoints.model_config import read_model_config
+from ..engine.block_manager import cdiv
+from ..engine.config import POOL_SIZES, EngineArgs
 from ..engine.cost_model import measure as measure_cost
 from ..llm import LLM
-from .bench_options import Latency, Offload, Prefix, Throughput
-from .engine import Run, load_llm, numbers, serve
-from .floor import floor_note, kv_bytes, read_bandwidth, weight_bytes
+from ..log import tell
+from .bench_options import Latency, Offload, Prefix, Published, Throughput
+from .engine import Run, free_memory, load_llm, numbers, serve
+from .floor import Floor, device_bandwidth, floor_note, read_bandwidth
 from .harness import Spread, ratio, take_turns
-from .peer import TRANSFORMERS, PeerProcess, peer_settings
+from .peers import OWN, TRANSFORMERS, WARM_UP_TOKENS, PeerProcess, peer_settings
 from .report import Report, machine, report_of, settings
-from .workload import Task, check_lengths, random_tasks, random_tokens, read_dataset
+from .workers.worker import Settings
+from .workload import Task, check_lengths, published_tasks, random_tasks, random_tokens, read_dataset
 
 NOTE = "times in ms: p50 / p90 / p99 of all rounds"
 TIMES_ON_HOST = 4  # the host's pool, in pools of the device
+BATCHES, PUBLISHED_MAX_MODEL_LEN = "generate_batch", 4096  # as in that benchmark
 Call = Callable[[], Run]
 
 
@@ -55,17 +64,16 @@ def latency(engine: dict[str, Any], options: Latency) -> Report:
 def compare(name: str, llm: LLM, tasks: list[Task], options: Throughput | Latency, named: dict[str, Any]) -> Report:
     """Serve the tasks with this engine and, if options.peer, with transformers, in turns."""
     check_lengths(tasks, llm.max_model_len)
+    own: dict[str, Call] = {OWN: partial(serve, llm, tasks)}
     with transformers(llm, tasks, options.peer) as (calls, says):
-        calls = {"nanovllm": partial(serve, llm, tasks), **calls}
-        results = take_turns(calls, options.rounds, title=name)
+        results = take_turns(own | calls, options.rounds, title=name)
     bandwidth, more = read_bandwidth(llm), dict[str, Any]()
-    measured = {key: numbers([each[key] for each in results]) for key in calls}
-    floor = (measured["nanovllm"]["steps"] * weight_bytes(llm) + kv_bytes(llm, tasks)) / bandwidth
-    measured["nanovllm"]["floor_share"] = floor / measured["nanovllm"]["seconds"]
+    measured = {key: numbers([each[key] for each in results]) for key in results[0]}
+    floor = Floor.of(llm).num_bytes(tasks, measured[OWN]["steps"]) / bandwidth
+    measured[OWN]["floor_share"] = floor / measured[OWN]["seconds"]
     if "transformers" in calls:
-        seconds = [{key: run.seconds for key, run in each.items()} for each in results]
-        speedup = ratio(seconds, "transformers", "nanovllm")
-        more, says = {"speedup": speedup._asdict()}, ["nanovllm is " + speedup.text("times as fast")]
+        speedup = ratio(results, "transformers", OWN, lambda run: run.seconds)
+        more, says = {"speedup": speedup._asdict()}, [f"{OWN} is " + speedup.text("times as fast")]
     return report_of(name, named, machine(llm), measured, [NOTE, floor_note(bandwidth), *says], **more)
 
 
@@ -91,10 +99,7 @@ def prefix(engine: dict[str, Any], options: Prefix) -> Report:
     """Serve a prompt whose beginning is cached, and the same prompt from an empty cache."""
     llm = load_llm(engine | {"enable_prefix_caching": True})
     task, beginning, _ = prompts_of(llm, options)
-    calls: dict[str, Call] = {
-        "new": partial(serve, llm, [task]),
-        "cached": partial(serve_after, llm, task, beginning),
-    }
+    calls: dict[str, Call] = {"new": partial(serve, llm, [task]), "cached": partial(serve_after, llm, task, beginning)}
     with transformers(llm, [task], options.peer) as (peer_calls, says):
         results = take_turns({**calls, **peer_calls}, options.rounds, title="prefix")
     sooner = first_token_ratio(results, "new", "cached")
@@ -131,17 +136,17 @@ def offload(engine: dict[str, Any], options: Offload) -> Report:
 
 def first_token_ratio(results: Sequence[Mapping[str, Run]], above: str, below: str) -> Spread:
     """Return how many times as soon the first token of `below` comes, over all rounds."""
-    return ratio([{name: run.first_tokens[0] for name, run in each.items()} for each in results], above, below)
+    return ratio(results, above, below, lambda run: run.first_tokens[0])
 
 
 def first_tokens(results: Sequence[Mapping[str, Run]]) -> dict[str, dict[str, Any]]:
     """Return the times of each call, and how many tokens of its prompt were cached."""
-    measured = {name: numbers([each[name] for each in results]) for name in results[0]}
-    return {
-        name: {key: measured[name][key] for key in ("first_token_ms", "seconds")}
-        | {"tokens_hit": run.num_cached_tokens}
-        for name, run in results[0].items()
-    }
+    measured = {}
+    for name, run in results[0].items():
+        times = numbers([each[name] for each in results])
+        measured[name] = {key: times[key] for key in ("first_token_ms", "seconds")}
+        measured[name]["tokens_hit"] = run.num_cached_tokens
+    return measured
 
 
 def with_host_tier(engine: dict[str, Any], length: int) -> dict[str, Any]:
@@ -157,10 +162,8 @@ def with_host_tier(engine: dict[str, Any], length: int) -> dict[str, Any]:
 def prompts_of(llm: LLM, options: Prefix) -> tuple[Task, list[int], list[int]]:
     """Return a task, the beginning of its prompt, and another prompt of its length."""
     rng, vocab_size = random.Random(0), llm.model_config.vocab_size
-    beginning, end, other = (
-        random_tokens(rng, vocab_size, length)
-        for length in (options.prefix_len, options.input_len, options.prefix_len + options.input_len)
-    )
+    lengths = options.prefix_len, options.input_len, options.prefix_len + options.input_len
+    beginning, end, other = (random_tokens(rng, vocab_size, length) for length in lengths)
     task = Task(beginning + end, options.output_len)
     check_lengths([task], llm.max_model_len)
     return task, beginning, other
@@ -171,3 +174,81 @@ def serve_after(llm: LLM, task: Task, *prompts: list[int]) -> Run:
     for number, prompt in enumerate(prompts):
         serve(llm, [Task(prompt, 1)], is_cold=number == 0)
     return serve(llm, [task], is_cold=False)
+
+
+# ---- nano-vllm's published workload
+
+
+def published(engine: dict[str, Any], options: Published) -> Report:
+    """Serve the workload with this engine and, if options.peer, with transformers."""
+    engine, tasks = workload(engine, options)
+    bandwidth = device_bandwidth(EngineArgs(**engine).engine_config().torch_device())  # before a pool fills a GPU
+    free_memory()
+    own, num_bytes, where, peer = serve_published(engine, tasks, options.peer_seconds)
+    runs, versions, says = {OWN: own}, dict[str, str](), list[str]()
+    if options.peer:
+        try:
+            runs[BATCHES], versions[BATCHES] = serve_by_peer(peer, tasks)
+        except ValueError as error:
+            says.append(f"{BATCHES}: {error}")
+    measured = {name: numbers([run]) for name, run in runs.items()}
+    for name, run in runs.items():
+        share = num_bytes(tasks, run) / bandwidth / run.seconds
+        measured[name] |= {"tokens": run.num_tokens, "share of the floor": share}
+    if peer_run := runs.get(BATCHES):
+        measured[BATCHES][f"{OWN}'s speedup"] = own.tokens_per_second / peer_run.tokens_per_second
+        if peer_run.num_tokens < own.num_tokens:
+            counts = f"{peer_run.num_tokens:,} of {own.num_tokens:,} tokens"
+            says.append(f"{BATCHES} was stopped after {peer_run.seconds:.0f} seconds, with {counts}")
+    named: dict[str, Any] = {"num_requests": options.num_requests, "temperature": options.temperature}
+    named |= {"lengths": f"{options.min_len} to {options.max_len}", "prompt_tokens": sum(len(t.prompt) for t in tasks)}
+    says += ["tokens: of outputs; times in ms: p50 / p90 / p99; all requests come at once", floor_note(bandwidth)]
+    return report_of("published", named, where | versions, measured, says)
+
+
+def workload(engine: dict[str, Any], options: Published) -> tuple[dict[str, Any], list[Task]]:
+    """Return the engine's options and the tasks. Raise ValueError if a task has too many tokens for the model."""
+    if options.min_len > options.max_len:
+        raise ValueError(f"--min-len must be at most --max-len {options.max_len}, got {options.min_len}")
+    config = EngineArgs(**engine).engine_config()
+    model = read_model_config(config.model)
+    longest = config.max_model_len or min(PUBLISHED_MAX_MODEL_LEN, model.max_position_embeddings)
+    lengths = options.min_len, options.max_len
+    tasks = published_tasks(model.vocab_size, options.num_requests, *lengths, options.temperature)
+    check_lengths(tasks, longest)
+    return engine | {"max_model_len": longest}, tasks
+
+
+def serve_published(
+    engine: dict[str, Any], tasks: list[Task], peer_seconds: float
+) -> tuple[Run, Callable[[Sequence[Task], Run], int], dict[str, Any], Settings]:
+    """Return the run, bytes_read() and machine of this engine, whose memory it frees, and a peer's settings."""
+    llm = load_llm(engine)
+    serve(llm, [tasks[0].shortened(WARM_UP_TOKENS)], detokenize=False)
+    run = serve(llm, tasks, detokenize=False)
+    tell(f"{OWN}: {run.tokens_per_second:,.1f} tokens per second")  # the peer takes minutes, and may be stopped
+    peer = peer_settings(llm, tasks, temperature=tasks[0].temperature, max_seconds=peer_seconds)
+    return run, partial(bytes_read, Floor.of(llm), llm.config.max_num_seqs), machine(llm), peer
+
+
+def bytes_read(floor: Floor, max_num_seqs: int, tasks: Sequence[Task], run: Run) -> int:
+    """Return the least that a device reads for the tokens that a run has generated, which may have been cut.
+
+    Computing the prompts is left out: it is a small part on a GPU.
+    """
+    lengths = [len(each) for each in run.tokens]
+    done = [task._replace(num_output_tokens=count) for task, count in zip(tasks, lengths, strict=True)]
+    return floor.num_bytes(done, num_steps=max(*lengths, cdiv(sum(lengths), max_num_seqs)))
+
+
+def serve_by_peer(peer: Settings, tasks: list[Task]) -> tuple[Run, str]:
+    """Return transformers' run and version."""
+    if find_spec("transformers") is None:
+        raise ValueError("transformers is not installed")
+    free_memory()
+    with closing(PeerProcess(TRANSFORMERS._replace(name="transformers-batch"), peer)) as process:
+        process.serve([tasks[0].shortened(WARM_UP_TOKENS)], may_be_cut=True)
+        run = process.serve(tasks, may_be_cut=True)
+    if not any(run.tokens):
+        raise ValueError(f"no token arrived within {peer.max_seconds:g} seconds")
+    return run, process.version

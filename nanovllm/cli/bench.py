@@ -36,11 +36,11 @@ BENCHMARKS = {
     "latency": Benchmark("throughput:latency", bench_options.Latency),
     "prefix": Benchmark("throughput:prefix", bench_options.Prefix),
     "offload": Benchmark("throughput:offload", bench_options.Offload),
-    "http": Benchmark("http:http", bench_options.Http),
+    "http": Benchmark("load:http", bench_options.Http),
     "serve": Benchmark("load:serve_load", bench_options.ServerLoad, takes_engine=False),
     "peers": Benchmark("peers:peers", bench_options.Peers, shape=f"{SHAPE}; vllm and llama.cpp cannot take one"),
     "published": Benchmark(
-        "published:published",
+        "throughput:published",
         bench_options.Published,
         shape=f"{SHAPE}; default: {PUBLISHED_SHAPE}, unless --model names a checkpoint",
         engine={"max_num_seqs": {"default": 256}, "max_num_batched_tokens": {"default": 16384}},
@@ -60,17 +60,16 @@ def bench(context: click.Context) -> None:
 
 def command_of(name: str, benchmark: Benchmark) -> click.Command:
     """Return the command of a benchmark."""
-    given: list[click.Parameter] = [option(each, **settings_of(each)) for each in fields(benchmark.options)]
-    given.append(
-        click.Option(["--json", "json_file"], metavar="PATH", help="write JSON to a file; - is standard output")
-    )
+    names, to_json = fields(benchmark.options), "write JSON to a file; - is standard output"
+    given: list[click.Parameter] = [option(each, **settings_of(each)) for each in names]
+    given.append(click.Option(["--json", "json_file"], metavar="PATH", help=to_json))
     if benchmark.shape:
         given.append(click.Option(["--shape"], type=click.Choice([*SHAPES]), metavar="NAME", help=benchmark.shape))
     if benchmark.takes_engine:
         given += engine_options(**benchmark.engine, **({"model": {"default": None}} if benchmark.shape else {}))
 
     def run(json_file: str | None, **values: Any) -> int:
-        chosen = benchmark.options(**{each.name: values.pop(each.name) for each in fields(benchmark.options)})
+        chosen = benchmark.options(**{each.name: values.pop(each.name) for each in names})
 
         def measure() -> Report:
             arguments = [chosen]

@@ -15,17 +15,17 @@ from typing import Any
 
 from tqdm import tqdm
 
-from stages.bench import claims, decode, offload, predict, prefix_cache, results, samples, scoreboard, serving
+from stages.bench import claims, decode_step, offload, predict, results, samples, scoreboard, serving
 
 Table = Callable[[argparse.Namespace], dict[str, Any]]
 TABLES: dict[str, Table] = {  # decode first: the answers of stages 2 and 3 need it
-    "decode": decode.measure,
+    "decode": decode_step.measure,
     "scoreboard": scoreboard.measure,
     "run": scoreboard.measure_run,
     "peers": scoreboard.measure_peers,
     "serving": serving.measure,
     "samples": samples.measure,
-    "prefix_cache": prefix_cache.measure,
+    "prefix_cache": serving.measure_prefix_cache,
     "offload": offload.measure,
     "claims": claims.measure,
     **{name: partial(predict.measure, name) for name in predict.stages()},

@@ -1,24 +1,32 @@
-"""A single decode step of any stage, repeated: a batch with some context, and one token of each sequence.
+"""One decode step of any stage: a batch with some context, and one token of each sequence.
 
-AttentionAlone is the attention of such a step, without the rest of the model.
+DecodeStep repeats it, AttentionAlone repeats its attention without the rest of the model, and measure() fills the
+decode table: stages 1 to 3 against each other, by batch, context, model and dtype. Stages take turns, and one large
+tensor is read in between, which gives the memory's bandwidth. A mixed batch has one long context and many short ones:
+stage 3 pads all of them to the longest, a tile at a time.
 """
 
 import copy
+import gc
 import itertools
 import random
-from collections.abc import Callable
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from nanovllm.bench.harness import seconds_of
+from nanovllm.bench.floor import Reading
+from nanovllm.bench.harness import figures, ratios, seconds_of, take_turns, with_spreads
 from stages.bench.engines import new_sequence, part, stage
-from stages.bench.models import num_parameters
+from stages.bench.models import model_135m, num_parameters, storyteller_of
 
 SHORTEST = 128  # context of the shortest sequence of a mixed batch
+ATTENTION = {"s1": "ContiguousAttention", "s2": "GatherAttention"}  # later stages have PagedAttention
 
 
 class Case(NamedTuple):
@@ -71,34 +79,29 @@ class DecodeStep:
         self.kv_cache = part(name, "kv_cache").KVCache(config, *shape, dtype, self._device)
         for tensor in self.pool_tensors():
             tensor.fill_(0.01)  # untouched memory has no physical pages yet, and reading it is too fast
-        self.attention = self._new_attention()
+        tile_size = () if name in ATTENTION else (stage(name).EngineConfig.tile_size,)
+        attention = getattr(part(name, "attention"), ATTENTION.get(name, "PagedAttention"))
+        self.attention = attention(self.kv_cache, *tile_size)
         self.runner = self.new_runner(self.attention)
         inputs = part(name, "input_processor").InputProcessor(config, None, config.max_position_embeddings, seed=0)
         params = stage(name).SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-        self.seqs = [
-            new_sequence(name, inputs, str(i), [1] * context, params) for i, context in enumerate(case.contexts)
-        ]
-        for seq, end, size in zip(self.seqs, itertools.accumulate(sizes), sizes, strict=True):
+        self.seqs = list[Any]()
+        for context, end, size in zip(case.contexts, itertools.accumulate(sizes), sizes, strict=True):
+            seq = new_sequence(name, inputs, str(len(self.seqs)), [1] * context, params)
             assert not seq.finished, seq.error
             seq.num_computed_tokens = seq.num_tokens - 1
+            slots = range(end - size, end)
             if name == "s1":
-                seq.slots = range(end - size, end)
+                seq.slots = slots
             else:
-                seq.block_table = list(range(end - size, end))
+                seq.block_table = list(slots)
+            self.seqs.append(seq)
         self.num_kv_bytes = sum(case.contexts) * self.kv_cache.bytes_per_token
         self.num_bytes = self.num_kv_bytes + num_parameters(config) * dtype.itemsize  # read in each step
 
     def pool_tensors(self) -> list[Tensor]:
         """Return the memory of the pool."""
         return [self.kv_cache.k, self.kv_cache.v] if self._name == "s1" else [self.kv_cache.blocks]
-
-    def _new_attention(self) -> Any:
-        attention = part(self._name, "attention")
-        if self._name == "s1":
-            return attention.ContiguousAttention(self.kv_cache)
-        if self._name == "s2":
-            return attention.GatherAttention(self.kv_cache)
-        return attention.PagedAttention(self.kv_cache, stage(self._name).EngineConfig.tile_size)
 
     def new_runner(self, attention: Any) -> Any:
         """Return a ModelRunner of this model that attends with `attention`."""
@@ -162,3 +165,76 @@ class AttentionAlone:
         attend = self._recorder.attention.plan(self._recorder.step)
         for layer, (q, k, v) in enumerate(self._recorder.inputs):
             attend(layer, q, k, v)
+
+
+# ---- the decode table
+
+LONGEST = 4096
+MAX_ROUNDS, MIN_ROUNDS, SECONDS = 25, 5, 1.5  # of a case
+STAGES = ("s1", "s2", "s3")
+
+BATCHES, SHORT = (1, 2, 4, 8, 16, 32), SHORTEST
+CONTEXTS, MANY = (128, 512, 1000, 2000, 4000), 16
+SHAPES = [*((batch, SHORT) for batch in BATCHES), (1, 1000), (8, 512), *((MANY, context) for context in CONTEXTS)]
+CASES = [
+    *(Case("storyteller", dtype, *shape) for dtype in ("float32", "bfloat16") for shape in dict.fromkeys(SHAPES)),
+    *(Case("storyteller", "float32", MANY, context, is_mixed=True) for context in (512, 1000, 2000, 4000)),
+    *(Case("135M", "bfloat16", batch, context) for context in (128, 512) for batch in (1, 8, 32)),
+]
+Results = Mapping[str, Mapping[str, Any]]  # of each case, by its key
+
+
+def measure(args: Namespace) -> dict[str, Any]:
+    """Measure all cases. About two minutes."""
+    folders, reading = {"storyteller": storyteller_of(LONGEST), "135M": model_135m()}, Reading()
+    cases: dict[str, Any] = {}
+    for case in tqdm(CASES, "decode steps"):
+        cases[case.key] = measure_case(case, folders[case.model], STAGES, reading)
+    return {"decode": {"cases": cases, "alone": alone(cases)}}
+
+
+def alone(results: Results) -> dict[str, Any]:
+    """Return how one sequence alone compares with stage 1."""
+    cases = {
+        "storyteller": Case("storyteller", "float32", 1, SHORT),
+        "storyteller_bfloat16": Case("storyteller", "bfloat16", 1, SHORT),
+        "storyteller_1000": Case("storyteller", "float32", 1, 1000),
+        "135M": Case("135M", "bfloat16", 1, SHORT),
+    }
+    names = [(name, case, end) for name, case in cases.items() for end in ("", "_spread")]
+    return {f"{name}{end}": results[case.key][f"s3_over_s1{end}"] for name, case, end in names}
+
+
+def measure_case(
+    case: Case, folder: Path, names: Sequence[str], reading: Reading, device: str = "cpu", seconds: float = SECONDS
+) -> dict[str, Any]:
+    """Return each stage's milliseconds per step, its share of the memory's bandwidth, and the ratio of each pair.
+
+    The share counts every weight, key and value once. `moved_bytes` is for keys and values that are read, copied, and
+    read again in the copy. A ratio says how many times as fast the later stage is.
+    """
+    gc.collect()  # frees the previous case, whose parts refer to each other
+    steps = {name: DecodeStep(name, folder, case, device=device) for name in names}
+    calls: dict[str, Callable[[], float]] = {**steps, "read": reading}
+    rounds = take_turns(calls, MAX_ROUNDS, warm_ups=2, least_rounds=MIN_ROUNDS, seconds=seconds)
+    num_bytes, num_kv_bytes = steps[names[0]].num_bytes, steps[names[0]].num_kv_bytes
+    result = {**case._asdict(), "bytes": num_bytes, "moved_bytes": num_bytes + 2 * num_kv_bytes}
+    result |= {"padding": case.padding} if case.is_mixed else {}
+    result |= with_spreads([{f"{name}_ms": 1000 * each[name] for name in calls} for each in rounds])
+    result |= figures({"bandwidth": [reading.num_bytes / each["read"] for each in rounds]})
+    for name in calls:
+        shares = [num_bytes / each[name] / (reading.num_bytes / each["read"]) for each in rounds]
+        result |= figures({f"{name}_of_bandwidth": shares})
+    result |= ratios(rounds, {f"{b}_over_{a}": (a, b) for a, b in itertools.combinations(names, 2)})
+    if device.startswith("cuda"):
+        result |= {f"{name}_extra_bytes": extra_bytes(step, device) for name, step in steps.items()}
+    return result
+
+
+def extra_bytes(step: DecodeStep, device: str) -> int:
+    """Return the most memory that a step uses besides weights and pool, on a CUDA device."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    step()
+    return torch.cuda.max_memory_allocated(device) - before

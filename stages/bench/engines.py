@@ -7,18 +7,12 @@ Everything that can be counted (steps, tokens, blocks, preemptions, hits) needs 
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-PACKAGES = {
-    "s1": "s1_contiguous_cache",
-    "s2": "s2_block_manager",
-    "s3": "s3_paged_attention",
-    "s4": "s4_continuous_batching",
-    "s5": "s5_cow_sampling",
-    "s6": "s6_prefix_caching",
-    "s7": "s7_cpu_offload",
-}
+FOLDERS = sorted(path.parent.name for path in Path(__file__).resolve().parents[1].glob("s[0-9]_*/__init__.py"))
+PACKAGES = {folder.split("_")[0]: folder for folder in FOLDERS}  # by short name: "s1", "s2"
 WITHOUT_SCHEDULER = ("s1", "s2", "s3")  # the LLM itself holds the parts: there is no LLMEngine
 ONE_SEQUENCE_A_REQUEST = ("s1", "s2", "s3", "s4")  # later stages make one per sample
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nanovllm.bench.floor import Reading
-from nanovllm.bench.harness import Scores, figures, ratios, seconds_of, take_turns, timed
+from nanovllm.bench.harness import Scores, figures, ratios, repeated, seconds_of, take_turns, timed
 from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
 from stages.bench.models import STORYTELLER, storyteller_of
 
@@ -82,11 +82,10 @@ def roofline(rounds: int = 7, size: int = 1024) -> Scores:
         calls[f"decode_{batch}_{context}_ms"] = step_of(batch, context)
     limits = {"read": timed(reading), "multiply": timed(lambda: a @ b)}
     turns = take_turns({name: timed(call) for name, call in calls.items()} | limits, rounds)
-    return figures(
-        {name: [1000 * turn[name] for turn in turns] for name in calls}
-        | {"bytes_per_second": [reading.num_bytes / turn["read"] for turn in turns]}
-        | {"operations_per_second": [2 * size**3 / turn["multiply"] for turn in turns]}
-    )
+    series = {name: [1000 * turn[name] for turn in turns] for name in calls}
+    series["bytes_per_second"] = [reading.num_bytes / turn["read"] for turn in turns]
+    series["operations_per_second"] = [2 * size**3 / turn["multiply"] for turn in turns]
+    return figures(series)
 
 
 def attention(rounds: int = 9, contexts: tuple[int, ...] = (960, 4096)) -> Scores:
@@ -139,14 +138,12 @@ def disk(rounds: int = 5, num_blocks: int = 32, folder: Path | None = None, num_
 
         def write() -> None:
             with path.open("wb", buffering=0) as file:
-                for _ in range(num_blocks):
-                    file.write(block)
+                repeated(lambda: file.write(block), num_blocks)()
                 os.fsync(file.fileno())
 
         def read_all() -> None:
             with path.open("rb", buffering=0) as file:
-                while file.read(num_bytes):
-                    pass
+                repeated(lambda: file.read(num_bytes), num_blocks)()
 
         for _ in range(rounds):
             turn = {"write_ms": seconds_of(write)}

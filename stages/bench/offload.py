@@ -20,11 +20,11 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from nanovllm.bench.harness import Scores, median_scores, ratio, seconds_of, take_turns, with_spreads
+from nanovllm.bench.harness import Scores, median_scores, ratio, ratios, seconds_of, speed, take_turns, with_spreads
 from nanovllm.bench.workload import Task, random_tokens
 from stages.bench.engines import stage, without_model
 from stages.bench.models import SHAPE_135M, STORYTELLER, model_135m
-from stages.bench.racing import Racer, computed_twice, race, serve
+from stages.bench.racing import Racer, counts, race, serve
 from stages.bench.results import machine
 from stages.bench.workloads import growing_tasks
 
@@ -77,14 +77,9 @@ def measure_pools(folder: Path, dtype: str) -> dict[str, Any]:
             racers[policy] = Racer(stage_of(policy), llm, tasks)
         race(racers, f"a pool of a third, round {number + 1} of {POOL_ROUNDS}")
         rounds.append({policy: row_of(policy, racer, tasks) for policy, racer in racers.items()})
-    speeds = [{policy: row["tokens_per_second"] for policy, row in each.items()} for each in rounds]
-    share = pool / sum(task.num_tokens for task in tasks)
-    return {
-        **median_scores(rounds),
-        **{"requests": len(tasks), "pool_tokens": pool, "share": share},
-        **ratio(speeds, "auto", "s6").named("auto_over_s6"),
-        **ratio(speeds, "auto", "load").named("auto_over_load"),
-    }
+    sizes = {"requests": len(tasks), "pool_tokens": pool, "share": pool / sum(task.num_tokens for task in tasks)}
+    pairs = {f"auto_over_{policy}": ("auto", policy) for policy in ("s6", "load")}
+    return {**median_scores(rounds), **sizes, **ratios(rounds, pairs, speed)}
 
 
 def row_of(policy: str, racer: Racer, tasks: Sequence[Task]) -> Scores:
@@ -92,32 +87,18 @@ def row_of(policy: str, racer: Racer, tasks: Sequence[Task]) -> Scores:
     row, engine = racer.scores(), racer.llm.llm_engine
     row |= counts(stage_of(policy), engine, row["tokens_computed"], tasks)
     if policy == "auto":
-        model = engine.cost_model
-        row |= {"bytes_per_second": model.load_bytes_per_second, "prefill_tokens_per_second": model.tokens_per_second}
-        row["store_bytes_per_second"] = model.store_bytes_per_second
+        cost = engine.cost_model
+        row |= {"bytes_per_second": cost.load_bytes_per_second, "store_bytes_per_second": cost.store_bytes_per_second}
+        row["prefill_tokens_per_second"] = cost.tokens_per_second
     return row
-
-
-def counts(name: str, engine: Any, tokens_computed: int, tasks: Sequence[Task]) -> dict[str, int]:
-    """Return what an engine that has served all tasks has computed twice and moved."""
-    result = {
-        "preemptions": engine.scheduler.num_preemptions,
-        "computed_twice": computed_twice(name, tokens_computed, tasks),
-    }
-    if name == "s7":
-        tier = engine.host_tier
-        result |= {"blocks_stored": tier.num_blocks_stored, "blocks_loaded": tier.num_blocks_loaded}
-    return result
 
 
 def count_without_model(policy: str) -> dict[str, int]:
     """Return the counts for the same requests without a model: they are the same on every machine."""
     tasks, pool = workload(vocab_size=4096)
-    name = stage_of(policy)
-    engine = without_model(name, model=str(STORYTELLER), **options_of(policy, pool))
+    engine = without_model(name := stage_of(policy), model=str(STORYTELLER), **options_of(policy, pool))
     serve(name, engine, tasks)
-    runner = engine.model_runner
-    return {"steps": runner.num_steps, **counts(name, engine, runner.num_tokens, tasks)}
+    return {"steps": engine.model_runner.num_steps, **counts(name, engine, engine.model_runner.num_tokens, tasks)}
 
 
 # ---- conversations that pause

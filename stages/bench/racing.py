@@ -21,28 +21,23 @@ class Racer:
         self.llm = llm
         self._before = llm.model_runner.num_steps, llm.model_runner.num_tokens
         self._num_expected = sum(task.n * task.num_output_tokens for task in tasks)
-        params = [sampling_params(name, task) for task in tasks]
-        self._stream = llm.stream([task.prompt for task in tasks], params)
-        self._so_far: dict[str, int] = {}  # tokens of each request
-        self._num_tokens = 0
+        self._stream = llm.stream([task.prompt for task in tasks], [sampling_params(name, task) for task in tasks])
+        self._lengths = Counter[str]()  # of the outputs so far
         self._seats = Counter[int]()  # outputs of each step
         self.first_tokens: dict[str, float] = {}  # when each request got its first token, on this clock
         self.slices: list[float] = []  # the seconds of each
 
     def next_slice(self) -> float:
         """Serve one of SLICES parts of the tokens, and return its seconds."""
-        target = self._num_expected * (len(self.slices) + 1) // SLICES
+        target, before = self._num_expected * (len(self.slices) + 1) // SLICES, sum(self.slices)
         started = time.perf_counter()
-        while self._num_tokens < target:
+        while self._lengths.total() < target:
             output = next(self._stream)
             self._seats[self.llm.model_runner.num_steps] += 1  # an output for each request of a step
-            num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
-            self._num_tokens += num_tokens - self._so_far.get(output.request_id, 0)
-            self._so_far[output.request_id] = num_tokens
-            self.first_tokens.setdefault(output.request_id, sum(self.slices) + time.perf_counter() - started)
-        seconds = time.perf_counter() - started
-        self.slices.append(seconds)
-        return seconds
+            self._lengths[output.request_id] = sum(len(sample.token_ids) for sample in output.outputs)
+            self.first_tokens.setdefault(output.request_id, before + time.perf_counter() - started)
+        self.slices.append(time.perf_counter() - started)
+        return self.slices[-1]
 
     @property
     def num_steps(self) -> int:
@@ -59,16 +54,13 @@ class Racer:
 
     def scores(self) -> Scores:
         """Return the numbers of a race that is over. Every task must have all of its tokens."""
-        assert self._num_tokens == self._num_expected, f"{self._num_tokens} of {self._num_expected} tokens generated"
+        num_tokens, seconds = self._lengths.total(), sum(self.slices)
+        assert num_tokens == self._num_expected, f"{num_tokens} of {self._num_expected} tokens generated"
         assert next(self._stream, None) is None, "there are too many tokens"
-        return {
-            "tokens_per_second": self._num_tokens / sum(self.slices),
-            "seconds": sum(self.slices),
-            "steps": self.num_steps,
-            "tokens_a_step": self._num_tokens / self.num_steps,
-            "tokens_computed": self.num_computed_tokens,
-            "first_token_seconds": statistics.median(self.first_tokens.values()),
-        }
+        times = {"tokens_per_second": num_tokens / seconds, "seconds": seconds}
+        times["first_token_seconds"] = statistics.median(self.first_tokens.values())
+        counts = {"steps": self.num_steps, "tokens_computed": self.num_computed_tokens}
+        return times | counts | {"tokens_a_step": num_tokens / self.num_steps}
 
 
 def race(racers: Mapping[str, Racer], title: str | None = None) -> None:
@@ -80,6 +72,9 @@ def sampling_params(name: str, task: Task) -> Any:
     """Return parameters for exactly the task's tokens: greedy, or with a seed if there are several samples."""
     options: dict[str, Any] = {"temperature": 0.0} if task.n == 1 else {"n": task.n, "seed": 0}
     return stage(name).SamplingParams(max_tokens=task.num_output_tokens, ignore_eos=True, **options)
+
+
+# ---- counts, which need no model and no clock
 
 
 def serve(name: str, engine: Any, tasks: Sequence[Task], prefix: str = "") -> list[Any]:
@@ -101,3 +96,15 @@ def computed_twice(name: str, tokens_computed: float, tasks: Sequence[Task]) -> 
     assert name not in WITHOUT_SCHEDULER, "these stages never preempt"
     needed = sum(len(task.prompt) - 1 + task.n * task.num_output_tokens for task in tasks)
     return int(tokens_computed) - needed
+
+
+def counts(name: str, engine: Any, tokens_computed: int, tasks: Sequence[Task]) -> dict[str, int]:
+    """Return preemptions, tokens computed twice and blocks moved by an LLMEngine that has served all tasks."""
+    twice = computed_twice(name, tokens_computed, tasks)
+    moved = blocks_moved(engine.host_tier) if name == "s7" else {}
+    return {"preemptions": engine.scheduler.num_preemptions, "computed_twice": twice, **moved}
+
+
+def blocks_moved(host_tier: Any) -> dict[str, int]:
+    """Return the blocks that stage 7 has stored on the host, and loaded from there."""
+    return {"blocks_stored": host_tier.num_blocks_stored, "blocks_loaded": host_tier.num_blocks_loaded}

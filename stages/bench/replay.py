@@ -13,6 +13,7 @@ from stages.bench.workloads import Traffic
 from stages.s2_block_manager.block_manager import BlockManager
 
 Seq = Any  # a stage's Sequence
+Admits = Callable[[Any, Seq], bool]  # whether a manager has room for a sequence
 
 
 class Holder(NamedTuple):
@@ -48,7 +49,7 @@ def arrivals(name: str, model: Any, requests: Iterable[Traffic], longest: int) -
     return made
 
 
-def admitted(manager: Any, sequences: Iterable[Seq], admits: Callable[[Any, Seq], bool]) -> int:
+def admitted(manager: Any, sequences: Iterable[Seq], admits: Admits) -> int:
     """Return how many sequences a manager admits, one after the other, until `admits` refuses one."""
     for number, seq in enumerate(sequences):
         if not admits(manager, seq):
@@ -58,11 +59,7 @@ def admitted(manager: Any, sequences: Iterable[Seq], admits: Callable[[Any, Seq]
 
 
 def replay(
-    manager: Any,
-    arrivals: Iterable[tuple[Seq, int]],
-    num_steps: int,
-    admits: Callable[[Any, Seq], bool],
-    reports: bool = True,
+    manager: Any, arrivals: Iterable[tuple[Seq, int]], num_steps: int, admits: Admits, reports: bool = True
 ) -> list[Moment]:
     """Serve first come, first served, for `num_steps` steps or until the queue is empty.
 
@@ -88,10 +85,8 @@ def replay(
             seq.token_ids.append(0)
             running[seq] -= 1
         if reports:
-            holders = [
-                Holder(seq.request_id, tuple(seq.block_table) if is_in_blocks else seq.slots, seq.num_computed_tokens)
-                for seq in running
-            ]
+            slots = {seq: tuple(seq.block_table) if is_in_blocks else seq.slots for seq in running}
+            holders = [Holder(seq.request_id, slots[seq], seq.num_computed_tokens) for seq in running]
             moments.append(Moment(manager.report(), holders, waiting[0][0]))
         for seq in [seq for seq, to_go in running.items() if to_go == 0]:
             manager.free(seq)

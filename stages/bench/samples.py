@@ -5,7 +5,6 @@ sample again, stage 6 finds it in the cache, and stage 7 has a host pool as well
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
 from typing import Any
 
 from nanovllm.bench.workload import Task
@@ -21,7 +20,7 @@ TIMES_ON_HOST = 4  # the host's pool, in pools of the device
 
 
 def measure(args: Namespace) -> dict[str, Any]:
-    """Count both parts for each stage that has samples."""
+    """Count each stage that has samples."""
     few_blocks = {name: scarce(name) for name in ("s5", "s6", "s7")}
     return {"samples": {"machine": "any: it is counted", "scarce": few_blocks}}
 
@@ -29,9 +28,8 @@ def measure(args: Namespace) -> dict[str, Any]:
 def engine_without_model(name: str, pool: int) -> Any:
     """Return an engine with a pool of this many tokens."""
     options = {"block_size": BLOCK_SIZE, "max_num_seqs": N * NUM_REQUESTS, "kv_cache_tokens": pool}
-    if name == "s7":
-        options["kv_offloading_tokens"] = TIMES_ON_HOST * pool
-    return without_model(name, by_sample, model=str(STORYTELLER), **options)
+    host = {"kv_offloading_tokens": TIMES_ON_HOST * pool} if name == "s7" else {}
+    return without_model(name, by_sample, model=str(STORYTELLER), **options, **host)
 
 
 def scarce(name: str) -> dict[str, dict[str, int]]:
@@ -39,16 +37,14 @@ def scarce(name: str) -> dict[str, dict[str, int]]:
     prompts = [[3 + number, *even_prompt(PROMPT - 1)] for number in range(NUM_REQUESTS)]  # nothing is shared
     tasks = [Task(prompt, OUTPUT, N) for prompt in prompts]
     needed = sum(task.num_tokens + N * BLOCK_SIZE for task in tasks)  # each last block may be nearly empty
-    return {str(parts): counts(name, tasks, needed // parts) for parts in PARTS}
-
-
-def counts(name: str, tasks: Sequence[Task], pool: int) -> dict[str, int]:
-    """Serve the tasks, and return the counts."""
-    engine = engine_without_model(name, pool)
-    serve(name, engine, tasks)
-    return {
-        "pool_tokens": pool,
-        "steps": engine.model_runner.num_steps,
-        "preemptions": engine.scheduler.num_preemptions,
-        "computed_twice": computed_twice(name, engine.model_runner.num_tokens, tasks),
-    }
+    result = {}
+    for parts in PARTS:
+        engine = engine_without_model(name, needed // parts)
+        serve(name, engine, tasks)
+        result[str(parts)] = {
+            "pool_tokens": needed // parts,
+            "steps": engine.model_runner.num_steps,
+            "preemptions": engine.scheduler.num_preemptions,
+            "computed_twice": computed_twice(name, engine.model_runner.num_tokens, tasks),
+        }
+    return result

@@ -14,15 +14,16 @@ import shlex
 import statistics
 from argparse import Namespace
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 
-from nanovllm.bench.harness import Scores, Spread, median_scores, ratio, seconds_of, take_turns, with_spreads
+from nanovllm.bench.harness import Scores, Spread, median_scores, ratio, take_turns, timed, with_spreads
 from nanovllm.bench.workload import mixed_tasks
 from stages.bench.engines import stage
 from stages.bench.models import STORYTELLER
-from stages.bench.racing import Racer, race, sampling_params
+from stages.bench.racing import Racer, blocks_moved, race, sampling_params
 
 POOL_TOKENS = 8192
 RUN_PROMPT = "Once upon a time"
@@ -56,24 +57,22 @@ def measure(args: Namespace) -> dict[str, Any]:
     """Measure the table, and the overhead of each later stage. About two minutes."""
     serve(VARIANTS, num_requests=2)  # warms up
     rows: list[dict[str, Scores]] = []
-    ratios: dict[str, list[float]] = {}
+    gains: dict[str, list[float]] = {}
     for number in range(NUM_ROUNDS):
         racers = serve(VARIANTS, title=f"stages, round {number + 1} of {NUM_ROUNDS}")
         rows.append({label: row_of(label, racer) for label, racer in racers.items()})
         for before, after in itertools.pairwise(OVERHEAD):
-            key = f"{stage_of(after)}_over_{stage_of(before)}"
-            ratios.setdefault(key, []).append(speed_over(racers[before], racers[after]))
-    overhead = {key: {"rounds": NUM_ROUNDS, **Spread.of(each).as_ratio()} for key, each in ratios.items()}
+            gain = speed_over(racers[before], racers[after])
+            gains.setdefault(f"{stage_of(after)}_over_{stage_of(before)}", []).append(gain)
+    overhead = {key: {"rounds": NUM_ROUNDS, **Spread.of(each).as_ratio()} for key, each in gains.items()}
     return {"scoreboard": median_scores(rows), "overhead": overhead}
 
 
 def serve(labels: Iterable[str], num_requests: int = 32, title: str | None = None) -> dict[str, Racer]:
     """Let every variant serve the mixed workload, all side by side."""
     tasks, options = mixed_tasks(4096, num_requests), {"dtype": "float32", "kv_cache_tokens": POOL_TOKENS}
-    racers = {}
-    for label in labels:
-        name = stage_of(label)
-        racers[label] = Racer(name, stage(name).LLM(STORYTELLER, **options, **VARIANTS[label]), tasks)
+    llms = {label: stage(stage_of(label)).LLM(STORYTELLER, **options, **VARIANTS[label]) for label in labels}
+    racers = {label: Racer(stage_of(label), llm, tasks) for label, llm in llms.items()}
     race(racers, title)
     return racers
 
@@ -94,14 +93,10 @@ def row_of(label: str, racer: Racer) -> Scores:
     row = {"seats": racer.seats}
     row |= {key: scores[key] for key in ("steps", "tokens_computed", "tokens_per_second", "first_token_seconds")}
     peak, size = llm.peak, llm.kv_cache.bytes_per_token
-    row |= {"promised_bytes": peak.promised * size, "held_bytes": peak.held * size}
-    row |= {"used_bytes": peak.used * size, "wasted_bytes": peak.wasted * size}
+    row |= {f"{part}_bytes": getattr(peak, part) * size for part in ("promised", "held", "used", "wasted")}
     if name in ("s5", "s6", "s7"):
         row["blocks_copied"] = llm.kv_cache.num_blocks_copied
-    if name == "s7":
-        tier = llm.llm_engine.host_tier
-        row |= {"blocks_stored": tier.num_blocks_stored, "blocks_loaded": tier.num_blocks_loaded}
-    return row
+    return row | (blocks_moved(llm.llm_engine.host_tier) if name == "s7" else {})
 
 
 # ---- the output of commands
@@ -153,12 +148,10 @@ def measure_peers(args: Namespace) -> dict[str, Any]:
     llm = stage("s1").LLM(STORYTELLER, dtype="float32")
     peer = LlamaForCausalLM.from_pretrained(STORYTELLER, dtype=torch.float32)
     task = mixed_tasks(llm.model_config.vocab_size)[1]._replace(num_output_tokens=PEER_TOKENS)
-    prompt, params = task.prompt, sampling_params("s1", task)
     options = {"do_sample": False, "max_new_tokens": PEER_TOKENS, "eos_token_id": None, "pad_token_id": 0}
-    calls = {
-        "ours": lambda: PEER_TOKENS / seconds_of(lambda: llm.generate([prompt], params)),
-        "transformers": lambda: PEER_TOKENS / seconds_of(lambda: peer.generate(torch.tensor([prompt]), **options)),
-    }
+    ours = timed(partial(llm.generate, [task.prompt], sampling_params("s1", task)))
+    theirs = timed(partial(peer.generate, torch.tensor([task.prompt]), **options))
+    calls = {"ours": lambda: PEER_TOKENS / ours(), "transformers": lambda: PEER_TOKENS / theirs()}
     pairs = take_turns(calls, PEER_PAIRS, title="transformers")
-    lengths = {"prompt_tokens": len(prompt), "output_tokens": PEER_TOKENS}
+    lengths = {"prompt_tokens": len(task.prompt), "output_tokens": PEER_TOKENS}
     return {"peers": {**lengths, **with_spreads(pairs), **ratio(pairs, "ours", "transformers").as_ratio()}}

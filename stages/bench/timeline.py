@@ -6,7 +6,7 @@ thread, so other work on the machine doesn't count.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -94,19 +94,14 @@ class Timeline(NamedTuple):
     @property
     def losses(self) -> list[int]:
         """The number of times that each request was preempted and started over."""
-        begun = [0] * len(self.arrivals)
-        for step in self.steps:
-            for i, work in step.work.items():
-                begun[i] += work.start == 0
-        return [times - 1 for times in begun]
+        begun = Counter(i for step in self.steps for i, work in step.work.items() if work.start == 0)
+        return [begun[i] - 1 for i in range(len(self.arrivals))]
 
     def token_times(self) -> list[list[float]]:
         """Return when the tokens of each request arrived, on the clock."""
         times: list[list[float]] = [[] for _ in self.arrivals]
-        for step in self.steps:
-            for i, work in step.work.items():
-                if work.sampled:
-                    times[i].append(step.end)
+        for i, end in ((i, step.end) for step in self.steps for i, work in step.work.items() if work.sampled):
+            times[i].append(end)
         return times
 
     def first_token_waits(self) -> list[float]:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 Output = tuple[list[list[int]], list[list[float]]]  # the tokens of each request, and when each one arrived
@@ -21,11 +22,8 @@ def load_model(settings: Any) -> tuple[Any, Any]:
     torch.set_num_threads(settings.threads)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    device, dtype, loader = (
-        torch.device(settings.device),
-        getattr(torch, settings.dtype),
-        transformers.AutoModelForCausalLM,
-    )
+    device, dtype = torch.device(settings.device), getattr(torch, settings.dtype)
+    loader = transformers.AutoModelForCausalLM
     if settings.load_format != "dummy":
         return transformers, loader.from_pretrained(settings.model, dtype=dtype).to(device).eval()
     with device:  # create the random weights there
@@ -54,12 +52,12 @@ def load(settings: Any) -> tuple[str, Serve]:
             times.append(time.perf_counter() - started)
             return torch.zeros(len(input_ids), dtype=torch.bool, device=device)  # no row ends here
 
-        padded = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+        padding = [[0] * (width - len(prompt)) for prompt in prompts]
+        padded = torch.tensor([left + prompt for left, prompt in zip(padding, prompts, strict=True)], device=device)
+        mask = torch.tensor([left + [1] * (width - len(left)) for left in padding], device=device)
         criteria = transformers.StoppingCriteriaList([note_time])
-        made = model.generate(
-            padded, attention_mask=mask, max_new_tokens=max(lengths), stopping_criteria=criteria, **options
-        )  # [num_prompts, width + longest]
+        given = {"attention_mask": mask, "max_new_tokens": max(lengths), "stopping_criteria": criteria}
+        made = model.generate(padded, **given, **options)  # [num_prompts, width + longest]
         rows = made[:, width:].tolist()  # waits for a GPU
         times[-1] = time.perf_counter() - started
         return [row[:n] for row, n in zip(rows, lengths, strict=True)], [times[:n] for n in lengths]
@@ -84,10 +82,8 @@ def load_batch(settings: Any) -> tuple[str, Serve]:
         options = {"generation_config": generation, "continuous_batching_config": config, "workload_hints": hints}
         with model.continuous_batching_context_manager(**options, block=True, timeout=SECONDS_TO_STOP) as manager:
             started = time.perf_counter()
-            ids = [
-                manager.add_request(prompt, max_new_tokens=length, record_timestamps=True)
-                for prompt, length in zip(prompts, lengths, strict=True)
-            ]
+            add = partial(manager.add_request, record_timestamps=True)
+            ids = [add(prompt, max_new_tokens=length) for prompt, length in zip(prompts, lengths, strict=True)]
             done = results(manager, len(ids), settings.max_seconds)
         tokens = [done[id].generated_tokens if id in done else [] for id in ids]
         return tokens, [times_of(done[id], started) if id in done else [] for id in ids]
@@ -102,11 +98,9 @@ def configs(transformers: Any, settings: Any, model: Any) -> tuple[Any, Any]:
         generation.do_sample, generation.temperature = True, settings.temperature  # without top_k and top_p
     config = transformers.ContinuousBatchingConfig()
     if model.device.type == "cpu":  # transformers would take most of the machine's memory
-        model_config = model.config
-        head_dim = (
-            getattr(model_config, "head_dim", None) or model_config.hidden_size // model_config.num_attention_heads
-        )
-        token = 2 * model_config.num_hidden_layers * model_config.num_key_value_heads * head_dim * model.dtype.itemsize
+        shape = model.config
+        head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+        token = 2 * shape.num_hidden_layers * shape.num_key_value_heads * head_dim * model.dtype.itemsize
         config.num_blocks = max(1, settings.kv_cache_bytes // (PAGE_SIZE * token))
         config.max_batch_tokens = 512
     return generation, config

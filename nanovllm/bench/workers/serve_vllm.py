@@ -12,23 +12,17 @@ ROOM = 2  # times the bytes that the sequences need, because not all blocks are 
 
 def load(settings: Any) -> tuple[str, Serve]:
     """Return vLLM's version, and a function that serves requests."""
+    os.environ |= {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's steps are calls in this process
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(1 + ROOM * settings.kv_cache_bytes // 2**30),  # in GiB
     }
     import vllm
     from vllm.sampling_params import RequestOutputKind
 
-    llm = vllm.LLM(
-        model=settings.model,
-        dtype=settings.dtype,
-        max_model_len=settings.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        skip_tokenizer_init=True,
-        enable_prefix_caching=False,  # a round must not reuse what an earlier one computed
-    )
+    given = {name: getattr(settings, name) for name in ("model", "dtype", "max_model_len", "max_num_seqs")}
+    no_cache = {"enable_prefix_caching": False}  # a round must not reuse what an earlier one computed
+    llm = vllm.LLM(**given, **no_cache, skip_tokenizer_init=True)
     options = {"ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.DELTA}
 
     def serve(prompts: list[list[int]], lengths: list[int]) -> Output:

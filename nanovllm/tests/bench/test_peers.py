@@ -11,8 +11,8 @@ import torch
 from ... import LLM
 from ...bench import floor, peers
 from ...bench.engine import Run, serve
-from ...bench.peer import WORKER, PeerSpec, peer_specs
-from ...bench.peers import Job, Turn, agreement, conclusions, margins, numbers
+from ...bench.floor import Floor
+from ...bench.peers import WORKER, Job, PeerSpec, agreement, conclusions, margins, numbers, peer_specs
 from ...bench.workers import serve_llama_cpp
 from ...bench.workload import Task, mixed_tasks
 from ...engine.kv_cache import bytes_per_token
@@ -135,9 +135,8 @@ def test_share_of_the_floor_belongs_to_the_same_round(checkpoint):
     job = Job("1 sequence", [Task([1, 2, 3], 3)], is_decode=True)
     run = Run([[5, 6, 7]], [[9.0, 10.0, 11.0]])
     num_bytes = 2 * floor.weight_bytes(llm) + (4 + 5) * bytes_per_token(llm.model_config, torch.float32)
-    other = Turn(run, num_bytes)  # the floor is one of its two seconds
-    rounds = [{"nanovllm": Turn(run, num_bytes * times), "vllm": other, "b": other} for times in (1, 9, 1)]
-    assert numbers(llm, job, "nanovllm", rounds) == {
+    rounds = [{"nanovllm": run, "read": num_bytes * times} for times in (1, 9, 1)]  # the floor is one of two seconds
+    assert numbers(Floor.of(llm), job, "nanovllm", rounds) == {
         "1 sequence: tokens per second": {"median": 1.0, "least": 1.0, "largest": 1.0},
         "1 sequence: share of the floor": 0.5,
         "1 sequence: step ms": 1000.0,
@@ -152,8 +151,8 @@ def test_decoding_begins_when_every_request_has_its_first_token():
 
 def test_engine_that_is_busy_out_of_turn_is_reported(checkpoint):
     calm, busy = (Run([[1, 2]], [[1.0, 2.0]], idle_cpu_seconds=used) for used in (0.01, 1.0))
-    rounds = [{"nanovllm": Turn(calm, 1.0), "vllm": Turn(busy, 1.0)}]
-    lines = conclusions(LLM(checkpoint, **OPTIONS), Job("1 sequence", [Task([1], 2)], True), rounds)
+    rounds, llm = [{"nanovllm": calm, "vllm": busy, "read": 1.0}], LLM(checkpoint, **OPTIONS)
+    lines = conclusions(llm, Floor.of(llm), Job("1 sequence", [Task([1], 2)], True), rounds)
     assert [line for line in lines if "core" in line] == ["vllm used 50% of a core while other engines computed"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ... import LLM
 from ...__main__ import main
-from ...bench import floor, published
+from ...bench import floor, peers, throughput
 from ...bench.bench_options import Published
 from ...bench.engine import Run, folder_of_shape
 from ...bench.workers import serve_transformers
@@ -33,8 +33,8 @@ def serve(run, tmp_path, monkeypatch):
     """Return a function that runs the benchmark beside a peer with this code, and returns the report and the table."""
 
     def command(code: str = ANSWERS, ready: str = 'write(version="9.9 (fake)")') -> tuple[dict, str]:
-        python = SimpleNamespace(executable=write_fake_peer(tmp_path, code, ready))
-        monkeypatch.setattr(published, "sys", python)
+        fake = peers.PeerSpec("transformers", write_fake_peer(tmp_path, code, ready))
+        monkeypatch.setattr(throughput, "TRANSFORMERS", fake)
         file = tmp_path / "report.json"
         status, out, err = run("bench published", *SMALL, "--json", str(file))
         report = json.loads(file.read_text())
@@ -112,7 +112,7 @@ def test_floor_counts_the_tokens_that_were_generated(checkpoint):
     llm = LLM(checkpoint, **OPTIONS, max_num_seqs=1)
     run = Run([[5, 6, 7], [8, 9]], [[1.0, 2.0, 3.0], [1.0, 2.0]])
     steps, slots = 3 + 2, 4 + 5 + 2  # one at a time; the tokens before each but the first of an output
-    num_bytes = published.bytes_read(llm)([Task([1, 2, 3], 9), Task([4], 2)], run)
+    num_bytes = throughput.bytes_read(floor.Floor.of(llm), 1, [Task([1, 2, 3], 9), Task([4], 2)], run)
     assert num_bytes == steps * floor.weight_bytes(llm) + slots * llm.llm_engine.kv_cache.bytes_per_token
 
 
@@ -138,7 +138,7 @@ def test_shape_is_served_with_random_weights(capsys, monkeypatch):
 def test_transformers_serves_random_weights(tmp_path, seconds):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     engine = {"model": str(tmp_path), "load_format": "dummy", "skip_tokenizer_init": True, "device": "cpu"}
-    report = published.published(engine, Published(peer_seconds=seconds, num_requests=3, min_len=20, max_len=30))
+    report = throughput.published(engine, Published(peer_seconds=seconds, num_requests=3, min_len=20, max_len=30))
     is_whole = seconds > 1
     assert ("generate_batch" in report["measured"]) == is_whole, report["says"]
     assert any("no token arrived within 1e-09 seconds" in line for line in report["says"]) != is_whole

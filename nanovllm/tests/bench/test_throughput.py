@@ -12,7 +12,7 @@ import pytest
 
 from ... import LLM
 from ...__main__ import main
-from ...bench import floor, peer, throughput
+from ...bench import floor, peers, throughput
 from ...bench.engine import Run, numbers, serve
 from ...bench.workload import Task, random_tasks
 from ...checkpoints.weights import load_model
@@ -125,7 +125,7 @@ def test_json_goes_to_standard_output_and_the_table_to_standard_error(run):
 
 @pytest.mark.parametrize("name", ["throughput", "latency", "prefix"])
 def test_transformers_serves_the_same_tasks(bench, name, tmp_path, monkeypatch):
-    monkeypatch.setattr(throughput, "TRANSFORMERS", peer.PeerSpec("transformers", write_fake_peer(tmp_path)))
+    monkeypatch.setattr(throughput, "TRANSFORMERS", peers.PeerSpec("transformers", write_fake_peer(tmp_path)))
     flags = PREFIX if name == "prefix" else SMALL
     report, table = bench(name, *flags, *(("--spread", "0.5") if name == "throughput" else ()), peer="--peer")
     numbers = report["measured"]["transformers"]
@@ -162,7 +162,7 @@ def test_engine_is_measured_without_transformers(run, monkeypatch, tmp_path, rea
         monkeypatch.setattr(throughput, "find_spec", lambda name: None)
     else:
         fake = write_fake_peer(tmp_path, "", ready)
-        monkeypatch.setattr(throughput, "TRANSFORMERS", peer.PeerSpec("transformers", fake))
+        monkeypatch.setattr(throughput, "TRANSFORMERS", peers.PeerSpec("transformers", fake))
     status, out, _ = run("bench latency", *SMALL)
     assert status == 0 and expected in out
 
@@ -243,7 +243,8 @@ def test_floor_counts_weights_of_a_step_and_slots_before_a_token(tmp_path, tied)
     embedding = 0 if tied else 320 * 32 * 4
     assert floor.weight_bytes(llm) == weights - embedding
     task = Task([1, 2, 3], 3)  # the second token reads 4 slots, the third 5
-    assert floor.kv_bytes(llm, [task]) == 9 * llm.llm_engine.kv_cache.bytes_per_token
+    slot_bytes = llm.llm_engine.kv_cache.bytes_per_token
+    assert floor.Floor.of(llm).num_bytes([task], num_steps=2) == 2 * (weights - embedding) + 9 * slot_bytes
 
 
 def write_tied(folder: Path) -> Path:

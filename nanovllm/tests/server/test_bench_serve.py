@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, StreamingRespon
 from starlette.routing import Route
 
 from ...__main__ import main
-from ...bench import http, workload
+from ...bench import load, workload
 from ...bench.bench_options import Http
 from ...bench.engine import Run
-from ...bench.http import own_server
+from ...bench.load import own_server
 from ...server.run import listening_socket
 from ..helpers import UNMEASURED
 from .served import STORYTELLER
@@ -167,8 +167,8 @@ def test_load_on_this_server(bench, served):
 @pytest.mark.parametrize("is_own", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_http_is_compared_with_the_engine_itself(bench, served, monkeypatch, is_own):
     if not is_own:
-        monkeypatch.setattr(http, "own_server", lambda engine: nullcontext((served.url, "none")))
-    monkeypatch.setattr(http, "ALONE", 2)
+        monkeypatch.setattr(load, "own_server", lambda engine: nullcontext((served.url, "none")))
+    monkeypatch.setattr(load, "ALONE", 2)
     flags = ("--num-prompts", "2", "--input-len", "5", "--output-len", "4", "--rounds", "2", "--model", STORYTELLER)
     status, report, table, err = bench(*map(str, flags), *UNMEASURED, name="http")
     assert (status, err) == (0, "")
@@ -188,8 +188,9 @@ def test_http_is_compared_with_the_engine_itself(bench, served, monkeypatch, is_
 def test_front_time_per_token_is_the_median_of_the_rounds(fronts, expected):
     turns = []
     for front in fronts:
-        turns.append(http.HttpTurn(Run([[0] * 100], [[0.1, 2.0]]), [0.1], front, 0.1))
-    numbers = http.numbers_of(turns)
+        streamed = load.Streamed([], seconds=2.0, client=0.1, front=front)
+        turns.append(load.HttpTurn(Run([[0] * 100], [[0.1, 2.0]]), [0.1], streamed))
+    numbers = load.numbers_of(turns)
     assert numbers["tokens_per_second"] == 50 and numbers.get("front_ms_per_token") == pytest.approx(expected)
 
 
@@ -197,9 +198,9 @@ def test_prompts_are_unique():
     class Model:
         max_model_len, model_config = 100, type("Config", (), {"vocab_size": 50})
 
-    loads = http.make_loads(Model(), Http(rounds=2, num_prompts=4, input_len=10, output_len=6, spread=0.5))
+    loads = load.make_loads(Model(), Http(rounds=2, num_prompts=4, input_len=10, output_len=6, spread=0.5))
     prompts = [tuple(task.prompt) for together, alone in loads for task in together + alone]
-    assert len(set(prompts)) == len(prompts) == 3 * (4 + http.ALONE)
+    assert len(set(prompts)) == len(prompts) == 3 * (4 + load.ALONE)
 
 
 @pytest.mark.full

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import torch
 
-from stages.bench.gpu import engine, memory, steps
+from stages.bench.gpu import engine, parts
 from stages.bench.gpu.common import SECONDS, PartReport, Setup
 
 PARTS: dict[int, tuple[str, Callable[[Setup, PartReport], None]]] = {
     1: ("the tests marked gpu", engine.run_tests),
-    2: ("decode steps of stages 1, 2 and 3", steps.decode_steps),
-    3: ("copies between host and device", memory.moves),
-    4: ("the roofline", steps.roofline),
-    5: ("claims about allocating, copying a block, and swapping", memory.claims),
+    2: ("decode steps of stages 1, 2 and 3", parts.decode_steps),
+    3: ("copies between host and device", parts.moves),
+    4: ("the roofline", parts.roofline),
+    5: ("claims about allocating, copying a block, and swapping", parts.claims),
     6: ("the finished engine: decode steps, and their part of the bandwidth", partial(engine.run_benches, 6)),
     7: ("the finished engine: nano-vllm's workload, compared with generate_batch", partial(engine.run_benches, 7)),
     8: ("the finished engine: the cost of blocks in attention", partial(engine.run_benches, 8)),

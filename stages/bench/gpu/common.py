@@ -49,14 +49,10 @@ class Setup(NamedTuple):
         """Return a checkpoint of this shape, with random weights."""
         return random_model(SHAPES[model])
 
-    def synchronize(self) -> None:
-        """Wait until the device is idle."""
-        if self.is_cuda:
-            torch.cuda.synchronize(self.device)
-
     def turns(self, calls: Mapping[str, Callable[[], object]], rounds: int = 11) -> list[dict[str, float]]:
         """Return the seconds of calls that take turns, each until the device is idle."""
-        return take_turns({name: timed(call, self.synchronize) for name, call in calls.items()}, self.size(rounds, 1))
+        wait = (lambda: torch.cuda.synchronize(self.device)) if self.is_cuda else (lambda: None)
+        return take_turns({name: timed(call, wait) for name, call in calls.items()}, self.size(rounds, 1))
 
 
 class PartReport:
@@ -72,10 +68,10 @@ class PartReport:
 
     def has_time(self, case: object) -> bool:
         """Return whether the part has time for one more case, and note the case if not."""
-        if time.perf_counter() < self._setup.deadline:
-            return True
-        self.note(f"Left out, because there was no time: {case}.")
-        return False
+        is_early = time.perf_counter() < self._setup.deadline
+        if not is_early:
+            self.note(f"Left out, because there was no time: {case}.")
+        return is_early
 
     def table(self, title: str, rows: Sequence[Row]) -> None:
         """Add a table, a line per row."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from nanovllm.bench.report import last_line
 from stages.bench.gpu.common import PartReport, Setup
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -17,7 +18,7 @@ KERNELS = ROOT / "nanovllm" / "tests" / "gpu"
 SMALL = "--kv-cache-tokens 32768 --kv-offloading-tokens 0"  # a peer's weights need room, too
 LARGE = "--kv-cache-tokens 98304 --kv-offloading-tokens 0 --max-num-batched-tokens 32768"  # 256 prompts in one step
 DECODE = "peers --rounds 3 --max-num-seqs 256"
-TRY = "--rounds 1 --attention-backend torch --kv-cache-tokens 512 --offload-policy load"
+TRY = "--attention-backend torch --kv-cache-tokens 512 --offload-policy load"
 FULL = {  # the most reliable ones come first, since a stopped part keeps its results so far
     6: [
         f"{DECODE} --shape tinyllama-1.1b --jobs 1,8,64 --no-transformers {SMALL}",
@@ -30,13 +31,11 @@ FULL = {  # the most reliable ones come first, since a stopped part keeps its re
     8: ["paged"],
     9: [f"launches {SMALL} --shape tinyllama-1.1b", f"launches {SMALL} --shape qwen3-0.6b --batch-size 64"],
 }
-PAGED = "paged --shape smollm2-135m --batch-sizes 1 --contexts 32 --block-sizes 16 --layers 1 --rounds 1"
-PUBLISHED = "published --model models/storyteller --no-peer --num-requests 2 --min-len 4 --max-len 8"
 TINY = {
-    6: [f"peers --jobs 1 --no-transformers {TRY}"],
-    7: [f"{PUBLISHED} {TRY.removeprefix('--rounds 1 ')}"],
-    8: [PAGED],
-    9: [f"launches --input-len 4 {TRY}"],
+    6: [f"peers --jobs 1 --no-transformers --rounds 1 {TRY}"],
+    7: [f"published --model models/storyteller --no-peer --num-requests 2 --min-len 4 --max-len 8 {TRY}"],
+    8: ["paged --shape smollm2-135m --batch-sizes 1 --contexts 32 --block-sizes 16 --layers 1 --rounds 1"],
+    9: [f"launches --input-len 4 --rounds 1 {TRY}"],
 }
 
 
@@ -69,12 +68,6 @@ def run(setup: Setup, arguments: Sequence[str]) -> tuple[str, str | None]:
     except subprocess.TimeoutExpired as late:  # its output is bytes even with text=True
         return "", f"stopped after {seconds:.0f} seconds: {last_line((late.stderr or b'').decode(errors='replace'))}"
     return done.stdout, f"exit status {done.returncode}: {last_line(done.stderr)}" if done.returncode else None
-
-
-def last_line(text: str) -> str:
-    """Return the last line that is not empty."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no output"
 
 
 def run_tests(setup: Setup, report: PartReport) -> None:

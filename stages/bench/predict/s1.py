@@ -3,16 +3,20 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from nanovllm.bench.harness import Scores, ratios, take_turns, timed
 from stages import s1_contiguous_cache as s1
 from stages.bench.decode_step import Case, DecodeStep
 from stages.bench.engines import silent
-from stages.bench.replay import Moment, admitted, arrivals, replay
+from stages.bench.replay import Admits, Moment, admitted, arrivals, replay
 from stages.bench.workloads import traffic
 from stages.s1_contiguous_cache.input_processor import InputProcessor
 from stages.s1_contiguous_cache.llama import ModelConfig
 from stages.s1_contiguous_cache.slot_manager import SlotManager
+
+POOL, LONGEST = 8192, 1024
+START = 300  # the first step that counts: by then the traffic has filled the pool
 
 
 def measure(model: Path) -> Scores:
@@ -20,17 +24,13 @@ def measure(model: Path) -> Scores:
 
     Without a cache a token costs as much as a prefill of the whole text.
     """
-    cases = {
-        "prefill_16": (1, 16, 16),
-        "decode_16": (1, 16, 1),
-        "prefill_990": (1, 990, 990),
-        "decode_990": (1, 990, 1),
-    }
+    cases = {f"prefill_{length}": (1, length, length) for length in (16, 990)}  # batch, context, computed tokens
+    cases |= {f"decode_{length}": (1, length, 1) for length in (16, 990)}
     cases |= {"8_tokens": (1, 8, 8), "1_token": (1, 1, 1), "8_sequences": (8, 64, 1), "1_sequence": (1, 64, 1)}
     calls = {name: timed(step(model, *case)) for name, case in cases.items()}
     pairs = {f"cache_at_{place}": (f"prefill_{place}", f"decode_{place}") for place in (16, 990)}
     pairs |= {"cost_of_8_tokens": ("8_tokens", "1_token"), "cost_of_8_sequences": ("8_sequences", "1_sequence")}
-    return {**ratios(take_turns(calls, 15), pairs), "seats": seats_in(8192, s1.LLM(model, dtype="float32"))}
+    return {**ratios(take_turns(calls, 15), pairs), "seats": num_seats(model)}
 
 
 def step(model: Path, batch: int, context: int, count: int) -> Callable[[], object]:
@@ -38,11 +38,12 @@ def step(model: Path, batch: int, context: int, count: int) -> Callable[[], obje
     return DecodeStep("s1", model, Case("storyteller", "float32", batch, context)).computing(count)
 
 
-def seats_in(num_slots: int, llm: s1.LLM) -> int:
+def num_seats(model: Path) -> int:
     """Return how many sequences SlotManager admits when each reserves max_model_len slots."""
+    llm = s1.LLM(model, dtype="float32")
     inputs = InputProcessor(llm.model_config, None, llm.max_model_len, seed=0)
-    manager = SlotManager(num_slots, "max_model_len", llm.max_model_len, silent("s1"))
     sequences = (inputs.process(str(number), [1], s1.SamplingParams()) for number in itertools.count())
+    manager = SlotManager(POOL, "max_model_len", llm.max_model_len, silent("s1"))
     return admitted(manager, sequences, SlotManager.can_allocate)
 
 
@@ -56,20 +57,24 @@ def holes(model: Path) -> dict[str, float]:
     """
     moments = crowded_moments(model)
     worst = most_free(moments)
-    return {
-        "needed": worst.waiting.max_num_tokens,
-        "free": num_free(worst),
-        "largest_free": worst.report.largest_free,
-        "refused": sum(is_refused(moment) for moment in moments) / len(moments),
-    }
+    slots = {"needed": worst.waiting.max_num_tokens, "free": num_free(worst), "largest_free": worst.report.largest_free}
+    return slots | {"refused": sum(map(is_refused, moments)) / len(moments)}
 
 
-def crowded_moments(model: Path) -> list[Moment]:
+def crowded_moments(model: Path, admits: Admits = SlotManager.can_allocate) -> list[Moment]:
     """Return the traffic's steps after the pool has filled up."""
-    pool, longest = 8192, 1024
-    manager = SlotManager(pool, "request", longest, silent("s1"))
-    requests = arrivals("s1", ModelConfig.from_folder(model), traffic(1500, seed=1), longest)
-    return replay(manager, requests, 1500, SlotManager.can_allocate)[300:]
+    return moments_of("s1", in_slots(), model, admits)[START:]
+
+
+def moments_of(name: str, manager: Any, model: Path, admits: Admits) -> list[Moment]:
+    """Run the traffic through a manager of stage `name`. Return one moment per step."""
+    requests = arrivals(name, ModelConfig.from_folder(model), traffic(1500, seed=1), LONGEST)
+    return replay(manager, requests, 1500, admits)
+
+
+def in_slots() -> SlotManager:
+    """Return a pool in which each sequence has a piece of its own."""
+    return SlotManager(POOL, "request", LONGEST, silent("s1"))
 
 
 def most_free(moments: list[Moment]) -> Moment:

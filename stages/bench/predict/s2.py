@@ -2,10 +2,8 @@
 
 import random
 import statistics
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,18 +11,17 @@ from nanovllm.bench.harness import Scores, Spread, figures, take_turns, timed
 from nanovllm.bench.workload import mixed_tasks
 from stages import s2_block_manager as s2
 from stages.bench.engines import silent
-from stages.bench.replay import Compacting, Moment, admitted, arrivals, in_blocks, replay
+from stages.bench.predict.s1 import LONGEST, POOL, START, crowded_moments, in_slots, moments_of
+from stages.bench.replay import Compacting, admitted, arrivals, in_blocks
 from stages.bench.results import decode_case
-from stages.bench.workloads import Traffic, traffic
+from stages.bench.workloads import Traffic
 from stages.s1_contiguous_cache.slot_manager import SlotManager
 from stages.s2_block_manager.block_manager import BlockManager
 from stages.s2_block_manager.kv_cache import KVCache
 from stages.s2_block_manager.llama import ModelConfig
 
-POOL, LONGEST, BLOCK_SIZE = 8192, 1024, 16
+BLOCK_SIZE, BLOCK_SIZES = 16, (1, 16, 256)
 LONG = 1000  # the longest context of one sequence in the decode table
-BLOCK_SIZES = (1, 16, 256)
-START = 300  # the first step that counts: by then the traffic has filled the pool
 
 
 def measure(model: Path) -> Scores:
@@ -33,7 +30,7 @@ def measure(model: Path) -> Scores:
     first, second = blocks_held(model)
     return {
         "seats": seats_in_a_batch(config),
-        "at_once": at_once(config),
+        "at_once": at_once(model),
         "held": {"first_step": first, "second_step": second},
         "empty": {str(size): in_blocks(config, lengths, size).wasted / len(lengths) for size in BLOCK_SIZES},
         "copy_ms": copy_milliseconds(config),
@@ -41,11 +38,8 @@ def measure(model: Path) -> Scores:
     }
 
 
-def in_slots() -> SlotManager:
-    return SlotManager(POOL, "request", LONGEST, silent("s1"))
-
-
 def in_tables() -> BlockManager:
+    """Return a pool of blocks, as large as in_slots()."""
     return BlockManager(POOL // BLOCK_SIZE, BLOCK_SIZE, silent("s2"))
 
 
@@ -54,40 +48,28 @@ def seats_in_a_batch(config: ModelConfig) -> dict[str, int]:
     tasks = mixed_tasks(config.vocab_size)
     requests = [Traffic(len(task.prompt), task.num_output_tokens, task.num_output_tokens) for task in tasks]
     pieces, tables = ([seq for seq, _ in arrivals(name, config, requests, LONGEST)] for name in ("s1", "s2"))
-    return {
-        "slots": admitted(in_slots(), pieces, SlotManager.can_allocate),
-        "blocks": admitted(in_tables(), tables, BlockManager.can_promise),
-    }
+    slots = admitted(in_slots(), pieces, SlotManager.can_allocate)
+    return {"slots": slots, "blocks": admitted(in_tables(), tables, BlockManager.can_promise)}
 
 
-def at_once(config: ModelConfig) -> dict[str, float]:
+def at_once(model: Path) -> dict[str, float]:
     """Return the mean number of running sequences under traffic, and the shares of the pool promised, held and empty.
 
     Part 1 of the notebook has the same traffic, in a pool of half the size. `moving` is the mean number of sequences if
     pieces are compacted whenever enough slots are free. `copied_over_moved` divides the slots that gathering copies by
     those that compacting copies.
     """
-    compacting = Compacting()
-    pieces = replayed("s1", in_slots(), config, SlotManager.can_allocate)[START:]
-    tables = replayed("s2", in_tables(), config, BlockManager.can_promise)
-    packed = replayed("s1", in_slots(), config, compacting)[START:]
-    copied_over_moved = sum(moment.report.held for moment in tables) / sum(compacting.moved)
-    reports, tables = [moment.report for moment in tables[START:]], tables[START:]
+    compacting, mean = Compacting(), statistics.mean
+    tables = moments_of("s2", in_tables(), model, BlockManager.can_promise)
+    runs = {"slots": crowded_moments(model), "blocks": tables[START:], "moving": crowded_moments(model, compacting)}
+    pieces, blocks = ([moment.report for moment in runs[name]] for name in ("slots", "blocks"))
     return {
-        "slots": statistics.mean(moment.num_running for moment in pieces),
-        "blocks": statistics.mean(moment.num_running for moment in tables),
-        "promised": statistics.mean(report.promised / POOL for report in reports),
-        "held": statistics.mean(report.held / POOL for report in reports),
-        "empty": statistics.mean(report.wasted / report.held for report in reports),
-        "empty_in_slots": statistics.mean(moment.report.wasted / moment.report.held for moment in pieces),
-        "moving": statistics.mean(moment.num_running for moment in packed),
-        "copied_over_moved": copied_over_moved,
+        **{name: mean(moment.num_running for moment in moments) for name, moments in runs.items()},
+        **{part: mean(getattr(report, part) / POOL for report in blocks) for part in ("promised", "held")},
+        "empty": mean(report.wasted / report.held for report in blocks),
+        "empty_in_slots": mean(report.wasted / report.held for report in pieces),
+        "copied_over_moved": sum(moment.report.held for moment in tables) / sum(compacting.moved),
     }
-
-
-def replayed(name: str, manager: Any, config: ModelConfig, admits: Callable[[Any, Any], bool]) -> list[Moment]:
-    """Run the traffic through a manager of stage `name`. Return one moment per step."""
-    return replay(manager, arrivals(name, config, traffic(1500, seed=1), LONGEST), 1500, admits)
 
 
 def blocks_held(model: Path) -> list[int]:
@@ -102,8 +84,8 @@ def copy_milliseconds(config: ModelConfig) -> Scores:
     calls = {}
     for size in BLOCK_SIZES:
         cache = KVCache(config, POOL // size, size, torch.float32, torch.get_default_device())
-        order = random.Random(0).sample(range(POOL // size), -(-LONG // size))
-        calls[str(size)] = timed(partial(read_layers, cache, torch.tensor(order), range(config.num_hidden_layers)))
+        block_table = torch.tensor(random.Random(0).sample(range(POOL // size), -(-LONG // size)))
+        calls[str(size)] = timed(partial(read_layers, cache, block_table, range(config.num_hidden_layers)))
     rounds = take_turns(calls, num_rounds=75)
     return figures({size: [1000 * each[size] for each in rounds] for size in calls})
 

@@ -32,28 +32,19 @@ def steps_for_all(model: Path) -> dict[str, float]:
     """Count the steps for the workload with SEATS seats, and the share of the seats that get a token in a step."""
     arrivals = workload(model)
     options: dict[str, Any] = {"model": str(model), "kv_cache_tokens": POOL, "max_num_seqs": SEATS}
-    num_static = len(static(without_model("s3", **options), arrivals).steps)
-    num_continuous = len(continuous(without_model("s4", **options), arrivals).steps)
+    runs = {"static": static(without_model("s3", **options), arrivals)}
+    runs["continuous"] = continuous(without_model("s4", **options), arrivals)
     tokens = sum(arrival.num_output_tokens for arrival in arrivals)
-    return {
-        "static": num_static,
-        "continuous": num_continuous,
-        "least": -(-tokens // SEATS),
-        "filled_static": tokens / (SEATS * num_static),
-        "filled_continuous": tokens / (SEATS * num_continuous),
-    }
+    filled = {f"filled_{name}": tokens / (SEATS * len(run.steps)) for name, run in runs.items()}
+    return {name: len(run.steps) for name, run in runs.items()} | {"least": -(-tokens // SEATS)} | filled
 
 
 def recomputed(model: Path, pool: int) -> dict[str, float]:
     """Count steps, preemptions and tokens in a pool of `pool` tokens, without a limit on seats."""
     run = continuous(without_model("s4", model=str(model), kv_cache_tokens=pool), workload(model))
-    return {
-        "steps": len(run.steps),
-        "preemptions": run.num_preemptions,
-        "tokens_computed": run.tokens_computed,
-        "share": run.recomputed.total / run.tokens_computed,
-        "of_prompts": run.recomputed.of_prompts / max(run.recomputed.total, 1),
-    }
+    again, computed = run.recomputed, run.tokens_computed
+    counts = {"steps": len(run.steps), "preemptions": run.num_preemptions, "tokens_computed": computed}
+    return counts | {"share": again.total / computed, "of_prompts": again.of_prompts / max(again.total, 1)}
 
 
 def cost_of_chunks(model: Path) -> dict[str, Scores]:
@@ -74,14 +65,7 @@ def one_newcomer(engine: s4.LLMEngine, arrives: int = 25) -> Scores:
     others = [Arrival(0, [3 + i] * 16, 70) for i in range(SEATS)]
     run = continuous(engine, [*others, Arrival(arrives, [3] * LONG_PROMPT, 2)])
     decode = [step.seconds for step in run.steps if arrives - 20 <= step.start < arrives]
-    during = []  # the steps from its arrival to its first token
-    for step in run.steps[arrives:]:
-        during.append(step.seconds)
-        if SEATS in step.work and step.work[SEATS].sampled:
-            break
-    return {
-        "steps": len(during),
-        "ttft_ms": 1000 * sum(during),
-        "gap_ms": 1000 * max(during),
-        "decode_ms": 1000 * statistics.median(decode),
-    }
+    first_token = run.token_times()[SEATS][0]
+    during = [step.seconds for step in run.steps if arrives < step.end <= first_token]  # from its arrival on
+    times = {"ttft_ms": sum(during), "gap_ms": max(during), "decode_ms": statistics.median(decode)}
+    return {"steps": len(during)} | {name: 1000 * seconds for name, seconds in times.items()}

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nanovllm.bench.harness import Scores, median_scores, ratio, seconds_of, take_turns
+from nanovllm.bench.harness import Scores, median_scores, ratio, seconds_of, speed, take_turns
 from nanovllm.bench.workload import Task
 from stages.bench.engines import by_sample, stage, without_model
 from stages.bench.racing import computed_twice, serve
@@ -45,12 +45,9 @@ def served(model: Path, tasks: Sequence[Task], pool: int = POOL, name: str = "s5
     """Serve tasks, all at once, with an engine of stage `name` without a model. Return its counts."""
     engine = without_model(name, by_sample, model=str(model), kv_cache_tokens=pool, block_size=BLOCK)
     serve(name, engine, tasks)
-    return {
-        "blocks": engine.kv_cache_manager.peak.held // BLOCK,
-        "copied": engine.kv_cache.num_blocks_copied,
-        "preemptions": engine.scheduler.num_preemptions,
-        "tokens_computed": engine.model_runner.num_tokens,
-    }
+    blocks = {"blocks": engine.kv_cache_manager.peak.held // BLOCK, "copied": engine.kv_cache.num_blocks_copied}
+    runner, scheduler = engine.model_runner, engine.scheduler
+    return blocks | {"preemptions": scheduler.num_preemptions, "tokens_computed": runner.num_tokens}
 
 
 def one_is_preempted(model: Path, name: str = "s5") -> dict[str, int]:
@@ -67,12 +64,8 @@ def search(model: Path, prompt: str | list[int], width: int) -> dict[str, int]:
     """Return the counts of a beam search."""
     llm = stage("s5").LLM(model, dtype="float32", kv_cache_tokens=POOL)
     llm.beam_search([prompt], stage("s5").BeamSearchParams(beam_width=width, max_tokens=OUTPUT, ignore_eos=True))
-    return {
-        "steps": llm.model_runner.num_steps,
-        "tokens_computed": llm.model_runner.num_tokens,
-        "blocks": llm.peak.held // BLOCK,
-        "blocks_copied": llm.kv_cache.num_blocks_copied,
-    }
+    counts = {"steps": llm.model_runner.num_steps, "tokens_computed": llm.model_runner.num_tokens}
+    return counts | {"blocks": llm.peak.held // BLOCK, "blocks_copied": llm.kv_cache.num_blocks_copied}
 
 
 # ---- timed
@@ -85,27 +78,20 @@ def timed_runs(model: Path, blocks_copied: int) -> Scores:
     samples = [stage("s5").SamplingParams(n=N, seed=0, **options)]
     prompt = even_prompt(PROMPT)
     llms = {name: stage(name).LLM(model, dtype="float32", kv_cache_tokens=POOL) for name in ("s4", "s5")}
-    calls = {
-        "requests": partial(one_run, llms["s4"], [prompt] * N, seeds),
-        "samples": partial(one_run, llms["s5"], [prompt], samples),
-    }
+    calls = {"requests": partial(one_run, llms["s4"], [prompt] * N, seeds)}
+    calls["samples"] = partial(one_run, llms["s5"], [prompt], samples)
     rounds = take_turns(calls, ROUNDS)
-    speeds = [{name: scores["tokens_per_second"] for name, scores in each.items()} for each in rounds]
-    result: Scores = median_scores(rounds)
+    gain, result = ratio(rounds, "samples", "requests", speed), median_scores(rounds)
     result["samples"] |= {"blocks_copied": blocks_copied}
-    return {**result, "beams": search(model, prompt, WIDTH), **ratio(speeds, "samples", "requests").named("gain")}
+    return {**result, "beams": search(model, prompt, WIDTH), **gain.named("gain")}
 
 
 def one_run(llm: Any, prompts: list[list[int]], params: list[Any]) -> Scores:
     """Return the speed, the time to first token, and the peak of the pool."""
-    steps, tokens = llm.model_runner.num_steps, llm.model_runner.num_tokens
-    outputs: list[Any] = []
+    runner, outputs = llm.model_runner, list[Any]()
+    steps, tokens = runner.num_steps, runner.num_tokens
     seconds = seconds_of(lambda: outputs.extend(llm.generate(prompts, params)))
     waits = [output.metrics.first_token_time - output.metrics.arrival_time for output in outputs]
-    return {
-        "steps": llm.model_runner.num_steps - steps,
-        "tokens_computed": llm.model_runner.num_tokens - tokens,
-        "tokens_per_second": N * OUTPUT / seconds,
-        "first_token_seconds": statistics.median(waits),
-        "blocks": llm.peak.held // BLOCK,
-    }
+    times = {"tokens_per_second": N * OUTPUT / seconds, "first_token_seconds": statistics.median(waits)}
+    counts = {"steps": runner.num_steps - steps, "tokens_computed": runner.num_tokens - tokens}
+    return counts | times | {"blocks": llm.peak.held // BLOCK}

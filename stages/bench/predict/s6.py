@@ -16,46 +16,37 @@ CHANGES = {"first": 0, "middle": LENGTH // 2, "last": LENGTH - 1}  # which token
 
 def measure(model: Path) -> Scores:
     """Return all counts."""
-    samples = engine_for(model)
-    serve("s6", samples, [Task(even_prompt(SHORT), 1, n=2)])
+    first = even_prompt(LENGTH)
+    changed = {name: [*first[:place], 2000, *first[place + 1 :]] for name, place in CHANGES.items()}
+    engines = {name: engine_after(model, Task(first, 1), Task(prompt, 1)) for name, prompt in changed.items()}
     return {
         "repeated": {str(length): computed_again(model, even_prompt(length)) for length in (LENGTH, LENGTH + 1)},
-        "changed": {name: share_of_hits(model, position) for name, position in CHANGES.items()},
+        "changed": {name: each.kv_cache_manager.prefix_cache_stats.hits / LENGTH for name, each in engines.items()},
         "twice": {
             "at_once": two_requests(model, 0),
             "a_step_later": two_requests(model, 1),
-            "samples": samples.model_runner.num_tokens,
+            "samples": engine_after(model, Task(even_prompt(SHORT), 1, n=2)).model_runner.num_tokens,
         },
         "preempted": {name: s5.one_is_preempted(model, name) for name in ("s5", "s6")},
     }
 
 
-def engine_for(model: Path) -> Any:
-    """Return an engine with an empty cache."""
-    return without_model("s6", by_sample, model=str(model), kv_cache_tokens=8192)
+def engine_after(model: Path, *tasks: Task) -> Any:
+    """Return an engine that has served the tasks one after the other."""
+    engine = without_model("s6", by_sample, model=str(model), kv_cache_tokens=8192)
+    for number, task in enumerate(tasks):
+        serve("s6", engine, [task], f"{number}: ")
+    return engine
 
 
 def computed_again(model: Path, prompt: list[int]) -> int:
     """Return the tokens that go through the model for a prompt that was served before."""
-    engine = engine_for(model)
-    serve("s6", engine, [Task(prompt, 1)], "first")
-    before = engine.model_runner.num_tokens
-    serve("s6", engine, [Task(prompt, 1)], "again")
-    return int(engine.model_runner.num_tokens - before)
-
-
-def share_of_hits(model: Path, position: int) -> float:
-    """Return the hits of a prompt that differs in one token from a prompt served before."""
-    engine, prompt = engine_for(model), even_prompt(LENGTH)
-    serve("s6", engine, [Task(prompt, 1)], "first")
-    before = engine.kv_cache_manager.prefix_cache_stats.hits
-    serve("s6", engine, [Task([*prompt[:position], 2000, *prompt[position + 1 :]], 1)], "other")
-    return float((engine.kv_cache_manager.prefix_cache_stats.hits - before) / LENGTH)
+    return int(engine_after(model, Task(prompt, 1), Task(prompt, 1)).model_runner.num_tokens - len(prompt))
 
 
 def two_requests(model: Path, steps_between: int) -> int:
     """Return the prompt tokens that are computed for two requests with the same prompt."""
-    engine, task = engine_for(model), Task(even_prompt(SHORT), 8)
+    engine, task = engine_after(model), Task(even_prompt(SHORT), 8)
     engine.add_request("first", task.prompt, sampling_params("s6", task))
     for _ in range(steps_between):
         engine.step()

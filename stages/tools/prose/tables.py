@@ -1,7 +1,7 @@
 """The tables that READMEs take from results.json: one function for each, by name in BLOCKS."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +198,8 @@ TIMES = (
     Column("s3 against s2", "s3_over_s2", "{:.2f}".format),
     Column("s3 against s1", "s3_over_s1", "{:.2f}".format),
 )
+SHORT, MANY = 128, 16  # tokens of a short context, and sequences of a large batch
+TOLERANCE = 0.05  # a ratio that is nearer to 1 is neither a gain nor a loss
 TRAFFIC = (
     Column("padding", "padding", "{:.0%}".format),
     Column("must read", "bytes", lambda size: f"{size / 1e6:.0f} MB"),
@@ -206,7 +208,7 @@ TRAFFIC = (
 
 
 def decode_table(cases: list[dict[str, Any]], columns: Sequence[Column]) -> str:
-    """Return a table with a line per case of decode.py: batch and context, then the time of a step."""
+    """Return a table with a line per case of a decode step: batch and context, then the time of a step."""
     rows = {
         f"{case['batch']} x {case['context']:,}" + (", the others 128" if case["is_mixed"] else ""): case
         for case in cases
@@ -220,7 +222,7 @@ def in_order(case: dict[str, Any]) -> tuple[bool, int, int]:
 
 
 def decode_block(results: Results) -> str:
-    """Show every case of decode.py: times of the storyteller in float32; the bytes of a step and the rest, folded."""
+    """Show every decode step: times of the storyteller in float32; the bytes of a step and the rest, folded."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for case in sorted(results["decode"]["cases"].values(), key=in_order):
         groups.setdefault((case["model"], case["dtype"]), []).append(case)
@@ -233,8 +235,50 @@ def decode_block(results: Results) -> str:
 
 
 def decode_gain_block(results: Results) -> str:
-    """Say where stage 3's gain over stage 2 ends, in each dtype."""
-    return "".join(f"- {dtype}: {text}.\n" for dtype, text in sorted(results["decode"]["gain"].items(), reverse=True))
+    """Say where stage 3's gain over stage 2 begins and ends, by dtype: for short contexts, and in a large batch."""
+    cases = [case for case in results["decode"]["cases"].values() if not case["is_mixed"]]
+    lines = ""
+    for dtype in ("float32", "bfloat16"):
+        own = [case for case in cases if (case["model"], case["dtype"]) == ("storyteller", dtype)]
+        by_batch = {case["batch"]: case["s3_over_s2"] for case in own if case["context"] == SHORT}
+        by_context = {case["context"]: case["s3_over_s2"] for case in own if case["batch"] == MANY}
+        gain = f"at {SHORT} tokens each it is {where_it_begins(by_batch)}"
+        lines += f"- {dtype}: {gain}; in a batch of {MANY} {where_it_ends(by_context)}.\n"
+    return lines
+
+
+def where_it_begins(gains: Mapping[int, float]) -> str:
+    """Say from which batch on there is a gain.
+
+    >>> where_it_begins({1: 0.9, 8: 1.04, 16: 1.3, 32: 1.6})
+    'faster in batches of 16 and more, 1.60 times as fast in one of 32'
+    >>> where_it_begins({1: 0.9, 8: 1.3, 16: 1.0})
+    'not faster in a batch of 16 (1.00 times)'
+    """
+    behind = [batch for batch, each in gains.items() if each < 1 + TOLERANCE]
+    largest = max(gains)
+    if largest in behind:
+        return f"not faster in a batch of {largest} ({gains[largest]:.2f} times)"
+    first = min(batch for batch in gains if batch > max(behind, default=0))
+    return f"faster in batches of {first} and more, {gains[largest]:.2f} times as fast in one of {largest}"
+
+
+def where_it_ends(gains: Mapping[int, float]) -> str:
+    """Say up to which context there is a gain.
+
+    >>> where_it_ends({128: 1.6, 512: 1.2, 1000: 1.01, 2000: 0.9})
+    'the gain ends between 512 and 1,000 tokens (0.90 times as fast at 2,000)'
+    >>> where_it_ends({128: 1.6, 512: 1.2})
+    'the gain lasts to 512 tokens and beyond (1.20 times as fast at 512)'
+    """
+    within, longest = [context for context, each in gains.items() if each >= 1 + TOLERANCE], max(gains)
+    if not within:
+        where = "there is no gain"
+    elif longest in within:
+        where = f"the gain lasts to {longest:,} tokens and beyond"
+    else:
+        where = f"the gain ends between {max(within):,} and {min(c for c in gains if c > max(within)):,} tokens"
+    return f"{where} ({gains[longest]:.2f} times as fast at {longest:,})"
 
 
 NUMBERS = range(1, 8)  # of the stages

@@ -1,0 +1,214 @@
+"""Parts 2 to 5: steps of the stages, copies between host and device, and claims that a GPU decides.
+
+Claim 5: a free list in Python does 833,000 operations per second, 7 times as many as the framework's caching allocator
+and 267 times as many as the device's own; the block freed last is kinder to caches than the one freed first.
+Claim 10: paged attention costs 4% of the speed of one sequence (1,198 tokens per second instead of 1,247, at batch 8)
+and allows larger batches with 2 to 4 times the throughput.
+Claim 13: copying a block takes 1.6 us on the device.
+Claim 16: swapping 4,096 tokens takes 46.8 ms, and recomputing them takes 1,024 ms; below about 256 tokens, recomputing
+can be cheaper.
+Claim 17: pinned memory copies 2 to 5 times as fast as pageable; a block of 5.24 MB takes 0.73 ms from a disk.
+Claim 19: prefill is compute-bound, decode memory-bound.
+"""
+
+import gc
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from nanovllm.bench.floor import Reading, device_bandwidth
+from nanovllm.bench.harness import Spread, medians, repeated, with_spreads
+from stages.bench.claims import POOLS, books, shape_of_70b, write_in_turn
+from stages.bench.decode_step import STAGES, Case, DecodeStep, measure_case
+from stages.bench.engines import silent
+from stages.bench.gpu.common import SHAPES, PartReport, Row, Setup
+from stages.bench.locality import BLOCK_OF_70B, copies, disk
+from stages.bench.models import num_parameters
+from stages.bench.offload import measure_first_token
+from stages.s7_cpu_offload.host_tier import HostTier
+from stages.s7_cpu_offload.kv_cache import BlockCopy, KVCache
+
+BLOCK_SIZE = 16
+
+
+def decode_steps(setup: Setup, report: PartReport) -> None:
+    """Measure a step by model, context and batch, and the memory that it needs besides the pool."""
+    batches, contexts = setup.size((1, 8, 32, 64, 128), (1, 2)), setup.size((128, 1024, 4096), (24,))
+    reading, rows = Reading(setup.device, setup.size(None, 2**16)), list[Row]()
+    for model, context, batch in itertools.product(setup.models, contexts, batches):
+        case = Case(model, setup.dtype, batch, context)
+        if context < SHAPES[model].max_position_embeddings and report.has_time(case):
+            rows.append(row_of(setup, case, reading))
+    report.table("A decode step, milliseconds, and how many times as fast stage 3 is (claim 10)", rows)
+
+
+def row_of(setup: Setup, case: Case, reading: Reading) -> Row:
+    """Return the numbers of a case."""
+    result = measure_case(case, setup.folder(case.model), STAGES, reading, str(setup.device), setup.size(3, 0.0))
+    row: dict[str, Any] = {name: result[name] for name in ("model", "context", "batch")}
+    for name in (*(f"{stage}_ms" for stage in STAGES), "s3_over_s2", "s3_over_s1"):
+        row |= {key: result[key] for key in (name, f"{name}_spread") if key in result}
+    row["s3 tokens/s"] = case.batch / (result["s3_ms"] / 1000)
+    if setup.is_cuda:
+        row |= {f"{stage} MB beside": result[f"{stage}_extra_bytes"] / 1e6 for stage in STAGES}
+        torch.cuda.empty_cache()
+    return row
+
+
+# ---- the roofline
+
+
+def roofline(setup: Setup, report: PartReport) -> None:
+    """Measure the two roofs, and how near steps of 1 to 256 sequences and prompts come to the lower one.
+
+    The ratio of a step's operations and bytes decides which roof is lower.
+    """
+    width, bandwidth = setup.size(8192, 64), device_bandwidth(setup.device)
+    matrix = torch.randn(width, width, device=setup.device).to(getattr(torch, setup.dtype))
+    flops = 2 * width**3 / medians(setup.turns({"mm": lambda: torch.mm(matrix, matrix)}))["mm"]
+    roofs = {"operations/s": flops, "bytes/s": bandwidth, "ridge, operations per byte": flops / bandwidth}
+    report.table("The two roofs", [roofs])
+    prompts, context = setup.size((16, 64, 256, 1024, 4096), (8,)), setup.size(512, 24)
+    for model in setup.models:
+        cases = [(batch, context, 1) for batch in setup.size((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 4))]
+        cases += [(1, length, length) for length in prompts if length < SHAPES[model].max_position_embeddings]
+        rows = [step_row(setup, model, *case, flops, bandwidth) for case in cases if report.has_time((model, case))]
+        report.table(f"Steps of {model} (claim 19)", rows)
+
+
+def step_row(setup: Setup, model: str, batch: int, context: int, count: int, flops: float, bandwidth: float) -> Row:
+    """Measure a step of `batch` sequences of `context` tokens, of which it computes `count`: 1, or a whole prompt."""
+    gc.collect()  # frees the previous case, whose parts refer to each other
+    case = Case(model, setup.dtype, batch, context)
+    step = DecodeStep("s3", setup.folder(model), case, device=str(setup.device))
+    result = with_spreads(setup.turns({"ms": step.computing(count)}), scale=1000)
+    operations, seconds = operations_of(model, batch, context, count), result["ms"] / 1000
+    row = {"step": "decode" if count == 1 else "prefill", "batch": batch, "context": context, **result}
+    row |= {"tokens/s": batch * count / seconds, "operations a byte": operations / step.num_bytes}
+    return row | {"of the roof": max(operations / flops, step.num_bytes / bandwidth) / seconds}
+
+
+def operations_of(model: str, batch: int, context: int, count: int) -> float:
+    """Return the operations of a step: two per weight and token, plus those for attention's scores and sums of values.
+
+    The head is computed only for the last token of each sequence.
+    """
+    shape = SHAPES[model]
+    head = shape.vocab_size * shape.hidden_size
+    linear = num_parameters(shape) - head  # the tied embedding is the head
+    width = shape.num_attention_heads * shape.head_dim * shape.num_hidden_layers
+    seen = count * (context - count) + count * (count + 1) / 2  # each token attends to itself and all before it
+    return float(batch * (2 * linear * count + 2 * head + 4 * width * seen))
+
+
+# ---- copies
+
+
+def moves(setup: Setup, report: PartReport) -> None:
+    """Measure copies in one piece and by block, pinned and pageable, during computation, and to a disk."""
+    if not setup.is_cuda:
+        report.note("Pinned memory and streams need CUDA. Here a copy is a memcpy, and nothing runs at the same time.")
+    sizes = setup.size((2**16, 2**18, 2**20, BLOCK_OF_70B, 2**25, 2**28, 2**30), (2**12, 2**14))
+    rounds = setup.size(11, 1)
+    rows = [{"bytes": n, **copies(rounds, n, setup.device)} for n in sizes if report.has_time(n)]
+    report.table("A copy in one piece, bytes per second (claim 17)", rows)
+    in_pools = [in_blocks(setup, model) for model in setup.models]
+    report.table("Blocks of 16 tokens, as stage 7 moves them, GB/s", in_pools)
+    if report.has_time("loads during steps"):
+        report.table("Stage 7: a load during decode steps", [loads_beside_steps(setup)])
+    if report.has_time("disk"):
+        setup.out.mkdir(parents=True, exist_ok=True)
+        size = setup.size(BLOCK_OF_70B, 2**12)
+        result = disk(rounds=setup.size(25, 2), num_blocks=1, folder=setup.out, num_bytes=size)
+        report.table("A block and a disk, ms (claim 17)", [{"bytes": size, **result}])
+
+
+class Copies:
+    """The blocks of a pool, and their copies in a tier on the host."""
+
+    def __init__(self, setup: Setup, model: str, num_blocks: int) -> None:
+        dtype = getattr(torch, setup.dtype)
+        self.blocks = KVCache(SHAPES[model], num_blocks, BLOCK_SIZE, dtype, setup.device).blocks
+        self.tier = HostTier(self.blocks, num_blocks, silent("s7"))
+        self._texts = itertools.count()
+        self._hashes: list[bytes] = []
+        self.store()
+
+    def store(self) -> None:
+        """Store all blocks, as texts that the tier does not have yet."""
+        self._hashes = [next(self._texts).to_bytes(8) for _ in self.blocks]
+        for block, block_hash in enumerate(self._hashes):
+            self.tier.store(block, block_hash)
+
+    def load(self, beside: Callable[[], object] = lambda: None) -> None:
+        """Load the stored blocks, make the call at the same time, and wait for the load."""
+        held = self.tier.hold(self._hashes)
+        self.tier.load([BlockCopy(source, block) for block, source in enumerate(held)])
+        beside()
+        self.tier.collect(wait=True)
+
+
+def in_blocks(setup: Setup, model: str) -> Row:
+    """Measure stage 7's store and load, a copy per block, and the same bytes in one piece."""
+    both = Copies(setup, model, setup.size(256, 4))
+    in_one = partial(both.blocks.copy_, both.tier.blocks, non_blocking=True)
+    turns = setup.turns({"store": both.store, "load": both.load, "load in one piece": in_one})
+    speeds = [{name: both.blocks.nbytes / 1e9 / seconds for name, seconds in each.items()} for each in turns]
+    return {"model": model, "bytes per block": both.blocks[0].nbytes, **with_spreads(speeds)}
+
+
+def loads_beside_steps(setup: Setup) -> Row:
+    """Let 32 sequences decode while stage 7 loads the blocks of another text, a copy per block.
+
+    "hidden" is the share of the shorter one that costs no time.
+    """
+    model, case_size = setup.size("1B", "tiny"), setup.size((32, 512), (2, 24))
+    case = Case(model, setup.dtype, *case_size)
+    decode = repeated(DecodeStep("s7", setup.folder(model), case, device=str(setup.device)), setup.size(8, 2))
+    load = Copies(setup, model, setup.size(512, 4)).load
+    turns = setup.turns({"decode": decode, "load": load, "both": partial(load, decode)})
+    hidden = [(each["decode"] + each["load"] - each["both"]) / min(each["decode"], each["load"]) for each in turns]
+    result = with_spreads([{f"{name} ms": 1000 * seconds for name, seconds in each.items()} for each in turns])
+    return {"model": model, "batch": case.batch, **result, **Spread.of(hidden).named("hidden")}
+
+
+# ---- claims
+
+
+def claims(setup: Setup, report: PartReport) -> None:
+    """Measure allocators, the order of reuse, copies of blocks, and swapping."""
+    report.table("Claim 5: take a piece and return it, us", [books(setup.size(9, 1), setup.size(1000, 20))])
+    sizes = setup.size((2**20, 2**23, 2**25), (2**10,))
+    report.table("Claim 5: which free block is taken, ms for 800 writes", [order_of_reuse(setup, n) for n in sizes])
+    shapes = {name: SHAPES[name] for name in setup.models} | setup.size({"70B": shape_of_70b()}, {})
+    report.table("Claim 13: copy blocks on the device, us", [block_copies(setup, *each) for each in shapes.items()])
+    lengths, folder = setup.size((16, 64, 256, 1024, 4096), (16, 32)), setup.folder(setup.size("1B", "tiny"))
+    options = {"device": str(setup.device), "max_num_batched_tokens": 2 * lengths[-1]}
+    fitting = (n for n in lengths if report.has_time(n))
+    rows = [{"tokens": n, **measure_first_token(folder, setup.dtype, n, **options)} for n in fitting]
+    report.table("Claim 16: to the first token, loaded or recomputed, seconds", rows)
+
+
+def order_of_reuse(setup: Setup, num_bytes: int) -> Row:
+    """Measure writes to the blocks freed last, as LIFO takes them, and to those freed first, as FIFO does."""
+    num_blocks = setup.size(256, 16)
+    memory = torch.zeros(num_blocks, num_bytes // 4, device=setup.device)
+    calls = {f"freed {name}": partial(write_in_turn, kind(num_blocks), memory) for name, kind in POOLS.items()}
+    return {"bytes": num_bytes, **with_spreads(setup.turns(calls), 1000)}
+
+
+def block_copies(setup: Setup, name: str, shape: Any) -> Row:
+    """Measure copies as stage 5 makes them, 1, 7 or 64 in a batch, and plain copies of one block, many in a row."""
+    cache = KVCache(shape, setup.size(256, 8), BLOCK_SIZE, getattr(torch, setup.dtype), setup.device)
+    cache.blocks.zero_()
+    half, many = cache.num_blocks // 2, setup.size(100, 2)
+    copies = [BlockCopy(i, half + i) for i in range(half)]
+    calls: dict[str, Callable[[], object]] = {
+        f"batch of {count}": partial(cache.copy_blocks, copies[:count]) for count in setup.size((1, 7, 64), (1, 2))
+    }
+    calls["plain copy"] = partial(cache.blocks[half].copy_, cache.blocks[0], non_blocking=True)
+    turns = setup.turns({each: repeated(call, many) for each, call in calls.items()})
+    return {"model": name, "bytes per block": cache.blocks[0].nbytes, **with_spreads(turns, 1e6 / many)}
