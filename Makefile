@@ -8,7 +8,7 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   the package index for torch alone; this one has its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run serve test test-all test-triton soak storm setup notebooks notebook page open-page exercise check
+.PHONY: help run serve test test-all test-triton soak storm setup notebooks notebook page open-page book exercise check play
 .PHONY: diff scoreboard measure gpu lint train clean FORCE
 
 # $(value) and the environment protect these from expansion by make and the shell.
@@ -49,7 +49,7 @@ PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest $(PYTEST_FLAGS)
 test: $(call needs,test) ## run each distinct test once, in minutes
 	@$(PYTEST) $(ARGS)
 
-test-all: $(call needs,test) ## run every test: copies in later stages, long histories, notebooks, exercises; PART=rest skips those of make test
+test-all: $(call needs,test book) ## run every test: copies in later stages, long histories, notebooks, exercises; PART=rest skips those of make test
 	@$(PYTEST) --part $(or $(PART),all) $(ARGS)
 
 .venv-triton/.complete: .ci/setup_triton.py $(call needs,test)
@@ -81,12 +81,19 @@ open-page: ## open notebooks/pool.html in a browser; the repository includes it
 	@echo notebooks/pool.html
 	@$(PYTHON) -m webbrowser -t "file://$(CURDIR)/notebooks/pool.html"
 
+book: $(call needs,book) ## build the course as a website, in build/book; OUT=folder
+	@$(PY) -m sphinx -q -W --keep-going -c book . $(or $(OUT),build/book)
+	@echo $(or $(OUT),build/book)/index.html
+
 exercise: ## create exercises/s3, a stage with functions for you to write; STAGE=3, or STAGE=3 STEP=2
 	@$(PYTHON) stages/chain.py exercise $(one_stage) $(addprefix --step ,$(STEP)) $(ARGS)
 
 # Failing tests are a result here, not an error. chain.py exits with 1 for failing tests and with 2 for misuse.
 check: $(call needs,test) ## test the current step of your exercise, and after the last step generate a story; STAGE=3
 	@$(PY) stages/chain.py exercise $(one_stage) --check $(addprefix --step ,$(STEP)) $(ARGS) || test $$? -eq 1
+
+play: $(call needs,core) ## play your exercise on the page, up to the step where it parts from the course's stage; STAGE=3
+	@$(PY) -m notebooks.page.play $(one_stage) $(ARGS)
 
 diff: ## show what a stage changes, in reading order; STAGE=3 or nanovllm, ARGS="--file scheduler.py" for one file
 	@$(PYTHON) stages/chain.py diff $(one_stage) $(ARGS)

@@ -22,12 +22,8 @@ SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"[\w.*/-]+\.(?:py|md|toml|txt|json|ipynb|svg|safetensors|model)")
 NOT_HERE = {".venv", "exercises"}  # created by commands, ignored by git
-NOT_HERE |= {
-    "org",
-    "tokenizer.json",
-    "model.safetensors.index.json",
-    "adapter_config.json",
-}  # files of other checkpoints
+NOT_HERE |= {"org", "tokenizer.json", "model.safetensors.index.json", "adapter_config.json"}  # of other checkpoints
+NOT_HERE |= {"step.py"}  # a script that the reader writes
 
 
 class Prose(NamedTuple):

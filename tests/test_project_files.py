@@ -46,7 +46,11 @@ def test_commands_of_workflows_exist():
         for workflow in (ROOT / ".github" / "workflows").glob("*.yml")
     }
     commands = {name: [step["run"] for step in each if "run" in step] for name, each in steps.items()}
-    assert commands == {"ci.yml": ["make lint", ".ci/run"], "nightly.yml": [".ci/nightly"]}
+    assert commands == {
+        "book.yml": ["make book"],
+        "ci.yml": ["make lint", ".ci/run"],
+        "nightly.yml": [".ci/nightly"],
+    }
     assert [missing for each in commands.values() for command in each if (missing := missing_command(command))] == []
     versions = load(ROOT / ".github" / "workflows" / "ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
     assert "3.11" in versions and all(isinstance(version, str) for version in versions), "3.10 would be the number 3.1"
