@@ -171,10 +171,10 @@ def run(engine: LLMEngine) -> dict[str, RequestOutput]:
     finished: dict[str, RequestOutput] = {}
     num_idle = 0
     while engine.has_unfinished_requests():
-        num_steps = len(steps_of(engine))
+        num_tokens = engine.model_runner.num_tokens
         outputs = step(engine)
         finished |= {request_id: output for request_id, output in outputs.items() if output.finished}
-        num_idle = 0 if outputs or len(steps_of(engine)) > num_steps else num_idle + 1
+        num_idle = 0 if outputs or engine.model_runner.num_tokens > num_tokens else num_idle + 1
         assert num_idle < 9, "nothing runs, and requests are unfinished: does the engine wait for their loads?"
     engine.kv_cache_manager.collect_loads(wait=True)  # of requests that were aborted
     check(engine)
