@@ -59,7 +59,7 @@ class Step1:
     class wrong_hashes_a_block_that_is_not_full:
         """Hash the tokens after the last full block, too."""
 
-        red = "of 1 token, 0 blocks of 2 are full"
+        red = "tokens: 1, full blocks of 2: 0, hashes: 1"
 
         def extend_block_hashes(hashes, token_ids, block_size):
             for start in range(len(hashes) * block_size, len(token_ids), block_size):

@@ -84,7 +84,7 @@ def steps_of(engine: LLMEngine) -> list[list[tuple[str, int]]]:
 
 
 class Transfer:
-    """Stands in for the event of a load: it arrives when a test says so, or when the engine waits for it."""
+    """A stand-in for the event of a load, which arrives when a test says so or when the engine waits for it."""
 
     def __init__(self, tier: HostTier, device_blocks: Tensor, copies: list[BlockCopy]) -> None:
         self.has_arrived = False

@@ -49,7 +49,7 @@ def test_full_tier_evicts_the_least_recently_used_block(tier):
     """The host has three blocks, and blocks a, b, c and d are stored in this order."""
     for block, block_hash in enumerate([b"a", b"b", b"c", b"d"]):
         tier.store(block, block_hash)
-    assert stored(tier, b"a", b"b", b"c", b"d") == [False, True, True, True]
+    assert stored(tier, b"a", b"b", b"c", b"d") == [False, True, True, True], "d must evict a"
     tier.check_integrity()
 
 

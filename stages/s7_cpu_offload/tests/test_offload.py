@@ -45,14 +45,15 @@ def test_evicted_blocks_are_on_the_host(engine):
     assert [block_hash in engine.host_tier for block_hash in hashes] == [False] * 4, "no block has been evicted yet"
     add(engine, "z", 24, max_tokens=1)
     step(engine)
-    assert [block_hash in engine.host_tier for block_hash in hashes] == [True] * 4
+    assert [block_hash in engine.host_tier for block_hash in hashes] == [True] * 4, "all four have been evicted"
     check(engine)
 
 
 def test_evicted_blocks_are_loaded_instead_of_computed(engine):
     """A prompt of four blocks is on the host. It comes again: three blocks are hit, the last one is computed."""
     drive_out(engine, TEXT)
-    assert computed(engine, TEXT) == 4
+    num_computed = computed(engine, TEXT)
+    assert num_computed == 4, f"12 of the 16 tokens are on the host, and {num_computed} were computed"
     assert loaded(engine) == 3
 
 
@@ -82,7 +83,9 @@ def test_hit_on_the_host_needs_a_block_of_the_device(engine):
     drive_out(engine, TEXT)
     [seq] = engine.input_processor.process("y", TEXT, SamplingParams())
     hits = engine.kv_cache_manager.find_hits(seq)
-    assert len(hits) == 3 and engine.kv_cache_manager.num_needed(seq, hits) == 4
+    needed = engine.kv_cache_manager.num_needed(seq, hits)
+    assert len(hits) == 3
+    assert needed == 4, f"the three hits on the host need a block each, and so does the rest: 4 blocks, not {needed}"
 
 
 @pytest.mark.parametrize("options", [{"offload_policy": "recompute"}, {"kv_offloading_tokens": 0}], ids=str)

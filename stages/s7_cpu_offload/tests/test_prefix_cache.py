@@ -25,8 +25,8 @@ def hashes_of(token_ids: list[int], block_size: int = 2) -> list[BlockHash]:
 
 def test_only_full_blocks_have_a_hash():
     for count, num_full in enumerate([0, 0, 1, 1, 2, 2]):
-        tokens = f"{count} token{'s' * (count != 1)}"
-        assert len(hashes_of([1, 2, 3, 4, 5][:count])) == num_full, f"of {tokens}, {num_full} blocks of 2 are full"
+        num_hashes = len(hashes_of([1, 2, 3, 4, 5][:count]))
+        assert num_hashes == num_full, f"tokens: {count}, full blocks of 2: {num_full}, hashes: {num_hashes}"
     assert hashes_of([1, 2, 3, 4, 5]) == hashes_of([1, 2, 3, 4]), "token 5 is in neither of the full blocks"
 
 
@@ -50,6 +50,7 @@ def test_growing_sequence_keeps_its_hashes():
     hashes: list[BlockHash] = []
     for count in range(8):
         extend_block_hashes(hashes, [5, 6, 7, 8, 9, 10, 11][:count], block_size=2)
+    assert len(hashes) == 3, f"7 tokens fill 3 blocks of 2, and have {len(hashes)} hashes"
     assert hashes == hashes_of([5, 6, 7, 8, 9, 10, 11])
 
 
@@ -170,7 +171,8 @@ def test_full_blocks_of_an_earlier_prompt_are_hit(engine):
 def test_last_token_of_a_prompt_is_always_computed(engine, num_tokens, num_hits):
     """All of its blocks are cached, but without the logits of its last token there is no next one."""
     computed(engine, TEXT)
-    assert len(engine.kv_cache_manager.find_hits(sequence(engine, TEXT[:num_tokens]))) == num_hits
+    found = len(engine.kv_cache_manager.find_hits(sequence(engine, TEXT[:num_tokens])))
+    assert found == num_hits, f"a prompt of {num_tokens} tokens hits {found} blocks, and must hit {num_hits}"
     assert computed(engine, TEXT[:num_tokens]) == num_tokens - 4 * num_hits
 
 
@@ -185,7 +187,8 @@ def test_hits_end_at_the_first_block_that_is_not_cached(engine):
     first, third = pool.get_new_blocks(2)
     pool.cache_block(first, hashes[0])
     pool.cache_block(third, hashes[2])
-    assert engine.kv_cache_manager.find_hits(sequence(engine, TEXT)) == [first]
+    hits = engine.kv_cache_manager.find_hits(sequence(engine, TEXT))
+    assert hits == [first], "the second block is missing: the third one is not the second of the table"
 
 
 def test_generated_tokens_are_hit_like_a_prompt(engine):
@@ -199,7 +202,8 @@ def test_only_computed_blocks_are_hit(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_batched_tokens=5, enable_prefix_caching=True)
     engine.add_request("a", TEXT, SamplingParams(max_tokens=1, seed=0))
     step(engine)
-    assert len(engine.kv_cache_manager.find_hits(sequence(engine, TEXT))) == 1
+    hits = engine.kv_cache_manager.find_hits(sequence(engine, TEXT))
+    assert len(hits) == 1, f"{len(hits)} blocks are hit, and only one of them is computed"
 
 
 def test_running_requests_share_the_blocks_of_their_common_prefix(engine):
