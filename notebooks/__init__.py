@@ -1,1 +1,1 @@
-"""The notebooks, one a stage; `python -m notebooks` runs them. What they are made with is in helpers/."""
+"""The notebooks: one per stage, one for the package, and one for claims. `python -m notebooks` runs them."""

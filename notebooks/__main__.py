@@ -1,8 +1,8 @@
-"""python -m notebooks: execute all notebooks in place, so that their outputs are this code's.
+"""python -m notebooks: execute all notebooks in place, and store their outputs.
 
-python -m notebooks s1           only those whose name begins so
+python -m notebooks s1           only notebooks whose names begin with s1
 
-Their code is folded: jupyter lab shows prose and pictures, and opens a cell where it is clicked.
+Their code is folded: Jupyter Lab shows prose and pictures, and opens a cell when you click it.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from tqdm import tqdm
 
 FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-FOLDED = {"jupyter": {"source_hidden": True}}  # what jupyter lab honours; outputs stay in sight
+FOLDED = {"jupyter": {"source_hidden": True}}  # Jupyter Lab hides the source, and shows the outputs
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m notebooks", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="beginnings of names; default: all notebooks")
+    parser.add_argument("names", nargs="*", help="the beginning of a name (default: all notebooks)")
     args = parser.parse_args(argv)
     paths = [path for path in sorted(FOLDER.glob("*.ipynb")) if path.name.startswith(tuple(args.names) or "")]
     if not paths:
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def execute_in_place(path: Path) -> int:
-    """Run a notebook and write it back with its outputs; a notebook that fails stays as it was. Returns 0 or 1."""
+    """Run a notebook, write it back with its outputs, and return 0. If it fails, leave it unchanged and return 1."""
     notebook = nbformat.read(path, as_version=4)
     start = time.perf_counter()
     try:
@@ -47,10 +47,10 @@ def execute_in_place(path: Path) -> int:
 
 
 def execute(notebook: nbformat.NotebookNode, cwd: Path, name: str = "") -> None:
-    """Run all cells in `cwd`; outputs and nothing else change. Raises CellExecutionError."""
+    """Run all cells in `cwd` and store their outputs. Raise CellExecutionError if one fails."""
     client = NotebookClient(
         notebook,
-        timeout=300,  # of a cell, in seconds
+        timeout=300,  # seconds per cell
         record_timing=False,
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(cwd)}},
@@ -66,7 +66,7 @@ def execute(notebook: nbformat.NotebookNode, cwd: Path, name: str = "") -> None:
 
 
 def strip_metadata(notebook: nbformat.NotebookNode) -> None:
-    """Leave nothing that says which machine or which run, and fold the code: the next run's diff is its results."""
+    """Remove all traces of the machine and the run, and fold the code. Then the next run's diff is its results."""
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict(FOLDED if cell.cell_type == "code" else {})

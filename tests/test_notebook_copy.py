@@ -45,7 +45,7 @@ def test_existing_copy_is_kept(folder, opened, capsys):
     lab.main(["claims"], folder)
     assert (folder / "mine" / "claims.ipynb").read_text() == "changed" and len(opened) == 2
     assert (folder / "claims.ipynb").read_text() == "claims"
-    assert "is as you left it (delete it to begin anew)" in capsys.readouterr().out
+    assert "is as you left it (delete it to start over)" in capsys.readouterr().out
 
 
 def test_unknown_notebook_is_reported_in_one_line(folder, opened, capsys):

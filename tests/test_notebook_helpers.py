@@ -1,4 +1,4 @@
-"""The helpers of notebooks 1 to 3 and the drawing functions of all notebooks, on pools of a few slots."""
+"""Helpers of the notebooks of stages 1 to 3, and the drawing functions of all notebooks, on pools of a few slots."""
 
 import doctest
 from importlib import import_module
@@ -77,8 +77,8 @@ def test_first_in_first_out_takes_the_oldest_block():
 
 def test_square_shows_the_places_of_blocks():
     """A sequence in blocks 2 and 0 with 17 tokens: block 2 is full, and block 0 has one."""
-    image = s2.square([Holder("0", (2, 0), 17), Holder("1", (1,), 1)], 256, followed="0")
-    assert image.shape == (16, 256, 3)
+    image = s2.square([Holder("0", (2, 0), 17), Holder("1", (1,), 1)], 512, followed="0")
+    assert image.shape == (32, 512, 3)
     followed = (image[1] == to_rgb(pictures.ACCENT)).all(1)
     assert followed.nonzero()[0].tolist() == [*range(33, 48)], "all slots but the edges of the blocks"
     slots = s2.slots_of(Holder("0", (2, 0), 17))

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from notebooks.helpers import s4
-from notebooks.helpers.claims.victims import NeverPreempts
+from notebooks.helpers.claims.preemption import NeverPreempts
 from notebooks.helpers.s4 import Span, Toll
 from stages.bench import timeline
 from stages.bench.timeline import Arrival
@@ -39,10 +39,10 @@ def test_preempted_request_waits_and_starts_over():
     ]
 
 
-def test_chunk_of_one_token_is_prefill_and_waiting_comes_first():
+def test_chunk_of_one_token_is_prefill_after_waiting():
     run = continuous([request(0, 4, 2), request(0, 4, 1)], max_num_batched_tokens=3)
     assert s4.spans(run, 0) == [Span("prefill", 0, 2), Span("decode", 2, 3)]
-    assert s4.spans(run, 1) == [Span("waits", 0, 1), Span("prefill", 1, 3)]
+    assert s4.spans(run, 1) == [Span("waiting", 0, 1), Span("prefill", 1, 3)]
 
 
 def test_stuck_engine_is_reported():

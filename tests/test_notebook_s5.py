@@ -21,18 +21,12 @@ def test_shared_blocks_count_once_and_copies_at_their_step():
     moments = helpers.serve(OPTIONS, Ask(6, 5, n=3))
     in_two_blocks = [Moment(4, 6, 2), Moment(4, 6, 0), Moment(4, 6, 0)]
     assert moments == [Moment(2, 2, 0), *in_two_blocks, Moment(7, 9, 0), Moment(7, 9, 0)]
-    assert helpers.blocks_at_most(moments) == 7
+    assert helpers.peak_blocks(moments) == 7
 
 
 def test_requests_share_nothing_and_new_blocks_are_not_copied():
     assert [moment[:2] for moment in helpers.serve(OPTIONS, Ask(5, 2), Ask(5, 2))] == [(4, 4), (4, 4)]
     assert helpers.serve(OPTIONS, Ask(5, 2, n=3))[1:] == [Moment(4, 6, 0), Moment(4, 6, 0)]
-
-
-@pytest.mark.parametrize("num_prompt_tokens, num_own_tokens, n", [(5, 1, 2), (5, 9, 3), (8, 4, 2), (3, 2, 4)])
-def test_saving_matches_the_formula(num_prompt_tokens, num_own_tokens, n):
-    saved = helpers.saving(OPTIONS, num_prompt_tokens, num_own_tokens, n)
-    assert saved == pytest.approx(helpers.saved(num_prompt_tokens, num_own_tokens, n, block_size=4))
 
 
 def test_watching_does_not_change_a_search_and_counts_match_the_tables():

@@ -20,22 +20,22 @@ def test_only_the_host_keeps_evicted_texts():
     moments = {policy: helpers.lives(policy, 1 / 3) for policy in ("s6", "load")}
     places = {policy: {place for moment in some for place in moment.values()} for policy, some in moments.items()}
     assert places["load"] == {*helpers.PLACES}
-    assert places["s6"] == {*helpers.PLACES} - {"waits, on the host"}
-    assert moments["load"][0][0] == "runs" and not moments["load"][-1]
+    assert places["s6"] == {*helpers.PLACES} - {"on the host"}
+    assert moments["load"][0][0] == "running" and not moments["load"][-1]
 
 
 def test_documents_are_found_if_a_tier_has_room():
-    """6 documents of 4 blocks are requested 4 times in turn. The small pool holds one of them."""
-    assert helpers.found_in_turn(6, 0, length=4) == (0, 0)
-    assert helpers.found_in_turn(6, 40, length=4) == (0, 0.75)
-    assert helpers.found_in_turn(40, 0, length=4) == (0.75, 0)
+    """6 documents of 4 blocks take turns 4 times. The small pool holds one of them."""
+    assert helpers.hits_in_turn(6, 0, length=4) == (0, 0)
+    assert helpers.hits_in_turn(6, 40, length=4) == (0, 0.75)
+    assert helpers.hits_in_turn(40, 0, length=4) == (0.75, 0)
 
 
 def test_others_run_while_the_blocks_of_c_arrive():
     beside, after = (helpers.two_streams(6, overlaps) for overlaps in (True, False))
     for lanes in (beside, after):
         assert lanes.loads == [(3, 9)]
-        assert min(at for at, who in lanes.steps if "C" in who) >= 9, "C ran before its blocks had arrived"
+        assert min(at for at, batch in lanes.steps if "C" in batch) >= 9, "C ran before its blocks had arrived"
     assert beside.tokens_during_loads() == 12 and after.tokens_during_loads() == 0
     assert after.end == beside.end + 6
 

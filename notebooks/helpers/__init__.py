@@ -1,12 +1,12 @@
-"""What the notebooks are made with: s1 to s7 belong to one notebook each; nanovllm, ways, roofline, timelines, apart,
-taking, paged and launches to that of the product; the other modules to several.
+"""Helpers of the notebooks. They drive the engines and draw the results; they define no engine logic.
 
-They drive the stages' own parts and draw what these report; they define no engine logic.
+s1 to s7 each belong to one notebook, nanovllm and gpu to the package's, and claims/ to claims.ipynb. All of them draw
+with pictures.
 """
 
 import os
 
 
 def size(full: int, quick: int) -> int:
-    """How much a cell does: `full`, or `quick` where NOTEBOOKS_QUICK is set. Committed outputs are of `full`."""
+    """Return `full`, or `quick` if NOTEBOOKS_QUICK is set. Committed outputs are of `full`."""
     return quick if os.environ.get("NOTEBOOKS_QUICK") else full

@@ -1,4 +1,4 @@
-"""The memory under torch's tensors, and the sizes of those that torch allocates memory for."""
+"""The memory behind PyTorch's tensors, and the sizes of its allocations."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """The sizes in bytes of the tensors that torch allocates memory for inside `with Allocations() as made:`."""
+    """The sizes in bytes of the tensors that are allocated inside `with Allocations() as made:`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types here
@@ -22,5 +22,5 @@ class Allocations(TorchDispatchMode):
 
 
 def storages(tree: Any) -> list[Any]:
-    """Return the memory under each tensor in nested lists, tuples and dicts."""
+    """Return the memory behind each tensor in nested lists, tuples and dicts."""
     return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

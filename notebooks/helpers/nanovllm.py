@@ -1,71 +1,326 @@
-"""Texts and drawings of the package's notebook: available kernels, a trace of reads, parts, pieces.
+"""Helpers of the package's notebook: a decode step in five ways, from plain operations to one call, against its floor.
 
-ways.py has a decode step in five ways, roofline.py what each of them takes, timelines.py a step over time, apart.py
-kernels that Python runs, taking.py compiled code that keeps a diary, paged.py a GPU's attention beside its twin and the
-CPU's, launches.py what a step starts.
+Each way has one more kernel than the way before. Without Numba there is one way, plain operations.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from torch.profiler import ProfilerActivity, profile
 
-from nanovllm.backends.cpu.backend import missing_requirement
+from nanovllm import LLM, SamplingParams
+from nanovllm.backends.cpu.backend import NumbaBackend, missing_requirement
 from nanovllm.backends.cpu.compiler import find_folder, is_complete
+from nanovllm.backends.torch.attention import PagedAttention
+from nanovllm.backends.torch.backend import TorchBackend
+from nanovllm.backends.torch.model_runner import ModelRunner
+from nanovllm.bench import harness
+from nanovllm.bench.floor import read_bandwidth, weight_bytes
+from nanovllm.bench.peers import prompts_taken_as_computed
 from notebooks.helpers import pictures
-from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PALE, PAPER, USED, Line
+from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PAPER, USED
+from stages.bench.counting import silent_stderr
+from stages.bench.models import num_parameters
+
+PLAIN, PACKED, ATTENTION = "plain operations", "+ packed linear layers", "+ attention"
+MANY, FEW = "+ norms, rotation, silu", "one call"
+LOOKS = {
+    PLAIN: (ACCENT, "s--"), PACKED: (GREY, "^:"), ATTENTION: (GREY, "v-"), MANY: (INK, "x-"), FEW: (USED, "o-"),
+}  # fmt: skip
+PAUSE = 0.006  # seconds: a bit longer than an idle helper thread looks for work
+KINDS = {"linear": USED, "attention": ACCENT, "others": GREY}  # of an operation
 
 
-def what_is_there(*dtypes: str) -> str:
+def describe_kernels(*dtypes: str) -> str:
     """Say in a sentence whether kernels are installed and compiled."""
     if why := missing_requirement():
-        return f"No kernels here: {why}. What follows shows plain operations alone."
-    missing = [dtype for dtype in dtypes if not is_compiled(dtype)]
+        return f"Kernels are unavailable: {why}. The pictures below show plain operations alone."
+    folders = {dtype: find_folder(dtype) for dtype in dtypes}
+    missing = [dtype for dtype, folder in folders.items() if folder is None or not is_complete(folder)]
     if missing:
-        return f"Kernels for {' and '.join(missing)} are being compiled, once on this machine: please wait."
-    return f"Kernels for {' and '.join(dtypes)} have been compiled on this machine before: they are loaded."
+        return f"Kernels for {' and '.join(missing)} are being compiled. This happens once per machine."
+    return f"Kernels for {' and '.join(dtypes)} are already compiled on this machine."
 
 
-def is_compiled(dtype: str) -> bool:
-    folder = find_folder(dtype)
-    return folder is not None and is_complete(folder)
+# ---- a decode step, in several ways
 
 
-def draw_trace(ax: Axes, trace: Sequence[str], title: str) -> None:
-    """Draw what a kernel does, in order: it reads the weight, it reads rows of x, it multiplies and adds."""
-    colors = {"weight": ACCENT, "x": USED, "fma": PALE}
-    for what, color in colors.items():
-        boxes = [pictures.box(i + 0.06, 0.88, 0, 1) for i, done in enumerate(trace) if done == what]
-        pictures.polygons(ax, boxes, color)
-    ax.set(ylim=(-0.05, 1.05), yticks=[0.5], yticklabels=[title], xticks=[])
-    ax.tick_params(axis="y", length=0, labelcolor=INK)
-    ax.spines[:].set_visible(False)
+class DecodeStep:
+    """An engine that decodes `max_rows` sequences, each with a context of `context` tokens."""
+
+    def __init__(self, folder: Path, dtype: str, max_rows: int, context: int) -> None:
+        room = {"kv_cache_tokens": max_rows * (context + 32), "max_num_seqs": max_rows, "watermark": 0.0}
+        room |= {"max_num_batched_tokens": max(max_rows, 512), "enable_prefix_caching": False}
+        backend = "torch" if missing_requirement() else "numba"
+        self.llm = LLM(model=str(folder), device="cpu", dtype=dtype, attention_backend=backend, **room)
+        self.engine, self.context = self.llm.llm_engine, context
+        params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+        with prompts_taken_as_computed(self.llm):
+            self.engine.kv_cache.blocks.normal_(generator=torch.Generator().manual_seed(0))  # contexts that differ
+            for number in range(max_rows):
+                self.engine.add_request(str(number), {"prompt_token_ids": [300 + 37 * number] * context}, params)
+            self.engine.step()
+        self.seqs = list(self.engine.scheduler.running)
+        assert len(self.seqs) == max_rows, f"{len(self.seqs)} of {max_rows} sequences are running"
+        self.runner = self.engine.executor
+        plain = PagedAttention(self.engine.kv_cache, self.engine.config.slots_in_a_tile())
+        self._ways = ways_of(self.runner, plain)
+
+    def ways(self, rows: int) -> list[str]:
+        """Return the ways in which this machine can compute a step of `rows` rows."""
+        return [way for way in self._ways if way != FEW or rows <= self.runner.backend._decode_runner.max_rows]
+
+    @torch.inference_mode()
+    def tokens(self, way: str, rows: int) -> list[int]:
+        """Return the tokens of a step. No sequence advances, so it can be repeated."""
+        with self._ways[way]() as run:
+            return [token.token_id for token in run([(seq, 1) for seq in self.seqs[:rows]])]
+
+    @torch.inference_mode()
+    def seconds(self, way: str, rows: int, times: int = 3) -> float:
+        """Return the median of some steps in a row, after a pause for the threads of other ways and a first step."""
+        batch = [(seq, 1) for seq in self.seqs[:rows]]
+        with self._ways[way]() as run:
+            time.sleep(PAUSE)
+            run(batch)
+            return statistics.median(harness.seconds_of(lambda: run(batch)) for _ in range(times))
+
+    def num_bytes(self, rows: int) -> int:
+        """Return the bytes that a step has to read: all weights, and the keys and values of each context."""
+        slots = rows * (self.context + 1)
+        return weight_bytes(self.llm) + slots * self.engine.kv_cache.bytes_per_token
+
+    def num_operations(self, rows: int) -> int:
+        """Return the operations of the linear layers: a product and a sum for each weight and row."""
+        return 2 * rows * num_parameters(self.llm.model_config)
 
 
-def draw_parts(top: Axes, bottom: Axes, parts: Sequence[Any], row: int) -> None:
-    """Draw a row's highest score and sum after each part, with a line where the sum falls."""
-    at, sums = range(1, len(parts) + 1), [part.sums[row] for part in parts]
-    falls = [i for i in at[1:] if sums[i - 1] < sums[i - 2]]
-    for ax in (top, bottom):
-        ax.vlines(falls, 0, 1, transform=ax.get_xaxis_transform(), color=LIGHT)
-    pictures.lines(top, [Line(at, [part.peaks[row] for part in parts], style="o-", color=USED)], "", "peak")
-    pictures.lines(bottom, [Line(at, sums, style="o-", color=ACCENT)], "part (a line: the sum falls)", "sum")
-    top.set(xticks=list(at))
-    bottom.set(xticks=list(at), ylim=(0, None))
+def ways_of(runner: ModelRunner, plain: PagedAttention) -> dict[str, Callable[[], Any]]:
+    """Return a context for each way, which yields a function that runs a step. Most undo some of the engine's swaps."""
+    if not isinstance(runner.backend, NumbaBackend):
+        return {PLAIN: partial(unchanged, runner)}
+    added = {PLAIN: (), PACKED: (PACKED,), ATTENTION: (PACKED, ATTENTION)}
+    swapped = {way: partial(swapped_out, runner, plain, *kept) for way, kept in added.items()}
+    many_rows = partial(computing_with, runner, ManyRows(runner.backend))
+    return swapped | {MANY: many_rows, FEW: partial(unchanged, runner)}
 
 
-def draw_pieces(ax: Axes, pieces: Sequence[Any], title: str) -> None:
-    """Two strips, one a worker; in each its pieces, with their numbers."""
-    for worker, color in ((0, USED), (1, ACCENT)):
-        mine = [piece for piece in pieces if piece.worker == worker]
-        boxes = [pictures.box(p.start, p.end - p.start, 1.05 - worker, 0.9) for p in mine]
-        pictures.polygons(ax, boxes, color, PAPER, 0.8)
-        for piece in mine:
-            at = (piece.start + piece.end) / 2, 1.5 - worker
-            ax.text(*at, str(piece.number), ha="center", va="center", fontsize=6.5, color=PAPER)
-    ax.set(xlim=(0, max(ax.get_xlim()[1], *(piece.end for piece in pieces))))
-    ax.set(ylim=(0, 2), yticks=[0.5, 1.5], yticklabels=["helper", "main"], title=title)
-    ax.tick_params(axis="y", length=0, labelcolor=INK)
+@contextmanager
+def unchanged(runner: ModelRunner) -> Iterator[Callable]:
+    yield runner.run
+
+
+@contextmanager
+def computing_with(runner: ModelRunner, backend: Any) -> Iterator[Callable]:
+    from nanovllm.backends.cpu.threads import numba_threads
+
+    kernels, runner.backend = runner.backend, backend
+    try:
+        with numba_threads():
+            yield runner.run
+    finally:
+        runner.backend = kernels
+
+
+class ManyRows:
+    """The backend with kernels, without its special path for few rows."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def decode(self, batch: list) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernels, name)
+
+
+@contextmanager
+def swapped_out(runner: ModelRunner, plain: PagedAttention, *kept: str) -> Iterator[Callable]:
+    """Swap plain layers back in. `kept` may have PACKED, the linear layers, and ATTENTION, the kernel."""
+    model, kernels = runner.model, runner.backend
+    layers = model.model
+    model.model = layers.plain
+    packed = {} if PACKED in kept else unpack(model)
+    try:
+        with computing_with(runner, TorchBackend(model, kernels._attention if ATTENTION in kept else plain)) as run:
+            yield run
+    finally:
+        pack(model, packed)
+        model.model = layers
+
+
+def unpack(model: Any) -> dict[int, Any]:
+    """Swap in the plain linear layers. Return the packed ones, by the id of the plain one."""
+    from nanovllm.backends.cpu.matmul import PackedLinear
+    from nanovllm.backends.cpu.model import swap_linears
+
+    packed: dict[int, Any] = {}
+
+    def plain_of(module: Any) -> Any:
+        if not isinstance(module, PackedLinear):
+            return module
+        packed[id(module.plain)] = module
+        return module.plain
+
+    swap_linears(model, plain_of)
+    return packed
+
+
+def pack(model: Any, packed: Mapping[int, Any]) -> None:
+    """Undo unpack()."""
+    from nanovllm.backends.cpu.model import swap_linears
+
+    swap_linears(model, lambda module: packed.get(id(module), module))
+
+
+# ---- plain operations over time
+
+
+class Span(NamedTuple):
+    """An operation, in microseconds from the start of its step."""
+
+    name: str
+    start: float
+    end: float
+
+    @property
+    def kind(self) -> str:
+        """Return a key of KINDS."""
+        if "linear" in self.name or "mm" in self.name:
+            return "linear"
+        return "attention" if "attention" in self.name else "others"
+
+
+def profile_plain(step: DecodeStep) -> list[Span]:
+    """Return PyTorch's top-level operations of the fastest of some plain steps on one core.
+
+    The profiler adds a bit to each operation.
+    """
+    batch, threads = [(step.seqs[0], 1)], torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with step._ways[PLAIN]() as run:
+            run(batch)
+            return min((profiled(run, batch) for _ in range(9)), key=lambda spans: spans[-1].end)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def profiled(run: Callable, batch: list) -> list[Span]:
+    with silent_stderr(), profile(activities=[ProfilerActivity.CPU]) as profiler:
+        run(batch)
+    events = [event for event in profiler.events() if event.cpu_parent is None and event.name.startswith("aten::")]
+    events.sort(key=lambda event: event.time_range.start)
+    first = events[0].time_range.start
+    return [Span(event.name, event.time_range.start - first, event.time_range.end - first) for event in events]
+
+
+def time_shares(spans: Sequence[Span]) -> dict[str, float]:
+    """Return the share of the time that each kind takes, and "none": Python between operations.
+
+    >>> time_shares([Span("aten::mm", 0, 6), Span("aten::add", 8, 10)])
+    {'linear': 0.6, 'attention': 0.0, 'others': 0.2, 'none': 0.2}
+    """
+    whole = spans[-1].end
+    shares = {kind: sum(span.end - span.start for span in spans if span.kind == kind) / whole for kind in KINDS}
+    return shares | {"none": round(1 - sum(shares.values()), 6)}
+
+
+def draw_spans(ax: Axes, spans: Sequence[Span], title: str) -> None:
+    """Draw a sliver for each operation. Between them, in white, Python runs."""
+    for kind, color in KINDS.items():
+        boxes = [pictures.box(span.start, span.end - span.start, 0, 1) for span in spans if span.kind == kind]
+        pictures.polygons(ax, boxes, color, PAPER, 0.15)
+    ax.set(xlim=(spans[0].start, spans[-1].end), ylim=(-0.05, 1.05), yticks=[], title=title)
     ax.spines["left"].set_visible(False)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: pictures.duration(value) if value else "0"))
+
+
+# ---- a roofline
+
+
+class Measured(NamedTuple):
+    """The times of a step, and the limits of the machine in the same rounds."""
+
+    ms: dict[tuple[str, int], float]  # by way and rows
+    bandwidth: float  # bytes per second, of a read test
+    operations: float  # per second, of one large product
+
+
+def measure(
+    step: DecodeStep, counts: Sequence[int], rounds: int, seconds: float, ways: Sequence[str] = tuple(LOOKS)
+) -> Measured:
+    """Time the available ways in turns, and the limits of this machine."""
+    calls: dict[Any, Callable[[], float]] = {}
+    for rows in counts:
+        for way in step.ways(rows):
+            if way in ways:
+                calls[way, rows] = partial(step.seconds, way, rows)
+    limits = {"read": lambda: read_bandwidth(step.llm), "multiply": partial(operations_per_second, step.engine.dtype)}
+    middle = harness.medians(harness.take_turns(calls | limits, rounds, least_rounds=1, seconds=seconds))
+    return Measured({key: 1000 * middle[key] for key in calls}, middle["read"], middle["multiply"])
+
+
+def operations_per_second(dtype: torch.dtype, size: int = 1024) -> float:
+    """Return the speed of the fastest of some large products."""
+    a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
+    return 2 * size**3 / min(harness.seconds_of(lambda: a @ b) for _ in range(5))
+
+
+def floor_shares(step: DecodeStep, measured: Measured) -> dict[tuple[str, int], float]:
+    """Return the floor's share of each time: reading alone over the whole step."""
+    return {
+        (way, rows): step.num_bytes(rows) / measured.bandwidth / (ms / 1000) for (way, rows), ms in measured.ms.items()
+    }
+
+
+def draw_roofline(ax: Axes, step: DecodeStep, measured: Measured, title: str) -> None:
+    """Draw a line for each way: operations per second against operations per byte."""
+    counts = sorted({rows for _, rows in measured.ms})
+    at = {rows: step.num_operations(rows) / step.num_bytes(rows) for rows in counts}
+    draw_roof(ax, measured, at[counts[0]] / 1.6, at[counts[-1]] * 3)
+    for way, (color, style) in LOOKS.items():
+        timed = [rows for rows in counts if (way, rows) in measured.ms]
+        speeds = [step.num_operations(rows) / measured.ms[way, rows] / 1e6 for rows in timed]
+        if timed:
+            ax.plot([at[rows] for rows in timed], speeds, style, color=color, linewidth=1.4, markersize=5, label=way)
+    ax.set(xscale="log", yscale="log", xlabel="operations per byte (below: rows)", title=title)
+    ax.set(xticks=[*at.values()], xticklabels=[f"{x:.1f}\n{rows}" for rows, x in at.items()])
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:.1f}"))
+
+
+def draw_roof(ax: Axes, measured: Measured, left: float, right: float) -> None:
+    """Draw the limits: the slope is reading, and the flat part is multiplying."""
+    edge, top = measured.operations / measured.bandwidth, measured.operations / 1e9
+    end = max(right, edge * 1.5)
+    ax.plot([left, edge, end], [left * measured.bandwidth / 1e9, top, top], color=LIGHT, linewidth=3)
+    high = (left * edge**3) ** 0.25
+    pictures.label(ax, "reading", (high, high * measured.bandwidth / 1e9), (-6, 4), GREY)
+    pictures.label(ax, "multiplying", (end, top), (0, 5), GREY, ha="right")
+
+
+def table_of(step: DecodeStep, measured: Measured) -> str:
+    """Return a table of milliseconds and shares of the floor, with a column for each number of rows."""
+    counts = sorted({rows for _, rows in measured.ms})
+    share = floor_shares(step, measured)
+
+    def cell(way: str, rows: int) -> str:
+        return f"{measured.ms[way, rows]:.2f} ({share[way, rows]:.0%})" if (way, rows) in measured.ms else ""
+
+    floor = [f"{1000 * step.num_bytes(rows) / measured.bandwidth:.2f}" for rows in counts]
+    lines = [["", *(f"{rows} row" + "s" * (rows > 1) for rows in counts)], ["---"] * (len(counts) + 1)]
+    lines += [["the floor", *floor]]
+    lines += [[way, *(cell(way, rows) for rows in counts)] for way in LOOKS if (way, counts[0]) in measured.ms]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,9 +1,9 @@
-"""What the notebooks draw with: few colours that stay apart in grey, labels at the thing itself, small static SVG.
+"""Drawing for all notebooks: a few colors that stay apart in grey, labels beside the data, small static SVG.
 
 used        dark      keys and values are there
 reserved    pale      held, empty: waste inside a piece
 free        white
-accent      orange    what the picture is about: holes, the slower way, a claim
+accent      orange    the point of the picture: holes, the slower way, a claim
 """
 
 import io
@@ -26,10 +26,11 @@ INK, GREY, LIGHT, PALE, PAPER = "#20252a", "#7d858c", "#bcc3c9", "#dde2e6", "#ff
 USED, ACCENT = "#14557b", "#e07b00"
 FONTS = ("DejaVu Sans", "Verdana", "Arial", "sans-serif")
 WIDTH = 8.6  # inches, of every picture
+KEY: dict[str, Any] = {"frameon": False, "handlelength": 0.9, "handleheight": 0.8, "columnspacing": 1.4}
 
 
 class Line(NamedTuple):
-    """A line and its label, which stands at the last point, shifted by `shift` points of type."""
+    """A line and its label, `shift` points of type away from the last point."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -44,8 +45,9 @@ class Line(NamedTuple):
 
 
 def style() -> None:
-    """Settings for all pictures. Text stays text: small, found by a search, read aloud. Where the font is missing the
-    next one of FONTS takes its place; none of them is wider, so that labels fit all the same.
+    """Set matplotlib up for all pictures. Text stays text: it is small, and a search or a screen reader finds it.
+
+    Where a font is missing, the next one of FONTS takes its place. None is wider, so labels still fit.
     """
     matplotlib.rcParams.update(
         {
@@ -72,7 +74,7 @@ def style() -> None:
 
 
 def figure(finding: str, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
-    """A figure whose title states what it shows, and its axes in reading order. `height` in inches."""
+    """Return a figure of `height` inches whose title states its finding, and its axes in reading order."""
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.05)
     fig = Figure(figsize=(WIDTH, height), layout=layout)
     fig.suptitle(finding, x=0.008, ha="left", fontsize=11, fontweight="bold")
@@ -81,7 +83,7 @@ def figure(finding: str, height: float, rows: int = 1, columns: int = 1, **grid:
 
 
 def svg(fig: Figure) -> str:
-    """The figure as SVG: no date, no style for the page around it, two decimals; the same bytes every time."""
+    """Return the figure as SVG with two decimals, without a date or styles: the same bytes every time."""
     buffer = io.StringIO()
     fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
@@ -97,9 +99,9 @@ def svg(fig: Figure) -> str:
 
 
 def compact(path: str) -> str:
-    """The same outline in fewer characters.
+    r"""Write the same outline in fewer characters.
 
-    >>> compact("M 10.123 20 \\nL 30 40.999 \\nz")
+    >>> compact("M 10.123 20 \nL 30 40.999 \nz")
     'M10.12 20L30 41z'
     """
     path = re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), path)
@@ -107,22 +109,22 @@ def compact(path: str) -> str:
 
 
 def show(fig: Figure) -> None:
-    """Put the figure below the cell."""
+    """Show the figure below the cell."""
     display(SVG(data=svg(fig)))
 
 
 def say(text: str) -> None:
-    """Put a sentence below the cell: Markdown with the numbers that the cell measured."""
+    """Show Markdown below the cell, with numbers that the cell counted or measured."""
     display(Markdown(text))
 
 
 def now(text: str) -> None:
-    """say(), of times that this run has measured: nothing is judged by them."""
+    """Show Markdown with times that this run measured. No conclusion rests on them."""
     say(f"*Your machine, now.* {text}")
 
 
 def span(shares: Iterable[float]) -> str:
-    """The least and the largest, in per cent.
+    """Write the least and the largest share as percentages.
 
     >>> span([0.1, 0.25, 0.2])
     '10% to 25%'
@@ -135,7 +137,7 @@ def span(shares: Iterable[float]) -> str:
 
 
 def lines(ax: Axes, series: Iterable[Line], x: str, y: str, log: str = "") -> None:
-    """Lines with their labels at their ends; `x` and `y` name the axes with their units; `log`: "", "x", "y", "xy"."""
+    """Draw lines with a label at each end. `x` and `y` name the axes and units; `log` is "", "x", "y" or "xy"."""
     for axis, name in ((ax.xaxis, "x"), (ax.yaxis, "y")):
         if name in log:
             ax.set(**{f"{name}scale": "log"})
@@ -150,7 +152,7 @@ def lines(ax: Axes, series: Iterable[Line], x: str, y: str, log: str = "") -> No
 def label(
     ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (5, 0), color: str = INK, ha: str = ""
 ) -> None:
-    """Text beside the point `at`, `shift` points of type away, on a little paper; it may stand outside of the axes."""
+    """Write text `shift` points of type away from the point `at`, with a light background; it may leave the axes."""
     side = ha or ("right" if shift[0] < 0 else "left" if shift[0] > 0 else "center")
     va = "center" if shift[0] and not shift[1] else "bottom" if shift[1] >= 0 else "top"
     ax.annotate(
@@ -167,23 +169,23 @@ def label(
 
 
 def darker(color: str) -> str:
-    """A colour for type: the accent is too light for thin strokes."""
+    """Return a color for text: light colors are too faint for thin strokes."""
     return {ACCENT: "#a85a00", PALE: GREY, GREY: "#5c646b"}.get(color, color)
 
 
 def percent(axis: Axis) -> None:
-    """Shares of 1 as per cent."""
-    axis.set_major_formatter(PercentFormatter(1.0))
+    """Show shares of 1 as percentages."""
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def thousands(*axes: Axis) -> None:
-    """12,345"""
+    """Show numbers like 12,345."""
     for axis in axes:
         axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def costs(ax: Axes, microseconds: Mapping[str, float], accent: Sequence[str] = ()) -> None:
-    """A dot for each thing on one logarithmic scale of time, the cheapest at the top."""
+    """Draw a dot for each time on one logarithmic scale, the shortest at the top."""
     names = sorted(microseconds, key=microseconds.get)
     for row, name in enumerate(names):
         color, value = ACCENT if name in accent else USED, microseconds[name]
@@ -199,7 +201,8 @@ def costs(ax: Axes, microseconds: Mapping[str, float], accent: Sequence[str] = (
 
 
 def duration(microseconds: float) -> str:
-    """
+    """Write a duration with a suitable unit.
+
     >>> [duration(value) for value in (0.25, 3.14159, 42, 1234, 56789)]
     ['250 ns', '3.1 µs', '42 µs', '1.2 ms', '57 ms']
     """
@@ -210,34 +213,36 @@ def duration(microseconds: float) -> str:
     raise AssertionError
 
 
-def legend(ax: Axes, colors: Mapping[str, str]) -> None:
-    """What the colours mean, above the upper right corner of the axes. White has an edge of ink."""
-    handles = [
-        Patch(facecolor=color, edgecolor=INK if color == PAPER else "none", label=text, linewidth=0.7)
-        for text, color in colors.items()
-    ]
-    look = {"frameon": False, "handlelength": 0.9, "handleheight": 0.8, "columnspacing": 1.4, "borderaxespad": 0.2}
-    ax.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(handles), **look)
+def legend(ax: Axes, colors: Mapping[str, Any]) -> None:
+    """Put a key of the colors above the upper right corner of the axes."""
+    place = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.2}
+    ax.legend(handles=patches(colors), ncols=len(colors), **place, **KEY)
+
+
+def patches(colors: Mapping[str, Any]) -> list[Patch]:
+    """Return a square of each color with its text, for a legend. White gets an edge."""
+    edges = {text: INK if color == PAPER else "none" for text, color in colors.items()}
+    return [Patch(facecolor=color, edgecolor=edges[text], label=text, linewidth=0.7) for text, color in colors.items()]
 
 
 # ---- strokes
 
 
 def box(left: float, width: float, bottom: float, height: float) -> list[tuple[float, float]]:
-    """The corners of a rectangle."""
+    """Return the corners of a rectangle."""
     return [(left, bottom), (left + width, bottom), (left + width, bottom + height), (left, bottom + height)]
 
 
 def polygons(
     ax: Axes, corners_of: Iterable[Sequence[tuple[float, float]]], fill: str, edge: str = "none", width: float = 0.6
 ) -> None:
-    """All polygons as one path: a hundred cost little more than one."""
+    """Draw all polygons as one path, which keeps the SVG small."""
     paths = [Path([*points, points[0]], closed=True) for points in corners_of]
     if paths:
         ax.add_patch(PathPatch(Path.make_compound_path(*paths), facecolor=fill, edgecolor=edge, linewidth=width))
 
 
 def bare(ax: Axes) -> None:
-    """No lines around the axes: what is drawn has its own."""
+    """Remove the lines around the axes, for drawings with edges of their own."""
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)

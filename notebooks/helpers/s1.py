@@ -1,46 +1,36 @@
-"""What stage 1's notebook needs: what a pool was used for, and its pieces over time and at a refusal."""
+"""Helpers of stage 1's notebook: shares of a pool, the pool over time, and the pool when a request is refused."""
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
-from notebooks.helpers.pictures import (
-    ACCENT,
-    GREY,
-    INK,
-    PALE,
-    PAPER,
-    USED,
-    bare,
-    box,
-    label,
-    percent,
-    polygons,
-    thousands,
-)
+from notebooks.helpers import pictures
+from notebooks.helpers.pictures import ACCENT, GREY, INK, PALE, PAPER, USED, box, label, polygons, thousands
 
 SHARES = {"used": USED, "reserved, empty": PALE, "holes": ACCENT, "largest free piece": PAPER}
+STATES = {"used": USED, "reserved, empty": PALE, "free": PAPER}  # of a slot
 
 
 class Pool(Protocol):
-    """What a stage's report says of a pool, in slots."""
+    """A stage's report about its pool, in slots."""
 
     @property
     def num_slots(self) -> int: ...
     @property
     def pieces(self) -> tuple[tuple[int, int, int], ...]:
-        """(start, size, used) of each holder, by start"""
+        """Return (start, size, used) of each reserved piece, in order of start."""
 
 
 # ---- a pool in use
 
 
 def churn(manager: Any, sequences: Iterator[Any], frees: Iterable[float], seed: int) -> Iterator[bool]:
-    """Allocate or free at random. Each entry of `frees` is an operation: the probability that it frees one of the
-    holders, any of them alike; otherwise the next of `sequences` asks for room. Yields whether that was to be had.
+    """Allocate and free at random. Yield after each operation whether its request fit.
+
+    Each entry of `frees` is the probability that the operation frees a random sequence. Otherwise the next one of
+    `sequences` is allocated, if it fits.
     """
     rng = random.Random(seed)
     holders: list[Any] = []
@@ -58,8 +48,9 @@ def churn(manager: Any, sequences: Iterator[Any], frees: Iterable[float], seed: 
 
 
 def shares(reports: list[Any]) -> dict[str, list[float]]:
-    """What the pool was used for at each of `reports`, in shares that sum to 1. Holes: free, but not in the largest
-    free piece.
+    """Return how each report divides its pool, in shares that add up to 1.
+
+    Holes are the free slots outside the largest free piece.
     """
     return {
         "used": [report.used / report.num_slots for report in reports],
@@ -70,31 +61,16 @@ def shares(reports: list[Any]) -> dict[str, list[float]]:
 
 
 def external_fragmentation(report: Any) -> float:
-    """1 - largest free piece / all free slots: 0 if the free slots are one piece, near 1 if they are crumbs."""
+    """Return 1 - largest free piece / free slots: 0 if they are in one piece, near 1 if they are scattered."""
     free = report.num_slots - report.held
     return 1 - report.largest_free / free if free else 0.0
 
 
-# ---- quantities
-
-
-def points(ax: Axes, values: Mapping[float, float], text: str) -> None:
-    """What somebody claims: a diamond at each (x, y) with `text`, formatted with y."""
-    for x, y in values.items():
-        ax.plot(x, y, "D", color=INK, markersize=5)
-        label(ax, text.format(y), (x, y), (7, 0))
-
-
-def runs(ax: Axes, x: Sequence[float], runs: Iterable[Sequence[float]], color: str, width: float = 0.9) -> None:
-    """Several runs of one quantity: thin lines of one colour, without labels."""
-    for run in runs:
-        ax.plot(x, run, color=color, linewidth=width)
+# ---- pictures
 
 
 def stacked_shares(ax: Axes, shares: Mapping[str, Sequence[float]], every: int = 1, title: str = "") -> None:
-    """Shares of a pool, one value a step each, stacked from the bottom; the names are those of SHARES. One step of
-    `every` is drawn. A label stands where its band is on average; a band that is thinner than the type has none.
-    """
+    """Stack the shares of a pool from the bottom, drawing one step in `every`. Label each band that has room."""
     bottom = [0.0] * len(next(iter(shares.values())))
     steps = range(0, len(bottom), every)
     for text, share in shares.items():
@@ -112,39 +88,10 @@ def stacked_shares(ax: Axes, shares: Mapping[str, Sequence[float]], every: int =
     ax.spines[:].set_visible(True)
 
 
-def dots(ax: Axes, values: Mapping[str, float], others: Mapping[str, float], names: tuple[str, str]) -> None:
-    """A row for each of `values`: a full dot, labelled, and a hollow one where `others` has the row too. `names` says
-    what the two stand for, at the first row that has both.
-    """
-    rows = {text: -i for i, text in enumerate(values)}
-    heights = list(rows.values())
-    ax.hlines(heights, 0, list(values.values()), color=PALE, linewidth=1)
-    ax.plot(list(values.values()), heights, "o", color=USED, markersize=6)
-    hollow = [rows[text] for text in others]
-    ax.plot(list(others.values()), hollow, "o", color=INK, markerfacecolor=PAPER, markersize=6)
-    for text, value in values.items():
-        label(ax, f"{value:.0%}", (value, rows[text]), (0, 5), USED)
-    first = next(iter(others))
-    label(ax, names[0], (values[first], rows[first]), (0, 16), USED, ha="right")
-    label(ax, names[1], (others[first], rows[first]), (0, 16), INK, ha="left")
-    ax.set(yticks=heights, yticklabels=list(rows), ylim=(-len(rows) + 0.4, 1.2))
-    percent(ax.xaxis)
-    ax.spines["left"].set_visible(False)
-    ax.tick_params(axis="y", length=0)
-
-
-def band(ax: Axes, low: float, high: float, text: str) -> None:
-    """A range that somebody claims, behind everything else."""
-    ax.axvspan(low, high, color=ACCENT, alpha=0.16, linewidth=0)
-    label(ax, text, ((low + high) / 2, ax.get_ylim()[0]), (0, 4), ACCENT)
-
-
-# ---- pools
-
-
 def pool_over_time(ax: Axes, reports: Mapping[int, Pool], title: str = "") -> None:
-    """Every slot of the pool, bottom to top, against the step: each holder is a pale bar, and what it uses a wedge
-    in it that grows. `reports` maps a step to the pool after it.
+    """Draw the pool from bottom to top against the step. Each piece is a pale bar with a dark wedge of used slots.
+
+    `reports` maps a step to the pool after it.
     """
     num_slots = next(iter(reports.values())).num_slots
     held, used = [], []
@@ -162,8 +109,9 @@ def pool_over_time(ax: Axes, reports: Mapping[int, Pool], title: str = "") -> No
 
 
 def tracks(reports: Mapping[int, Pool]) -> list[tuple[int, int, int, list[int]]]:
-    """(start, size, first step, slots used at each step) of each holder; the same piece at the next step, with no
-    fewer slots used, is the same holder.
+    """Return (start, size, first step, slots used at each step) of each sequence.
+
+    The same piece in the next step, with no fewer slots used, belongs to the same sequence.
     """
     ended: list[tuple[int, int, int, list[int]]] = []
     open_tracks: dict[tuple[int, int], tuple[int, list[int]]] = {}
@@ -179,7 +127,7 @@ def tracks(reports: Mapping[int, Pool]) -> list[tuple[int, int, int, list[int]]]
 
 
 def corners(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points at which the line through them turns.
+    """Return the points at which the line through them turns.
 
     >>> corners([(0, 0), (1, 1), (2, 2), (3, 2)])
     [(0, 0), (2, 2), (3, 2)]
@@ -190,7 +138,7 @@ def corners(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def strip(ax: Axes, pool: Pool, bottom: float = 0.0, height: float = 1.0) -> None:
-    """The pool at one moment, slots from left to right: used, reserved and empty, free."""
+    """Draw the pool at one moment as a strip of slots: used, reserved and empty, free."""
     polygons(ax, [box(0, pool.num_slots, bottom, height)], PAPER)
     polygons(ax, [box(start, size, bottom, height) for start, size, _ in pool.pieces], PALE, edge=GREY)
     polygons(ax, [box(start, used, bottom, height) for start, _, used in pool.pieces if used], USED)
@@ -199,9 +147,7 @@ def strip(ax: Axes, pool: Pool, bottom: float = 0.0, height: float = 1.0) -> Non
 
 
 def refusal(ax: Axes, pool: Pool, waiting: int) -> None:
-    """The pool at the moment when a request for `waiting` slots in one piece is refused: every hole with its size,
-    and the request, to scale, under the largest.
-    """
+    """Draw the pool with the size of each large hole, and below it, to scale, a request for `waiting` slots."""
     strip(ax, pool)
     holes = holes_of(pool)
     polygons(ax, [box(start, size, 0, 1) for start, size in holes], PAPER, edge=ACCENT, width=2)
@@ -213,27 +159,17 @@ def refusal(ax: Axes, pool: Pool, waiting: int) -> None:
     polygons(ax, [box(left, waiting, -1.0, 0.6)], ACCENT)
     for edge in (largest[0], sum(largest)):
         ax.plot([edge, edge], [-1.0, 0], color=INK, linewidth=0.8, linestyle=":")
-    text = f"waiting: needs {waiting:,} in one piece"
-    if left > pool.num_slots / 2:
-        label(ax, text, (left, -0.7), (-6, 0), ACCENT)
-    else:
-        label(ax, text, (left + waiting, -0.7), (6, 0), ACCENT)
-    key(ax)
+    is_right = left > pool.num_slots / 2
+    at, shift = (left, -6) if is_right else (left + waiting, 6)
+    label(ax, f"waiting: needs {waiting:,} in one piece", (at, -0.7), (shift, 0), ACCENT)
+    pictures.legend(ax, STATES)
     ax.set(ylim=(-1.15, 1.5), xlabel="slot")
     thousands(ax.xaxis)
-    bare(ax)
-
-
-def key(ax: Axes) -> None:
-    """What dark, pale and white mean, above the axes on the right."""
-    for at, text, color in ((0.68, "used", USED), (0.765, "reserved, empty", PALE), (0.94, "free", PAPER)):
-        square = Rectangle((at, 1.045), 0.012, 0.05, facecolor=color, edgecolor=GREY, linewidth=0.6)
-        ax.add_artist(square).set(transform=ax.transAxes, clip_on=False)
-        ax.text(at + 0.017, 1.04, text, transform=ax.transAxes)
+    pictures.bare(ax)
 
 
 def holes_of(pool: Pool) -> list[tuple[int, int]]:
-    """(start, size) of the free pieces."""
+    """Return (start, size) of the free pieces."""
     ends = [0] + [start + size for start, size, _ in pool.pieces]
     starts = [start for start, _, _ in pool.pieces] + [pool.num_slots]
     return [(end, start - end) for end, start in zip(ends, starts, strict=True) if start > end]

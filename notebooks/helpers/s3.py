@@ -1,4 +1,4 @@
-"""What stage 3's notebook needs: what a head asks for, the work of a step, a softmax as it grows, a roofline."""
+"""Helpers of stage 3's notebook: the queries, keys and values of each head, the work of a step, a growing softmax."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Part:
 
 
 def looks_back(asked: list[tuple[Tensor, Tensor, Tensor]]) -> dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]]:
-    """What each head of each layer asks for the last of a sequence's tokens, by (layer, head).
+    """Return q, k and v of each (layer, head) for a sequence's last token.
 
     q [1, 1, 1, head_dim]; k, v [1, 1, num_tokens, head_dim]
     """
@@ -52,20 +52,22 @@ def looks_back(asked: list[tuple[Tensor, Tensor, Tensor]]) -> dict[tuple[int, in
 
 
 class Work(NamedTuple):
-    """What a step cannot do without, however it is written."""
+    """The least work of a step, however it is written."""
 
     operations: float  # multiplications and additions
     num_bytes: float  # weights, keys and values, each read once
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte."""
+        """Return the operations per byte."""
         return self.operations / self.num_bytes
 
 
 def work(model: Any, rows: Iterable[tuple[int, int]], itemsize: int) -> Work:
-    """The work of a step. `rows` has for each sequence its tokens in this step and its context with them; `model` is a
-    ModelConfig with a tied head, which computes the logits of each sequence's last token.
+    """Return the work of a step.
+
+    `rows` has (tokens in this step, context with them) of each sequence. `model` is a ModelConfig with a tied head,
+    which computes the logits of each sequence's last token.
     """
     rows = list(rows)
     num_tokens = sum(tokens for tokens, _ in rows)
@@ -78,19 +80,8 @@ def work(model: Any, rows: Iterable[tuple[int, int]], itemsize: int) -> Work:
     return Work(operations, itemsize * numbers)
 
 
-class Multiplying:
-    """Two large matrices; a call multiplies them. `operations` says how many that takes."""
-
-    def __init__(self, dtype: torch.dtype, size: int = 1024) -> None:
-        self._a, self._b = (torch.ones(size, size, dtype=dtype) for _ in range(2))
-        self.operations = 2 * size**3
-
-    def __call__(self) -> None:
-        torch.mm(self._a, self._b)
-
-
 def roof(intensity: float, speed: float, bandwidth: float) -> float:
-    """Operations a second that a machine allows: `speed` at most, and as many as the bytes that they need arrive.
+    """Return the most operations per second: `speed`, or fewer if their bytes do not arrive in time.
 
     >>> roof(2, speed=100, bandwidth=10), roof(50, speed=100, bandwidth=10)
     (20, 100)
@@ -102,7 +93,8 @@ def roof(intensity: float, speed: float, bandwidth: float) -> float:
 
 
 def in_bytes(number: float) -> str:
-    """
+    """Write a number of bytes with a suitable unit.
+
     >>> [in_bytes(number) for number in (512, 2048, 3 * 2**20)]
     ['512 B', '2 KB', '3 MB']
     """
@@ -113,16 +105,14 @@ def in_bytes(number: float) -> str:
 
 
 def ticks_at(axis: Axis, values: Sequence[float], show: str = "{:,.0f}") -> None:
-    """Ticks at these values and no others, each written as `show`, or as bytes if that is "bytes"."""
+    """Put ticks at these values alone, formatted with `show`. "bytes" writes them as bytes."""
     axis.set_major_locator(FixedLocator(list(values)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: in_bytes(value) if show == "bytes" else show.format(value)))
     axis.set_minor_locator(NullLocator())
 
 
 def growing(axes: Sequence[Axes], read: Sequence[int], panels: Mapping[str, Sequence[float]]) -> None:
-    """A quantity a row against the keys read so far. A step: it is what it is until the next tile is merged. The last
-    one is an error, on a scale of powers of ten.
-    """
+    """Draw each quantity against the keys read so far. The last one is an error, on a logarithmic scale."""
     for ax, (name, values) in zip(axes, panels.items(), strict=True):
         ax.step([0, *read], [values[0], *values], where="pre", color=USED, linewidth=1.6)
         ax.set_ylabel(name, rotation=0, ha="left", va="center")
@@ -132,7 +122,8 @@ def growing(axes: Sequence[Axes], read: Sequence[int], panels: Mapping[str, Sequ
 
 
 def in_words(name: str) -> str:
-    """
+    """Write the name of a step in words.
+
     >>> in_words("prefill_32"), in_words("decode_8_128")
     ('prefill, 32 tokens', 'decode, 8 x 128')
     """
@@ -141,8 +132,9 @@ def in_words(name: str) -> str:
 
 
 def numbered_roofline(ax: Axes, speed: float, bandwidth: float, steps: Mapping[str, tuple[Work, float]]) -> None:
-    """What the machine allows, and what steps reach, in billions of operations a second. Each step, its work and the
-    seconds that it takes, has a number at its mark; the names are in a list on the right.
+    """Draw the roof of a machine and the speed of each step, in billions of operations per second.
+
+    `steps` has the work of each step and its seconds. Numbers mark the steps; a list on the right has their names.
     """
     every = [work.intensity for work, _ in steps.values()]
     low, high, ridge = min(every) / 2, max(every) * 2, speed / bandwidth

@@ -1,15 +1,14 @@
-"""Helpers of stage 4's notebook: its loads and policies; who did what in each step, tokens of steps, waits."""
+"""Helpers of stage 4's notebook: arrivals and policies, the life of each request, and the tokens of each step."""
 
 import itertools
 import random
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from notebooks.helpers import pictures, size
 from notebooks.helpers.pictures import ACCENT, INK, LIGHT, PAPER, USED
@@ -22,7 +21,7 @@ from stages.s4_continuous_batching.scheduler import Scheduler
 
 
 def poisson(asked: Iterable[Traffic], mean_gap: float, seed: int = 0, vocab_size: int = 4096) -> list[Arrival]:
-    """Requests of random tokens that come independently of each other, `mean_gap` apart on average, or all at once."""
+    """Return requests of random tokens that arrive independently, `mean_gap` apart on average. With 0, all at once."""
     rng, now, made = random.Random(seed), 0.0, []
     for request in asked:
         prompt = [rng.randrange(3, vocab_size) for _ in range(request.num_prompt_tokens)]
@@ -32,27 +31,12 @@ def poisson(asked: Iterable[Traffic], mean_gap: float, seed: int = 0, vocab_size
 
 
 def percentiles(values: Sequence[float], at: Sequence[float] = (50, 95, 99)) -> list[float]:
-    """
+    """Return percentiles of the values.
+
     >>> percentiles([1, 2, 3, 4, 5], at=(0, 50, 100))
     [1.0, 3.0, 5.0]
     """
     return [float(value) for value in np.percentile(values, at)]
-
-
-def advance(stream: Iterator[Any], count: int) -> None:
-    """Take the next `count` outputs."""
-    for _ in range(count):
-        next(stream)
-
-
-def fastest(call: Callable[[], object], rounds: int = 7) -> float:
-    """The least time that this thread needs for one of some calls, in seconds."""
-    times = []
-    for _ in range(rounds):
-        begun = time.thread_time()
-        call()
-        times.append(time.thread_time() - begun)
-    return min(times)
 
 
 def scheduled_by(
@@ -67,7 +51,7 @@ def scheduled_by(
 
 
 class WithoutPeak(BlockManager):
-    """Stage 4's manager, but for its peak: to find that, free() looks at all blocks, which takes most of the time."""
+    """Stage 4's manager without its peak: free() looks at all blocks for it, which takes most of the time."""
 
     @property
     def peak(self) -> PoolReport:
@@ -75,14 +59,14 @@ class WithoutPeak(BlockManager):
 
 
 class Toll(NamedTuple):
-    """The cost of a policy, as the mean of some runs."""
+    """The cost of a policy: means over some runs."""
 
     preemptions: float
-    repeated: float  # of a request that had been preempted before
+    repeated: float  # preemptions of a request that had been preempted before
     computed_twice: float  # share of the tokens that went through the model
     steps: float
     tokens_computed: float
-    for_100: float  # preemptions for 100 requests
+    for_100: float  # preemptions per 100 requests
 
 
 def overloaded(
@@ -93,9 +77,9 @@ def overloaded(
     manager: type[BlockManager] = WithoutPeak,
     watermark: float = 0.01,
 ) -> Timeline:
-    """A pool of `blocks` blocks of 16, kept full for a while by requests that are all there at once. Raises Stuck.
+    """Serve enough requests, all at once, to keep a pool of `blocks` blocks of 16 full for a while. Raise Stuck.
 
-    Seats and tokens of a step grow with the pool, so that it is the pool that bounds what runs.
+    Seats and tokens per step grow with the pool, so memory is the only limit.
     """
     num_requests = min(max(16, blocks // 5), size(1200, 100))
     bounds = {"kv_cache_tokens": 16 * blocks, "max_num_seqs": blocks, "max_num_batched_tokens": max(blocks, 64)}
@@ -104,6 +88,7 @@ def overloaded(
 
 
 def gets_stuck(serve: Callable[[], Timeline]) -> bool:
+    """Return True if no request can go on at some step of serve()."""
     try:
         serve()
     except Stuck:
@@ -112,6 +97,7 @@ def gets_stuck(serve: Callable[[], Timeline]) -> bool:
 
 
 def mean_toll(runs: Iterable[Timeline]) -> Toll:
+    """Return the mean cost of some runs."""
     rows = [
         Toll(
             run.num_preemptions,
@@ -129,11 +115,11 @@ def mean_toll(runs: Iterable[Timeline]) -> Toll:
 # ---- pictures
 
 
-STATES = {"decode": USED, "prefill": ACCENT, "waits": LIGHT, "preempted": PAPER}
+STATES = {"decode": USED, "prefill": ACCENT, "waiting": LIGHT, "preempted": PAPER}
 
 
 class Span(NamedTuple):
-    """A request's activity from `start` to `end`, on the clock."""
+    """One activity of a request, from `start` to `end` on the clock."""
 
     state: str  # a key of STATES
     start: float
@@ -141,14 +127,14 @@ class Span(NamedTuple):
 
 
 def spans(run: Timeline, number: int) -> list[Span]:
-    """The life of a request, from its arrival to its last token; neighbours of one state are one span."""
+    """Return the life of a request from its arrival to its last token, with one span for each change of state."""
     arrival, furthest = run.arrivals[number], 0
     now, made = arrival.time, list[Span]()
     for step in run.steps:
         if number not in step.work:
             continue
         start, count, _ = step.work[number]
-        made.append(Span("preempted" if start < furthest else "waits", now, step.start))
+        made.append(Span("preempted" if start < furthest else "waiting", now, step.start))
         state = "decode" if start >= max(furthest, len(arrival.prompt)) else "prefill"
         made.append(Span(state, step.start, step.end))
         furthest, now = max(furthest, start + count), step.end
@@ -156,40 +142,31 @@ def spans(run: Timeline, number: int) -> list[Span]:
 
 
 def joined(parts: Iterable[Span]) -> list[Span]:
+    """Join spans of the same state. Each span starts where the one before ends.
+
+    >>> joined([Span("waiting", 0, 1), Span("decode", 1, 2), Span("decode", 2, 3)])
+    [Span(state='waiting', start=0, end=1), Span(state='decode', start=1, end=3)]
     """
-    >>> joined([Span("waits", 0, 1), Span("decode", 1, 2), Span("decode", 2, 3)])
-    [Span(state='waits', start=0, end=1), Span(state='decode', start=1, end=3)]
-    """
-    made: list[Span] = []
-    for part in parts:
-        if made and made[-1].state == part.state and made[-1].end == part.start:
-            made[-1] = made[-1]._replace(end=part.end)
-        else:
-            made.append(part)
-    return made
+    groups = [list(group) for _, group in itertools.groupby(parts, key=lambda part: part.state)]
+    return [group[0]._replace(end=group[-1].end) for group in groups]
 
 
 def gantt(ax: Axes, run: Timeline, title: str, only: Sequence[int] | None = None) -> None:
-    """A row for each request, or for each of `only`, the first to arrive at the top."""
+    """Draw a row for each request, or each of `only`, in order of arrival from the top."""
     boxes: dict[str, list] = {state: [] for state in STATES}
     shown = range(len(run.arrivals)) if only is None else only
     for row, number in enumerate(shown):
         for state, start, end in spans(run, number):
-            thin = 0.25 if state in ("waits", "preempted") else 0.0
+            thin = 0.25 if state in ("waiting", "preempted") else 0.0
             boxes[state].append(pictures.box(start, end - start, row + 0.08 + thin, 0.84 - 2 * thin))
-    for state in ("waits", "preempted", "prefill", "decode"):
+    for state in ("waiting", "preempted", "prefill", "decode"):
         pictures.polygons(ax, boxes[state], STATES[state], edge=INK if state == "preempted" else "none", width=0.7)
     ax.set(ylim=(len(shown), 0), yticks=[], ylabel="requests, by arrival", title=title)
     pictures.thousands(ax.xaxis)
 
 
-def key(ax: Axes, states: Iterable[str]) -> None:
-    """Draw the key of the colors."""
-    pictures.legend(ax, {state: STATES[state] for state in states})
-
-
 def tokens_of_steps(ax: Axes, run: Timeline, budget: int, title: str = "") -> None:
-    """Draw what each step computed: newest tokens below, parts of prompts above, and the most that it may."""
+    """Draw the tokens of each step, decodes below and parts of prompts above, with the budget as a line."""
     decodes = [sum(work.num_tokens == 1 for work in step.work.values()) for step in run.steps]
     totals = [sum(work.num_tokens for work in step.work.values()) for step in run.steps]
     stairs(ax, run.steps, [0] * len(totals), decodes, USED)
@@ -200,7 +177,7 @@ def tokens_of_steps(ax: Axes, run: Timeline, budget: int, title: str = "") -> No
 
 
 def stairs(ax: Axes, steps: Sequence[Step], low: Sequence[float], high: Sequence[float], color: str) -> None:
-    """A filled band, level for as long as a step takes; each stretch of it above 0 is a polygon of its own."""
+    """Fill a band from `low` to `high` that is level for the length of each step."""
     boxes = []
     for level, group in itertools.groupby(zip(steps, low, high, strict=True), key=lambda part: part[1:]):
         members = [step for step, _, _ in group]
@@ -211,7 +188,7 @@ def stairs(ax: Axes, steps: Sequence[Step], low: Sequence[float], high: Sequence
 
 
 def held_over_time(ax: Axes, run: Timeline, title: str) -> None:
-    """The share of the blocks that are held, and a mark where a sequence is preempted."""
+    """Draw the share of blocks that are held, with a triangle where a sequence is preempted."""
     outline = [(0.0, 0.0)]
     for held, group in itertools.groupby(run.steps, key=lambda step: step.held):
         members = list(group)
@@ -219,7 +196,7 @@ def held_over_time(ax: Axes, run: Timeline, title: str) -> None:
     outline.append((outline[-1][0], 0.0))
     pictures.polygons(ax, [outline], LIGHT, edge=USED, width=0.8)
     moments = preempted_at(run)
-    if moments:  # an empty line would count as one at the corner of the page
+    if moments:  # matplotlib draws a marker for an empty line
         ax.plot(moments, [1.1] * len(moments), "v", color=ACCENT, markersize=5, clip_on=False, markeredgewidth=0)
     ax.set(xlim=(0, run.steps[-1].end), ylim=(0, 1.0), yticks=[0, 0.5, 1])
     ax.set_title(title, pad=14 if moments else 6)
@@ -233,19 +210,16 @@ def preempted_at(run: Timeline) -> list[float]:
     return sorted(span.start for life in parts for span in life if span.state == "preempted")
 
 
-def longer_than(
-    ax: Axes, waits: Mapping[str, Sequence[float]], label_at: Mapping[str, float], log: bool = False
-) -> None:
-    """For each name, the share of the waits, in seconds, that are longer than x. Its label stands at a given share."""
+def longer_than(ax: Axes, waits: Mapping[str, Sequence[float]], log: bool = False) -> None:
+    """Draw for each name the share of its waits, in seconds, that are longer than x."""
     looks = ((USED, "-"), (INK, "--"), (ACCENT, "-"))
     for (name, seconds), (color, style) in zip(waits.items(), looks, strict=False):
         x = 1000 * np.sort(np.array(seconds))
         y = 1 - np.arange(len(x)) / len(x)
         keep = np.unique(np.r_[np.linspace(0, len(x) - 1, 90).astype(int), np.arange(max(len(x) - 30, 0), len(x))])
-        ax.plot(x[keep], y[keep], style, color=color, linewidth=1.6)
-        nearest = int(np.abs(y - label_at[name]).argmin())
-        pictures.label(ax, name, (x[nearest], y[nearest]), (6, 0), color)
+        ax.plot(x[keep], y[keep], style, color=color, linewidth=1.6, label=name)
     ax.set(xscale="log", yscale="log" if log else "linear")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
     pictures.thousands(ax.xaxis)

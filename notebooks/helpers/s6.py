@@ -1,12 +1,10 @@
-"""What stage 6's notebook needs: prompts that begin alike, made of this repository's own lessons; other orders of
-eviction and other hashes; the tree of cached texts, a staircase, hit rates beside what a text claims.
+"""Helpers of stage 6's notebook: prompts with common prefixes, other orders of eviction, another hash, and a tree.
 
-Requests are served one at a time, so that a time to first token is the time of a prompt and of nothing else.
+Requests are served one at a time, so a time to first token is the time of one prompt.
 """
 
 import random
 import re
-import statistics
 import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,26 +28,28 @@ BOS = 1
 
 
 class Ask(NamedTuple):
-    """A request: what is new in a talk. Its prompt is all that was said in the talk before, and these tokens."""
+    """A turn of a conversation. Its prompt is the whole conversation so far, and these tokens."""
 
-    talk: int
+    conversation: int
     tokens: list[int]
     num_output_tokens: int
 
 
 class Served(NamedTuple):
+    """The result of a request."""
+
     num_prompt_tokens: int
     num_cached_tokens: int
-    seconds: float  # this thread's, to the first token
+    seconds: float  # of this thread, to the first token
     answer: list[int]
 
 
 def serve(engine: Any, asks: Iterable[Ask]) -> list[Served]:
-    """One after the other; an answer is part of what its talk goes on with."""
-    talks: dict[int, list[int]] = {}
+    """Serve the requests one after the other. An answer becomes part of its conversation."""
+    conversations: dict[int, list[int]] = {}
     served, stats = [], engine.kv_cache_manager.prefix_cache_stats
     for number, ask in enumerate(asks):
-        prompt, hits = talks.get(ask.talk, []) + ask.tokens, stats.hits
+        prompt, hits = conversations.get(ask.conversation, []) + ask.tokens, stats.hits
         params = s6.SamplingParams(temperature=0.0, max_tokens=ask.num_output_tokens, ignore_eos=True)
         begun, seconds, outputs = time.thread_time(), 0.0, list[s6.RequestOutput]()
         engine.add_request(str(number), prompt, params)
@@ -58,12 +58,12 @@ def serve(engine: Any, asks: Iterable[Ask]) -> list[Served]:
             seconds = seconds or (time.thread_time() - begun if outputs else 0.0)
         answer = outputs[0].outputs[0].token_ids
         served.append(Served(len(prompt), stats.hits - hits, seconds, answer))
-        talks[ask.talk] = prompt + answer
+        conversations[ask.conversation] = prompt + answer
     return served
 
 
 def forget(engine: Any) -> None:
-    """Empty the cache of an idle engine: its pool gets a new manager, and the manager a new scheduler."""
+    """Empty the cache of an idle engine by giving it a new block manager and scheduler."""
     assert not engine.has_unfinished_requests(), "a request holds blocks"
     blocks, config = engine.kv_cache, engine.config
     engine.kv_cache_manager = BlockManager(
@@ -73,17 +73,12 @@ def forget(engine: Any) -> None:
 
 
 def hit_rate(served: Sequence[Served]) -> float:
-    """Share of the prompts' tokens that were found computed."""
+    """Return the share of the prompts' tokens that were cached."""
     return sum(one.num_cached_tokens for one in served) / sum(one.num_prompt_tokens for one in served)
 
 
-def typical_wait(served: Sequence[Served]) -> float:
-    """The median time to first token, in milliseconds."""
-    return 1000 * statistics.median(one.seconds for one in served)
-
-
 def shared_blocks(prompts: Sequence[Sequence[int]], block_size: int) -> float:
-    """Share of the blocks that these prompts save if they are there at one time and share what they begin with.
+    """Return the share of blocks that these prompts save if they run together and share their common prefixes.
 
     >>> round(shared_blocks([[1] * 8 + [2] * 4, [1] * 8 + [3] * 4], block_size=4), 2)
     0.33
@@ -93,11 +88,11 @@ def shared_blocks(prompts: Sequence[Sequence[int]], block_size: int) -> float:
     return 1 - (len(full) + sum(len(prompt) % block_size > 0 for prompt in prompts)) / alone
 
 
-# ---- what is asked
+# ---- traffic
 
 
 class Reader:
-    """Reads the prose of the lessons from beginning to end, and then again."""
+    """A source of tokens: the prose of the lessons, from beginning to end and then again."""
 
     def __init__(self, root: Path, tokenizer: Any) -> None:
         paths = [root / "README.md", *sorted((root / "stages").glob("s[1-4]_*/README.md"))]
@@ -106,14 +101,14 @@ class Reader:
         self._at = 0
 
     def read(self, count: int) -> list[int]:
-        """The next `count` tokens."""
+        """Return the next `count` tokens."""
         tokens = [self._tokens[(self._at + i) % len(self._tokens)] for i in range(count)]
         self._at += count
         return tokens
 
 
 def plain(page: str) -> str:
-    r"""A page without what is measured, code or a table: those change, and nobody asks about them.
+    r"""Return the prose of a page. Code, tables and measured numbers are left out, because they change.
 
     >>> plain("# One\n\nIt is <!-- n: a.b -->3<!-- / --> here.\n\n    code\n\n| a | b |\n")
     'One It is here.'
@@ -124,55 +119,54 @@ def plain(page: str) -> str:
 
 
 def kinds(reader: Reader, count: int, seed: int = 0) -> dict[str, list[Ask]]:
-    """Five kinds of traffic, `count` prompts of each, in an order in which they could come."""
+    """Return five kinds of traffic with `count` prompts each, in a plausible order."""
     rng, read = random.Random(seed), reader.read
     system = [BOS, *read(799)]
     documents, tasks = [read(250) for _ in range(6)], [[BOS, *read(rng.randint(220, 280))] for _ in range(5)]
-    told = [BOS, *read(99)]
-    found = [rng.sample(documents, 2) for _ in range(count)]  # the best first: an order of their own for each question
-    talks = [
+    instructions = [BOS, *read(99)]
+    retrieved = [rng.sample(documents, 2) for _ in range(count)]  # the best first, so the order differs
+    turns = [
         Ask(i, [BOS, *read(119)] if turn == 0 else read(rng.randint(40, 80)), 16)
         for turn in range(5)
         for i in range(max(1, count // 3))
     ]
     return {
         "system prompt": alone(system + read(rng.randint(40, 100)) for _ in range(count)),
-        "multi-turn": talks,
-        "retrieval": alone(told + first + second + read(50) for first, second in found),
+        "multi-turn": turns,
+        "retrieval": alone(instructions + first + second + read(50) for first, second in retrieved),
         "few-shot": alone(rng.choice(tasks) + read(rng.randint(100, 200)) for _ in range(count)),
         "unique": alone([BOS, *read(rng.randint(300, 600))] for _ in range(count)),
     }
 
 
 def alone(prompts: Iterable[list[int]]) -> list[Ask]:
-    """A talk of its own for each."""
+    """Return a conversation of one turn for each prompt."""
     return [Ask(number, prompt, 2) for number, prompt in enumerate(prompts)]
 
 
-def many_talks(reader: Reader, num_talks: int = 24, num_turns: int = 6, seed: int = 0) -> list[Ask]:
-    """Talks that all go on at the same time, with one system prompt; whose turn it is, is drawn."""
+def many_conversations(reader: Reader, count: int = 24, num_turns: int = 6, seed: int = 0) -> list[Ask]:
+    """Return the turns of concurrent conversations with one system prompt, in random order."""
     rng, system = random.Random(seed), [BOS, *reader.read(159)]
-    turns = [talk for talk in range(num_talks) for _ in range(num_turns)]
+    turns = [number for number in range(count) for _ in range(num_turns)]
     rng.shuffle(turns)
-    begun: set[int] = set()
     asks = []
-    for talk in turns:
-        asks.append(Ask(talk, ([] if talk in begun else system) + reader.read(rng.randint(30, 70)), 12))
-        begun.add(talk)
+    for i, number in enumerate(turns):
+        start = [] if number in turns[:i] else system
+        asks.append(Ask(number, start + reader.read(rng.randint(30, 70)), 12))
     return asks
 
 
 def documents_in_turn(reader: Reader, num_documents: int = 6, length: int = 480, rounds: int = 5) -> list[Ask]:
-    """The same long documents, one after the other and then again, each time with another question."""
+    """Return questions about long documents, which take turns. Each round has new questions."""
     documents = [[BOS, *reader.read(length - 1)] for _ in range(num_documents)]
     return alone(document + reader.read(20) for _ in range(rounds) for document in documents)
 
 
-# ---- other orders of eviction, and other hashes
+# ---- other orders of eviction, and another hash
 
 
 class HeadFirst(BlockPool):
-    """Of the texts the one unused longest, as in stage 6; but its beginning before its end."""
+    """A pool that evicts the least recently used prefix, as stage 6 does, but its first block first."""
 
     def free_blocks(self, blocks: list[int]) -> None:
         super().free_blocks(blocks)
@@ -182,7 +176,7 @@ class HeadFirst(BlockPool):
 
 
 class FirstInFirstOut(BlockPool):
-    """The text that was computed first, whether or not it was of use since."""
+    """A pool that evicts the block computed first, even if it was used since."""
 
     def free_blocks(self, blocks: list[int]) -> None:
         super().free_blocks(blocks)
@@ -191,15 +185,11 @@ class FirstInFirstOut(BlockPool):
                 self.free.move_to_end(block)
 
 
-ORDERS: dict[str, type[BlockPool]] = {
-    "LRU, tail first": BlockPool,
-    "LRU, head first": HeadFirst,
-    "FIFO": FirstInFirstOut,
-}
+ORDERS = {"LRU, tail first": BlockPool, "LRU, head first": HeadFirst, "FIFO": FirstInFirstOut}
 
 
 def evicting(order: type[BlockPool], **options: Any) -> Any:
-    """Return stage 6's engine without a model, with another order of eviction."""
+    """Return stage 6's engine without a model, with an order of eviction."""
     engine = without_model("s6", **options)
     manager = engine.kv_cache_manager
     manager.pool = order(manager.num_blocks, engine.observer)
@@ -210,19 +200,16 @@ CHAINED = prefix_cache.hash_block_tokens
 
 
 def of_own_tokens(parent: BlockHash, token_ids: list[int]) -> BlockHash:
-    """A hash that does not know what came before the block."""
+    """Hash a block without its prefix."""
     return CHAINED(b"", token_ids)
 
 
-HASHES: dict[str, Callable[[BlockHash, list[int]], BlockHash]] = {
-    "chained: stage 6": CHAINED,
-    "of the block's own tokens": of_own_tokens,
-}
+HASHES = {"chained: stage 6": CHAINED, "of the block's own tokens": of_own_tokens}
 
 
 @contextmanager
 def hashed_by(hash_block_tokens: Callable[[BlockHash, list[int]], BlockHash]) -> Iterator[None]:
-    """Stage 6 with another hash, for as long as this lasts."""
+    """Replace stage 6's hash inside the context."""
     original, prefix_cache.hash_block_tokens = prefix_cache.hash_block_tokens, hash_block_tokens
     try:
         yield
@@ -231,7 +218,7 @@ def hashed_by(hash_block_tokens: Callable[[BlockHash, list[int]], BlockHash]) ->
 
 
 def three_stories(tokenizer: Any, size: int) -> list[list[int]]:
-    """Two stories of two blocks and a little more; a third begins like the first and goes on like the second."""
+    """Return two stories of two blocks each, and a third with the first block of one and the second of the other."""
     fox = "The fox had stolen a goose from the farmer, and he ran with it into the dark wood"
     girl = "The princess had lost her golden ring in the sea, and she wept and called the fish"
     ran = "and he ran as fast as he could, for the dogs were behind him all"
@@ -240,7 +227,7 @@ def three_stories(tokenizer: Any, size: int) -> list[list[int]]:
     ends = [tokenizer.encode(text)[1 : 1 + size] for text in (ran, wept)]
     then = tokenizer.encode("and then")[1:]
     stories = [first + ends[0] + then, second + ends[1] + then, first + ends[1] + then]
-    assert all(len(story) == 2 * size + len(then) for story in stories), "a text is too short"
+    assert all(len(story) == 2 * size + len(then) for story in stories), "a story is too short"
     return stories
 
 
@@ -248,19 +235,17 @@ def three_stories(tokenizer: Any, size: int) -> list[list[int]]:
 
 
 class Node(NamedTuple):
-    """A cached block: its tokens, its parent's block, how many come before it in its text, and its row, which the first
-    of its children shares.
-    """
+    """A block in the tree of prefixes."""
 
     block: int
     token_ids: tuple[int, ...]
-    parent: int | None
-    depth: int
-    row: int
+    parent: int | None  # the block before it
+    depth: int  # the number of blocks before it
+    row: int  # in the picture; the first child shares it
 
 
 def tree(texts: Iterable[list[int]], block_size: int, index: Mapping[BlockHash, int]) -> list[Node]:
-    """What of these texts the index has, from the root on, each branch on rows of its own.
+    """Return the blocks of these texts that the index has, from the root on, with a row for each branch.
 
     >>> texts = [[1, 2, 3, 4], [1, 2, 5, 6], [7, 8]]
     >>> hashes = [extend_block_hashes(made := [], text, 2) or made for text in texts]
@@ -268,31 +253,33 @@ def tree(texts: Iterable[list[int]], block_size: int, index: Mapping[BlockHash, 
     >>> [(node.block, node.parent, node.depth, node.row) for node in tree(texts, 2, index)]
     [(0, None, 0, 0), (1, 0, 1, 0), (2, 0, 1, 1), (3, None, 0, 2)]
     """
-    found: dict[int | None, dict[int, tuple[int, ...]]] = {None: {}}  # the children of each block, with their tokens
+    children: dict[int | None, dict[int, tuple[int, ...]]] = {None: {}}  # of each block, with their tokens
     for text in texts:
         hashes: list[BlockHash] = []
         extend_block_hashes(hashes, text, block_size)
         parent = None
         for i, block in enumerate(index[block_hash] for block_hash in hashes if block_hash in index):
-            found[parent].setdefault(block, tuple(text[i * block_size : (i + 1) * block_size]))
-            found.setdefault(block, {})
+            children[parent].setdefault(block, tuple(text[i * block_size : (i + 1) * block_size]))
+            children.setdefault(block, {})
             parent = block
     nodes: list[Node] = []
 
     def add(parent: int | None, depth: int, row: int) -> int:
-        """Returns the next row."""
-        for block, token_ids in found[parent].items():
+        """Add the children of a block, and return the next row."""
+        for block, token_ids in children[parent].items():
             nodes.append(Node(block, token_ids, parent, depth, row))
             row = add(block, depth + 1, row)
-        return row if found[parent] else row + 1
+        return row if children[parent] else row + 1
 
     add(None, 0, 0)
     return nodes
 
 
 def draw_tree(ax: Axes, nodes: Sequence[Node], idle: Sequence[int], hits: Collection[int], text_of: Callable) -> None:
-    """A box a block with its text. `hits`: blocks that a request has just found; `idle`: blocks that nobody holds, in
-    the order in which they will be evicted, which a small number says.
+    """Draw a box with its text for each block.
+
+    `hits` are the blocks that a request just found. `idle` are the blocks without a holder in the order of eviction,
+    which a small number shows.
     """
     place = {node.block: node for node in nodes}
     turn = {block: number for number, block in enumerate(idle, start=1)}
@@ -307,39 +294,9 @@ def draw_tree(ax: Axes, nodes: Sequence[Node], idle: Sequence[int], hits: Collec
             ax.plot(x, y, color=GREY, linewidth=0.8)
         words = "\n".join(textwrap.wrap(text_of(list(node.token_ids)), 16)[:2])
         color = PAPER if fill == USED else INK
-        ax.text(left + 0.03, bottom + 0.4, words, va="center", fontsize=7.5, color=color)
+        ax.text(left + 0.03, bottom + 0.36, words, va="center", fontsize=7.5, color=color)
         if block in turn:
             ax.text(left + 0.91, bottom + 0.08, f"{turn[block]}", ha="right", fontsize=6.5, color=INK)
     deepest, last = max(node.depth for node in nodes), max(node.row for node in nodes)
     ax.set(xlim=(-0.02, deepest + 1), ylim=(-last - 0.1, 0.85), xticks=[], yticks=[])
     pictures.bare(ax)
-
-
-def staircase(ax: Axes, x: Sequence[int], computed: Sequence[int]) -> None:
-    """Tokens that a prompt computes, by how many it shares with one that was served."""
-    ax.step(x, computed, where="post", color=USED, linewidth=1.6)
-    ax.set(xlabel="tokens shared with a prompt that was served", ylabel="tokens computed", ylim=(0, None))
-    pictures.thousands(ax.xaxis, ax.yaxis)
-
-
-def beside_claims(ax: Axes, rates: Mapping[str, float], claimed: Mapping[str, float]) -> None:
-    """A bar a kind of traffic, and a diamond where a text says it is."""
-    rows = range(len(rates))
-    ax.barh(rows, list(rates.values()), color=USED, height=0.5)
-    ax.plot(list(claimed.values()), rows, "D", color=ACCENT, markersize=6, clip_on=False, markeredgecolor=INK)
-    for row, rate in zip(rows, rates.values(), strict=True):
-        is_inside = rate > 0.15
-        ax.text(0.02 if is_inside else 0.09, row, f"{rate:.0%}", va="center", color=PAPER if is_inside else USED)
-    ax.set(yticks=list(rows), yticklabels=list(rates), xlim=(0, 1), ylim=(len(rates) - 0.5, -0.5))
-    ax.tick_params(axis="y", length=0)
-    pictures.percent(ax.xaxis)
-
-
-def pairs(ax: Axes, off: Mapping[str, float], on: Mapping[str, float]) -> None:
-    """For each name a hollow dot and a full one: without and with the cache."""
-    for row, name in enumerate(off):
-        ax.plot([on[name], off[name]], [row, row], color=PALE, linewidth=2.5, zorder=1)
-        ax.plot(off[name], row, "o", color=INK, markerfacecolor=PAPER, markersize=6)
-        ax.plot(on[name], row, "o", color=USED, markersize=6)
-    ax.set(yticks=[], xlim=(0, None), ylim=(len(off) - 0.5, -0.5))
-    ax.spines["left"].set_visible(False)

@@ -1,6 +1,4 @@
-"""Helpers of stage 7's notebook: prompts whose blocks are on the host, requests that take turns, a host that is slow on
-purpose; a map of two speeds, who is where, two streams side by side.
-"""
+"""Helpers of stage 7's notebook: load or recompute, a pool that is too small, documents in turn, a slow host."""
 
 import itertools
 import random
@@ -13,7 +11,7 @@ from matplotlib.ticker import NullLocator
 
 from nanovllm.bench.workload import Task, random_tokens
 from notebooks.helpers import pictures
-from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PALE, PAPER, USED, Line
+from notebooks.helpers.pictures import ACCENT, GREY, INK, PALE, PAPER, USED, Line
 from stages import s7_cpu_offload as s7
 from stages.bench import offload
 from stages.bench.engines import without_model
@@ -28,13 +26,14 @@ from stages.s7_cpu_offload.scheduler import Scheduler
 BLOCK = offload.BLOCK_SIZE
 
 
-# ---- two ways back
+# ---- load or recompute
 
 
 class Asker:
-    """An idle engine, in whose pool one prompt of so many tokens (and one more) fits at a time. A call serves the next
-    prompt up to its first token: with "load" two prompts take turns, and each comes back from the host; with
-    "recompute" each is new.
+    """An engine whose pool has room for one prompt of `num_tokens` tokens, and one token more.
+
+    A call serves the next prompt up to its first token. With "load" two prompts take turns, so each comes back from the
+    host. With "recompute" each prompt is new.
     """
 
     def __init__(self, folder: Path, num_tokens: int, policy: str) -> None:
@@ -54,7 +53,7 @@ class Asker:
 
 
 class Machine(NamedTuple):
-    """The speeds that decide between load and recompute."""
+    """A machine and a model, with the speeds that decide between load and recompute."""
 
     name: str
     bytes_per_second: float  # of the link, one way
@@ -63,7 +62,7 @@ class Machine(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Return how many times as long recompute takes as a load. Above 1 the host wins.
+        """Return the time to recompute a token over the time to load it. Above 1, loading wins.
 
         >>> Machine("", bytes_per_second=1e9, tokens_per_second=1000, bytes_per_token=50_000).ratio
         20.0
@@ -72,16 +71,20 @@ class Machine(NamedTuple):
 
     @property
     def prefers_load(self) -> bool:
-        """Return the decision of stage 7's "auto" there."""
+        """Return the decision of stage 7's policy "auto"."""
         model = CostModel(self.bytes_per_second, self.bytes_per_second, self.tokens_per_second)
         return model.prefers_load(self.bytes_per_token)
+
+
+GPU = Machine("8B on a GPU", 64e9, 25_000, 2 * 32 * 8 * 128 * 2)  # worked out from two round numbers, not measured
+SLOW_LINK = GPU._replace(name="with a link of 2 GB/s", bytes_per_second=2e9)
 
 
 # ---- a pool that is too small
 
 
 class Counts(NamedTuple):
-    """A run in numbers."""
+    """The counts of a run."""
 
     steps: int
     preemptions: int
@@ -91,8 +94,9 @@ class Counts(NamedTuple):
 
 
 def too_small(policy: str, share: float) -> tuple[Any, list[Task]]:
-    """An engine without a model whose pool is a share of what the requests hold in the end, and these requests. A
-    policy is one of stage 7's, or "s6".
+    """Return an engine without a model and its requests. The pool has room for a `share` of all their tokens.
+
+    `policy` is one of stage 7's, or "s6".
     """
     requests, _ = offload.workload(vocab_size=4096)
     pool = int(share * sum(request.num_tokens for request in requests))
@@ -104,6 +108,7 @@ def too_small(policy: str, share: float) -> tuple[Any, list[Task]]:
 
 
 def count(policy: str, share: float) -> Counts:
+    """Serve the requests, and return the counts."""
     engine, requests = too_small(policy, share)
     while engine.has_unfinished_requests():
         engine.step()
@@ -113,16 +118,16 @@ def count(policy: str, share: float) -> Counts:
     return Counts(engine.model_runner.num_steps, engine.scheduler.num_preemptions, twice, *moved)
 
 
-PLACES = {"runs": USED, "waits, on the device": LIGHT, "waits, on the host": ACCENT, "waits, nowhere": PALE}
+PLACES = {"running": USED, "idle on the device": "#b9cbd8", "on the host": ACCENT, "nowhere": PAPER}
 
 
 def lives(policy: str, share: float) -> list[dict[int, str]]:
-    """After each step, where the computed part of each request is that has not ended: a key of PLACES."""
+    """Return the place of each request's computed tokens after each step: a key of PLACES."""
     engine, _ = too_small(policy, share)
     moments = []
     while engine.has_unfinished_requests():
         engine.step()
-        here = {int(seq.request_id): "runs" for seq in engine.scheduler.running}
+        here = {int(seq.request_id): "running" for seq in engine.scheduler.running}
         for seq in engine.scheduler.waiting:
             here[int(seq.request_id)] = place_of(engine.kv_cache_manager, seq)
         moments.append(here)
@@ -130,19 +135,20 @@ def lives(policy: str, share: float) -> list[dict[int, str]]:
 
 
 def place_of(manager: Any, seq: Any) -> str:
-    """Return where the blocks are that a waiting sequence would hit."""
+    """Return the place of the blocks that a waiting sequence would hit."""
     hits = manager.find_hits(seq)
     if None in hits:
-        return "waits, on the host"
-    return "waits, on the device" if hits else "waits, nowhere"
+        return "on the host"
+    return "idle on the device" if hits else "nowhere"
 
 
-# ---- documents in turn
+# ---- documents that take turns
 
 
-def found_in_turn(blocks: int, host_blocks: int, num_documents: int = 6, length: int = 30) -> tuple[float, float]:
-    """Documents of `length` blocks are asked about in turn, four times: shares of their blocks that are found on the
-    device, and on the host.
+def hits_in_turn(blocks: int, host_blocks: int, num_documents: int = 6, length: int = 30) -> tuple[float, float]:
+    """Return the shares of blocks found on the device and on the host.
+
+    Documents of `length` blocks take turns four times, each time with a new question.
     """
     options = {"kv_cache_tokens": BLOCK * blocks, "kv_offloading_tokens": BLOCK * host_blocks}
     engine = without_model("s7", model=str(STORYTELLER), block_size=BLOCK, **options)
@@ -151,23 +157,22 @@ def found_in_turn(blocks: int, host_blocks: int, num_documents: int = 6, length:
         engine.add_request(f"{turn}-{number}", [*document, *[500 + turn] * 8], s7.SamplingParams(max_tokens=1))
         while engine.has_unfinished_requests():
             engine.step()
-    asked = 4 * num_documents * length
-    found, loaded = engine.kv_cache_manager.prefix_cache_stats.hits // BLOCK, engine.host_tier.num_blocks_loaded
-    return (found - loaded) / asked, loaded / asked
+    queries = 4 * num_documents * length
+    hits, loaded = engine.kv_cache_manager.prefix_cache_stats.hits // BLOCK, engine.host_tier.num_blocks_loaded
+    return (hits - loaded) / queries, loaded / queries
 
 
 # ---- a host that is slow on purpose
 
 
 class Clock:
-    """Counts steps of the model; a wait moves it on."""
+    """A clock that counts steps of the model. Waiting advances it."""
 
-    def __init__(self) -> None:
-        self.now = 0
+    now = 0
 
 
 class SlowEvent:
-    """A stand-in for a load's torch.cuda.Event that comes at a moment of the clock."""
+    """A stand-in for a load's torch.cuda.Event, complete at time `due`."""
 
     def __init__(self, clock: Clock, due: int) -> None:
         self._clock, self._due = clock, due
@@ -180,11 +185,11 @@ class SlowEvent:
 
 
 class SlowHost(HostTier):
-    """A load takes so many steps of the model. Without overlap the engine waits for it."""
+    """A host whose loads take `num_steps` steps of the model. Without overlap, the engine waits for each."""
 
     def __init__(self, device_blocks: Any, num_blocks: int, observer: Any, num_steps: int, overlaps: bool) -> None:
         super().__init__(device_blocks, num_blocks, observer)
-        self.clock, self.spans = Clock(), list[tuple[int, int]]()  # of each load, from when to when
+        self.clock, self.spans = Clock(), list[tuple[int, int]]()  # the start and end of each load
         self._num_steps, self._overlaps = num_steps, overlaps
 
     def load(self, copies: list[Any]) -> None:
@@ -200,7 +205,7 @@ class SlowHost(HostTier):
 class Lanes(NamedTuple):
     """The work of two streams over time, in steps of the model."""
 
-    steps: list[tuple[int, tuple[str, ...]]]  # when each begins, and whose tokens it computes
+    steps: list[tuple[int, tuple[str, ...]]]  # the start of each, and its requests
     loads: list[tuple[int, int]]
 
     @property
@@ -208,13 +213,14 @@ class Lanes(NamedTuple):
         return self.steps[-1][0] + 1
 
     def tokens_during_loads(self) -> int:
-        """Return the tokens that all sequences computed while loads were under way."""
-        return sum(len(who) for at, who in self.steps if any(start <= at < end for start, end in self.loads))
+        """Return the number of tokens computed during loads."""
+        return sum(len(batch) for at, batch in self.steps if any(start <= at < end for start, end in self.loads))
 
 
 def two_streams(num_steps: int, overlaps: bool) -> Lanes:
-    """A and B write stories. After three steps C asks about a document, which only the host has; a load takes
-    `num_steps`.
+    """Run A and B, which write stories. After three steps C arrives, whose prompt is on the host.
+
+    A load takes `num_steps`.
     """
     engine = engine_with_slow_host(num_steps, overlaps)
     document, another = even_prompt(20 * BLOCK + 1), even_prompt(39 * BLOCK)[::-1]
@@ -222,11 +228,11 @@ def two_streams(num_steps: int, overlaps: bool) -> Lanes:
     def add(name: str, prompt: list[int], num_output_tokens: int) -> None:
         engine.add_request(name, prompt, sampling_params("s7", Task(prompt, num_output_tokens)))
 
-    for name, prompt in (("first", document), ("then", another)):  # the second one evicts the first
+    for name, prompt in (("first", document), ("then", another)):  # the second evicts the first
         add(name, prompt, 1)
         while engine.has_unfinished_requests():
             engine.step()
-    lanes = watched_lanes(engine)
+    lanes = record_lanes(engine)
     for name in "AB":
         add(name, [7 + ord(name)] * 4, 14)
     while engine.has_unfinished_requests():
@@ -237,7 +243,7 @@ def two_streams(num_steps: int, overlaps: bool) -> Lanes:
 
 
 def engine_with_slow_host(num_steps: int, overlaps: bool) -> Any:
-    """Return stage 7's engine, whose host takes `num_steps` for a load."""
+    """Return stage 7's engine with a slow host."""
     engine = without_model("s7", model=str(STORYTELLER), kv_cache_tokens=40 * BLOCK, block_size=BLOCK)
     engine.host_tier = SlowHost(engine.kv_cache.blocks, 64, engine.observer, num_steps, overlaps)
     engine.kv_cache_manager = BlockManager(40, BLOCK, True, engine.host_tier, engine.observer)
@@ -245,16 +251,16 @@ def engine_with_slow_host(num_steps: int, overlaps: bool) -> Any:
     return engine
 
 
-def watched_lanes(engine: Any) -> Lanes:
-    """Return lanes that the engine's steps and loads fill in from step 0 on. Each step moves the clock by one."""
+def record_lanes(engine: Any) -> Lanes:
+    """Return lanes that the engine's next steps and loads fill in. Each step advances the clock by one."""
     clock, lanes, run = engine.host_tier.clock, Lanes([], engine.host_tier.spans), engine.model_runner.run
 
-    def noted(batch: Any) -> Any:
+    def record(batch: Any) -> Any:
         lanes.steps.append((clock.now, tuple(seq.request_id for seq, _ in batch)))
         clock.now += 1
         return run(batch)
 
-    engine.model_runner.run, clock.now = noted, 0
+    engine.model_runner.run, clock.now = record, 0
     return lanes
 
 
@@ -262,13 +268,17 @@ def watched_lanes(engine: Any) -> Lanes:
 
 
 def two_ways(ax: Axes, lengths: Sequence[int], loaded: Sequence[float], computed: Sequence[float]) -> None:
-    """Milliseconds for each length, both ways, and between them how many times as long the longer takes."""
+    """Draw the milliseconds of both ways for each length, with their ratio between them."""
     ax.vlines(lengths, loaded, computed, color=GREY, linewidth=1, linestyle=":")
-    both = Line(lengths, computed, "compute", ACCENT, (8, 0), "s--"), Line(lengths, loaded, "load", USED, (8, 0), "o-")
+    both = (
+        Line(lengths, computed, "recompute", ACCENT, (8, 0), "s--"),
+        Line(lengths, loaded, "load", USED, (8, 0), "o-"),
+    )
     pictures.lines(ax, both, "tokens", "ms to the first token", "xy")
     for n, a, b in zip(lengths, loaded, computed, strict=True):
         text = f"{b / a:.1f} times" if b < 10 * a else f"{b / a:.0f} times"
-        pictures.label(ax, text, (n, (a * b) ** 0.5), (5, 0), INK)
+        at, shift = ((n, b), (-2, 8)) if b < 2.5 * a else ((n, (a * b) ** 0.5), (5, 0))
+        pictures.label(ax, text, at, shift, INK, ha="left")
     ax.set(xticks=lengths, yticks=[1, 10, 100, 1000], yticklabels=["1", "10", "100", "1,000"])
     ax.set(ylim=(0.7 * min(loaded), 1.6 * max(computed)), xlim=(0.8 * lengths[0], 2.2 * lengths[-1]))
 
@@ -276,61 +286,59 @@ def two_ways(ax: Axes, lengths: Sequence[int], loaded: Sequence[float], computed
 def map_of_winners(ax: Axes, machines: Sequence[Machine], shifts: Mapping[str, tuple[float, float]]) -> None:
     """Draw the speed of a link, one way, against the speed of a prefill, both in tokens per second.
 
-    Models with keys and values of different sizes share this map. `shifts`: where a machine's name stands.
+    `shifts` moves the names of machines, in points of type.
     """
     low, high, bottom, top = 1e3, 1e8, 1e2, 1e6
     even = [(low, low), (top, top)]
     pictures.polygons(ax, [[(low, bottom), (high, bottom), (high, top), *reversed(even)]], PALE)
     ax.plot(*zip(*even, strict=True), color=INK, linewidth=1.2)
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(bottom, top))
-    ax.set(xlabel="link: keys and values of so many tokens a second, one way", ylabel="prefill, tokens a second")
+    ax.set(xlabel="link, one way: tokens whose keys and values it moves per second", ylabel="prefill, tokens/s")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
     pictures.thousands(ax.xaxis, ax.yaxis)
-    ax.text(2e3, 2.5e5, "recompute is quicker", color=INK)
-    ax.text(7e7, 1.6e2, "the host is quicker", color=INK, ha="right")
+    ax.text(2e3, 2.5e5, "recompute is faster", color=INK)
+    ax.text(7e7, 1.6e2, "load is faster", color=INK, ha="right")
     for machine in machines:
         place = machine.bytes_per_second / machine.bytes_per_token, machine.tokens_per_second
         ax.plot(*place, "o", color=USED, markersize=6, markeredgecolor=PAPER)
         pictures.label(ax, machine.name, place, shifts.get(machine.name, (7, 0)), USED)
 
 
-def who_is_where(ax: Axes, moments: Sequence[Mapping[int, str]]) -> None:
-    """A row a request, a column a step, the first to arrive at the top."""
+def draw_places(ax: Axes, moments: Sequence[Mapping[int, str]]) -> None:
+    """Draw a row for each request, in order of arrival from the top, against the step."""
     boxes: dict[str, list] = {place: [] for place in PLACES}
     num_requests = 1 + max(max(moment, default=0) for moment in moments)
     for number in range(num_requests):
         places = [moment.get(number, "") for moment in moments]
         for place, start, length in stretches(places):
-            thin = 0.0 if place == "runs" else 0.2
+            thin = 0.0 if place == "running" else 0.2
             boxes[place].append(pictures.box(start, length, number + 0.08 + thin, 0.84 - 2 * thin))
     for place, color in PLACES.items():
-        pictures.polygons(ax, boxes[place], color)
+        pictures.polygons(ax, boxes[place], color, edge=INK if color == PAPER else "none", width=0.7)
     ax.set(xlim=(0, len(moments)), ylim=(num_requests, 0), yticks=[], ylabel="requests, by arrival")
     pictures.thousands(ax.xaxis)
 
 
 def stretches(places: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return the stretches in which nothing changes: what, from when, how long. Empty ones are left out.
+    """Return (place, start, length) of each stretch without a change. Empty ones are left out.
 
-    >>> stretches(["waits", "runs", "runs", "", ""])
-    [('waits', 0, 1), ('runs', 1, 2)]
+    >>> stretches(["waiting", "running", "running", "", ""])
+    [('waiting', 0, 1), ('running', 1, 2)]
     """
-    found, start = [], 0
-    for end in range(1, len(places) + 1):
-        if end == len(places) or places[end] != places[start]:
-            if places[start]:
-                found.append((places[start], start, end - start))
-            start = end
-    return found
+    made, start = [], 0
+    for place, group in itertools.groupby(places):
+        made.append((place, start, len(list(group))))
+        start += made[-1][2]
+    return [stretch for stretch in made if stretch[0]]
 
 
 def draw_lanes(ax: Axes, lanes: Lanes, title: str) -> None:
-    """Above the stream of the steps: a box a step, with the names of whose tokens it computes; below that of copies."""
-    for at, who in lanes.steps:
-        color = ACCENT if "C" in who else USED
+    """Draw the stream of steps, with the requests of each step, above the stream of copies."""
+    for at, batch in lanes.steps:
+        color = ACCENT if "C" in batch else USED
         pictures.polygons(ax, [pictures.box(at + 0.03, 0.94, 1.1, 0.8)], color)
-        ax.text(at + 0.5, 1.5, " ".join(who), ha="center", va="center", fontsize=7.5, color=PAPER)
+        ax.text(at + 0.5, 1.5, " ".join(batch), ha="center", va="center", fontsize=7.5, color=PAPER)
     for start, end in lanes.loads:
         pictures.polygons(ax, [pictures.box(start + 0.03, end - start - 0.06, 0.1, 0.8)], GREY)
         ax.text((start + end) / 2, 0.5, "C's blocks arrive", ha="center", va="center", fontsize=7.5, color=PAPER)
