@@ -430,7 +430,7 @@ class Step3:
     class wrong_preempts_the_oldest:
         """The first of running makes room, and waits behind none."""
 
-        red = "not in order of arrival: b c run, then a wait"
+        red = "not in order of arrival: b c run, a wait"
 
         class Scheduler:
             def schedule(self):

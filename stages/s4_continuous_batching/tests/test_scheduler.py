@@ -2,7 +2,7 @@
 
 import pytest
 
-from .scripted import add, batch_of, names, reason, run, said, said_alone, scripted_engine, start, step, steps_of
+from .scripted import add, batch_of, queues, reason, run, said, said_alone, scripted_engine, start, step, steps_of
 
 # One step of running sequences
 
@@ -12,7 +12,7 @@ def test_each_decoding_sequence_gets_one_token(checkpoint):
     for name in "abc":
         start(engine, name, num_tokens=6, num_computed=5)
     assert batch_of(engine.scheduler.schedule()) == [("a", 1), ("b", 1), ("c", 1)]
-    assert names(engine.scheduler.running) == "a b c"
+    assert queues(engine) == "a b c run, none wait"
 
 
 def test_a_decode_takes_a_block_only_when_its_blocks_are_full(checkpoint):
@@ -56,6 +56,7 @@ def test_waiting_requests_are_admitted_in_order_of_arrival(checkpoint):
     for name, num_tokens in (("a", 5), ("b", 1), ("c", 9)):
         add(engine, name, num_tokens)
     step(engine)
+    assert steps_of(engine), f"three requests have arrived, and the first step runs none: {queues(engine)}"
     assert steps_of(engine) == [[("a", 5), ("b", 1), ("c", 9)]]
 
 
@@ -83,7 +84,7 @@ def test_a_step_without_budget_left_admits_no_request(checkpoint):
     add(engine, "a", 5)
     add(engine, "b", 1)
     step(engine)
-    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("a", "b")
+    assert queues(engine) == "a run, b wait"
 
 
 def test_admission_takes_blocks_for_all_tokens_even_if_only_a_chunk_is_computed(checkpoint):
@@ -99,7 +100,7 @@ def test_no_more_than_max_num_seqs_run(checkpoint):
     for name in "abc":
         add(engine, name, 3, max_tokens=2)
     step(engine)
-    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("a b", "c")
+    assert queues(engine) == "a b run, c wait"
     step(engine)
     step(engine)
     assert steps_of(engine)[2] == [("c", 3)]
@@ -110,7 +111,7 @@ def test_a_small_request_does_not_overtake_one_that_does_not_fit(checkpoint):
     for name, num_tokens in (("a", 10), ("b", 14), ("c", 1)):
         add(engine, name, num_tokens)
     step(engine)
-    assert names(engine.scheduler.waiting) == "b c"
+    assert queues(engine) == "a run, b c wait"
 
 
 def test_a_request_is_admitted_for_the_tokens_it_has_not_for_those_it_may_get(checkpoint):
@@ -119,7 +120,7 @@ def test_a_request_is_admitted_for_the_tokens_it_has_not_for_those_it_may_get(ch
     for name in "abcd":
         add(engine, name, 3, max_tokens=60)
     step(engine)
-    assert names(engine.scheduler.running) == "a b c d"
+    assert queues(engine) == "a b c d run, none wait"
 
 
 @pytest.mark.parametrize("num_tokens, is_admitted", [(16, True), (17, False)])
@@ -129,14 +130,14 @@ def test_a_request_admitted_beside_others_leaves_the_watermark_free(checkpoint, 
     add(engine, "a", 16)
     add(engine, "b", num_tokens)
     step(engine)
-    assert names(engine.scheduler.running) == ("a b" if is_admitted else "a")
+    assert queues(engine) == ("a b run, none wait" if is_admitted else "a run, b wait")
 
 
 def test_a_request_that_runs_alone_may_use_the_watermark(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=4, watermark=0.9)
     add(engine, "a", 16)
     step(engine)
-    assert names(engine.scheduler.running) == "a"
+    assert queues(engine) == "a run, none wait"
 
 
 def test_a_prompt_larger_than_the_pool_ends_with_an_error_and_the_next_one_runs(checkpoint):
@@ -158,7 +159,7 @@ def test_the_newest_sequence_is_preempted_and_loses_all_its_blocks(checkpoint):
         add(engine, name, 7)
     for _ in range(3):
         step(engine)
-    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("a b", "c")
+    assert queues(engine) == "a b run, c wait"
     assert steps_of(engine)[2] == [("a", 1), ("b", 1)]
     num_free = engine.kv_cache_manager.num_free_blocks
     assert num_free == 0, f"a and b hold 3 blocks each, so none of 6 is free, but {num_free} are"
@@ -185,7 +186,7 @@ def test_a_preempted_sequence_waits_in_front_of_new_requests(checkpoint):
         add(engine, name, 7, max_tokens=4)
     for _ in range(3):
         step(engine)
-    assert names(engine.scheduler.waiting) == "b c d"
+    assert queues(engine) == "a run, b c d wait"
 
 
 def test_preempted_sequences_wait_in_order_of_arrival(checkpoint):
@@ -195,7 +196,7 @@ def test_preempted_sequences_wait_in_order_of_arrival(checkpoint):
         add(engine, name, 4)
     step(engine)
     step(engine)
-    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("a b c", "d e f")
+    assert queues(engine) == "a b c run, d e f wait"
     counted = engine.scheduler.num_preemptions
     assert counted == 3, f"d, e and f were preempted, num_preemptions is {counted}"
 
@@ -206,7 +207,7 @@ def test_the_newest_sequence_preempts_itself_if_it_needs_a_block(checkpoint):
     add(engine, "b", 4)
     step(engine)
     step(engine)
-    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("a", "b")
+    assert queues(engine) == "a run, b wait"
 
 
 def test_a_prompt_that_is_partly_computed_can_be_preempted(checkpoint):
@@ -216,7 +217,7 @@ def test_a_prompt_that_is_partly_computed_can_be_preempted(checkpoint):
     step(engine)
     step(engine)
     assert steps_of(engine) == [[("a", 4), ("b", 2)], [("a", 1)]]
-    assert names(engine.scheduler.waiting) == "b"
+    assert queues(engine) == "a run, b wait"
 
 
 def test_a_step_that_preempts_admits_no_sequence(checkpoint):
@@ -226,7 +227,7 @@ def test_a_step_that_preempts_admits_no_sequence(checkpoint):
         add(engine, name, num_tokens)
     step(engine)
     step(engine)
-    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("a", "b c")
+    assert queues(engine) == "a run, b c wait"
 
 
 def test_a_sequence_that_fills_the_pool_alone_ends_with_an_error_and_keeps_its_output(checkpoint):

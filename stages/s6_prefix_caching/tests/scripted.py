@@ -4,6 +4,7 @@ Computing a token writes its id to its slot. The next token depends on all ids t
 table, so a block that is lost, overwritten or not computed again changes the output: it differs from said_alone().
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -100,8 +101,14 @@ def batch_of(output: SchedulerOutput) -> list[tuple[str, int]]:
     return sorted((seq.request_id, num_tokens) for seq, num_tokens in output.batch)
 
 
-def names(seqs: list[Sequence]) -> str:
+def names(seqs: Iterable[Sequence]) -> str:
     return " ".join(seq.request_id for seq in seqs)
+
+
+def queues(engine: LLMEngine) -> str:
+    """Return which requests run, and which wait, such as "a b run, c wait"."""
+    running, waiting = names(engine.scheduler.running), names(engine.scheduler.waiting)
+    return f"{running or 'none'} run, {waiting or 'none'} wait"
 
 
 def step(engine: LLMEngine) -> dict[str, RequestOutput]:
@@ -113,7 +120,7 @@ def step(engine: LLMEngine) -> dict[str, RequestOutput]:
 
 def check(engine: LLMEngine) -> None:
     """Raise AssertionError unless the pool and the queues are as they must be between two steps."""
-    running, waiting = engine.scheduler.running, list(engine.scheduler.waiting)
+    running, waiting = engine.scheduler.running, engine.scheduler.waiting
     for seq in waiting:
         assert not seq.block_table, f"{seq.request_id} waits, and still holds blocks {seq.block_table}"
         num_computed = seq.num_computed_tokens
@@ -124,8 +131,7 @@ def check(engine: LLMEngine) -> None:
     num_seats, max_num_seqs = sum(1 + len(seq.to_fork) for seq in running), engine.config.max_num_seqs
     assert num_seats <= max_num_seqs, f"{num_seats} seats are taken, max_num_seqs is {max_num_seqs}"
     arrivals = [seq.metrics.arrival_time for seq in [*running, *waiting]]
-    in_order = arrivals == sorted(arrivals)
-    assert in_order, f"not in order of arrival: {names(running)} run, then {names(waiting)} wait"
+    assert arrivals == sorted(arrivals), f"not in order of arrival: {queues(engine)}"
     engine.kv_cache_manager.check_integrity()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from ..llm import LLM
 from ..sampling import SamplingParams
-from .scripted import add, check, names, reason, run, said_alone, said_by_all, scripted_engine, step, steps_of
+from .scripted import add, check, queues, reason, run, said_alone, said_by_all, scripted_engine, step, steps_of
 
 
 def alone(prompt: list[int], num_tokens: int, n: int) -> list[list[int]]:
@@ -50,7 +50,7 @@ def test_samples_run_right_behind_the_first_one(checkpoint):
     add(engine, "b", 3)
     step(engine)
     step(engine)
-    assert names(engine.scheduler.running) == "a a a b"
+    assert queues(engine) == "a a a b run, none wait"
     assert steps_of(engine)[1] == [("a", 1), ("a", 1), ("a", 1), ("b", 1)]
 
 
@@ -68,7 +68,7 @@ def test_samples_that_are_not_forked_yet_keep_their_seats(checkpoint):
     add(engine, "c", 1)
     for _ in range(3):
         step(engine)
-    assert (names(engine.scheduler.running), names(engine.scheduler.waiting)) == ("a a a", "b c")
+    assert queues(engine) == "a a a run, b c wait"
 
 
 def test_more_samples_than_seats_run_in_groups(checkpoint):
