@@ -201,7 +201,7 @@ class Step2:
     class wrong_counts_free_blocks:
         """Free blocks are given away twice: some of them are promised."""
 
-        red = "d may need 2, and 2 of the 3 free are a's"
+        red = "3 are free, but 2 of them are promised to a"
 
         class BlockManager:
             def can_promise(self, seq):
@@ -210,7 +210,7 @@ class Step2:
     class wrong_promises_the_prompt:
         """The tokens that will be generated are not counted."""
 
-        red = "b may grow to 17 tokens: 5 blocks, and the pool has 4"
+        red = "of 4 free blocks, a may need 3 (for 9 tokens), b 5 (for 17)"
 
         class BlockManager:
             def can_promise(self, seq):

@@ -166,10 +166,12 @@ def test_slots_are_read_in_the_order_of_the_table():
         read = f"read() of blocks 5, 0, 3 and length {length}"
         assert keys.shape == k[:length].shape, f"{read} returns {len(keys)} keys"
         for i in range(length):
-            assert keys[i].equal(k[i]), f"{read}: key {i} is not that of token {i}"
-            assert values[i].equal(v[i]), f"{read}: value {i} is not that of token {i}"
+            for name, result, expected in (("key", keys, k), ("value", values, v)):
+                if not result[i].equal(expected[i]):
+                    raise AssertionError(f"{read}: {name} {i} is not that of token {i}")
     cache.blocks.zero_()
-    assert keys.equal(k), "read() returns a copy: clearing the pool afterwards must not change it"
+    if not keys.equal(k):
+        raise AssertionError("read() returns a copy: clearing the pool afterwards must not change it")
 
 
 # The metadata of a step
