@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"stage"},
     "nanovllm": set(),
     "notebooks": {"stage", "models", "stages.bench", "nanovllm"},
+    "notebooks.page": {"notebooks", "stage", "stages.bench", "stages.tools.chain", "stages.tools.exercise", "nanovllm"},
 }
 
 MEASURING = {*MAY_IMPORT} - {"stages.__main__", "nanovllm"}

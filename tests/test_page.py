@@ -8,7 +8,8 @@ from importlib import import_module
 
 import pytest
 
-from nanovllm.trace import states
+import stages.s3_paged_attention
+from nanovllm.trace import Tracer, states
 from notebooks.page.build import (
     PAGE,
     SOURCE,
@@ -22,8 +23,9 @@ from notebooks.page.build import (
     unpack,
 )
 from notebooks.page.moments import FINDERS, moments
-from notebooks.page.record import MAX_STEPS, NUM_BLOCKS, WORKLOAD, Run, record
+from notebooks.page.record import BLOCK_SIZE, MAX_STEPS, NUM_BLOCKS, TILE_SIZE, WORKLOAD, Run, record, serve
 from stages.bench.engines import PACKAGES
+from stages.s3_paged_attention.kv_cache import KVCache
 from tests.helpers import ROOT, full
 
 MAX_BYTES = 1_500_000
@@ -155,17 +157,38 @@ def test_either_answer_can_be_right(content):
 def test_numbers_in_moments_match_the_events(runs, content):
     """A moment accounts for all tokens of its step, and for all free blocks that the reader sees before it."""
     by_title = {moment["title"]: moment for run in content["runs"] for moment in run["moments"]}
-    chunks = runs["s4"].steps[by_title["A long prompt among decodes"]["step"] - 1].of("chunk")
-    reveal = by_title["A long prompt among decodes"]["reveal"]
-    numbers = [int(number) for number in re.findall(r"(?:computes |and )(\d+)", reveal)]
-    assert sorted(numbers) == sorted(e["end"] - e["start"] for e in chunks if e["why"] == "prefill")
+    long_prompt = by_title["A long prompt among decodes"]
+    step, budget = runs["s4"].steps[long_prompt["step"] - 1], runs["s4"].events[0]["max_num_batched_tokens"]
+    *others, own = [e["end"] - e["start"] for e in step.of("chunk", why="prefill")]
+    said = [int(number) for number in re.findall(r"(?:computes | and [A-H] )(\d+)", long_prompt["sentence"])]
+    assert said == others, "the question accounts for all that comes first"
+    assert f"{budget - len(step.of('chunk', why='decode')) - sum(others)}, all that is left" in long_prompt["answers"]
+    assert f"{own}, all that is left" in long_prompt["answers"]
     assert "E takes the last free block, and F2 needs one" in by_title["Blocks run out"]["sentence"]
     preempting = runs["s4"].steps[by_title["Blocks run out"]["step"] - 1]
     assert len(preempting.before.free) == 1 and preempting.of("taken")[0]["seq"] == "E"
-    evicting = runs["s6"].steps[by_title["Which text goes first"]["step"] - 1]
+    evicting = runs["s6"].steps[by_title["Which block goes first"]["step"] - 1]
     empty = [block for block in evicting.before.free if block not in evicting.before.cached]
     assert [event["block"] for event in evicting.of("taken", seq="C")] == empty
-    assert by_title["Which text goes first"]["sentence"].startswith("C takes the last empty block, and G needs one")
+    assert by_title["Which block goes first"]["sentence"].startswith("C takes the last empty block, and G needs one")
+
+
+@pytest.mark.full
+def test_marked_tile_is_what_attention_reads_first(content, monkeypatch):
+    [moment] = [each for each in content["runs"][2]["moments"] if each["title"] == "What attention copies"]
+    reads, steps = [], []
+    read = KVCache.read
+    monkeypatch.setattr(KVCache, "read", lambda self, layer, blocks: reads.append(blocks) or read(self, layer, blocks))
+
+    def write(event):
+        if event["kind"] == "step":
+            steps.append(reads.copy())
+            reads.clear()
+
+    serve("s3", stages.s3_paged_attention, write, Tracer())
+    tiles = steps[moment["step"] - 1]
+    assert sorted(tiles[0].flatten().tolist()) == sorted(moment["blocks"])
+    assert len(tiles) > 2 and max(tile.numel() for tile in tiles) == TILE_SIZE // BLOCK_SIZE
 
 
 # Excerpts
@@ -181,6 +204,6 @@ def test_methods_are_named_after_their_class():
     assert [name for name, _ in functions(tree)] == ["f", "A.f"]
 
 
-@pytest.mark.parametrize("name", ["animation", "build", "moments", "record"])
+@pytest.mark.parametrize("name", ["animation", "build", "moments", "play", "record", "worker"])
 def test_docstring_examples(name):
     assert doctest.testmod(import_module(f"notebooks.page.{name}")).failed == 0

@@ -8,9 +8,11 @@ import pytest
 
 from nanovllm.trace.replay import apply, begin
 from notebooks.page.build import PAGE, page, unpack
-from notebooks.page.record import Run
+from notebooks.page.play import build
+from notebooks.page.record import Run, label
 from tests.browser import NARROW, PAPER, WIDE, Reader, browser, skip_without_chromium
 from tests.helpers import full
+from tests.test_page_play import FAULTS, STAGES, plant
 
 skip_without_chromium()
 MAX_WORDS = 14
@@ -262,7 +264,7 @@ def test_evicted_text_is_lost_only_if_the_host_does_not_have_it(reader, content)
     for step in run.steps:
         if step.number in kept:
             assert {event["hash"] for event in step.of("evicted")} <= set(step.before.host_cached.values())
-        if re.search("texts? (is|are) lost", sentences[step.number - 1]):
+        if re.search("contents are lost", sentences[step.number - 1]):
             assert not {event["hash"] for event in step.of("evicted")} & set(step.after.host_cached.values())
 
 
@@ -380,6 +382,35 @@ def test_reduced_motion_turns_transitions_off(reader):
         reader.page.emulate_media(reduced_motion=motion)
         durations[motion] = reader.page.evaluate("Checks.transitions()")
     assert 0 < max(durations["no-preference"]) < 200 and max(durations["reduce"]) == 0
+
+
+# A learner's run
+
+MARKED = "[...document.querySelectorAll('#grid .square')].flatMap((each, i) => each.matches('.marked') ? [i] : [])"
+
+
+@pytest.mark.parametrize("key", ["s2", *map(full, ["s3", "s4", "s5", "s6", "s7"])])
+def test_planted_fault_is_shown_at_its_step(key, chromium, tmp_path):
+    target = tmp_path / "page.html"
+    verdict = build(STAGES[key], plant(key, tmp_path / "exercises" / key, *FAULTS[key]), target)
+    reader = Reader(chromium, target.as_uri())
+    assert reader.fragment == f"#yours/{verdict.step}" and reader.step == verdict.step
+    for words in (verdict.title, *verdict.lines, f"Look at {verdict.look_at[0]}", f"exercises/{key}/"):
+        assert words in reader.text("#yours")
+    assert reader.page.evaluate(MARKED) == sorted(verdict.blocks)
+    marked = reader.page.locator("#queues li.marked .tag").all_inner_texts()
+    assert {*marked} <= {*map(label, verdict.seqs)} and (marked or verdict.blocks)
+    tabs = reader.page.locator("#stages [role=radio]").all_inner_texts()
+    assert len(tabs) == 8 and tabs[int(key[1])] == f"Yours exercises/{key}"
+    reader.page.set_viewport_size(NARROW)
+    reader.page.add_script_tag(path=Path(__file__).with_name("page_checks.js"))
+    assert reader.page.evaluate("[Checks.overflow(), Checks.overlaps(), Checks.paleTexts()]") == [0, [], []]
+    if verdict.step > 1:
+        reader.press("ArrowLeft")
+        assert "The same so far" in reader.text("#yours") and reader.page.evaluate(MARKED) == []
+    reader.go(f"#{key}/{verdict.step}")
+    assert reader.text("#yours") == "" and reader.messages == []
+    reader.context.close()
 
 
 # Live runs

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from notebooks.page.animation import PICTURE, Panel, animate, picture
-from notebooks.page.record import record
+from notebooks.page.record import WORKLOAD, record
 from stages.tools.prose import peers
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -18,6 +18,11 @@ def test_picture_is_small_and_has_a_background_and_a_still():
     assert "prefers-reduced-motion:reduce" in text and "<script" not in text
     background = ElementTree.fromstring(text).find(f"{SVG}rect")
     assert background.get("fill") == "#ffffff" and background.get("x") is None, "text needs a light background"
+
+
+def test_captions_count_requests_and_not_their_samples():
+    captions = re.findall(r">(\d) running, (\d) waiting", PICTURE.read_text(encoding="utf-8"))
+    assert len(captions) > 10 and max(int(running) + int(waiting) for running, waiting in captions) <= len(WORKLOAD)
 
 
 @pytest.mark.full

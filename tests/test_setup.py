@@ -107,7 +107,8 @@ def test_train_accepts_a_folder_name_with_spaces(tmp_path):
     assert arguments_of(tmp_path, "train", "TEXT=../my texts")[-1] == "../my texts"
 
 
-REQUIRED = [(target, "STAGE=3") for target in ("diff", "exercise", "check", "notebook")] + [("train", "TEXT=folder")]
+REQUIRED = [(target, "STAGE=3") for target in ("diff", "exercise", "check", "play", "notebook")]
+REQUIRED += [("train", "TEXT=folder")]
 
 
 @needs_make

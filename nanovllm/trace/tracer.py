@@ -241,23 +241,23 @@ class Tracer:
     # Blocks of the two tiers
 
     def on_cache(self, block: int, block_hash: bytes) -> None:
-        self._emit("cached", {"block": block, "hash": block_hash.hex()})
+        self._emit("cached", {"block": block, "hash": hash_text(block_hash)})
 
     def on_evict(self, block: int, block_hash: bytes, why: str) -> None:
-        self._emit("evicted", {"block": block, "hash": block_hash.hex(), "why": why})
+        self._emit("evicted", {"block": block, "hash": hash_text(block_hash), "why": why})
 
     def on_copy(self, copies: "list[BlockCopy]") -> None:
         for copy in copies:
             self._emit("copied", {"from": copy.source, "to": copy.target, "seq": self._copying[copy.target]})
 
     def on_store(self, block: int, host_block: int, block_hash: bytes) -> None:
-        self._emit("stored", {"from": block, "to": host_block, "hash": block_hash.hex()})
+        self._emit("stored", {"from": block, "to": host_block, "hash": hash_text(block_hash)})
 
     def on_renew(self, host_block: int, block_hash: bytes) -> None:
-        self._emit("renewed", {"to": host_block, "hash": block_hash.hex()})
+        self._emit("renewed", {"to": host_block, "hash": hash_text(block_hash)})
 
     def on_host_evict(self, host_block: int, block_hash: bytes, why: str) -> None:
-        self._emit("host_evicted", {"block": host_block, "hash": block_hash.hex(), "why": why})
+        self._emit("host_evicted", {"block": host_block, "hash": hash_text(block_hash), "why": why})
 
     def on_load(self, seq: "Sequence", copies: "list[BlockCopy]") -> None:
         name = self._know(seq).name
@@ -480,7 +480,12 @@ def as_keys(hashes: dict[int, bytes]) -> dict[str, str]:
     >>> as_keys({3: b"\xab"})
     {'3': 'ab'}
     """
-    return {str(block): block_hash.hex() for block, block_hash in hashes.items()}
+    return {str(block): hash_text(block_hash) for block, block_hash in hashes.items()}
+
+
+def hash_text(block_hash: Any) -> str:
+    """Return a hash as text: its digits if it is bytes. An exercise may use any hashable value."""
+    return block_hash.hex() if isinstance(block_hash, bytes) else repr(block_hash)
 
 
 def error_text(error: BaseException) -> str:

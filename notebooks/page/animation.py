@@ -13,7 +13,16 @@ from xml.sax.saxutils import escape
 from nanovllm.trace import State
 from nanovllm.trace.events import Event
 from nanovllm.trace.replay import SequenceState
-from notebooks.page.record import BLOCK_SIZE, NUM_BLOCKS, ROOT, WORKLOAD, Run
+from notebooks.page.record import (
+    BLOCK_SIZE,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    NUM_BLOCKS,
+    ROOT,
+    WORKLOAD,
+    Run,
+    Step,
+)
 
 PICTURE = ROOT / "notebooks" / "pool.svg"
 SECONDS_PER_STEP = 0.12
@@ -23,6 +32,10 @@ TITLES = {"s1": "stage 1: each request in one piece", "s6": "stage 6: blocks, sh
 COLUMNS, GAP, MARGIN = 10, 5, 16  # blocks per row, pixels, pixels
 SLOT_WIDTH, SLOT_HEIGHT = 4, 26
 HEADING, CAPTION = 30, 22  # heights in pixels
+LIMITS = {  # reasons to wait beside free blocks, from stage 4 on
+    "budget": f"a step computes at most {MAX_NUM_BATCHED_TOKENS} tokens",
+    "seat": f"all {MAX_NUM_SEQS} seats are taken",
+}
 INK, QUIET, GROUND, LINE = "#24292f", "#57606a", "#ffffff", "#d0d7de"
 
 
@@ -52,7 +65,7 @@ def picture(recorded: dict[str, list[Event]]) -> str:
 
 def panel(title: str, run: Run, num_steps: int) -> Panel:
     colors = [slot_colors(step.after) for step in run.steps]
-    captions = [caption(step.after, slots) for step, slots in zip(run.steps, colors, strict=True)]
+    captions = [caption(step, slots) for step, slots in zip(run.steps, colors, strict=True)]
     captions[-1] = f"all done after {len(run.steps)} steps"
     missing = num_steps - len(run.steps)
     return Panel(
@@ -63,10 +76,18 @@ def panel(title: str, run: Run, num_steps: int) -> Panel:
     )
 
 
-def caption(state: State, slots: list[str]) -> str:
-    """Return the caption. It counts tenths of the pool, because a number that changes at each step is unreadable."""
+def caption(step: Step, slots: list[str]) -> str:
+    """Return the caption. It counts tenths of the pool, because a number that changes at each step is unreadable.
+
+    It counts requests: one with several samples runs as long as one of them does.
+    """
+    running, waiting = ({seq.partition(".")[0] for seq in queue} for queue in (step.after.running, step.after.waiting))
+    queues = f"{len(running)} running, {len(waiting - running)} waiting"
+    for event in step.of("held_up"):
+        if event["why"] in LIMITS:
+            return f"{queues}: {LIMITS[event['why']]}"
     tenths = 10 * round(10 * sum(color in COLORS for color in slots) / len(slots))
-    return f"{len(state.running)} running, {len(state.waiting)} waiting; {tenths}% of the pool in use"
+    return f"{queues}; {tenths}% of the pool in use"
 
 
 def slot_colors(state: State) -> list[str]:

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ LEAD = (
 STAGES = {
     "s1": ("One piece", "Each sequence reserves one piece of the pool for its whole life."),
     "s2": ("Blocks", "The pool is cut into blocks of 8 slots. A sequence takes one when its last one is full."),
-    "s3": ("Paged attention", "The pool does the same. Attention now reads the blocks, a tile at a time."),
+    "s3": ("Paged attention", "The pool works as in stage 2. Attention now reads its blocks tile by tile."),
     "s4": ("Scheduler", "Each step admits requests that fit, splits long prompts, and preempts if blocks run out."),
     "s5": ("Copy-on-write", "Samples of one prompt share its blocks, until one of them writes."),
-    "s6": ("Prefix cache", "A freed block that is full keeps its text, for requests with the same beginning."),
-    "s7": ("Offload", "An evicted text moves to the host's memory, and is loaded back when it is needed."),
+    "s6": ("Prefix cache", "A full block stays cached after it is freed, for requests with the same prefix."),
+    "s7": ("Offload", "An evicted block moves to host memory, and is loaded back when it is needed."),
 }
 
 
@@ -46,6 +47,7 @@ IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+\.js)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:function\*?|const|class) (\w+))", re.MULTILINE)
 ENTRY = '<script type="module" src="page.js"></script>'
 EMPTY_DATA = '<script type="application/json" id="data"></script>'
+DATA = re.compile(EMPTY_DATA.replace("></", ">(.*?)</"))
 
 
 def page(content: dict[str, Any] | None) -> str:
@@ -58,6 +60,14 @@ def page(content: dict[str, Any] | None) -> str:
         return html
     packed = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return html.replace(EMPTY_DATA, EMPTY_DATA.replace("></", f">{packed}</"))
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return the data of a page."""
+    match = DATA.search(path.read_text(encoding="utf-8"))
+    assert match, f"{path} was not built by page()"
+    content: dict[str, Any] = json.loads(match[1])
+    return content
 
 
 def bundle() -> str:
@@ -106,13 +116,14 @@ def data(recorded: dict[str, list[Event]]) -> dict[str, Any]:
 def run_data(name: str, events: list[Event], packer: "Packer") -> dict[str, Any]:
     title, idea = STAGES[name]
     snapshot, *rest = events
-    sources = excerpts(ROOT / "stages" / PACKAGES[name], {event["by"] for event in rest if event.get("by")})
+    found = moments(name, Run(events))
+    names = {event["by"] for event in rest if event.get("by")} | {each["code"] for each in found if each["code"]}
     return {
         "name": name,
         "title": title,
         "idea": idea,
-        "moments": moments(name, Run(events)),
-        "sources": sources,
+        "moments": found,
+        "sources": excerpts(ROOT / "stages" / PACKAGES[name], names),
         "snapshot": snapshot,
         "events": packer.pack(rest),
     }
@@ -127,10 +138,11 @@ TEXTS = ("seq", "request", "carried_by", "why", "by", "hash", "for", "behind", "
 class Packer:
     """The compact form of events. Texts are numbered as they come, so the same runs give the same numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        """`strings` are those of runs that were packed before."""
         self.kinds = {kind: columns(kind) for kind in KEYS if kind != "snapshot"}
         self._numbers = {kind: number for number, kind in enumerate(self.kinds)}
-        self._strings: dict[str, int] = {}
+        self._strings = {text: number for number, text in enumerate(strings)}
 
     @property
     def strings(self) -> list[str]:
@@ -181,21 +193,27 @@ def unpack(kinds: dict[str, list[str]], strings: list[str], rows: Iterable[list[
 # ---- the source of the functions that events name
 
 
-def excerpts(folder: Path, names: set[str]) -> dict[str, dict[str, str | int]]:
-    """Return {"BlockPool.touch": {"file", "line", "text"}, ...} from a stage's files.
+Excerpt = dict[str, str | int]  # file, line, text
 
-    Raise ValueError if no file has one of the names.
-    """
-    sources: dict[str, dict[str, str | int]] = {}
-    for path in sorted(folder.glob("*.py")):
-        source = path.read_text(encoding="utf-8")
-        for name, node in functions(ast.parse(source)):
-            if name in names and name not in sources:
-                text = source_of(source, node)
-                sources[name] = {"file": path.relative_to(ROOT).as_posix(), "line": node.lineno, "text": text}
+
+def excerpts(folder: Path, names: set[str]) -> dict[str, Excerpt]:
+    """Return the source of each of these functions in a folder's files. Raise ValueError if one is missing."""
+    sources = {name: each for name, each in all_excerpts(folder).items() if name in names}
     if missing := names - set(sources):
         raise ValueError(f"{folder.name} has no {', '.join(sorted(missing))}")
     return dict(sorted(sources.items()))
+
+
+def all_excerpts(folder: Path) -> dict[str, Excerpt]:
+    """Return {"BlockPool.touch": {"file", "line", "text"}, ...} for a folder's files, but for those with a mistake."""
+    sources: dict[str, Excerpt] = {}
+    for path in sorted(folder.glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        with suppress(SyntaxError):  # in an exercise
+            for name, node in functions(ast.parse(source)):
+                file = path.relative_to(folder.parents[1]).as_posix()
+                sources.setdefault(name, {"file": file, "line": node.lineno, "text": source_of(source, node)})
+    return sources
 
 
 def functions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef]]:

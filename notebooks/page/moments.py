@@ -11,7 +11,7 @@ from typing import Any
 
 from nanovllm.trace import State
 from nanovllm.trace.events import Event
-from notebooks.page.record import BLOCK_SIZE, Run, Step, label
+from notebooks.page.record import BLOCK_SIZE, TILE_SIZE, Run, Step, label
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Moment:
     right: int
     reveal: str
     block: int | None = None  # selected with the answer
+    blocks: tuple[int, ...] = ()  # marked with the answer
+    code: str | None = None  # the function shown with the answer, if it is not the one that last moved the block
 
 
 Finder = Callable[[Run], Moment | None]
@@ -58,6 +60,16 @@ def shortage(step: Step, event: Event, who: str, free: str) -> str:
         return f"{who} needs a block, and there is no {free}."
     verb, last = ("takes", free) if len(takers) == 1 else ("take", f"{free}s")
     return f"{' and '.join(takers)} {verb} the last {last}, and {who} needs one too."
+
+
+def listed(sequences: list[str]) -> str:
+    """Return the names of sequences.
+
+    >>> listed(["A", "F.0", "F.1"])
+    'A, F1 and F2'
+    """
+    *first, last = map(label, sequences)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def blocks(count: int) -> str:
@@ -195,6 +207,36 @@ def promised_against_held(run: Run) -> Moment | None:
     return None
 
 
+@moment("s3")
+def tile_by_tile(run: Run) -> Moment | None:
+    """Find the step with the most blocks in which every sequence generates a token, and none ends."""
+    best: tuple[Step, list[list[int | None]]] | None = None
+    for step in run.steps:
+        if len(decodes(step)) > 2 and {*decodes(step)} == {*step.after.running} == {*step.before.running}:
+            tables = [step.after.sequences[seq].block_table for seq in decodes(step)]
+            if best is None or sum(map(len, tables)) > sum(map(len, best[1])):
+                best = step, tables
+    if best is None:
+        return None
+    step, tables = best
+    num_held, num_each = sum(map(len, tables)), max(1, TILE_SIZE // (len(tables) * BLOCK_SIZE))
+    first = [block for table in tables for block in table[:num_each] if block is not None]
+    return Moment(
+        step.number,
+        "What attention copies",
+        f"{listed(decodes(step))} generate a token each, and attention reads the {num_held} blocks in their tables. "
+        f"Stage 2 copies all of them out of the pool first. In stage 3, a tile has {TILE_SIZE} slots.",
+        "How many blocks does stage 3 copy at once?",
+        (f"All {num_held}, as in stage 2", f"At most {TILE_SIZE // BLOCK_SIZE}, one tile"),
+        int(len(first) <= TILE_SIZE // BLOCK_SIZE),
+        f"The first tile is marked: {blocks(num_each)} of each sequence. Attention to these blocks is merged with "
+        "attention to the next tile, and so on. The copy stays this small however long the texts get.",
+        first[0],
+        tuple(first),
+        "PagedAttention._attend",
+    )
+
+
 # ---- stage 4
 
 
@@ -203,13 +245,12 @@ def decodes(step: Step) -> list[str]:
 
 
 def earlier_work(step: Step, chunk: Event) -> str:
-    """Describe a step's work before `chunk`: "A and B decode a token each, C computes 6, D computes 10"."""
-    parts = [f"{' and '.join(map(label, decodes(step)))} decode a token each"]
-    for event in step.of("chunk", why="prefill"):
-        if event is chunk:
-            break
-        parts.append(f"{label(event['seq'])} computes {event['end'] - event['start']}")
-    return ", ".join(parts)
+    """Describe a step's work before `chunk`: "A and B decode a token each, C computes 6 and D 10"."""
+    before = step.of("chunk", why="prefill")
+    sizes = [(label(event["seq"]), event["end"] - event["start"]) for event in before[: before.index(chunk)]]
+    prefills = " and ".join(f"{who} {'computes ' * (n == 0)}{size}" for n, (who, size) in enumerate(sizes))
+    decoding = f"{listed(decodes(step))} decode a token each"
+    return f"{decoding}, {prefills}" if prefills else decoding
 
 
 @moment("s4")
@@ -224,13 +265,14 @@ def chunk_beside_decodes(run: Run) -> Moment | None:
                 return Moment(
                     step.number,
                     "A long prompt among decodes",
-                    f"{who}'s prompt has {length} tokens. A step computes at most {budget}, and other requests come "
-                    f"first: {' and '.join(map(label, decodes(step)))} decode a token each.",
-                    f"How much of {who}'s prompt fits into the step?",
-                    (f"{size} tokens, the rest of the step's budget", f"All {length}, or none"),
-                    int(size == length),
-                    f"A chunk in a decode step: {earlier_work(step, event)}, and {size} of the {budget} are left for "
-                    f"{who}. Its other {length - size} come later, so no request waits for a long prompt.",
+                    f"{who}'s prompt has {length} tokens. A step computes at most {budget} in all, and others come "
+                    f"first: {earlier_work(step, event)}.",
+                    f"How many tokens of {who}'s prompt does the step compute?",
+                    ("None, until the whole prompt fits", f"{size}, all that is left"),
+                    int(0 < size < length),
+                    f"The others take {budget - size} of the {budget} tokens, and {who} computes a chunk of the "
+                    f"remaining {size}. Its other {length - size} follow in later steps, and no request waits for "
+                    "a long prompt.",
                     step.after.sequences[event["seq"]].block_table[0],
                 )
     return None
@@ -275,9 +317,10 @@ def preemption(run: Run) -> Moment | None:
                 "Which sequence gives up its blocks?",
                 (f"{label(first)}, which came first", f"{label(last)}, which came last"),
                 int(victim == last),
-                f"{label(victim)} gives back {blocks(len(table))}, and goes to the front of the queue. Its {tokens} "
+                f"{label(victim)} gives back {blocks(len(table))} and goes to the front of the queue. Its {tokens} "
                 f"computed tokens are lost and will be recomputed.{too_late(step)}",
                 table[0],
+                code=event["by"],
             )
     return None
 
@@ -318,7 +361,7 @@ def counts_and_copies(run: Run) -> Moment | None:
 
 
 def authors(run: Run) -> dict[str, tuple[str, int]]:
-    """Return the sequence that computed each cached text first, and its place in that sequence's table."""
+    """Return the sequence that first computed each cached block, and its place in that sequence's table."""
     origins: dict[str, tuple[str, int]] = {}
     places: dict[int, tuple[str, int]] = {}  # the latest holder of each block
     for event in run.events:
@@ -339,13 +382,13 @@ def held_then_idle(run: Run) -> Moment | None:
             return Moment(
                 step.number,
                 "After the last token",
-                f"{who} gets its last token in the next step, and gives {blocks(len(step.of('given_back')))} back. "
-                f"{len(kept)} of them are full, and keep their text.",
-                f"When are these {len(kept)} taken for another text?",
+                f"{who} gets its last token in the next step and gives {blocks(len(step.of('given_back')))} back. "
+                f"{len(kept)} of them are full, and keep their contents.",
+                f"When will these {len(kept)} be taken for other tokens?",
                 ("First: they are free again", "Last, after the empty ones"),
                 int(set(step.after.free[-len(kept) :]) == set(kept)),
-                "They are idle: they have no holder, but each can be found by the hash of its text. They are at the "
-                "end of the free queue.",
+                "They are idle: no sequence holds them, but each can still be found by its hash. They are at the end "
+                "of the free queue.",
                 kept[-1],
             )
     return None
@@ -362,13 +405,13 @@ def hit_by_a_stranger(run: Run) -> Moment | None:
                 return Moment(
                     step.number,
                     "A prompt with the same beginning",
-                    f"{label(who)} is next. Its {num_tokens} tokens begin with the same text as {label(author)}'s, and "
+                    f"{label(who)} is next. Its prompt has {num_tokens} tokens and begins like {label(author)}'s. "
                     f"{label(author)} has finished.",
                     f"How many of them does {label(who)} compute?",
                     (f"All {num_tokens}", f"The last {num_tokens - num_cached}"),
                     int(step.of("admit", seq=who)[0]["num_computed_tokens"] == num_cached),
-                    f"A hit by another request: {blocks(len(hits))} of {label(author)} are found by their hashes and "
-                    f"held again. Their {num_cached} tokens need not be computed.",
+                    f"{blocks(len(hits))} of {label(author)} {'is' if len(hits) == 1 else 'are'} found by hash and "
+                    f"held again, so {num_cached} tokens need not be computed.",
                     event["block"],
                 )
     return None
@@ -385,14 +428,14 @@ def evicted_tail_first(run: Run) -> Moment | None:
             if len(siblings) > 1:
                 return Moment(
                     step.number,
-                    "Which text goes first",
-                    f"{shortage(step, event, taker(step, event), 'empty block')} {blocks(len(siblings))} with text of "
+                    "Which block goes first",
+                    f"{shortage(step, event, taker(step, event), 'empty block')} {blocks(len(siblings))} of "
                     f"{label(author)} are idle.",
                     "Which of them is evicted first?",
-                    ("The end of its text", "The beginning of its text"),
+                    (f"The one with the end of {label(author)}'s tokens", "The one with their beginning"),
                     int(index == min(siblings)),
-                    f"The tail is evicted first: block {event['block']} is the last of {label(author)}'s. A text "
-                    "without its end can still be found, but one without its beginning cannot.",
+                    f"The tail is evicted first: block {event['block']} is the last of {label(author)}'s. A prefix can "
+                    "be found without its tail, but the tail cannot be found without its prefix.",
                     event["block"],
                 )
     return None
@@ -413,14 +456,14 @@ def stored_to_the_host(run: Run) -> Moment | None:
         for event in step.of("stored"):
             return Moment(
                 step.number,
-                "A text leaves the device",
+                "A block leaves the device",
                 f"{shortage(step, event, taker(step, event), 'empty block')} Block {event['from']} is idle, and is the "
                 "next to be evicted.",
-                "Is its text lost?",
+                "Are its contents lost?",
                 ("No", "Yes, as in stage 6"),
                 int(event["hash"] not in step.after.host_cached.values()),
-                f"It is first stored in block {event['to']} of the host, where a request with the same beginning can "
-                "find it.",
+                f"They are first stored in block {event['to']} of the host, where a request with the same prefix can "
+                "find them.",
                 event["from"],
             )
     return None
@@ -428,18 +471,19 @@ def stored_to_the_host(run: Run) -> Moment | None:
 
 @moment("s7")
 def loaded_back(run: Run) -> Moment | None:
-    for step in run.steps:
-        loads = step.of("loaded")
-        if loads:
+    for earlier, step in pairwise(run.steps):
+        loads, ended = step.of("loaded"), earlier.of("end")
+        if loads and ended:
             who = loads[0]["seq"]
             loads = step.of("loaded", seq=who)
             num_tokens, hits = len(step.before.sequences[who].tokens), step.of("hit", seq=who)
             num_cached = step.of("admit", seq=who)[0]["num_computed_tokens"]
             return Moment(
                 step.number,
-                "A text is needed again",
-                f"{label(who)} was preempted, and there is room for it again. {blocks(len(loads))} of its text "
-                f"{'is' if len(loads) == 1 else 'are'} on the host.",
+                "A prefix is needed again",
+                f"{label(who)} was preempted and waits for room. {label(ended[0]['seq'])} has just finished, so "
+                f"{len(step.before.free)} blocks are free now, and {label(who)} is next. {len(loads)} of the blocks "
+                f"that it gave up {'is' if len(loads) == 1 else 'are'} on the host.",
                 f"What does {label(who)} have to compute?",
                 (f"All its {num_tokens} tokens again", f"The last {num_tokens - num_cached}"),
                 int(num_cached > 0),

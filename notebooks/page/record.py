@@ -11,15 +11,18 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from nanovllm.trace import State, Tracer, apply, traced
-from nanovllm.trace.events import Event
+from nanovllm.trace.events import Event, Write
 from nanovllm.trace.replay import begin
 from stages.bench.engines import ONE_SEQUENCE_A_REQUEST, WITHOUT_SCHEDULER, stage
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK_SIZE, NUM_BLOCKS, NUM_HOST_BLOCKS = 8, 40, 16
+MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 8, 24  # in a step; the tokens are limited from stage 4 on
+TILE_SIZE = 64  # from stage 3 on: attention takes several tiles
 MAX_STEPS = 150  # of any stage: a reader goes through all of them
 WALL_CLOCK = ("seconds", "began")  # fields that differ from run to run
 KING = (
@@ -75,13 +78,22 @@ def label(seq: str) -> str:
 def record(name: str) -> list[Event]:
     """Return the events of stage `name` ("s1"), beginning with the snapshot."""
     events: list[Event] = []
-    tracer = Tracer()
-    llm = build_llm(name, tracer)
-    with traced(llm, events.append, tracer):
+    serve(name, stage(name), events.append, Tracer())
+    return tidy(events)
+
+
+def serve(name: str, engine: ModuleType, write: Write, tracer: Tracer) -> None:
+    """Serve the workload with `engine`, the package of stage `name` or an exercise on it, and trace it."""
+    llm = build_llm(name, engine, tracer)
+    with traced(llm, write, tracer):
         if name in WITHOUT_SCHEDULER:
-            serve_batches(name, llm)
+            serve_batches(name, engine, llm)
         else:
-            serve_continuously(name, llm)
+            serve_continuously(name, engine, llm)
+
+
+def tidy(events: Iterable[Event]) -> list[Event]:
+    """Return the events without times, and those between two steps with the number of the step that follows."""
     return list(renumber({key: value for key, value in event.items() if key not in WALL_CLOCK} for event in events))
 
 
@@ -99,50 +111,56 @@ def renumber(events: Iterable[Event]) -> Iterator[Event]:
             waiting = []
 
 
-def build_llm(name: str, observer: Tracer | None = None) -> Any:
-    """Return a stage's LLM, with a pool that is too small for all requests at once."""
-    options: dict[str, Any] = {"kv_cache_tokens": NUM_BLOCKS * BLOCK_SIZE, "max_num_seqs": 8, "max_model_len": 128}
+def build_llm(name: str, engine: ModuleType, observer: Tracer) -> Any:
+    """Return the engine's LLM, with a pool that is too small for all requests at once."""
+    options: dict[str, Any] = {
+        "kv_cache_tokens": NUM_BLOCKS * BLOCK_SIZE,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_model_len": 128,
+    }
     if name == "s1":
         options |= {"reservation": "request"}
     else:
         options |= {"block_size": BLOCK_SIZE}
+    if name not in ("s1", "s2"):
+        options |= {"tile_size": TILE_SIZE}
     if name not in WITHOUT_SCHEDULER:
-        options |= {"max_num_batched_tokens": 24}
+        options |= {"max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS}
     if name == "s7":
         options |= {"offload_policy": "load", "kv_offloading_tokens": NUM_HOST_BLOCKS * BLOCK_SIZE}
-    return stage(name).LLM(ROOT / "models" / "storyteller", observer, device="cpu", dtype="float32", **options)
+    return engine.LLM(ROOT / "models" / "storyteller", observer, device="cpu", dtype="float32", **options)
 
 
-def arrivals(name: str) -> Iterator[tuple[str, Request, Any]]:
+def arrivals(name: str, engine: ModuleType) -> Iterator[tuple[str, Request, Any]]:
     """Yield (request_id, request, SamplingParams), in order of arrival."""
     has_n = name not in ONE_SEQUENCE_A_REQUEST
     for request in sorted(WORKLOAD, key=lambda request: request.after):
         options = request.options(has_n)
         if has_n or request.n == 1:
-            yield request.name, request, stage(name).SamplingParams(**options)
+            yield request.name, request, engine.SamplingParams(**options)
         else:  # each sample is a request of its own, with its own seed
             for i in range(request.n):
-                params = stage(name).SamplingParams(**options | {"seed": options["seed"] + i})
+                params = engine.SamplingParams(**options | {"seed": options["seed"] + i})
                 yield f"{request.name}.{i}", request, params
 
 
-def serve_continuously(name: str, llm: Any) -> None:
+def serve_continuously(name: str, engine: ModuleType, llm: Any) -> None:
     """Add each request when it arrives, abort those that leave, and step until all have finished."""
-    engine, coming, num_steps = llm.llm_engine, deque(arrivals(name)), 0
+    coming, num_steps = deque(arrivals(name, engine)), 0
     leaving = {request.name: request.aborted_after for request in WORKLOAD if request.aborted_after is not None}
-    while coming or engine.has_unfinished_requests():
+    while coming or llm.llm_engine.has_unfinished_requests():
         while coming and coming[0][1].after <= num_steps:
             request_id, request, params = coming.popleft()
-            engine.add_request(request_id, request.prompt, params)
+            llm.llm_engine.add_request(request_id, request.prompt, params)
         for request_id in [request_id for request_id, after in leaving.items() if after == num_steps]:
-            engine.abort_request(request_id)
-        engine.step()
+            llm.llm_engine.abort_request(request_id)
+        llm.llm_engine.step()
         num_steps += 1
 
 
-def serve_batches(name: str, llm: Any) -> None:
+def serve_batches(name: str, engine: ModuleType, llm: Any) -> None:
     """Serve all requests with an LLM of stages 1 to 3, under the names of the workload."""
-    request_ids, requests, params = zip(*arrivals(name), strict=True)
+    request_ids, requests, params = zip(*arrivals(name, engine), strict=True)
     llm.input_processor = NamingInputProcessor(llm.input_processor, request_ids)
     for _ in llm.stream([request.prompt for request in requests], list(params)):
         pass

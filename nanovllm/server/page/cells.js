@@ -7,14 +7,16 @@
  *     hash       of the cached text in it, or null
  *     origin     {seq, index, texts}: where that text comes from, if the page has seen it
  *     isTouched  true if this step changed it
+ *     isMarked   true if the page points at it
  */
 
 export const SLOTS_PER_SQUARE = 8; // stage 1 has no blocks: a square shows slots, and can be in two pieces
 
-/** Return the cells of the device's pool. */
-export function deviceCells(frame, events) {
+/** Return the cells of the device's pool. `marked` are the blocks to point at. */
+export function deviceCells(frame, events, marked = []) {
   const cells = frame.state.pool.unit === "slots" ? cellsOfPieces(frame) : cellsOfBlocks(frame);
   for (const block of touchedBlocks(events)) if (block in cells) cells[block].isTouched = true;
+  for (const block of marked) cells[block].isMarked = true;
   return cells;
 }
 
@@ -32,7 +34,7 @@ export function hostCells({ state, memory }, events) {
 }
 
 const emptyCells = (num_cells) => Array.from({ length: num_cells }, (_, block) => (
-  { block, status: "free", count: 0, bands: [], hash: null, origin: null, isTouched: false }));
+  { block, status: "free", count: 0, bands: [], hash: null, origin: null, isTouched: false, isMarked: false }));
 
 function cellsOfBlocks({ state, memory }) {
   const { num_blocks, block_size } = state.pool, cells = emptyCells(num_blocks);

@@ -9,8 +9,9 @@ const MIN_SHARE = 0.25; // of the pool: if less is held all the time, the strip 
 // ---- the stages. They are radio buttons: Tab stops at the selected one, and arrow keys select another.
 
 export function makeTabs(runs, choose) {
-  const tabs = runs.map(({ title }, i) => {
-    const tab = make("div", { role: "radio" }, make("b", {}, String(i + 1)), " ", make("span", {}, title));
+  const tabs = runs.map(({ name, title, verdict }, i) => {
+    const short = verdict ? "Yours" : name.slice(1); // "3" for stage s3
+    const tab = make("div", { role: "radio" }, make("b", {}, short), " ", make("span", {}, title));
     tab.addEventListener("click", () => choose(i));
     return tab;
   });

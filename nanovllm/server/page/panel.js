@@ -13,11 +13,11 @@ const MINOR_MOVES = ["cached", "free", "idle"]; // listed too, but they do not a
 export const isHostBlock = (block) => String(block).startsWith("h");
 export const blockNumber = (block) => Number(String(block).replace("h", ""));
 
-/** A run's `sources` map the name of a function to {file, line, text}. */
-export function showPanel({ tape, sources }, step, block, cell) {
+/** A run's `sources` map the name of a function to {file, line, text}. `code` is one to show, if not the last mover. */
+export function showPanel({ tape, sources }, step, block, cell, code = null) {
   const end = Math.min(step, tape.length), frame = tape.frameAt(end), { memory } = frame;
   const moves = lastMoves(tape, end, block);
-  const by = (moves.find(({ event }) => !MINOR_MOVES.includes(event.kind)) ?? moves[0])?.event.by;
+  const by = code ?? (moves.find(({ event }) => !MINOR_MOVES.includes(event.kind)) ?? moves[0])?.event.by;
   const holders = [...new Set(cell.bands.map(({ seq }) => seq))];
   fill("panel",
     make("h2", {}, title(block, frame.state.pool), ...holders.map((seq) => tag(memory, seq))),
@@ -30,7 +30,7 @@ export function showPanel({ tape, sources }, step, block, cell) {
 }
 
 export function showHint() {
-  const words = "Click a square to see its holder, its text, its history, and the code behind it.";
+  const words = "Click a square to see its holder, its tokens, its history and the code behind it.";
   fill("panel", make("p", { class: "hint" }, words));
 }
 
@@ -41,10 +41,10 @@ function title(block, pool) {
 }
 
 function facts({ status, bands, count, origin }, block, { state, memory }) {
-  if (isHostBlock(block) && origin) return `Text of ${label(memory, origin.seq)}, evicted from the device.`;
-  if (isHostBlock(block)) return status === "idle" ? "Text that was evicted from the device." : "Free.";
-  if (status === "free") return "Free: it has no holder and no cached text.";
-  if (status === "idle") return "Idle: it has no holder, but its text is still cached.";
+  if (isHostBlock(block) && origin) return `Computed by ${label(memory, origin.seq)}, and evicted from the device.`;
+  if (isHostBlock(block)) return status === "idle" ? "A block that was evicted from the device." : "Free.";
+  if (status === "free") return "Free: no sequence holds it, and nothing is cached in it.";
+  if (status === "idle") return "Idle: no sequence holds it, but it is still cached.";
   if (state.pool.unit === "slots") {
     const name = (seq) => label(memory, seq);
     const pieces = bands.map(({ seq, from, to, filled }) => (
@@ -123,7 +123,7 @@ function makeMove({ event, step }, memory) {
 // ---- the source of the function that moved it
 
 /** Create a listing with its file and line. Code is dark; docstrings and comments are pale. */
-function makeSource(name, { file, line, text }) {
+export function makeSource(name, { file, line, text }) {
   const caption = make("figcaption", {}, make("b", {}, name), ` ${file}:${line}`);
   return make("figure", {}, caption, make("pre", { tabindex: 0 }, ...makeLines(text)));
 }

@@ -2,6 +2,7 @@
  * bar that shows how much of the pool is promised, held and used. Cells are those of cells.js.
  */
 
+import { SLOTS_PER_SQUARE } from "./cells.js";
 import { byId, fill, label, make, makeSvg, setColor } from "./dom.js";
 import { requestOf } from "./reducer.js";
 
@@ -73,7 +74,7 @@ class Grid {
       const looks = JSON.stringify([{ ...cell, origin: cell.origin?.seq }, isSelected, place, this.noun]);
       if (square.looks === looks) return;
       square.looks = looks;
-      paintSquare(square, cell, memory);
+      paintSquare(square, cell, memory, this.noun.startsWith("slots") ? block * SLOTS_PER_SQUARE : block);
       square.setAttribute("aria-label", `${this.noun} ${block}: ${describe(cell, memory)}`);
       square.setAttribute("aria-selected", isSelected);
       square.classList.toggle("in-table", place !== "");
@@ -84,7 +85,17 @@ class Grid {
   /** Return where an arrow begins or ends. */
   middle(block) {
     const { offsetLeft, offsetTop, offsetWidth, offsetHeight } = this.squares[block];
-    return { x: offsetLeft + offsetWidth / 2, y: offsetTop + offsetHeight * 0.68, size: offsetWidth };
+    return { x: offsetLeft + offsetWidth / 2, y: offsetTop + offsetHeight * 0.74, size: offsetWidth };
+  }
+
+  /** Return the boxes of the letters and of the places in a table, in pixels from the grid's corner. */
+  nameBoxes() {
+    const { left, top } = this.element.getBoundingClientRect(), place = (box) => Math.min(19, 0.48 * box.width);
+    const boxOf = (x, y, width, height) => ({ x: x - left, y: y - top, width, height });
+    const letters = [...this.element.querySelectorAll(".letter")].map((each) => each.getBoundingClientRect());
+    const squares = [...this.element.querySelectorAll(".in-table")].map((each) => each.getBoundingClientRect());
+    return [...letters.map((box) => boxOf(box.left, box.top, box.width, box.height)),
+      ...squares.map((box) => boxOf(box.right - place(box) - 3, box.top, place(box) + 3, place(box) + 3))];
   }
 
   chooseSquare(square) {
@@ -111,15 +122,16 @@ class Grid {
 }
 
 /** Paint a square: a band per holder, filled as far as it is written, a letter and the number of holders. */
-function paintSquare(square, { status, bands, count, origin, isTouched }, memory) {
+function paintSquare(square, { status, bands, count, origin, isTouched, isMarked }, memory, number = null) {
   const isShared = count > 1 && bands.every(({ from }) => from === 0); // stage 1's pieces are side by side instead
   const children = bands.map((band, i) => makeBand(band, isShared ? [i, bands.length] : [0, 1], memory));
   if (status === "idle") children.push(makeGhost(origin, memory));
+  if (number !== null) children.push(make("span", { class: "number", "data-number": number }));
   if (isShared) children.push(makeLetter(sharedLabel(bands, memory)), make("span", { class: "count" }, String(count)));
   else bands.forEach(({ seq, from, to }, i) => {
     if (to - from > 2) children[i].append(makeLetter(label(memory, seq)));
   });
-  square.className = `square ${status}${isTouched ? " touched" : ""}`;
+  square.className = `square ${status}${isTouched ? " touched" : ""}${isMarked ? " marked" : ""}`;
   square.replaceChildren(...children);
 }
 
@@ -161,7 +173,7 @@ function sharedLabel(bands, memory) {
 function describe({ status, bands, count, origin }, memory) {
   const holders = bands.map(({ seq, filled, from, to }) => (
     `${label(memory, seq)}, ${filled} of ${to - from} slots filled`));
-  const text = origin ? ` with text of ${label(memory, origin.seq)}` : "";
+  const text = origin ? `, computed by ${label(memory, origin.seq)}` : "";
   const words = { held: `held by ${holders.join("; ")}`, idle: `idle${text}`, free: "free" }[status];
   return count > 1 ? `${words}, ${count} holders` : words;
 }
@@ -223,6 +235,10 @@ export class Field {
   middle(block) {
     const { x, y } = this.corner(block);
     return { x: x + this.size / 2, y: y + this.size / 2, size: this.size };
+  }
+
+  nameBoxes() {
+    return []; // a field has colors only
   }
 
   corner(block) {
@@ -304,12 +320,14 @@ function readColor(probe) {
 
 // ---- arrows
 
-/** The block table of the selected sequence, as arrows from block to block over a tier. */
+const EVERYWHERE = { x: -100, y: -100, width: 10_000, height: 10_000 };
+
+/** The block table of the selected sequence, as arrows from block to block over a tier. They pass behind the names. */
 export class Arrows {
   constructor(tier) {
     Object.assign(this, { tier, table: [] });
     this.svg = makeSvg("svg", { class: "arrows", "aria-hidden": "true" });
-    this.svg.append(makeArrowhead());
+    this.svg.append(makeArrowhead(), makeSvg("mask", { id: "names", maskUnits: "userSpaceOnUse", ...EVERYWHERE }));
     tier.field.element.after(this.svg);
     const observer = new ResizeObserver(() => this.table.length && this.show(this.table));
     for (const { element } of [tier.grid, tier.field]) observer.observe(element);
@@ -319,14 +337,18 @@ export class Arrows {
     this.table = table;
     const middles = table.map((block) => this.tier.shown.middle(block)), isTooSmall = middles[0]?.size < MIN_ARROW_SIZE;
     const arrows = isTooSmall ? [] : middles.slice(1).flatMap((middle, i) => makeArrow(middles[i], middle));
-    this.svg.replaceChildren(this.svg.firstChild, ...arrows);
+    const [head, mask] = this.svg.children, shown = makeSvg("g", { mask: "url(#names)" });
+    shown.append(...arrows);
+    const names = arrows.length ? this.tier.shown.nameBoxes() : [];
+    mask.replaceChildren(makeSvg("rect", { ...EVERYWHERE, fill: "white" }), ...names.map((box) => makeSvg("rect", box)));
+    this.svg.replaceChildren(head, mask, shown);
   }
 }
 
 /** Create an arrow with a halo that keeps it visible on any color. It bows to its left, so there and back differ. */
 function makeArrow(a, b) {
   const dx = b.x - a.x, dy = b.y - a.y, length = Math.hypot(dx, dy) || 1;
-  const [x, y] = [(0.3 * a.size * dx) / length, (0.3 * a.size * dy) / length]; // it leaves room for the letters
+  const [x, y] = [(0.14 * a.size * dx) / length, (0.14 * a.size * dy) / length]; // there and back begin side by side
   const bow = length > 1.5 * a.size ? 0.12 : 0;
   const middle = `${(a.x + b.x) / 2 + dy * bow} ${(a.y + b.y) / 2 - dx * bow}`;
   const d = `M${a.x + x} ${a.y + y}Q${middle} ${b.x - x} ${b.y - y}`;
@@ -354,9 +376,9 @@ export function showLegend(tape) {
     makeLegendItem(held(5), isSlots ? "8 slots of A's piece: 5 filled, 3 only reserved" : `held by A: ${filled}`),
     makeLegendItem({ ...plain, status: "free" }, isSlots ? "8 free slots" : "free"),
     makeLegendItem({ ...held(8), isTouched: true }, "outlined: changed in this step"),
-    canShare ? makeLegendItem({ ...held(8), count: 3 }, "number: how many sequences share it") : null,
+    canShare ? makeLegendItem({ ...held(8), count: 3 }, "in a dark circle: how many sequences share it") : null,
     tape.has("cached")
-      ? makeLegendItem({ ...plain, status: "idle", origin }, `${idle}: no holder, but its text is cached`) : null);
+      ? makeLegendItem({ ...plain, status: "idle", origin }, `${idle}: no sequence holds it, but it is still cached`) : null);
 }
 
 function makeLegendItem(cell, words) {

@@ -6,10 +6,11 @@ import { waitReason } from "./words.js";
 const MAX_CHARACTERS = 90; // the end of a text is what moves
 const MAX_ROWS = 16, MAX_DONE = 40; // a server may have hundreds of sequences
 
-export function showQueues(frame, events, selected) {
+/** `marked` are the sequences to point at. */
+export function showQueues(frame, events, selected, marked = []) {
   const { state, memory } = frame;
   for (const [id, reasonFor] of [["running", () => null], ["waiting", (seq) => reasonToWait(memory, seq, events)]]) {
-    const rows = firstRows(state[id], selected).map((seq) => makeRow(frame, seq, reasonFor(seq), selected));
+    const rows = firstRows(state[id], selected).map((seq) => makeRow(frame, seq, reasonFor(seq), [seq === selected && "selected", marked.includes(seq) && "marked"]));
     const more = state[id].length - rows.length;
     if (more) rows.push(make("li", { class: "note" }, `and ${more} more`));
     showQueue(id, rows, state[id].length);
@@ -30,11 +31,11 @@ function firstRows(names, selected) {
   return names.indexOf(selected) >= MAX_ROWS ? [selected, ...first.slice(1)] : first;
 }
 
-function makeRow({ state, memory }, seq, reason, selected) {
+function makeRow({ state, memory }, seq, reason, looks) {
   const { texts, num_computed_tokens, max_num_tokens } = state.sequences[seq];
   const num_prompt_tokens = memory.prompts[seq] ?? 0, isHidden = texts[0] === null; // the server does not show texts
   const title = `${num_computed_tokens} of at most ${max_num_tokens} tokens are in the pool`;
-  return make("li", { class: seq === selected ? "selected" : null },
+  return make("li", { class: looks.filter(Boolean).join(" ") || null },
     tag(memory, seq),
     isHidden ? makeBar(num_computed_tokens, max_num_tokens, num_prompt_tokens)
       : make("span", { class: "words" }, makeLastWords(texts, num_prompt_tokens)),

@@ -15,6 +15,7 @@ import { Arrows, Tier, showLegend, showMeter } from "./pool.js";
 import { showQueues } from "./queues.js";
 import { addEvent, lastStep, runs } from "./tape.js";
 import { stepSentence } from "./words.js";
+import { marksAt, showVerdict } from "./yours.js";
 
 /** Where the reader is. `owner` is the sequence whose block the page selected for the reader; a click has none. */
 export const at = { stage: 0, step: 0, block: null, owner: null };
@@ -49,24 +50,28 @@ function show() {
 function draw(run, { step, block, since = step - 1, sentenceFrom = since }) {
   const { tape } = run, frame = tape.frameAt(step), { state } = frame, events = tape.eventsBetween(since, step);
   if (drawnRun !== run) shapeRun(run);
-  const device_cells = deviceCells(frame, events), host_cells = hasHost(state.host) ? hostCells(frame, events) : [];
+  const moment = run.moments.find((each) => each.step === step && isAnswered(each)), marked = marksAt(run.verdict, step);
+  const device_cells = deviceCells(frame, events, moment?.blocks ?? marked.blocks);
+  const host_cells = hasHost(state.host) ? hostCells(frame, events) : [];
   const cell = (isHostBlock(block) ? host_cells : device_cells)[blockNumber(block)] ?? null;
   const selected = block === null ? null : cell?.bands[0]?.seq ?? null;
   const table = selected ? state.sequences[selected].block_table : [];
   device.show(device_cells, frame.memory, block, table);
   arrows.show(table);
   if (hasHost(state.host)) host.show(host_cells, frame.memory, isHostBlock(block) ? blockNumber(block) : null);
-  showQueues(frame, events, selected);
+  showQueues(frame, events, selected, marked.seqs);
   showMeter(totals(frame, device_cells));
+  showVerdict(run.verdict, step);
   drawTime(run, step);
   if (sentenceFrom !== null) byId("sentence").textContent = sentenceAt(run, step, sentenceFrom);
-  if (block !== null && cell) showPanel(run, step, block, cell);
+  if (block !== null && cell) showPanel(run, step, block, cell, moment?.block === block ? moment.code : null);
   else showHint();
 }
 
 /** Return the sentence for the steps after `since`, up to `step`. */
-export function sentenceAt({ tape }, step, since = step - 1) {
+export function sentenceAt({ tape, verdict }, step, since = step - 1) {
   if (step === 0) return "The pool is empty. Press play, or →.";
+  if (step > tape.length && verdict && !verdict.is_same) return `Your run is shown up to step ${tape.length}.`;
   if (step > tape.length) return `All requests were done after step ${tape.length}.`;
   return stepSentence(tape.eventsBetween(since, step), tape.eventsOf(since), tape.frameAt(step));
 }
@@ -182,7 +187,7 @@ export function open() {
   restore();
 }
 
-// ---- the address: #s5/31/b17 is stage 5, step 31, block 17; bh3 is block 3 of the host
+// ---- the address: #s5/31/b17 is stage 5, step 31, block 17; bh3 is block 3 of the host. #yours is a learner's run
 
 const ADDRESS_DELAY = 200; // milliseconds: a browser may refuse many changes in a short time
 let addressTimer = null;
@@ -195,7 +200,7 @@ export function flushAddress() {
   if (addressTimer === null) return;
   clearTimeout(addressTimer);
   addressTimer = null;
-  const fragment = `#s${at.stage + 1}/${at.step}${at.block === null ? "" : `/b${at.block}`}`;
+  const fragment = `#${currentRun().name}/${at.step}${at.block === null ? "" : `/b${at.block}`}`;
   if (fragment !== location.hash) history.replaceState(null, "", fragment);
 }
 
@@ -204,12 +209,15 @@ function restore() {
   if (currentRun().isLive) return followNewRun();
   clearTimeout(addressTimer);
   addressTimer = null;
-  const match = /^#s(\d+)\/(\d+)(?:\/b(h?\d+))?$/.exec(location.hash);
+  const match = /^#(\w+)\/(\d+)(?:\/b(h?\d+))?$/.exec(location.hash);
   if (match) {
-    const [, number, step, block] = match;
-    at.stage = Math.max(1, Math.min(Number(number), runs.length)) - 1;
+    const [, name, step, block] = match, stage = runs.findIndex((run) => run.name === name);
+    at.stage = stage < 0 ? runs.length - 1 : stage;
     at.step = Math.min(Number(step), lastStep());
     at.block = block === undefined || block.startsWith("h") ? block ?? null : Number(block);
+  } else if (runs.some(({ verdict }) => verdict)) {
+    at.stage = runs.findIndex(({ verdict }) => verdict);
+    at.step = currentRun().verdict.step;
   }
   goTo(at.step);
 }

@@ -4,7 +4,7 @@ import { shareHeld } from "./cells.js";
 import { advance, begin, inPlace, prune } from "./reducer.js";
 
 /** The runs that the page can show: one for each recorded stage, or the live one. */
-export const runs = []; // {name, title, idea, moments, sources, isLive, tape}
+export const runs = []; // {name, title, idea, moments, sources, isLive, tape, verdict}; only a learner's has a verdict
 let hasEnded = false; // the live run: the next snapshot begins another one
 
 /** Add an event, and return true if there is more to show.

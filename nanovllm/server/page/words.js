@@ -39,7 +39,7 @@ const PHRASES = [
     `${name(from)} is forked: ${all.filter((event) => event.from === from).length + 1} samples share its blocks.`)),
   ({ of, name }) => first(of("copied"), ({ from, to, seq }, all) => (all.length === 1
     ? `${name(seq)} copies block ${from} into block ${to} before writing.`
-    : `${all.length} sequences copy a block.`)),
+    : `${all.length} sequences copy a block each.`)),
   ({ of, name }) => first(of("loaded"), ({ seq }, all) => {
     const same = all.filter((event) => event.seq === seq);
     return `${blocks(same)} of ${name(seq)} ${same.length > 1 ? "are" : "is"} loaded from the host.`;
@@ -53,11 +53,11 @@ const PHRASES = [
     ? `Block ${from} is evicted to block ${to} of the host.`
     : `${blocks(all)} are evicted to the host.`)),
   ({ of }) => first(of("evicted").filter((event) => isOnHost(event, of)), ({ block }, all) => (all.length === 1
-    ? `Block ${block} is evicted: the host already has its text.`
-    : `${blocks(all)} are evicted: the host already has their texts.`)),
+    ? `Block ${block} is evicted: the host already has a copy.`
+    : `${blocks(all)} are evicted: the host already has copies.`)),
   ({ of }) => first(of("evicted"), ({ block }, all) => (all.length === 1
-    ? `Block ${block} is evicted: its text is lost.`
-    : `${blocks(all)} are evicted: their texts are lost.`)),
+    ? `Block ${block} is evicted: its contents are lost.`
+    : `${blocks(all)} are evicted: their contents are lost.`)),
   ({ of, name }) => first(of("abort"), ({ request }) => `${name(request)} is aborted by its client.`),
   ({ of, name }) => first(of("end").filter(({ why }) => why !== "abort"), (_, all) => (all.length === 1
     ? `${name(all[0].seq)} finishes and frees its memory.`
@@ -125,15 +125,15 @@ const MOVES = {
   hit: (who, { was }) => `${who} found it in the cache, where it was ${was}`,
   given_back: (who, { why }) => `${who} ${GIVEN_BACK[why] ?? "gave it back"}`,
   free: () => "it went to the front of the free queue",
-  idle: () => "it went to the back of the free queue, and keeps its text",
+  idle: () => "it went to the back of the free queue, and stays cached",
   copied: (_, { from, to }) => `block ${from} was copied into block ${to}`,
   cached: () => "it was full, so it was cached under its hash",
   evicted: () => "it was evicted to make room",
-  stored: (_, { to }) => `its text was stored in block ${to} of the host`,
-  renewed: () => "the host already had its text, and keeps it longer",
-  loaded: (who) => `its text was loaded from the host for ${who}`,
+  stored: (_, { to }) => `it was copied to block ${to} of the host`,
+  renewed: () => "the host already had a copy, which is now its most recently used block",
+  loaded: (who) => `its contents were loaded from the host for ${who}`,
   arrived: () => "the load finished",
-  host_evicted: () => "the host evicted its text to make room",
+  host_evicted: () => "the host evicted it to make room",
   reserved: (who) => `${who} reserved these slots for its full length`,
   released: (who) => `${who} gave these slots back`,
 };
@@ -157,7 +157,7 @@ function list(events, name) {
   return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0];
 }
 
-/** Return true if the host keeps an evicted text already, so nothing is copied. */
+/** Return true if the host already has an evicted block, so nothing is copied. */
 const isOnHost = ({ hash }, of) => of("renewed").some((event) => event.hash === hash);
 
 /** Return true if the sequence waited for the same reason in the step before. */

@@ -1,0 +1,118 @@
+"""Trace the workload on one engine in a process of its own, because a learner's code may loop forever or crash.
+
+    python -m notebooks.page.worker s3 exercises/s3 events.jsonl Scheduler.schedule Scheduler._may_admit
+
+The last arguments are the functions of the stage's exercise. Each line of the file is an event, with `function`: the
+innermost of these functions that was running. A crash adds a last line, {"crash": ...}, with the place in the code.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Collection, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, NamedTuple
+
+from nanovllm.trace import Tracer
+from nanovllm.trace.events import Event
+from nanovllm.trace.tracer import error_text
+from notebooks.page.record import MAX_STEPS, serve
+
+SECONDS = int(os.environ.get("SECONDS_FOR_A_STEP", "20"))  # of the processor: half-written code may loop forever
+
+
+class Place(NamedTuple):
+    """A line of code, and the function that it is in."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Sink:
+    """A file of events that names the exercise's function behind each of them."""
+
+    def __init__(self, file: IO[str], folder: Path, functions: Collection[str]) -> None:
+        self._file, self._folder, self._functions = file, folder, functions
+
+    def __call__(self, event: Event) -> None:
+        if is_cleaning_up():
+            return
+        self.write(event | {"function": self._innermost()})
+        if event["kind"] == "step":
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            if event["step"] == 2 * MAX_STEPS:  # this run has parted from the stage's long ago
+                os._exit(0)
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line, default=str) + "\n")
+        self._file.flush()  # whatever happens next
+
+    def _innermost(self) -> str | None:
+        frame: FrameType | None = sys._getframe()
+        while frame:
+            if (name := name_of(frame)) in self._functions and is_in(frame, self._folder):
+                return name
+            frame = frame.f_back
+        return None
+
+    def crash(self, error: BaseException) -> None:
+        """Write a crash: the error, its place in the folder, and the last function of the exercise on the way there."""
+        while not (places := list(places_of(error, self._folder))) and error.__context__:
+            error = error.__context__
+        functions = [place.function for place in places if place.function in self._functions]
+        place = places[-1]._asdict() if places else None
+        words = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else error_text(error)
+        self.write({"crash": words, "place": place, "function": functions[-1] if functions else None})
+
+
+def is_cleaning_up() -> bool:
+    """Return True while LLM._serve() frees everything after an error: the engine has crashed already."""
+    error = sys.exception()
+    return bool(error and error.__traceback__ and error.__traceback__.tb_frame.f_code.co_name == "_serve")
+
+
+def places_of(error: BaseException, folder: Path) -> Iterator[Place]:
+    """Yield the lines below `folder` that an error came through, the innermost last."""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if is_in(frame, folder):
+            yield Place(relative(frame.f_code.co_filename, folder), line, name_of(frame))
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_relative_to(folder):
+        yield Place(relative(error.filename, folder), error.lineno or 1, "")
+
+
+def relative(file: str, folder: Path) -> str:
+    return Path(file).relative_to(folder).as_posix()
+
+
+def is_in(frame: FrameType, folder: Path) -> bool:
+    return frame.f_code.co_filename.startswith(f"{folder}{os.sep}")
+
+
+def name_of(frame: FrameType) -> str:
+    return frame.f_code.co_qualname.partition(".<locals>")[0]
+
+
+def time_out(number: int, frame: FrameType | None) -> None:
+    raise TimeoutError(f"no step has ended for {SECONDS} seconds: is there an infinite loop?")
+
+
+def main(name: str, path: str, target: str, *functions: str) -> None:
+    folder = Path(path).resolve()
+    sys.path.insert(0, str(folder.parents[1]))
+    signal.signal(signal.SIGPROF, time_out)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    with open(target, "w", encoding="utf-8") as file:
+        sink = Sink(file, folder, functions)
+        try:
+            serve(name, import_module(f"{folder.parent.name}.{folder.name}"), sink, Tracer())
+        except Exception as error:
+            sink.crash(error)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

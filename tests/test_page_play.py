@@ -1,0 +1,213 @@
+"""`make play`: a learner's run is compared with its stage's, step by step. test_page_browser.py has the page itself."""
+
+import json
+from copy import deepcopy
+from itertools import takewhile
+
+import pytest
+
+from notebooks.page.build import PAGE, load, unpack
+from notebooks.page.play import Crash, Recorded, Verdict, build, compare, main, playable
+from stages.tools.chain import load as load_chain
+from stages.tools.exercise.folder import copy_stage, open_functions
+from stages.tools.exercise.functions import find
+from tests.helpers import ROOT, full
+
+STAGES = {stage.key: stage for stage in load_chain(ROOT).stages}
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Return the events of each stage on the committed page."""
+    content = load(PAGE)
+    unpacked = {run["name"]: unpack(content["kinds"], content["strings"], run["events"]) for run in content["runs"]}
+    return {run["name"]: [run["snapshot"], *unpacked[run["name"]]] for run in content["runs"]}
+
+
+def verdict_on(stage, theirs, yours, crash=None) -> Verdict:
+    return compare(STAGES[stage], Recorded(theirs, None), Recorded(yours, crash))
+
+
+# What is the same
+
+
+def test_equal_runs_are_the_same(runs):
+    verdict = verdict_on("s4", runs["s4"], deepcopy(runs["s4"]))
+    num_steps = runs["s4"][-1]["step"]
+    assert verdict.is_same and verdict.title == f"All {num_steps} steps are the same as stage 4's."
+
+
+def test_a_hash_may_be_any_value(runs):
+    """A learner may hash with SHA-256, or not at all: what counts is which blocks have equal hashes."""
+    yours = [event | {"hash": f"sha256 of {event['hash']}"} if "hash" in event else event for event in runs["s7"]]
+    assert verdict_on("s7", runs["s7"], yours).is_same
+
+
+def test_order_within_a_step_does_not_count(runs):
+    steps, step = [], []
+    for event in runs["s5"][1:]:
+        step.append(event)
+        if event["kind"] == "step":
+            steps.append(step)
+            step = []
+    yours = [runs["s5"][0], *(event for step in steps for event in [*step[-2::-1], step[-1]])]
+    assert yours != runs["s5"] and verdict_on("s5", runs["s5"], yours).is_same
+
+
+def test_other_block_numbers_are_reported_and_are_no_fault(runs):
+    """Any free block serves: a pool may hand out its blocks from the other end."""
+    swapped = {name: lambda block: 39 - block for name in ("block", "from", "to")}
+    yours = [
+        {
+            name: swapped[name](value) if name in swapped and isinstance(value, int) else value
+            for name, value in e.items()
+        }
+        for e in runs["s2"]
+    ]
+    verdict = verdict_on("s2", runs["s2"], yours)
+    assert verdict.is_same and "same tokens and decisions" in verdict.title
+    assert "From step 1 on, your requests hold other blocks" in verdict.lines[0]
+
+
+# Where runs part
+
+
+def test_a_different_token_parts_the_runs(runs):
+    yours = deepcopy(runs["s3"])
+    token = next(event for event in yours if event["kind"] == "token" and event["step"] == 9)
+    token |= {"token": 5, "text": " moon"}
+    verdict = verdict_on("s3", runs["s3"], yours)
+    assert verdict.step == 9 and verdict.seqs == (token["seq"],) and verdict.blocks == ()
+    assert verdict.lines[1] == f"Yours: {token['seq']} gets the token ' moon'."
+    assert verdict.look_at[0] == "PagedAttention._attend" and "merge_attn_states" in verdict.look_at
+
+
+def test_a_different_decision_names_the_function_that_made_it(runs):
+    first = next(event for event in runs["s4"] if event["kind"] == "preempt")
+    yours = [event | {"seq": "B"} if event is first else event for event in runs["s4"]]
+    verdict = verdict_on("s4", runs["s4"], yours)
+    assert verdict.title == f"In step {first['step']}, your run parts from stage 4's."
+    assert verdict.lines[:2] == ("Stage 4: G is preempted.", "Yours: B is preempted.")
+    assert verdict.look_at[0] == first["by"] and set(verdict.seqs) == {"G", "B"}
+
+
+def test_the_first_difference_is_shown_if_a_later_one_is_decisive(runs):
+    """The wrong block is the cause, and the wrong tokens that follow are the effect."""
+    yours = deepcopy(runs["s2"])
+    taken = next(event for event in yours if event["kind"] == "taken" and event["step"] == 3)
+    taken["block"] = 39
+    for event in yours:
+        if event["kind"] == "token" and event["step"] > 5:
+            event["token"] = 5
+    verdict = verdict_on("s2", runs["s2"], yours)
+    assert verdict.step == 3 and 39 in verdict.blocks and verdict.look_at[0] == taken["by"]
+
+
+def test_a_run_that_ends_early_or_late_parts_there(runs):
+    last = runs["s4"][-1]["step"]
+    early = list(takewhile(lambda event: event["step"] < last, runs["s4"]))
+    assert verdict_on("s4", runs["s4"], early).step == last
+    late = [*runs["s4"], {"kind": "step", "step": last + 1, "error": None}]
+    verdict = verdict_on("s4", runs["s4"], late)
+    assert (verdict.step, verdict.lines[1]) == (last + 1, "Yours: the run goes on.")
+
+
+def test_a_crash_is_shown_at_its_step_unless_the_runs_have_parted_before(runs):
+    place = {"file": "block_pool.py", "line": 8, "function": "BlockPool.get_new_blocks"}
+    crash = Crash("IndexError: pop from empty list", place, "BlockPool.get_new_blocks")
+    start = [event for event in runs["s2"] if event["step"] < 7]
+    yours = [*start, {"kind": "step", "step": 7, "error": "the trace was closed in this step"}]
+    verdict = verdict_on("s2", runs["s2"], yours, crash)
+    assert (verdict.step, verdict.title) == (7, "Your code stops in step 7.")
+    assert verdict.lines[0] == "IndexError: pop from empty list"
+    assert verdict.lines[1] == "exercises/s2/block_pool.py, line 8, BlockPool.get_new_blocks"
+    assert verdict.look_at == ("BlockPool.get_new_blocks",)
+    token = next(event for event in yours if event["kind"] == "token" and event["step"] == 4)
+    yours[yours.index(token)] = token | {"token": 5}
+    assert verdict_on("s2", runs["s2"], yours, crash).title.startswith("In step 4, your run parts")
+
+
+def test_events_that_cannot_have_happened_are_not_played(runs):
+    step = next(i for i, event in enumerate(runs["s4"]) if event["kind"] == "step" and event["step"] == 2)
+    absurd = [
+        {"kind": "given_back", "step": 2, "block": 3, "seq": "nobody", "why": "end"},
+        {"kind": "taken", "step": 2, "block": 99, "seq": "A", "index": 4, "why": "grow"},
+        {"kind": "free", "step": 2, "block": -1, "place": "front"},
+        {"kind": "evicted", "step": 2, "block": 5, "hash": "00", "why": "taken"},
+    ]
+    assert playable([*runs["s4"][:step], *absurd, *runs["s4"][step:]], 2) == runs["s4"][: step + 1]
+
+
+# Learners' code: a planted fault in each stage
+
+FAULTS = {  # of an otherwise solved exercise: a function, a piece of its body and what takes its place (all if empty)
+    "s2": ("block_manager.py", "BlockManager.append_slot", " > ", " >= "),
+    "s3": ("online_softmax.py", "merge_attn_states", "", "return a"),
+    "s4": ("scheduler.py", "Scheduler._may_admit", "self._watermark_blocks", "0"),
+    "s5": ("kv_cache.py", "KVCache.copy_blocks", "", "pass"),
+    "s6": ("prefix_cache.py", "hash_block_tokens", "", "return bytes(token_ids[0] % 256 for _ in range(16))"),
+    "s7": ("host_tier.py", "HostTier.load", "self.blocks[source]", "self.blocks[source - 1]"),
+}
+
+
+def plant(key, folder, file, name, old, new):
+    """Write a solved exercise with one faulty function."""
+    stage = STAGES[key]
+    function = find(stage.text(file), name)
+    assert function and old in function.body, f"{key} has another {name} now: plant another fault"
+    body = function.body.replace(old, new) if old else f"{function.indent}{new}\n"
+    copy_stage(stage, folder, {file: function.with_body(body)})
+    return folder
+
+
+@pytest.mark.parametrize("key", ["s4", *map(full, ["s2", "s3", "s5", "s6", "s7"])])
+def test_planted_fault_is_located(key, tmp_path):
+    folder = plant(key, tmp_path / "exercises" / key, *FAULTS[key])
+    verdict = build(STAGES[key], folder, tmp_path / "page.html")
+    assert not verdict.is_same and "parts from" in verdict.title
+    assert FAULTS[key][1] in verdict.look_at and verdict.blocks + verdict.seqs
+    source = verdict.source
+    assert source and source["name"] == verdict.look_at[0] and str(source["file"]).startswith(f"exercises/{key}/")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("key", FAULTS)
+def test_solved_exercise_is_the_same_to_the_end(key, tmp_path):
+    folder = tmp_path / "exercises" / key
+    copy_stage(STAGES[key], folder, {})
+    assert build(STAGES[key], folder, tmp_path / "page.html").is_same
+    names = [run["name"] for run in load(tmp_path / "page.html")["runs"]]
+    assert names[names.index(key) + 1] == "yours" and len(names) == 8
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("key", FAULTS)
+def test_function_that_is_not_written_is_named(key, tmp_path):
+    folder = tmp_path / "exercises" / key
+    copy_stage(STAGES[key], folder, open_functions(STAGES[key], 1))
+    verdict = build(STAGES[key], folder, tmp_path / "page.html")
+    assert not verdict.is_same and verdict.look_at
+
+
+@pytest.mark.parametrize(
+    "body, error",
+    [
+        full("while True: pass", "TimeoutError: no step has ended for 5 seconds: is there an infinite loop?"),
+        ("import os; os._exit(3)", "Python ended with status 3"),
+        full("raise RuntimeError('mine')", "RuntimeError: mine"),
+        full("return (", "SyntaxError: '(' was never closed"),
+    ],
+)
+def test_crash_is_shown(body, error, tmp_path, monkeypatch):
+    monkeypatch.setenv("SECONDS_FOR_A_STEP", "5")
+    folder = plant("s2", tmp_path / "exercises/s2", "block_pool.py", "BlockPool.get_new_blocks", "", body)
+    verdict = build(STAGES["s2"], folder, tmp_path / "page.html")
+    assert (verdict.step, verdict.title, verdict.lines[0]) == (1, "Your code stops in step 1.", error)
+    if "status" not in error:
+        assert verdict.lines[1].startswith("exercises/s2/block_pool.py, line ")
+    assert json.dumps(verdict.title)[1:-1] in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_missing_exercise_is_reported_in_one_line(capsys):
+    assert main(["1", "--no-browser"]) == 2
+    assert "stage 1 has no exercise" in capsys.readouterr().err
