@@ -34,7 +34,7 @@ class BlockPool:
         self._on_evict = on_evict
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Take `count` free blocks, and return them with one holder each. Those that are cached are evicted.
+        """Take `count` free blocks, and return them with one holder each. Cached ones are evicted.
 
         Raise NoFreeBlocks ("4 blocks are needed, 3 are free"), or the error of on_evict, and take none.
         """

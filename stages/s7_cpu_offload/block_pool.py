@@ -31,7 +31,7 @@ class BlockPool:
     def get_new_blocks(self, count: int) -> list[int]:
         """Take `count` free blocks, and return them with one holder each. There must be as many.
 
-        Those that are cached are evicted: they leave the index. Tell the observer "evict", with the reason "taken".
+        Cached ones are evicted: they leave the index. Tell the observer "evict", with the reason "taken".
         """
         assert count <= len(self.free), f"{count} blocks are needed, {len(self.free)} are free"
         blocks = [self.free.popitem(last=False)[0] for _ in range(count)]

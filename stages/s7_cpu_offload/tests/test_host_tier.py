@@ -11,7 +11,7 @@ SHAPE = (4, 2, 2, 4, 1, 8)  # num_blocks, num_layers, keys and values, block_siz
 
 
 class Event:
-    """The event of a load that arrives when somebody waits for it."""
+    """The event of a load, which arrives when the tier waits for it."""
 
     has_arrived = False
 
