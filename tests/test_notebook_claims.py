@@ -1,6 +1,7 @@
-"""Helpers of claims.ipynb, on a few bytes and blocks."""
+"""Helpers of claims.ipynb: the texts' programs, allocators, and findings, on a few bytes and blocks."""
 
 import doctest
+import random
 from importlib import import_module
 from pathlib import Path
 
@@ -9,25 +10,14 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from notebooks import helpers
-from notebooks.helpers.claims import (
-    books,
-    calculator,
-    counters,
-    slabs,
-    states,
-    table,
-    told,
-    told_index,
-    told_offload,
-    victims,
-)
-from notebooks.helpers.claims.caching_allocator import MB, CachingAllocator, OutOfMemory
+from notebooks.helpers.claims import block_pools, contiguous, findings, preemption, profiling, programs, slabs
 from notebooks.helpers.claims.slabs import Full, SlabAllocator
 from stages.bench import claims, locality, results
 from stages.bench.engines import silent
-from stages.s7_cpu_offload.llama import ModelConfig
+from stages.s1_contiguous_cache.slot_manager import SlotManager
 
-MODULES = sorted(path.stem for path in (Path(helpers.__file__).parent / "claims").glob("[a-z]*.py"))
+FOLDER = Path(helpers.__file__).parent / "claims"
+MODULES = sorted(".".join(path.relative_to(FOLDER).with_suffix("").parts) for path in FOLDER.rglob("[a-z]*.py"))
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -79,176 +69,173 @@ def test_random_traffic_frees_all_pieces():
         assert 0 < served.inside < 0.6 and 0 <= served.refused < 1
 
 
-# ---- the caching allocator
+def test_classes_grow_by_a_factor_up_to_the_largest():
+    assert slabs.factors(16) == [4 * slabs.KB, 64 * slabs.KB, slabs.MB, 16 * slabs.MB]
+    assert slabs.factors(11)[-2:] == [4 * slabs.KB * 11**3, 16 * slabs.MB]
 
 
-def sizes(allocator):
-    return [[(b["size"] // MB, b["state"]) for b in s["blocks"]] for s in allocator.snapshot()]
+# ---- first fit
 
 
-def test_allocator_splits_joins_and_keeps_blocks():
-    allocator = CachingAllocator(64 * MB)
-    a, b = allocator.malloc(6 * MB), allocator.malloc(5 * MB)
-    assert sizes(allocator) == [[(6, "active_allocated"), (5, "active_allocated"), (9, "inactive")]]
-    allocator.free(a)
-    allocator.free(b)
-    assert sizes(allocator) == [[(20, "inactive")]]
-    assert (allocator.reserved, allocator.allocated, allocator.num_device_mallocs) == (20 * MB, 0, 1)
+def test_fast_first_fit_agrees_with_stage_1():
+    fast, manager, rng = contiguous.FirstFit(200), SlotManager(200, "request", 1024, silent("s1")), random.Random(0)
+    held = []
+    for number in range(300):
+        if held and rng.random() < 0.45:
+            seq = held.pop(rng.randrange(len(held)))
+            fast.release(seq.slots.start, len(seq.slots))
+            manager.free(seq)
+        else:
+            seq = programs.sequence("s1", str(number), [1] * rng.randint(1, 20))
+            start = fast.allocate(seq.max_num_tokens)
+            assert (start is not None) == manager.can_allocate(seq)
+            if start is not None:
+                manager.allocate(seq)
+                assert seq.slots.start == start
+                held.append(seq)
+        assert fast.free == [(free.start, len(free)) for free in manager.free_ranges()]
 
 
-def test_sizes_are_rounded_and_small_blocks_have_their_own_segments():
-    allocator = CachingAllocator(64 * MB)
-    assert allocator.malloc(1).size == 512
-    assert allocator.malloc(2 * MB).segment != 1 and allocator.reserved == 22 * MB
-    allocator.malloc(19 * MB)  # more than is left in the segment of 20 MB
-    assert allocator.reserved == 42 * MB
+def test_peak_of_fragmentation_never_falls():
+    moments = contiguous.first_fit("uniform", seed=0, drains=True)
+    first, second, drained = moments.values()
+    assert first.peak <= second.peak <= drained.peak and second.fragmentation <= second.peak
+    assert drained.full <= first.full < second.full
 
 
-def test_small_remainder_is_not_split_off():
-    """A request for 19.5 MB takes a whole block of 20 MB."""
-    allocator = CachingAllocator(64 * MB)
-    first = allocator.malloc(20 * MB)
-    allocator.free(first)
-    assert allocator.malloc(20 * MB - MB // 2).size == 20 * MB
-
-
-def test_cached_segments_are_freed_before_memory_runs_out():
-    allocator = CachingAllocator(40 * MB)
-    allocator.free(allocator.malloc(30 * MB))
-    assert allocator.malloc(36 * MB).size == 36 * MB and allocator.num_device_frees == 1
-    with pytest.raises(OutOfMemory, match=r"10,485,760 bytes: 0 are reserved and free, 4,194,304 unreserved"):
-        allocator.malloc(10 * MB)
-
-
-def test_small_requests_do_not_get_blocks_above_the_split_limit():
-    for limit, reserved in ((None, 40), (16 * MB, 60)):
-        allocator = CachingAllocator(128 * MB, max_split_size=limit)
-        allocator.free(allocator.malloc(40 * MB))
-        allocator.malloc(5 * MB)
-        assert allocator.reserved == reserved * MB
-
-
-def test_garbage_collection_frees_segments_early():
-    kept = []
-    for threshold in (0.0, 0.5):
-        allocator = CachingAllocator(100 * MB, garbage_collection=threshold)
-        allocator.free(allocator.malloc(40 * MB))
-        allocator.malloc(44 * MB)
-        kept.append(allocator.reserved // MB)
-    assert kept == [84, 44]
-
-
-# ---- the books
+# ---- free blocks
 
 
 def test_bitmap_pool_has_the_same_methods():
-    pool = books.BitmapPool(4)
+    pool = block_pools.BitmapPool(4)
     assert pool.get_new_blocks(3) == [0, 1, 2] and str(pool) == "0001"
     pool.free_blocks([1])
     assert pool.get_new_blocks(1) == [1]
     with pytest.raises(ValueError, match="2 blocks are needed, 1 are free"):
         pool.get_new_blocks(2)
-    with pytest.raises(ValueError, match="block 3 is given back twice"):
+    with pytest.raises(ValueError, match="block 3 is freed twice"):
         pool.free_blocks([3])
 
 
 def test_list_and_bitmap_take_different_blocks():
-    *_, (_, listed, mapped) = books.side_by_side()
+    *_, (_, listed, mapped) = block_pools.side_by_side()
     assert listed == "[0][4][5][6][7]" and mapped == "00101111"
 
 
-# ---- code of the texts
+def test_list_and_bitmap_reuse_blocks_that_a_queue_does_not():
+    shares = block_pools.recently_written(times=400)
+    assert min(shares["free list"], shares["bitmap"]) > shares["queue"]
 
 
-def test_first_offload_of_the_text_raises():
-    first, second = told_offload.of_offload()
-    assert first.told.startswith("IndexError") and second.told.startswith("-1")
-    assert told_offload.stored(row_by_id=True, holds_until_copied=True) == 7.0
-    for num_gpu in range(1, 9):
-        with pytest.raises(IndexError):
-            pools = told_offload.Offload(num_gpu, 4)
-            pools.offload(pools.gpu_free.pop())
+# ---- the texts' programs
 
 
-def test_eviction_of_the_text_drops_held_blocks():
-    lru = told_index.EvictsOldest()
-    lru.use(0, count=1)
-    lru.use(1, count=0)
-    assert lru.evict() == 1 and 0 not in lru.lru, "the held block 0 must have left the order"
-    assert "block 0" in told_index.evictable_after()
+@pytest.fixture(scope="module")
+def cases() -> dict[str, list[programs.Case]]:
+    """Run all programs once, as the notebook does."""
+    return programs.run(*programs.PROGRAMS, seconds=240)
 
 
-def test_faults_of_the_index():
-    answers = [case.told.split(":")[0].split(",")[0] for case in told_index.of_index()]
-    assert answers == ["2", "32", "32", "none"]
-    assert [case.ours.split(":")[0] for case in told_index.of_index()] == ["3", "0", "0", "block 0"]
+@pytest.mark.parametrize(
+    ("program", "question", "text", "stage"),
+    [
+        ("memory_pool", "6 blocks are requested", "0", "4"),
+        ("memory_pool", "grows to 33 tokens", "33", "3"),
+        ("memory_pool", "sharing 500 tokens", "1->2->3->2->1; 32", "every owner"),
+        ("memory_pool", "third contain", "2, and 8 more", "blocks are never moved"),
+        ("memory_layout", "parent and its fork", "parent False, child False", "parent True, child False"),
+        ("paged_attention", "fifth token", "IndexError", "AssertionError"),
+        ("paged_attention", "Two prompts differ", "16,", "0:"),
+        ("prefix_index", "A prompt of 40 tokens", "2:", "3"),
+        ("prefix_index", "arrive twice", "32,", "0"),
+        ("prefix_index", "first prompt returns", "32,", "0"),
+        ("prefix_index", "block 1 is evicted", "none", "block 0"),
+        ("pointer_level", "gpu_utilization", "0.0", "1.0"),
+        ("pointer_level", "The pool is full", "IndexError: index 64", "stage 7"),
+        ("pointer_level", "host with two", "1 of 2", "the oldest copy"),
+        ("pointer_level", "Two sequences share", "its other owner, and a new sequence too", "its other owner alone"),
+        ("pointer_level", "on which stream", "1 on the default stream, 0 on the other", "stores"),
+        ("pointer_level", "right stream", "-1", "7,"),
+        ("pointer_level", "Eight requests", "4:", "8"),
+        ("pointer_level", "Six requests", "b:", "stage 4"),
+        ("pointer_level", "10 steps", "after 140 ms", "after 100 ms"),
+        ("fragmentation", "2 sequences of 256", "2 GB reserved, 256 MB in blocks", "2 GB reserved, 256 MB in blocks"),
+        ("fragmentation", "Two threads", "without a lock: IndexError", "the package refuses: RuntimeError"),
+    ],
+)
+def test_program_shows_its_fault(cases, program, question, text, stage):
+    [case] = [case for case in cases[program] if question in case.question]
+    assert case.text.startswith(text) and case.stage.startswith(stage)
 
 
-def test_other_faults():
-    assert [case.told[0] for case in told.of_blocks()[:2]] == ["0", "3"]
-    assert "pop from empty list" in told.of_append_slot().told and "nothing changed" in told.of_append_slot().ours
-    assert told.of_fork().ours.startswith("the parent copies, the child writes in place")
-    assert [pieces for _, pieces, *_ in told_offload.offsets(layers=3)] == [1, 6]
+def test_example_of_the_manager_loses_blocks(cases):
+    example = cases["pointer_level"][0].text
+    assert int(example.split(" of ")[0]) < 7 and "1,017 blocks are free" in example
 
 
-# ---- the rest
+def test_benchmark_stops_when_the_pool_is_empty(cases):
+    [case] = [case for case in cases["memory_pool"] if "benchmark" in case.question]
+    assert 1000 < int(case.text.split(",", 2)[0] + case.text.split(",", 2)[1]) < 10_000
 
 
-def test_diagram_of_states_matches_the_engines_events():
-    states.check()
-    assert states.draw().get_suptitle()
+def test_programs_have_a_time_limit():
+    with pytest.raises(programs.subprocess.TimeoutExpired):
+        programs.run("memory_pool", seconds=0.01)
+
+
+def test_error_of_a_program_is_shown():
+    with pytest.raises(RuntimeError, match="No module named"):
+        programs.run("no_such_program")
+
+
+# ---- findings
 
 
 def test_every_choice_of_victim_serves_all_requests(monkeypatch):
     monkeypatch.setenv("NOTEBOOKS_QUICK", "1")
-    tolls = victims.compare(48, seeds=1)
-    assert len(tolls) == 4 and all(toll.preemptions > 0 for toll in tolls.values())
+    rows = [line.split("|") for line in preemption.compare(48, seeds=1).splitlines()[2:]]
+    assert len(rows) == 4 and all(int(row[2]) > 0 for row in rows)
 
 
 def test_only_a_lone_sequence_grows_above_95_percent():
     """Two sequences hold 19 of 20 blocks, which is 95%, and then a third holds the last one."""
-    manager = victims.PreemptsAbove95(20, 4, silent("s4"))
-    two = [told.sequence("s4", name, [1] * 4 * size) for name, size in (("a", 10), ("b", 9))]
+    manager = preemption.PreemptsAbove95(20, 4, silent("s4"))
+    two = [programs.sequence("s4", name, [1] * 4 * size) for name, size in (("a", 10), ("b", 9))]
     for seq in two:
         manager.allocate(seq)
     assert all(manager.can_append(seq) for seq in two)
-    manager.allocate(told.sequence("s4", "c", [1]))
+    manager.allocate(programs.sequence("s4", "c", [1]))
     assert not any(manager.can_append(seq) for seq in two)
-    alone, manager = told.sequence("s4", "d", [1] * 80), victims.PreemptsAbove95(20, 4, silent("s4"))
+    alone, manager = programs.sequence("s4", "d", [1] * 80), preemption.PreemptsAbove95(20, 4, silent("s4"))
     manager.allocate(alone)
     assert manager.can_append(alone)
 
 
-def test_counters_add_up():
-    moments, watermark = counters.watch(num_requests=6)
-    blocks = {state.held + state.idle + state.free for state in moments}
-    assert len(blocks) == 1 and 0 < watermark < blocks.pop() / 4
-    assert moments[-1].running == moments[-1].waiting == moments[-1].held == 0
-    assert moments[-1].preemptions > 0
-
-
-def test_calculator():
-    """One layer's weights, and the rest of 1 MB in blocks of 4 tokens: keys and values of 2 heads of 2, in 4 bytes."""
-    import torch
-
-    model = ModelConfig(16, 4, 8, 1, 2, 2, 2)
-    fit = calculator.fit(model, 1e6, torch.float32, block_size=4, max_model_len=100, mean_tokens=10, utilization=1.0)
-    assert fit.pool == 1_000_000 - fit.weights and fit.blocks == fit.pool // (4 * 2 * 2 * 2 * 4)
-    assert (fit.contiguous, fit.paged) == (fit.tokens // 100, fit.blocks // 3)
-    with pytest.raises(ValueError, match=r"the weights take .* GB, 0.0 GB are there"):
-        calculator.fit(model, 100.0)
-
-
 def test_table_folds_findings_after_the_third():
-    findings = [table.Finding(n, f"claim {n}", (table.BLOG,), "so", "a|b", "holds") for n in (5, 1, 2, 3, 4)]
-    head, folded = table.table(findings).split("<details>")
+    several = [findings.Finding(n, f"claim {n}", "a text", "so", "a|b", "holds") for n in (5, 1, 2, 3, 4)]
+    head, folded = findings.table(several).split("<details>")
     assert head.count("claim ") == 4  # the heading's "claim |", and three rows
     assert "claim 1" in head and "<summary>2 more</summary>" in folded and r"a\|b" in folded
 
 
+def test_each_claim_has_its_texts_and_words():
+    known = findings.CLAIMS["claims"]
+    assert list(known) == [str(number) for number in range(1, 23)]
+    for claim in known.values():
+        assert {*claim} == {"claim", "from", "tested", "found", "verdict"} and claim["from"]
+        assert {*claim["from"]} <= {*findings.CLAIMS["texts"]}
+
+
+def test_profile_has_the_parts_of_a_step():
+    parts, operations = profiling.profile(batch=2, steps=3)
+    assert [name for name, _ in parts] == list(profiling.PARTS) and all(us > 0 for _, us in parts)
+    assert dict(parts)["sample"] < dict(parts)["launch"] and "aten::mm" in {name for name, _, _ in operations}
+    assert profiling.recipe().startswith("nsys profile") and "\nncu " in profiling.recipe()
+
+
 def test_missing_figures_read_not_measured_yet():
-    assert table.committed("claims.nothing.at_all").text() == "not measured yet"
-    assert table.in_words(table.committed("claims.nothing.at_all"), "a", "b", "c") == "not measured yet"
+    assert findings.committed("claims.nothing.at_all").text() == "not measured yet"
+    assert findings.in_words(findings.committed("claims.nothing.at_all"), "a", "b", "c") == "not measured yet"
 
 
 def test_committed_figures_are_within_their_spread():

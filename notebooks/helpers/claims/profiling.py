@@ -1,49 +1,53 @@
-"""Where a step's time goes: torch.profiler here, nsys and ncu where there is a GPU."""
+"""A profile of ten steps of the package, and the recipe for a GPU from its documentation."""
 
-from typing import Any
+import json
+import re
+import tempfile
+from pathlib import Path
+from statistics import median
 
-import torch
-from torch.profiler import ProfilerActivity, profile, schedule
-
+from nanovllm import LLM, SamplingParams
 from stages.bench.counting import silent_stderr
-from stages.bench.decode_step import Case, DecodeStep
 from stages.bench.models import STORYTELLER
 
-ON_A_GPU = """\
-nsys profile -t cuda,nvtx -o step --capture-range=cudaProfilerApi python -m stages 3 "Once upon a time" --device cuda
-nsys stats --report cuda_gpu_kern_sum,cuda_gpu_mem_time_sum step.nsys-rep
-ncu --set full --kernel-name regex:attention --launch-count 3 python -m stages 3 "Once upon a time" --device cuda
-"""
-LOOK_AT = {
-    "gaps between kernels": "the processor is too slow to launch: fewer, larger operations, or a CUDA graph",
-    "copies beside kernels": "do they overlap? if not, which stream waits for which",
-    "bytes a second of a kernel": "near the memory's own: only fewer bytes help; far below: see how blocks are read",
-    "operations a second of a kernel": "near the arithmetic's own: prefill should be, decode cannot be",
-    "cudaMalloc while serving": "none should be there: the pool is allocated once, the rest is cached",
-}
+RECIPE = Path(__file__).parents[3] / "nanovllm" / "docs" / "tracing.md"
+PARTS = ("schedule", "launch", "sample", "update")
 
 
-def step(batch: int = 8, context: int = 128) -> Any:
-    """A decode step of stage 3."""
-    return DecodeStep("s3", STORYTELLER, Case("storyteller", "float32", batch, context))
+def profile(batch: int = 8, steps: int = 10) -> tuple[list[tuple[str, float]], list[tuple[str, int, float]]]:
+    """Return the median microseconds of each part of a step, and (operation, calls, us) per step, costliest first."""
+    with tempfile.TemporaryDirectory() as folder, silent_stderr():
+        options = {"kv_cache_tokens": 4096, "attention_backend": "torch", "offload_policy": "load"}
+        llm = LLM(STORYTELLER, profiler_config={"profiler": "torch", "torch_profiler_dir": folder}, **options)
+        params = SamplingParams(temperature=0.0, max_tokens=steps + 2, ignore_eos=True)
+        for number in range(batch):
+            llm.llm_engine.add_request(str(number), [3 + number] * 100, params)
+        for _ in range(2):  # the prompts, and a step to warm up
+            llm.llm_engine.step()
+        llm.start_profile()
+        for _ in range(steps):
+            llm.llm_engine.step()
+        llm.stop_profile()
+        [trace] = Path(folder).iterdir()
+        events = json.loads(trace.read_text())["traceEvents"]
+    ranges = [(event["name"], event["dur"]) for event in events if event.get("cat") == "user_annotation"]
+    parts = [(name, median(us for other, us in ranges if other == name)) for name in PARTS]
+    operations: dict[str, list[float]] = {}
+    for event in events:
+        if event.get("cat") == "cpu_op":
+            operations.setdefault(event["name"], []).append(event["dur"])
+    rows = [(name, round(len(us) / steps), sum(us) / steps) for name, us in operations.items()]
+    return parts, sorted(rows, key=lambda row: -row[2])
 
 
-def profiled(call: Any, num_steps: int = 3) -> list[tuple[str, int, float]]:
-    """(operation, calls a step, microseconds of its own a step), the dearest first. Two steps warm up."""
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-    with (
-        silent_stderr(),
-        profile(activities=activities, schedule=schedule(wait=1, warmup=1, active=num_steps)) as profiler,
-    ):
-        for _ in range(2 + num_steps):
-            call()
-            profiler.step()
-    events = [event for event in profiler.key_averages() if not event.key.startswith("ProfilerStep")]
-    rows = [(e.key, e.count // num_steps, e.self_cpu_time_total / num_steps) for e in events]
-    return sorted(rows, key=lambda row: -row[2])
+def table(parts: list[tuple[str, float]], operations: list[tuple[str, int, float]], shown: int = 6) -> str:
+    """Return both as Markdown. An operation's time includes the operations that it calls."""
+    lines = "".join(f"| `{name}` | | {us:,.0f} |\n" for name, us in parts)
+    lines += "".join(f"| {name} | {calls} | {us:,.0f} |\n" for name, calls, us in operations[:shown])
+    return "| part, or operation | calls per step | us per step |\n|---|---|---|\n" + lines
 
 
-def table(rows: list[tuple[str, int, float]], shown: int = 8) -> str:
-    total = sum(microseconds for _, _, microseconds in rows)
-    lines = "".join(f"| `{name}` | {calls} | {us:,.0f} | {us / total:.0%} |\n" for name, calls, us in rows[:shown])
-    return "| operation | calls a step | us of its own | share |\n|---|---|---|---|\n" + lines
+def recipe() -> str:
+    """Return the commands for nsys and ncu from the package's documentation."""
+    [block] = re.findall(r"^```sh gpu\n(nsys .*?)^```$", RECIPE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return block

@@ -1,0 +1,112 @@
+"""A finding: a claim of claims.toml, what was found, and a verdict, which may rest on figures of results.json."""
+
+import math
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from notebooks.helpers import pictures
+from stages.bench import results
+
+CLAIMS = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
+
+
+class Finding(NamedTuple):
+    """A claim, the texts that make it, the way it was tested, and the result."""
+
+    number: int
+    claim: str
+    texts: str
+    tested: str
+    found: str
+    verdict: str
+
+
+def finding(number: int, **values: object) -> Finding:
+    """Return the finding about a claim. `values` fill the texts of what was found, and of the verdict."""
+    claim = CLAIMS["claims"][str(number)]
+    texts = "; ".join(CLAIMS["texts"][name] for name in claim["from"])
+    found, verdict = (claim[key].format(**values) for key in ("found", "verdict"))
+    return Finding(number, claim["claim"], texts, claim["tested"], found, verdict)
+
+
+def show(*findings: Finding) -> tuple[Finding, ...]:
+    """Show findings below the cell, and return them."""
+    parts = [
+        f"**{f.number}. {f.claim}**\n\n- from {f.texts}\n- tested: {f.tested}\n- found: {f.found}\n"
+        f"- **verdict: {f.verdict}**"
+        for f in findings
+    ]
+    pictures.say("\n\n".join(parts))
+    return findings
+
+
+def table(findings: Sequence[Finding], shown: int = 3) -> str:
+    """Return a table of all findings in order, with those after the first `shown` folded."""
+    head = "| | claim | from | how it was tested | found | verdict |\n|---|---|---|---|---|---|\n"
+    rows = [f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in f)} |" for f in sorted(findings)]
+    more = f"\n\n<details><summary>{len(rows) - shown} more</summary>\n\n{head}" + "\n".join(rows[shown:])
+    return head + "\n".join(rows[:shown]) + (more + "\n\n</details>" if len(rows) > shown else "")
+
+
+# ---- committed figures
+
+
+class Timing(NamedTuple):
+    """A median and its spread, or nan if it was never measured."""
+
+    value: float
+    least: float
+    largest: float
+
+    def text(self, form: str = "{:.2f}", scale: float = 1.0) -> str:
+        """Return the median with its spread.
+
+        >>> Timing(2.0, 1.5, 3.0).text("{:.1f}")
+        '2.0 (1.5 to 3.0)'
+        """
+        if math.isnan(self.value):
+            return "not measured yet"
+        value, least, largest = (form.format(scale * number) for number in self)
+        return f"{value} ({least} to {largest})"
+
+    @property
+    def is_one(self) -> bool:
+        """Return whether a ratio may be 1: some rounds found less, and some found more.
+
+        >>> Timing(1.1, 0.9, 1.4).is_one, Timing(1.3, 1.2, 1.4).is_one
+        (True, False)
+        """
+        return self.least <= 1 <= self.largest
+
+
+def committed(key: str) -> Timing:
+    """Return a figure of results.json with its spread, as in committed("claims.fork.copy_one")."""
+    path, name = key.rsplit(".", 1)
+    part = under(path)
+    if not isinstance(part, dict) or name not in part:
+        return Timing(math.nan, math.nan, math.nan)
+    value = part[name]
+    if isinstance(value, dict):
+        return Timing(value["ratio"], value["least"], value["largest"])
+    return Timing(value, *part.get(f"{name}_spread", (value, value)))
+
+
+def under(path: str) -> Any:
+    """Return the part of results.json at a path, or None."""
+    part: Any = results.read()
+    for name in path.split("."):
+        part = part.get(name) if isinstance(part, dict) else None
+    return part
+
+
+def in_words(timing: Timing, low: str, same: str, high: str) -> str:
+    """Return one of three verdicts on a ratio, or "not measured yet".
+
+    >>> in_words(Timing(1.3, 1.2, 1.4), "faster", "the same", "slower")
+    'slower'
+    """
+    if math.isnan(timing.value):
+        return "not measured yet"
+    return same if timing.is_one else high if timing.value > 1 else low
