@@ -113,7 +113,7 @@ def write_checkpoint(
 
 
 def attend_without_cache(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend in one whole text: each token to all before it and to itself. Nothing is kept.
+    """Attend within one sequence, and cache nothing: each token sees itself and all tokens before it.
 
     q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]
     """
@@ -132,7 +132,7 @@ def next_logits(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
 
 
 def greedy_without_cache(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
-    """Return the most likely continuation. The whole text is computed for each token, and none may be near a tie."""
+    """Return the most likely continuation, with the whole text computed for each token. Raise near a tie."""
     token_ids = list(prompt)
     for _ in range(num_tokens):
         logits = next_logits(model, token_ids)

@@ -37,7 +37,7 @@ def expected(model) -> list[list[int]]:
 
 @pytest.mark.parametrize("reservation", RESERVATIONS)
 @pytest.mark.parametrize("num_slots", [64, 100, 1000])
-def test_tokens_are_those_without_a_cache(checkpoint, expected, reservation, num_slots):
+def test_tokens_are_the_same_as_without_a_cache(checkpoint, expected, reservation, num_slots):
     llm = LLM(checkpoint, reservation=reservation, kv_cache_tokens=num_slots)
     for array in (llm.kv_cache.k, llm.kv_cache.v):
         array.fill_(float("nan"))  # what was in the pool before is never read
@@ -70,7 +70,7 @@ def test_half_precision_runs(checkpoint, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
-def test_tokens_on_a_gpu_are_those_of_the_cpu(checkpoint, expected):
+def test_tokens_on_a_gpu_are_the_same_as_on_the_cpu(checkpoint, expected):
     assert tokens(LLM(checkpoint, device="cuda", dtype="float32").generate(PROMPTS, greedy(24))) == expected
 
 

@@ -1,4 +1,4 @@
-"""The gain in figures: the slots that five requests hold, in this stage and in the stage before."""
+"""The gain in figures: the slots that five requests hold, in this stage and in the previous one."""
 
 from pathlib import Path
 from types import ModuleType

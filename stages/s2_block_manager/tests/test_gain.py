@@ -74,7 +74,7 @@ def test_any_free_block_serves():
 
 
 def test_gain_in_figures(tmp_path):
-    """The end of the exercise prints them beside those of the stage before."""
+    """`make check` prints them at the end of the exercise, next to those of the previous stage."""
     assert gain.now(import_module("..", __package__), tmp_path) == {
         "slots held, all steps added up": 1140,
         "of these, slots without a token": 108,

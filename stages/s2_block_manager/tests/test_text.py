@@ -88,7 +88,7 @@ def test_first_word_after_a_prompt_keeps_its_space(tokenizer):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_pieces_of_random_tokens_join_to_the_text_of_all(tokenizer, seed):
-    """Bytes that are no character, special tokens, and spaces are frequent."""
+    """Incomplete characters, special tokens and spaces are frequent."""
     space = [i for i in range(320) if tokenizer.decode([*byte_ids("a"), i]) == "a "]
     frequent = [0, BOS, EOS, *space, *space, *byte_ids(" é🙂"), *range(259, 270)]
     rng = random.Random(seed)
@@ -170,7 +170,7 @@ def test_stop_string_may_begin_again_inside_itself(scripted):
 
 
 def test_first_complete_stop_string_ends_the_text_even_within_one_token(scripted, tokenizer):
-    """Of "ittle" and "tt" the second is complete first."""
+    """The string "tt" is complete before "ittle" is."""
     one_token = [i for i in range(320) if tokenizer.decode([i]) == "ittle"]
     for ids in (byte_ids("ittle"), one_token):
         assert texts(run(scripted([*ids, EOS]), stop=["ittle", "tt"]))[-1] == "i"

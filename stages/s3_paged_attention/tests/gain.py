@@ -1,4 +1,4 @@
-"""The gain in figures: what a decode step takes beside the pool, in this stage and in the stage before."""
+"""The gain in figures: memory and operations of a decode step, in this stage and in the previous one."""
 
 from pathlib import Path
 from types import ModuleType

@@ -40,7 +40,7 @@ def allocate(manager: BlockManager, *lengths: int) -> list[Sequence]:
 
 
 def step(manager: BlockManager, seq: Sequence) -> None:
-    """Do what an engine does in a step: a slot for the last token, its keys and values, and a new token."""
+    """Play a step of the engine: a slot for the last token, its keys and values, and a new token."""
     manager.append_slot(seq)
     seq.num_computed_tokens = seq.num_tokens
     seq.token_ids.append(7)

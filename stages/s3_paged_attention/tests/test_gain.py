@@ -1,4 +1,4 @@
-"""The gain of this stage: a step needs memory for one tile, and the same few operations, whatever it serves.
+"""The gain of this stage: memory for two tiles at most, and the same few operations for any number of sequences.
 
 Memory and operations are counted, time is not.
 """
@@ -73,7 +73,7 @@ def test_twenty_sequences_take_as_many_operations_as_two(long_model, contexts):
 
 
 def test_gain_in_figures(tmp_path):
-    """The end of the exercise prints them beside those of the stage before."""
+    """`make check` prints them at the end of the exercise, next to those of the previous stage."""
     short, long, num_operations = gain.now(import_module("..", __package__), tmp_path).values()
     assert short == long <= LARGEST, "the bytes of the largest tensor, at context 512 and 2,000"
     assert num_operations == 0, "operations that 18 more sequences add"

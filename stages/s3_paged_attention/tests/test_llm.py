@@ -43,7 +43,7 @@ def expected(model) -> list[list[int]]:
 
 @pytest.mark.parametrize("block_size, tile_size", [(1, 4096), (4, 1), (4, 16), (16, 4096)])
 @pytest.mark.parametrize("num_slots", [64, 100, 1000])
-def test_tokens_are_those_without_a_cache(checkpoint, expected, block_size, tile_size, num_slots):
+def test_tokens_are_the_same_as_without_a_cache(checkpoint, expected, block_size, tile_size, num_slots):
     llm = LLM(checkpoint, block_size=block_size, tile_size=tile_size, kv_cache_tokens=num_slots)
     llm.kv_cache.blocks.fill_(float("nan"))  # what was in the pool before is never read
     assert_tokens(llm.generate(PROMPTS, greedy(24)), expected, "in a new pool")
@@ -75,7 +75,7 @@ def test_half_precision_runs(checkpoint, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
-def test_tokens_on_a_gpu_are_those_of_the_cpu(checkpoint, expected):
+def test_tokens_on_a_gpu_are_the_same_as_on_the_cpu(checkpoint, expected):
     assert tokens(LLM(checkpoint, device="cuda", dtype="float32").generate(PROMPTS, greedy(24))) == expected
 
 
@@ -168,7 +168,7 @@ def first_steps(llm: LLM, lengths: list[int]) -> list[int]:
 
 
 def test_next_batch_begins_when_the_last_sequence_has_ended(checkpoint):
-    """Each may come to need 2 blocks of 4 slots, in a pool of 5."""
+    """Each may need 2 blocks of 4 slots, in a pool of 5."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=20)
     assert first_steps(llm, [4, 3, 3, 3, 3]) == [0, 0, 4, 4, 7]
 

@@ -119,7 +119,7 @@ def test_place_in_the_batch_does_not_matter(model):
 
 
 def test_only_distances_between_tokens_matter(model):
-    """A text that is moved by 20 positions has the same logits."""
+    """Moving a text by 20 positions leaves its logits the same."""
     token_ids = torch.tensor([1, 300, 5, 44])
     with torch.inference_mode():
         near, far = (

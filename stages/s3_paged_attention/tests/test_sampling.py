@@ -96,7 +96,7 @@ def test_logprob_is_of_the_raw_logits(params):
 # Seeds
 
 
-def test_row_draws_the_same_alone_and_in_company():
+def test_row_draws_the_same_alone_and_in_a_batch():
     kinds = [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 1.7, "top_k": 40, "top_p": 0.9}]
     rows = [row(seed=i, position=i, **kinds[i % len(kinds)]) for i in range(20)]
     logits = torch.randn(20, 100, generator=torch.Generator().manual_seed(0))

@@ -31,7 +31,7 @@ def expected(model) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("block_size, tile_size", [(1, 4096), (4, 1), (4, 16), (16, 4096)])
-def test_tokens_are_those_without_a_cache(checkpoint, expected, block_size, tile_size):
+def test_tokens_are_the_same_as_without_a_cache(checkpoint, expected, block_size, tile_size):
     llm = LLM(checkpoint, block_size=block_size, tile_size=tile_size, kv_cache_tokens=400)
     llm.kv_cache.blocks.fill_(float("nan"))  # what was in the pool before is never read
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
@@ -41,7 +41,7 @@ def test_tokens_are_those_without_a_cache(checkpoint, expected, block_size, tile
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_tokens_on_a_gpu_are_those_of_the_cpu(checkpoint, expected):
+def test_tokens_on_a_gpu_are_the_same_as_on_the_cpu(checkpoint, expected):
     assert tokens(LLM(checkpoint, device="cuda", dtype="float32").generate(PROMPTS, greedy(24))) == expected
 
 
