@@ -45,13 +45,13 @@ class BlockManager:
         self._holders.add(seq)
 
     def append_slot(self, seq: Sequence) -> None:
-        """Make sure that the last token of `seq` has a slot. If its blocks are full, add one and tell the observer."""
+        """Give the last token of `seq` a slot: if its blocks are full, add one, and tell the observer "grow"."""
         if seq.num_tokens > len(seq.block_table) * self.block_size:
             seq.block_table += self.pool.get_new_blocks(1)
             self._observer.tell("grow", seq, None)
 
     def free(self, seq: Sequence) -> None:
-        """Record the peak, give back all blocks of `seq`, leave its table empty, and tell the observer."""
+        """Record the peak, give back all blocks of `seq`, leave its table empty, and tell the observer "free"."""
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table = seq.block_table, []

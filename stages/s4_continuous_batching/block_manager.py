@@ -45,13 +45,13 @@ class BlockManager:
         return not self._needs_block(seq) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> None:
-        """Make sure that the last token of `seq` has a slot. If its blocks are full, add one and tell the observer."""
+        """Give the last token of `seq` a slot: if its blocks are full, add one, and tell the observer "grow"."""
         if self._needs_block(seq):
             seq.block_table += self.pool.get_new_blocks(1)
             self._observer.tell("grow", seq, None)
 
     def free(self, seq: Sequence) -> None:
-        """Record the peak, give back all blocks of `seq`, and tell the observer. No token of `seq` is computed then."""
+        """Record the peak, give back all blocks of `seq`, uncompute its tokens, and tell the observer "free"."""
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0

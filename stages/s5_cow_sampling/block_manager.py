@@ -76,7 +76,7 @@ class BlockManager:
         return copy
 
     def free(self, seq: Sequence) -> None:
-        """Record the peak, give back all blocks of `seq`, and tell the observer. No token of `seq` is computed then."""
+        """Record the peak, give back all blocks of `seq`, uncompute its tokens, and tell the observer "free"."""
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0
