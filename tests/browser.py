@@ -74,6 +74,7 @@ class Reader:
         """Change the address, as if the reader had typed it."""
         self.page.evaluate(
             """fragment => new Promise(resolve => {
+            Page.flushAddress(); // or its timer may undo the change before the page has seen it
             if (location.hash === fragment) return resolve();
             addEventListener("hashchange", () => resolve(), { once: true });
             location.hash = fragment;

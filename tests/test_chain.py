@@ -16,7 +16,7 @@ from stages.tools.chain.diffs import diff_md
 from stages.tools.chain.lines import code_lines, optional_lines
 from stages.tools.exercise.functions import find
 from stages.tools.exercise.proof import proof_faults
-from stages.tools.exercise.variants import variant_faults
+from stages.tools.exercise.variants import variant_faults, variants_file
 from tests.helpers import find_stages, full
 
 POOL_1 = '''"""One pool."""
@@ -218,6 +218,7 @@ def _count(engine):
         pass
     return {"slots left": pool.size()}
 '''
+ADD = "\n        'Add.'\n\n        def twice(count): return count + count\n"
 VARIANTS = """class Step1:
     class right_asks_first:
         'Count, then take.'
@@ -883,18 +884,23 @@ class TestVariants:
             ),
             ("2 * count\n", "return 2 * count\n", "wrong_forgets_to_return: all tests of step 3 are green (1)"),
             ("count << 1", "count << 2", "Step3.right_shift: tests/test_pool.py::test_twice is red:"),
-            ("class right_shift", "class wrong_shift", "Step3 has 1 right_ variants, and needs 2"),
+            (
+                "class Step1:\n    class right_asks",
+                "class Step1:\n    class asks",
+                "Step1.asks_first must be called right_... or",
+            ),
             ("        'Shift.'\n", "", "Step3.right_shift has no docstring"),
             (
                 "def twice(count): return count << 1",
                 "def thrice(count): return 3",
-                "right_shift replaces thrice; its st",
+                "right_shift replaces thrice; up to its step there are Pool.R",
             ),
             (
                 '        red = "8 of 1"\n',
                 "",
                 "Step2.wrong_order: a wrong_ variant has a `red`, and a right_ one has none",
             ),
+            (f"    class right_add:{ADD}", "", "Step3 has 1 right_ variants, and needs 2"),
             ("class Step3", "class Step4", "Step4 is not a step: s2 has Step1, Step2, Step3"),
             ("return count << 1", "return (", "was never closed"),
         ],
@@ -1203,6 +1209,10 @@ class TestTheRealChain:
         [stage] = [stage for stage in load(ROOT).stages if stage.key == f"s{link}"]
         faults = variant_faults(stage)
         assert not faults, "\n\n".join(faults)
+
+    def test_each_exercise_has_solutions_and_mistakes(self) -> None:
+        missing = [variants_file(stage) for stage in load(ROOT).stages if stage.steps]
+        assert [file for file in missing if not (ROOT / file).is_file()] == []
 
     @pytest.mark.parametrize("link", [2, *map(full, range(3, len(find_stages(ROOT)) + 1))])
     def test_gain_compares_with_the_previous_stage(self, link: int, tmp_path: Path) -> None:

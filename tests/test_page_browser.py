@@ -10,6 +10,7 @@ from nanovllm.trace.replay import apply, begin
 from notebooks.page.build import PAGE, page, unpack
 from notebooks.page.play import build
 from notebooks.page.record import Run, label
+from stages.tools.exercise.folder import copy_stage, open_functions
 from tests.browser import NARROW, PAPER, WIDE, Reader, browser, skip_without_chromium
 from tests.helpers import full
 from tests.test_page_play import FAULTS, STAGES, plant
@@ -410,6 +411,20 @@ def test_planted_fault_is_shown_at_its_step(key, chromium, tmp_path):
         assert "The same so far" in reader.text("#yours") and reader.page.evaluate(MARKED) == []
     reader.go(f"#{key}/{verdict.step}")
     assert reader.text("#yours") == "" and reader.messages == []
+    reader.context.close()
+
+
+@pytest.mark.full
+def test_function_that_is_not_written_is_shown_on_a_narrow_screen(chromium, tmp_path):
+    folder, target = tmp_path / "exercises/s2", tmp_path / "page.html"
+    copy_stage(STAGES["s2"], folder, open_functions(STAGES["s2"], 1))
+    verdict = build(STAGES["s2"], folder, target)
+    reader = Reader(chromium, target.as_uri(), NARROW)
+    assert "NotImplementedError: step" in reader.text(
+        "#yours"
+    ) and f"def {verdict.look_at[0].split('.')[-1]}" in reader.text("pre")
+    reader.page.add_script_tag(path=Path(__file__).with_name("page_checks.js"))
+    assert reader.page.evaluate("Checks.overflow()") == 0 and reader.messages == []
     reader.context.close()
 
 

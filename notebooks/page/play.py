@@ -283,7 +283,7 @@ def parted(stage: Stage, first: Difference) -> Verdict:
     lines = (
         f"Stage {stage.number}: {in_words(first.theirs)}.",
         f"Yours: {in_words(first.yours)}.",
-        f"If you mean it so, make check STAGE={stage.number} decides whether it is right.",
+        f"That may be on purpose: make check STAGE={stage.number} says whether it is right.",
     )
     return Verdict(
         first.step,
@@ -305,10 +305,16 @@ def crashed(stage: Stage, crash: Crash, step: int) -> Verdict:
 
 
 def in_words(events: list[Event]) -> str:
-    """Return the first few events as a phrase."""
-    words = [WORDS[event["kind"]].format_map(with_labels(event)) for event in events if event["kind"] in WORDS]
+    """Return the most telling events as a phrase."""
+    known = sorted((event for event in events if event["kind"] in WORDS), key=rank)
+    words = [WORDS[event["kind"]].format_map(with_labels(event)) for event in known]
     more = f", and {len(words) - MAX_WORDS} more" if len(words) > MAX_WORDS else ""
     return "; ".join(words[:MAX_WORDS]) + more if words else "nothing of the kind"
+
+
+def rank(event: Event) -> int:
+    """Return a small number for an event that tells much about the cause of a difference."""
+    return [*LOOK_AT, event["kind"]].index(event["kind"])
 
 
 def with_labels(event: Event) -> Event:
@@ -326,8 +332,8 @@ def device_blocks(event: Event) -> Iterator[int]:
 
 def functions_of(stage: Stage, events: list[Event]) -> tuple[str, ...]:
     """Return the functions of the exercise to look at for events that only one run has, the likeliest first."""
-    kinds, names = list(LOOK_AT), [name.name for step in stage.steps for name in step.functions]
-    cause = min(events, key=lambda event: kinds.index(event["kind"]) if event["kind"] in kinds else len(kinds))
+    names = [name.name for step in stage.steps for name in step.functions]
+    cause = min(events, key=rank)
     running = cause["by"] if cause.get("by") in names else cause.get("function")
     parts = LOOK_AT.get(cause["kind"], ())
     likely = [name for part in parts for name in names if name.rpartition(".")[2] == part]
