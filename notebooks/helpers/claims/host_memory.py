@@ -1,12 +1,11 @@
 """Load or recompute (claim 16), and other memories: pinned, pageable, a disk (17)."""
 
 from notebooks.helpers.claims.findings import Finding, committed, finding, under
-from notebooks.helpers.s7 import Machine
+from notebooks.helpers.s7 import GPU, Machine
 from stages.bench.locality import BLOCK_OF_70B
 
 TOKEN_OF_70B = BLOCK_OF_70B // 16  # bytes
 CLAIMED = Machine("70B, as claimed", 4096 * TOKEN_OF_70B / 0.0468, 4096 / 1.024, TOKEN_OF_70B)
-GPU = Machine("8B on a GPU", 64e9, 25_000, 2 * 32 * 8 * 128 * 2)  # worked out from two round numbers, not measured
 
 
 def set_up_for_even(num_tokens: int) -> float:
