@@ -181,12 +181,12 @@ def test_prefix_on_the_host_is_loaded_in_each_round():
 
 
 def test_paused_conversations_are_found_on_the_host():
-    """Each turn's prompt is the whole talk; the last token of an answer is computed with the next turn."""
-    counts = {policy: offload.count_talks(policy) for policy in ("s6", "load")}
+    """Each turn's prompt is the whole conversation; the last token of an answer is computed with the next turn."""
+    counts = {policy: offload.count_conversations(policy) for policy in ("s6", "load")}
     prompts = [turn * 2 * offload.TURN + offload.TURN for turn in range(offload.TURNS)]  # lengths
     for result in counts.values():
         answers = offload.TURNS * (offload.TURN - 1)
-        assert result["tokens_computed"] + result["tokens_hit"] == offload.TALKS * (sum(prompts) + answers)
+        assert result["tokens_computed"] + result["tokens_hit"] == offload.CONVERSATIONS * (sum(prompts) + answers)
     assert counts["load"]["tokens_computed"] < counts["s6"]["tokens_computed"] / 2
 
 

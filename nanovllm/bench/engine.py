@@ -57,9 +57,8 @@ def folder_of_shape(name: str) -> Path:
     folder = Path(parent, name)
     folder.mkdir()
     family, architecture = family_of(SHAPES[name])
-    given = {key: value for key, value in asdict(SHAPES[name]).items() if value is not None}
-    for key in ("attention_bias", "attention_output_bias", "qk_norm"):  # the model's type implies them
-        given.pop(key)
+    implied = ("attention_bias", "attention_output_bias", "qk_norm")  # by the model's type
+    given = {key: value for key, value in asdict(SHAPES[name]).items() if value is not None and key not in implied}
     config = given | {"model_type": family, "architectures": [f"{architecture}ForCausalLM"], "eos_token_id": 2}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
@@ -188,11 +187,11 @@ def params_of(task: Task, detokenize: bool) -> SamplingParams:
 
 def numbers(runs: Sequence[Run]) -> dict[str, Any]:
     """Return medians of the rounds, and percentiles of the times of all rounds together."""
-    seconds = statistics.median(run.seconds for run in runs)
+    seconds, num_steps = statistics.median(run.seconds for run in runs), max(map(len, runs[0].tokens))
     return {
         "tokens_per_second": runs[0].num_tokens / seconds,
         "seconds": seconds,
-        "steps": runs[0].num_steps or max(map(len, runs[0].tokens)),
+        "steps": runs[0].num_steps or num_steps,
         "first_token_ms": percentiles([each for run in runs for each in run.first_tokens]),
         "between_tokens_ms": percentiles([each for run in runs for each in run.gaps]),
     }

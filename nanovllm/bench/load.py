@@ -85,7 +85,7 @@ class Client:
         async with self._session.get(f"{self._base_url}{path}") as response:
             body = await response.text()
             if response.status != 200:
-                raise BadResponse(f"status {response.status}: {short(body)}")
+                raise BadResponse(f"status {response.status}: {body[:200]}")
             return body
 
     async def stream(self, path: str, body: dict[str, Any]) -> Outcome:
@@ -95,7 +95,7 @@ class Client:
         try:
             async with self._session.post(f"{self._base_url}{path}", json=body | usage) as response:
                 if response.status != 200:
-                    raise BadResponse(f"status {response.status}: {short(await response.text())}")
+                    raise BadResponse(f"status {response.status}: {(await response.text())[:200]}")
                 is_finished = is_done = False
                 async for line in response.content:
                     if not line.startswith(b"data:"):
@@ -156,12 +156,10 @@ async def connect(base_url: str, api_key: str | None = None) -> AsyncIterator[Cl
         is_valid = False
     if not is_valid:
         raise ValueError(f"base_url must be http://HOST... or https://HOST..., got {base_url!r}")
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(
-        connector=connector, headers=headers, timeout=timeout, read_bufsize=MAX_LINE_BYTES
-    ) as session:
+    one_each, no_limit = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(total=None)
+    session = aiohttp.ClientSession(connector=one_each, headers=headers, timeout=no_limit, read_bufsize=MAX_LINE_BYTES)
+    async with session:
         yield Client(session, url)
 
 
@@ -171,7 +169,7 @@ def note_event(outcome: Outcome, event: dict[str, Any], now: float) -> bool:
     A token may have no text: its character is not complete yet, or there is no tokenizer.
     """
     if "error" in event:
-        raise BadResponse(f"an error event: {short(str(event))}")
+        raise BadResponse(f"an error event: {str(event)[:200]}")
     if usage := event.get("usage"):
         outcome.num_prompt_tokens, outcome.num_tokens = usage["prompt_tokens"], usage["completion_tokens"]
     is_finished = False
@@ -181,11 +179,6 @@ def note_event(outcome: Outcome, event: dict[str, Any], now: float) -> bool:
             outcome.pieces.append(now)
         is_finished |= is_last
     return is_finished
-
-
-def short(text: str) -> str:
-    """Return at most 200 characters of a text."""
-    return text if len(text) <= 200 else text[:200] + "..."
 
 
 # ---- nanovllm bench serve
@@ -270,10 +263,6 @@ class HttpTurn(NamedTuple):
     alone: list[float]  # times to first token of requests that are sent one at a time
     streamed: Streamed | None = None  # with the processor time of both sides
 
-    @property
-    def alone_median(self) -> float:
-        return statistics.median(self.alone)
-
 
 def http(engine: dict[str, Any], options: Http) -> Report:
     """Compare throughput and the time to first token with and without HTTP."""
@@ -285,7 +274,8 @@ def http(engine: dict[str, Any], options: Http) -> Report:
         calls["http"] = lambda: asyncio.run(through_http(url, next(other)))
         results = take_turns(calls, options.rounds, title="http")
     share = ratio(results, "http", "offline", lambda turn: turn.run.tokens_per_second)
-    later = Spread.of([1000 * (each["http"].alone_median - each["offline"].alone_median) for each in results])
+    alone = [{name: 1000 * statistics.median(turn.alone) for name, turn in each.items()} for each in results]
+    later = Spread.of([each["http"] - each["offline"] for each in alone])
     says = [
         "times in ms: p50 / p90 / p99 of all rounds; alone: one request at a time",
         "HTTP reaches " + share.text("of the engine's throughput"),
@@ -380,10 +370,7 @@ def flags_of(engine: Mapping[str, Any]) -> list[str]:
     ['--block-size=4', '--enforce-eager', '--no-enable-prefix-caching']
     """
     flags = []
-    for name, value in engine.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        elif value is not None:
-            flags.append(f"--{flag}={value}")
+    for flag, value in ((name.replace("_", "-"), value) for name, value in engine.items() if value is not None):
+        on = {True: f"--{flag}", False: f"--no-{flag}"}
+        flags.append(on[value] if isinstance(value, bool) else f"--{flag}={value}")
     return flags

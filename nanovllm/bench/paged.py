@@ -201,10 +201,8 @@ def measure_case(
 def numbers_of(case: Case, name: str, results: Sequence[dict[str, float]], bandwidth: float) -> dict[str, Any]:
     """Return medians of the rounds, and the spread of ratios."""
     seconds = statistics.median(each[name] for each in results) / case.num_layers
-    numbers: dict[str, Any] = {
-        f"{case.name}: us per layer": 1e6 * seconds,
-        f"{case.name}: share of the bandwidth": case.layer_bytes / seconds / bandwidth,
-    }
+    share = case.layer_bytes / seconds / bandwidth
+    numbers: dict[str, Any] = {"us per layer": 1e6 * seconds, "share of the bandwidth": share}
     if name != CONTIGUOUS and CONTIGUOUS in results[0]:
-        numbers[f"{case.name}: time over {CONTIGUOUS}"] = ratio(results, name, CONTIGUOUS)._asdict()
-    return numbers
+        numbers[f"time over {CONTIGUOUS}"] = ratio(results, name, CONTIGUOUS)._asdict()
+    return {f"{case.name}: {key}": value for key, value in numbers.items()}

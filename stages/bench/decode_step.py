@@ -195,12 +195,9 @@ def measure(args: Namespace) -> dict[str, Any]:
 
 def alone(results: Results) -> dict[str, Any]:
     """Return how one sequence alone compares with stage 1."""
-    cases = {
-        "storyteller": Case("storyteller", "float32", 1, SHORT),
-        "storyteller_bfloat16": Case("storyteller", "bfloat16", 1, SHORT),
-        "storyteller_1000": Case("storyteller", "float32", 1, 1000),
-        "135M": Case("135M", "bfloat16", 1, SHORT),
-    }
+    cases = {"storyteller": Case("storyteller", "float32", 1, SHORT), "135M": Case("135M", "bfloat16", 1, SHORT)}
+    cases["storyteller_bfloat16"] = Case("storyteller", "bfloat16", 1, SHORT)
+    cases["storyteller_1000"] = Case("storyteller", "float32", 1, 1000)
     names = [(name, case, end) for name, case in cases.items() for end in ("", "_spread")]
     return {f"{name}{end}": results[case.key][f"s3_over_s1{end}"] for name, case, end in names}
 

@@ -32,7 +32,7 @@ BLOCK_SIZE, TIMES_ON_HOST, PARTS = 16, 4, 3
 NUM_REQUESTS, PROMPT, OUTPUT, SPREAD = 16, 64, 96, 32
 PREFIXES, TAIL, NUM_ROUNDS = (16, 64, 256, 512, 1024), 16, 7
 POOL_ROUNDS = 2
-TALKS, TURNS, TURN = 8, 4, 48
+CONVERSATIONS, TURNS, TURN = 8, 4, 48
 POLICIES = ("load", "recompute", "auto")
 
 
@@ -41,7 +41,7 @@ def measure(args: Namespace) -> dict[str, Any]:
     folder = model_135m()
     first = {str(length): measure_first_token(folder, args.dtype, length) for length in PREFIXES}
     pools = measure_pools(folder, args.dtype)
-    talks = {policy: count_talks(policy) for policy in ("s6", "load")}
+    talks = {policy: count_conversations(policy) for policy in ("s6", "load")}
     return {"offload": {"machine": machine(args.dtype), "pools": pools, "first_token": first, "talks": talks}}
 
 
@@ -104,21 +104,21 @@ def count_without_model(policy: str) -> dict[str, int]:
 # ---- conversations that pause
 
 
-def count_talks(policy: str) -> dict[str, int]:
-    """Serve TALKS conversations of TURNS turns, turn after turn, each alone in the engine.
+def count_conversations(policy: str) -> dict[str, int]:
+    """Serve CONVERSATIONS conversations of TURNS turns, turn after turn, each alone in the engine.
 
-    A turn's prompt is the whole talk and TURN new tokens, and the answer has as many. The pool holds a third of the
-    tokens of all talks.
+    A turn's prompt is the whole conversation and TURN new tokens, and the answer has as many. The pool holds a third of
+    the tokens of all conversations.
     """
     rng, name = random.Random(0), stage_of(policy)
-    pool = TALKS * TURNS * 2 * TURN // PARTS
+    pool = CONVERSATIONS * TURNS * 2 * TURN // PARTS
     engine = without_model(name, model=str(STORYTELLER), **options_of(policy, pool))
-    talks: list[list[int]] = [[] for _ in range(TALKS)]
+    conversations: list[list[int]] = [[] for _ in range(CONVERSATIONS)]
     for turn in range(TURNS):
-        for number, talk in enumerate(talks):
-            talk += random_tokens(rng, 4096, TURN)
-            [output] = serve(name, engine, [Task(list(talk), TURN)], prefix=f"{number}, {turn}: ")
-            talk += output.outputs[0].token_ids
+        for number, tokens in enumerate(conversations):
+            tokens += random_tokens(rng, 4096, TURN)
+            [output] = serve(name, engine, [Task(list(tokens), TURN)], prefix=f"{number}, {turn}: ")
+            tokens += output.outputs[0].token_ids
     runner, stats = engine.model_runner, engine.kv_cache_manager.prefix_cache_stats
     return {"tokens_computed": runner.num_tokens, "tokens_hit": stats.hits, "steps": runner.num_steps}
 

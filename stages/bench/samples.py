@@ -41,10 +41,7 @@ def scarce(name: str) -> dict[str, dict[str, int]]:
     for parts in PARTS:
         engine = engine_without_model(name, needed // parts)
         serve(name, engine, tasks)
-        result[str(parts)] = {
-            "pool_tokens": needed // parts,
-            "steps": engine.model_runner.num_steps,
-            "preemptions": engine.scheduler.num_preemptions,
-            "computed_twice": computed_twice(name, engine.model_runner.num_tokens, tasks),
-        }
+        twice = computed_twice(name, engine.model_runner.num_tokens, tasks)
+        counts = {"steps": engine.model_runner.num_steps, "preemptions": engine.scheduler.num_preemptions}
+        result[str(parts)] = {"pool_tokens": needed // parts, **counts, "computed_twice": twice}
     return result

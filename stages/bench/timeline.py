@@ -121,15 +121,16 @@ class Watch:
     """A model runner that wraps another one. It times each step and records the work of each sequence."""
 
     def __init__(self, engine: Any, clock: Clock) -> None:
-        """Watch `engine`, an LLM of stage 3 or an LLMEngine, until release()."""
+        """Watch `engine`, an LLM of stage 3 or an LLMEngine, until timeline()."""
         self.now, self.steps = 0.0, list[Step]()
         self._engine, self._runner, self._clock = engine, engine.model_runner, clock
         self._ended = time.thread_time()  # when the previous step ended
         engine.model_runner = self
 
-    def release(self) -> None:
-        """Restore the engine's own runner."""
+    def timeline(self, arrivals: list[Arrival], num_preemptions: int = 0) -> Timeline:
+        """Return all steps, and give the engine its own runner back."""
         self._engine.model_runner = self._runner
+        return Timeline(arrivals, self.steps, num_preemptions)
 
     def wait_until(self, moment: float) -> None:
         """Let the clock jump over idle time."""
@@ -164,8 +165,7 @@ def static(llm: Any, arrivals: list[Arrival], clock: Clock = "steps") -> Timelin
                 break
             batch.append(coming.popleft())
         llm.generate([arrival.prompt for arrival in batch], [params(**a.options) for a in batch])
-    watch.release()
-    return Timeline(arrivals, watch.steps, num_preemptions=0)
+    return watch.timeline(arrivals)
 
 
 def continuous(engine: Any, arrivals: list[Arrival], clock: Clock = "steps", name: str = "s4") -> Timeline:
@@ -186,5 +186,4 @@ def continuous(engine: Any, arrivals: list[Arrival], clock: Clock = "steps", nam
         if len(watch.steps) == num_steps and not outputs and engine.has_unfinished_requests():
             queues = engine.scheduler
             raise Stuck(f"{len(queues.running)} run, {len(queues.waiting)} wait, and no step has work")
-    watch.release()
-    return Timeline(arrivals, watch.steps, engine.scheduler.num_preemptions - num_preemptions)
+    return watch.timeline(arrivals, engine.scheduler.num_preemptions - num_preemptions)
