@@ -304,7 +304,7 @@ class Step2:
     class wrong_waits_for_blocks_that_the_pool_does_not_have:
         """A prompt larger than the pool holds up all others forever."""
 
-        red = "A prompt larger than the pool"
+        red = "a needs 5 blocks of 4"
 
         class Scheduler:
             def schedule(self):
@@ -417,7 +417,7 @@ class Step3:
     class wrong_forgets_the_output:
         """The sequence begins anew with its prompt alone."""
 
-        red = "its output again"
+        red = "b comes back with 7 tokens of prompt and 2 of output"
 
         class Scheduler:
             def _preempt(self, seq, makes_room_for):

@@ -409,7 +409,7 @@ class Step4:
     class wrong_shares_the_list_of_tokens:
         """All children of a parent append to one list."""
 
-        red = "Beams match a search without a cache"
+        red = "the beams are others"
 
         class BeamSearch:
             def _fork(self, candidate):
@@ -422,7 +422,7 @@ class Step4:
     class wrong_lets_ended_beams_go_on:
         """A candidate that has ended takes the place of one that could go on."""
 
-        red = "Beams match a search without a cache"
+        red = "the beams are others"
 
         class BeamSearch:
             def _choose(self, candidates, hypotheses):
@@ -437,7 +437,7 @@ class Step4:
     class wrong_keeps_the_old_logprob:
         """The child has the probability of its parent."""
 
-        red = "Beams match a search without a cache"
+        red = "log-probabilities differ"
 
         class BeamSearch:
             def _fork(self, candidate):

@@ -70,9 +70,10 @@ def logprobs(model) -> Logprobs:
 
 
 def assert_same(output: RequestOutput, expected: list[Beam]) -> None:
-    assert [completion.token_ids for completion in output.outputs] == [beam.token_ids for beam in expected]
+    token_ids = [completion.token_ids for completion in output.outputs]
+    assert token_ids == [beam.token_ids for beam in expected], "the beams are others, or in another order"
     logprobs = [completion.cumulative_logprob for completion in output.outputs]
-    assert logprobs == pytest.approx([beam.logprob for beam in expected], rel=1e-4)
+    assert logprobs == pytest.approx([beam.logprob for beam in expected], rel=1e-4), "their log-probabilities differ"
 
 
 def assert_all_free(llm: LLM) -> None:

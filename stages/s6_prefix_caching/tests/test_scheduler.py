@@ -145,6 +145,7 @@ def test_a_prompt_larger_than_the_pool_ends_with_an_error_and_the_next_one_runs(
     add(engine, "a", 17)
     add(engine, "b", 3)
     outputs = step(engine)
+    assert "a" in outputs, f"a needs 5 blocks of 4, and the first step does not end it: {queues(engine)}"
     assert reason(outputs["a"]) == "error" and "5 blocks" in outputs["a"].error and "4" in outputs["a"].error
     assert steps_of(engine) == [[("b", 3)]]
 
@@ -176,7 +177,7 @@ def test_a_preempted_sequence_computes_its_prompt_and_its_output_again_like_one_
         [("a", 1)],
         [("b", 9)],
         [("b", 1)],
-    ]
+    ], "b comes back with 7 tokens of prompt and 2 of output"
     assert [said(outputs[name]) for name in "ab"] == [said_alone(prompt, 4) for prompt in prompts]
 
 
