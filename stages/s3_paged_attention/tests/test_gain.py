@@ -47,7 +47,7 @@ def run(model: LlamaForCausalLM, sizes: list[tuple[int, int]], tile_size: int = 
 
 @pytest.mark.parametrize("num_seqs", [1, 2, 4])
 def test_memory_does_not_grow_with_the_contexts(long_model, num_seqs):
-    """At the worst moment there are the keys and values of a tile, the keys once more, and their scores."""
+    """At the worst moment, the keys and values of one tile are still there while the next is copied."""
     for context_len in (512, 1024, 4096):
         watch = run(long_model, [(context_len - 1, 1)] * num_seqs)
         assert watch.largest <= LARGEST, f"the bytes of the largest tensor, at context {context_len}"
