@@ -226,6 +226,12 @@ def test_each_claim_has_its_texts_and_words():
         assert {*claim["from"]} <= {*findings.CLAIMS["texts"]}
 
 
+def test_verdict_that_is_no_longer_true_raises():
+    assert findings.finding(4, sizes="", right=5, models=5).verdict.startswith("5 of 5 hold")
+    with pytest.raises(AssertionError, match="the verdict on claim 4 is no longer true"):
+        findings.finding(4, False, sizes="", right=5, models=5)
+
+
 def test_profile_has_the_parts_of_a_step():
     parts, operations = profiling.profile(batch=2, steps=3)
     assert [name for name, _ in parts] == list(profiling.PARTS) and all(us > 0 for _, us in parts)

@@ -38,11 +38,12 @@ def length_for(share: float, block_size: int) -> float:
 
 def finding_3(num_requests: int = 400) -> Finding:
     report = replay.in_blocks(CONFIG, [request.num_tokens for request in workloads.traffic(num_requests, seed=1)], 16)
-    used = report.used / report.held
+    used, empty = report.used / report.held, report.wasted / num_requests
     return finding(
         3,
+        holds_as_worded=abs(empty - 7.5) < 1,
         used=used,
-        empty=report.wasted / num_requests,
+        empty=empty,
         worst=max(replay.in_blocks(CONFIG, [length], 16).wasted for length in range(1, 17)),
         of_48_gb=76 * 7.5 / 16 * block_bytes(MODELS["Llama-2-70B"][0]) / 48e9,
         length=length_for(0.0039, 16),

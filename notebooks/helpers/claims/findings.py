@@ -23,9 +23,13 @@ class Finding(NamedTuple):
     verdict: str
 
 
-def finding(number: int, **values: object) -> Finding:
-    """Return the finding about a claim. `values` fill the texts of what was found, and of the verdict."""
+def finding(number: int, holds_as_worded: bool = True, **values: object) -> Finding:
+    """Return the finding about a claim. `values` fill the texts of what was found, and of the verdict.
+
+    `holds_as_worded` is the condition under which the fixed words of the verdict are true.
+    """
     claim = CLAIMS["claims"][str(number)]
+    assert holds_as_worded, f"the verdict on claim {number} is no longer true: {values}"
     texts = "; ".join(CLAIMS["texts"][name] for name in claim["from"])
     found, verdict = (claim[key].format(**values) for key in ("found", "verdict"))
     return Finding(number, claim["claim"], texts, claim["tested"], found, verdict)

@@ -28,8 +28,7 @@ def profile(batch: int = 8, steps: int = 10) -> tuple[list[tuple[str, float]], l
         for _ in range(steps):
             llm.llm_engine.step()
         llm.stop_profile()
-        [trace] = Path(folder).iterdir()
-        events = json.loads(trace.read_text())["traceEvents"]
+        events = json.loads(next(Path(folder).iterdir()).read_text())["traceEvents"]
     ranges = [(event["name"], event["dur"]) for event in events if event.get("cat") == "user_annotation"]
     parts = [(name, median(us for other, us in ranges if other == name)) for name in PARTS]
     operations: dict[str, list[float]] = {}

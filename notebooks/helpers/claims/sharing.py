@@ -37,14 +37,14 @@ def finding_12(count: int = 20) -> Finding:
     prompts = {kind: [ask.tokens for ask in some] for kind, some in traffic.items() if kind != "multi-turn"}
     saved = {kind: (s6.shared_blocks(some[:2], 16), s6.shared_blocks(some, 16)) for kind, some in prompts.items()}
     shown = ", ".join(f"{kind} {a:.0%} and {b:.0%}" for kind, (a, b) in saved.items())
-    return finding(12, tails="; ".join(tails), count=count, saved=shown)
+    return finding(12, max(a for a, _ in saved.values()) <= 0.5, tails="; ".join(tails), count=count, saved=shown)
 
 
 def finding_13() -> Finding:
     names = ("fork_200_and_free", "copy_one", "copy_seven", "copy_one_of_70b")
     times = {name: committed(f"claims.fork.{name}").text("{:.1f}") for name in names}
     beams = under("predict.s5.beams") or {"blocks": 0, "alone": 0, "ratio": float("nan")}
-    return finding(13, **times, beams=beams, needed=2 * 5.24e6 / 1.6e-6 / 1e12)
+    return finding(13, beams["ratio"] < 4, **times, beams=beams, needed=2 * 5.24e6 / 1.6e-6 / 1e12)
 
 
 # ---- hits
@@ -60,8 +60,10 @@ def hit_rates(count: int) -> dict[str, float]:
 
 
 def finding_14(count: int) -> Finding:
-    shown = ", ".join(f"{kind} {rate:.0%}" for kind, rate in hit_rates(count).items())
-    return finding(14, rates=shown, rest=2000 / 0.92 - 2000)
+    rates = hit_rates(count)  # in the order of the text, from the highest to none
+    in_order = [*rates.values()] == sorted(rates.values(), reverse=True) and rates["unique"] == 0
+    shown = ", ".join(f"{kind} {rate:.0%}" for kind, rate in rates.items())
+    return finding(14, in_order, rates=shown, rest=2000 / 0.92 - 2000)
 
 
 def finding_15() -> Finding:
@@ -72,6 +74,7 @@ def finding_15() -> Finding:
     first, again = s6.serve(engine, [s6.Ask(0, prompt, 1), s6.Ask(1, prompt, 1)])
     return finding(
         15,
+        holds_as_worded=again.num_cached_tokens == length - 16,
         first=first.num_prompt_tokens - first.num_cached_tokens,
         again=again.num_prompt_tokens - again.num_cached_tokens,
         hits=again.num_cached_tokens // 16,

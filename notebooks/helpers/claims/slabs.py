@@ -35,6 +35,7 @@ class SlabAllocator:
         if max(classes) > slab_size:
             raise ValueError(f"a class of {max(classes):,} bytes does not fit a slab of {slab_size:,}")
         self.classes, self.slab_size, self.num_slabs, self.partition = sorted(classes), slab_size, num_slabs, partition
+        self.num_bytes = num_slabs * slab_size
         self._class_of: dict[int, int] = {}  # slab -> class
         self._held = [0] * num_slabs  # pieces of each slab that are held
         self._unused = list(range(num_slabs))
@@ -73,10 +74,6 @@ class SlabAllocator:
         slab = self._unused.pop()
         self._class_of[slab] = size
         return slab
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_slabs * self.slab_size
 
     def check_integrity(self) -> None:
         assert sum(self._held[slab] * size for slab, size in self._class_of.items()) == self.held, "a piece is lost"
