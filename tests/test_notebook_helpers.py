@@ -18,8 +18,6 @@ from stages.s2_block_manager.block_pool import BlockPool
 from stages.s2_block_manager.llama import ModelConfig
 from stages.s3_paged_attention.online_softmax import merge_attn_states
 
-from .slot_counter import Seq, SlotCounter
-
 
 @pytest.mark.parametrize("name", ["pictures", *(f"s{number}" for number in range(1, 8))])
 def test_docstring_examples(name):
@@ -60,13 +58,6 @@ def test_holes_are_the_slots_without_a_piece():
     assert s1.holes_of(Piece((1, 1, 0), (2, 1, 0))) == [(0, 1), (3, 1)]
     assert s1.holes_of(Piece()) == [(0, 4)]
     assert s1.holes_of(Piece((0, 4, 4))) == []
-
-
-def test_churn_frees_its_sequences():
-    manager = SlotCounter(10)
-    fits = list(s1.churn(manager, (Seq(1, 3) for _ in range(9)), [0, 0, 0, 1, 1, 0], seed=0))
-    assert fits == [True, True, False, True, True, True]
-    assert manager.held == 4
 
 
 def test_first_in_first_out_takes_the_oldest_block():

@@ -1,7 +1,6 @@
 """Helpers of stage 1's notebook: shares of a pool, the pool over time, and the pool when a request is refused."""
 
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from matplotlib.axes import Axes
@@ -24,27 +23,6 @@ class Pool(Protocol):
 
 
 # ---- a pool in use
-
-
-def churn(manager: Any, sequences: Iterator[Any], frees: Iterable[float], seed: int) -> Iterator[bool]:
-    """Allocate and free at random. Yield after each operation whether its request fit.
-
-    Each entry of `frees` is the probability that the operation frees a random sequence. Otherwise the next one of
-    `sequences` is allocated, if it fits.
-    """
-    rng = random.Random(seed)
-    holders: list[Any] = []
-    for probability in frees:
-        fits = True
-        if holders and rng.random() < probability:
-            manager.free(holders.pop(rng.randrange(len(holders))))
-        else:
-            seq = next(sequences)
-            fits = manager.can_allocate(seq)
-            if fits:
-                manager.allocate(seq)
-                holders.append(seq)
-        yield fits
 
 
 def shares(reports: list[Any]) -> dict[str, list[float]]:
