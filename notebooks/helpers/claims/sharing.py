@@ -59,7 +59,7 @@ def hit_rates(count: int) -> dict[str, float]:
     return rates
 
 
-def finding_14(count: int) -> Finding:
+def finding_14(count: int = 20) -> Finding:
     rates = hit_rates(count)  # in the order of the text, from the highest to none
     in_order = [*rates.values()] == sorted(rates.values(), reverse=True) and rates["unique"] == 0
     shown = ", ".join(f"{kind} {rate:.0%}" for kind, rate in rates.items())
