@@ -133,7 +133,9 @@ class Published:
     max_len: int = count(1024, "most tokens in a prompt and in an output")
     temperature: float = option(0.6, "sampling temperature", type=click.FloatRange(min=0))
     peer: bool = peer()
-    peer_seconds: float = option(240.0, "stop transformers after so long; its speed counts its tokens", type=ABOVE_0)
+    peer_seconds: float = option(
+        240.0, "stop transformers after this many seconds; its speed counts the tokens generated so far", type=ABOVE_0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
