@@ -1,9 +1,9 @@
 """Stage 4: continuous batching.
 
 Unlike the stage before:
-- at every step it is decided anew which sequences run: one joins as soon as there is room, and leaves when it ends;
-- nothing is promised: blocks are taken as tokens come, and when none is left the latest sequence waits and starts over;
-- a long prompt is computed in chunks, in the same step as the next tokens of the others.
+- a scheduler chooses the sequences of every step: a request joins as soon as there is room, and leaves when it ends;
+- no blocks are promised: a sequence takes them as it grows, and if none is free, the newest one is preempted;
+- a long prompt is computed in chunks, in the same steps as the next tokens of other sequences.
 """
 
 from .config import EngineConfig

@@ -1,8 +1,8 @@
 """Stage 5: copy-on-write sampling.
 
 Unlike the stage before:
-- a block counts who holds it: a prompt of n samples is computed once, and forked when one token of it is left;
-- a sequence that writes to a shared block gets a copy of it first, and the copies of a step are made together;
+- each block has a reference count: n samples compute their prompt once, and are forked one token before its end;
+- a sequence copies a shared block before it writes to it, and the copies of a step are made together;
 - optional: beam search, which forks at every token.
 """
 

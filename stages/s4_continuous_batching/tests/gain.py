@@ -1,4 +1,4 @@
-"""The gain in figures: steps and empty seats for a few long answers among short ones, now and in the stage before."""
+"""The gain in figures: steps and empty seats for a few long outputs among short ones, here and in stage 3."""
 
 from pathlib import Path
 from types import ModuleType
@@ -29,5 +29,5 @@ def _count(engine: ModuleType, folder: Path) -> dict[str, int]:
     llm.generate(PROMPTS, [engine.SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in LENGTHS])
     return {
         "steps for 16 requests on 4 seats": len(seats),
-        "seats that are empty, all steps added up": sum(4 - taken for taken in seats),
+        "empty seats, summed over all steps": sum(4 - taken for taken in seats),
     }

@@ -1,4 +1,4 @@
-"""This stage's gain, counted in steps of the model: no request waits for the longest one of its batch.
+"""The gain of this stage, in steps of the model: no request waits for the longest one of its batch.
 
 A static batch starts with as many requests as there are seats, and runs until its last member ends.
 """
@@ -41,7 +41,7 @@ def test_a_seat_does_not_wait_for_the_longest_request(checkpoint, alone, seats, 
 
 
 def test_no_request_waits_for_blocks_that_another_one_may_never_need(checkpoint, alone):
-    """Each may get 64 tokens, 16 blocks of 32, and stops after two or three: stage 3 ran two at a time."""
+    """Each request may need 16 of 32 blocks, and stops after two or three tokens. Stage 3 ran two at a time."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=32 * 4)
     stops = [SamplingParams(temperature=0.0, max_tokens=64, stop_token_ids=[said[1]]) for said in alone]
     lengths = [len(said) for said in tokens(llm.generate(PROMPTS, stops))]
@@ -64,5 +64,5 @@ def test_no_step_computes_more_tokens_than_the_budget_and_no_token_is_computed_t
 def test_the_gain_in_figures(tmp_path):
     assert gain.now(import_module("..", __package__), tmp_path) == {
         "steps for 16 requests on 4 seats": 43,
-        "seats that are empty, all steps added up": 43,
+        "empty seats, summed over all steps": 43,
     }

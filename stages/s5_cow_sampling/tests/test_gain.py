@@ -1,4 +1,4 @@
-"""This stage's gain, counted: n samples of a prompt cost one prompt, in the pool and in the model."""
+"""The gain of this stage: n samples of a prompt cost one prompt, in the pool and in the model."""
 
 from importlib import import_module
 from typing import Any
@@ -22,10 +22,10 @@ class Tables(Observer):
 
 
 @pytest.mark.parametrize("num_tokens, num_full, num_copies", [(200, 12, N - 1), (208, 12, N - 1), (209, 13, 0)])
-def test_the_full_blocks_of_a_prompt_are_held_once_and_only_a_begun_one_is_copied(
+def test_samples_share_the_full_blocks_of_a_prompt_and_copy_only_a_partial_one(
     tmp_path, num_tokens, num_full, num_copies
 ):
-    """A block is copied once for each sample but the last. With 209 tokens the last one begins a block."""
+    """All samples but one copy the last block of the prompt. Token 209 begins a block, so there is nothing to copy."""
     write_checkpoint(tmp_path, CONFIG | {"max_position_embeddings": 256})
     llm = LLM(tmp_path, observer := Tables(), block_size=BLOCK_SIZE, kv_cache_tokens=200 * BLOCK_SIZE)
     prompt = [i % 319 + 1 for i in range(num_tokens)]

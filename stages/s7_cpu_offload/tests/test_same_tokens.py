@@ -1,4 +1,4 @@
-"""The same tokens alone and in any company, in any chunks, under any preemption: a real model, in float32."""
+"""A request gets the same tokens alone or beside others, in any chunks, under any preemption. A real model, float32."""
 
 import random
 
@@ -42,7 +42,7 @@ def test_tokens_do_not_depend_on_chunks_or_preemption(checkpoint, expected, num_
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_tokens_do_not_depend_on_company_or_order_of_arrival(checkpoint, expected, seed):
+def test_tokens_do_not_depend_on_other_requests_or_order_of_arrival(checkpoint, expected, seed):
     rng = random.Random(seed)
     engine, finished = real_engine(checkpoint, rng.randint(9, 20), max_num_batched_tokens=rng.choice([3, 5, 16])), {}
     for i in rng.sample(range(5), 5):
@@ -63,8 +63,8 @@ def test_seeded_samples_do_not_depend_on_preemption(checkpoint):
     assert engine.scheduler.num_preemptions > 3
 
 
-def test_a_stop_string_is_seen_across_a_preemption(checkpoint):
-    """The text that each request says alone has its stop string in the middle."""
+def test_a_stop_string_is_found_across_a_preemption(checkpoint):
+    """Each request's stop string is in the middle of the text that it gets alone."""
     prompts = ["the fox", "the rabbit", "and the", "once"]
     texts = [output.outputs[0].text for output in LLM(checkpoint).generate(prompts, GREEDY)]
     params = [SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, stop=text[9:11]) for text in texts]
