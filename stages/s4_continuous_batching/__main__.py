@@ -85,7 +85,7 @@ def summary(llm: LLM, outputs: list[RequestOutput]) -> str:
 
 
 def counts(llm: LLM) -> str:
-    """Return what this stage is about, counted since the start."""
+    """Return the counts that this stage is about, since the start."""
     return f"preemptions: {llm.llm_engine.scheduler.num_preemptions}"
 
 

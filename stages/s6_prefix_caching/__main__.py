@@ -86,7 +86,7 @@ def summary(llm: LLM, outputs: list[RequestOutput]) -> str:
 
 
 def counts(llm: LLM) -> str:
-    """Return what this stage is about, counted since the start."""
+    """Return the counts that this stage is about, since the start."""
     preemptions, copies = llm.llm_engine.scheduler.num_preemptions, llm.kv_cache.num_blocks_copied
     cache = llm.kv_cache_manager.prefix_cache_stats
     hits = f"tokens cached: {cache.hits:,} of {cache.queries:,}"

@@ -1,4 +1,4 @@
-"""The command: stories, and one line about the pool and what this stage is about."""
+"""The command prints stories, and a last line about the pool and the counts of this stage."""
 
 import re
 
