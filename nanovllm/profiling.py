@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 Range = Callable[[str], AbstractContextManager[Any]]
+NO_RANGE = nullcontext()
 
 _recording: ExitStack | None = None  # the profile that is being recorded
 _range: Range | None = None  # how that profile names ranges
@@ -23,7 +24,7 @@ _range: Range | None = None  # how that profile names ranges
 
 def step_range(name: str) -> AbstractContextManager[Any]:
     """Return a context that appears as `name` in the profile. Without a profile, it does nothing."""
-    return nullcontext() if _range is None else _range(name)
+    return NO_RANGE if _range is None else _range(name)
 
 
 def start_profile(config: dict[str, Any], worker_name: str | None = None) -> None:

@@ -15,7 +15,10 @@ KB = 1024
 
 
 def comparison(num_sequences: int = 2, num_tokens: int = 256, longest: int = 2048, token_bytes: int = 512 * KB) -> Case:
-    """Compare reserved bytes with bytes in blocks. A token of Llama-2-7B has 512 KB in fp16."""
+    """Compare reserved bytes with bytes in blocks, as the text prints them. The lengths are ours.
+
+    A token of Llama-2-7B has 512 KB in fp16.
+    """
     by_hand = [num_sequences * length * token_bytes for length in (longest, -(-num_tokens // 16) * 16)]
     slots = SlotManager(num_sequences * longest, "max_model_len", longest, silent("s1"))
     blocks = BlockManager(num_sequences * longest // 16, 16, silent("s2"))

@@ -134,7 +134,7 @@ def defragmented() -> Case:
 
 
 def setting() -> Case:
-    """Call the function that the text sets the allocator up with."""
+    """Look up the function with which the text sets up the allocator."""
     return Case(
         f"`torch.cuda.memory.set_allocator_settings`, in torch {torch.__version__.split('+')[0]}",
         attempt(lambda: torch.cuda.memory.set_allocator_settings),

@@ -8,8 +8,8 @@ from stages.s2_block_manager.block_manager import BlockManager
 BLOCK = 16
 
 
-class Sequences:
-    """The text's block table of one sequence."""
+class BlockTable:
+    """The text's block table, of one sequence."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size, self.free_blocks = block_size, list(range(num_blocks))
@@ -28,7 +28,7 @@ def num_hits(index: set[int], tokens: list[int]) -> int:
 
 
 def cases() -> list[Case]:
-    text, ours, seq = Sequences(1, 4), BlockManager(1, 4, silent("s2")), sequence("s2", "a", [1] * 4)
+    text, ours, seq = BlockTable(1, 4), BlockManager(1, 4, silent("s2")), sequence("s2", "a", [1] * 4)
     for _ in range(3):
         text.append_slot()
     ours.allocate(seq)

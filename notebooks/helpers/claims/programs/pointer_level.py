@@ -28,7 +28,10 @@ class Block:
 
 
 class KVCacheManager:
-    """The text's manager: blocks 0 .. num_gpu - 1 on the GPU, the next num_cpu on the CPU; stacks of free ids."""
+    """The text's manager: blocks 0 .. num_gpu - 1 on the GPU, the next num_cpu on the CPU; stacks of free ids.
+
+    The lowest free id is on top, so that the text's example runs. Fields that no step here reads are left out.
+    """
 
     def __init__(self, num_gpu: int, num_cpu: int, num_layers: int = 2) -> None:
         self.blocks = {i: Block("gpu" if i < num_gpu else "cpu") for i in range(num_gpu + num_cpu)}
@@ -43,12 +46,6 @@ class KVCacheManager:
         for block in table:
             self.blocks[block].ref_count = 1
         return table
-
-    def free(self, table: list[int]) -> None:
-        for block in table:
-            self.blocks[block].ref_count -= 1
-            if self.blocks[block].ref_count == 0:
-                self.free_ids[self.blocks[block].location].append(block)
 
     def offload(self, table: list[int]) -> list[int]:
         return self._move(table, "cpu", lambda row, gpu_id: self.cpu[:, row].copy_(self.gpu[:, gpu_id]))
@@ -208,7 +205,10 @@ def early_return() -> Case:
 
 @dataclass
 class Loop:
-    """The text's scheduler: a request is a name, and holds some blocks."""
+    """The text's scheduler. A request is a name, and holds some blocks.
+
+    It treats waiting requests like swapped ones. The victim, our choice, is the one with most blocks.
+    """
 
     num_blocks: int
     swapped: list[str] = field(default_factory=list)
