@@ -7,10 +7,11 @@ from itertools import takewhile
 import pytest
 
 from notebooks.page.build import PAGE, load, unpack
-from notebooks.page.play import Crash, Recorded, Verdict, build, compare, main, playable
+from notebooks.page.play import Crash, Recorded, Verdict, build, compare, finish, main, playable, start
 from stages.tools.chain import load as load_chain
 from stages.tools.exercise.folder import copy_stage, open_functions
 from stages.tools.exercise.functions import find
+from stages.tools.exercise.variants import solutions
 from tests.helpers import ROOT, full
 
 STAGES = {stage.key: stage for stage in load_chain(ROOT).stages}
@@ -103,6 +104,17 @@ def test_the_first_difference_is_shown_if_a_later_one_is_decisive(runs):
     assert verdict.step == 3 and 39 in verdict.blocks and verdict.look_at[0] == taken["by"]
 
 
+def test_runs_with_the_same_tokens_in_other_steps_are_said_to_have_them(runs):
+    """A learner who waits for a load before anything else runs computes the same, a little later."""
+    yours = [event | {"step": event["step"] + (event["step"] >= 30)} for event in runs["s7"]]
+    yours.insert(next(i for i, e in enumerate(yours) if e["step"] == 31), {"kind": "step", "step": 30, "error": None})
+    verdict = verdict_on("s7", runs["s7"], yours)
+    assert verdict.step == 30 and verdict.lines[2].startswith("Every request still gets the same tokens")
+    token = next(event for event in yours if event["kind"] == "token" and event["step"] == 40)
+    yours[yours.index(token)] = token | {"token": 5}
+    assert verdict_on("s7", runs["s7"], yours).lines[2].startswith("Some requests get other tokens")
+
+
 def test_a_run_that_ends_early_or_late_parts_there(runs):
     last = runs["s4"][-1]["step"]
     early = list(takewhile(lambda event: event["step"] < last, runs["s4"]))
@@ -168,6 +180,17 @@ def test_planted_fault_is_located(key, tmp_path):
     assert FAULTS[key][1] in verdict.look_at and verdict.blocks + verdict.seqs
     source = verdict.source
     assert source and source["name"] == verdict.look_at[0] and str(source["file"]).startswith(f"exercises/{key}/")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("key", FAULTS)
+def test_another_solution_is_not_called_wrong(key, tmp_path):
+    reference = finish(start(STAGES[key], STAGES[key].folder, tmp_path / "theirs"), tmp_path / "theirs")
+    for number, (name, texts) in enumerate(solutions(STAGES[key]).items()):
+        folder, target = tmp_path / f"exercises/s{number}", tmp_path / f"yours{number}"
+        copy_stage(STAGES[key], folder, texts)
+        verdict = compare(STAGES[key], reference, finish(start(STAGES[key], folder, target), target))
+        assert verdict.is_same or "still gets the same tokens" in verdict.lines[2], f"{name}: {verdict}"
 
 
 @pytest.mark.full

@@ -70,6 +70,13 @@ def variant_faults(stage: Stage) -> list[str]:
     return [f"{variants_file(stage)}: {fault}" for fault in faults]
 
 
+def solutions(stage: Stage) -> dict[str, dict[str, str]]:
+    """Return, for the last solution of each step, the texts of the stage's files with it, by the solution's name."""
+    source = (stage.root / variants_file(stage)).read_text(encoding="utf-8")
+    last = {each.step: each for each in _variants(stage, ast.parse(source)) if each.is_right}
+    return {each.path: _replaced(stage, source, each, {}) for each in last.values()}
+
+
 def _variants(stage: Stage, tree: ast.Module) -> Iterator[Variant]:
     steps = {f"Step{step.number}": step for step in stage.steps}
     for group in _classes(tree):
