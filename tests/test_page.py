@@ -145,6 +145,12 @@ def test_missing_moment_is_an_error(runs):
         moments("s5", Run([event for event in runs["s5"].events if event["kind"] != "copied"]))
 
 
+def test_lessons_name_the_moments_of_their_stages(content):
+    for run in content["runs"]:
+        lesson = " ".join((ROOT / "stages" / PACKAGES[run["name"]] / "README.md").read_text(encoding="utf-8").split())
+        assert [each["title"] for each in run["moments"] if each["title"] not in lesson] == []
+
+
 def test_either_answer_can_be_right(content):
     """A reader who always picks the same answer should learn nothing."""
     right = [moment["right"] for run in content["runs"] for moment in run["moments"]]
