@@ -322,27 +322,6 @@ class Step2:
 
 
 class Step3:
-    class right_pops_and_inserts:
-        """The sequence is the last of running; the front of waiting is index 0."""
-
-        class Scheduler:
-            def _preempt(self, seq, makes_room_for):
-                self.num_preemptions += 1
-                self._observer.tell("preempt", seq, makes_room_for)
-                self.waiting.insert(0, self.running.pop())
-                self._kv_cache_manager.free(seq)
-
-    class right_builds_new_queues:
-        """Keep all but the sequence, and put it before all that wait."""
-
-        class Scheduler:
-            def _preempt(self, seq, makes_room_for):
-                self._kv_cache_manager.free(seq)
-                self.running[:] = [other for other in self.running if other is not seq]
-                self.waiting.extendleft([seq])
-                self.num_preemptions = self.num_preemptions + 1
-                self._observer.tell("preempt", seq, makes_room_for)
-
     class right_goes_on_to_admit_after_a_preemption:
         """The first in line has just lost its blocks: it does not fit, and holds up the others anyway."""
 
@@ -376,6 +355,27 @@ class Step3:
                         break
                 self._observer.tell("schedule", output)
                 return output
+
+    class right_pops_and_inserts:
+        """The sequence is the last of running; the front of waiting is index 0."""
+
+        class Scheduler:
+            def _preempt(self, seq, makes_room_for):
+                self.num_preemptions += 1
+                self.waiting.insert(0, self.running.pop())
+                self._kv_cache_manager.free(seq)
+                self._observer.tell("preempt", seq, makes_room_for)
+
+    class right_builds_new_queues:
+        """Keep all but the sequence, and put it before all that wait."""
+
+        class Scheduler:
+            def _preempt(self, seq, makes_room_for):
+                self._kv_cache_manager.free(seq)
+                self.running[:] = [other for other in self.running if other is not seq]
+                self.waiting.extendleft([seq])
+                self.num_preemptions = self.num_preemptions + 1
+                self._observer.tell("preempt", seq, makes_room_for)
 
     class wrong_waits_at_the_end:
         """The sequence loses its place to requests that came later."""
