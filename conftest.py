@@ -2,7 +2,8 @@
 
     --part quick   leaves out copies of an earlier stage's tests, and tests marked full: make test
     --part rest    the tests that quick leaves out: .ci/run runs them after quick
-    --part all     both: make test-all
+    --part nightly the longest forms, marked nightly: .ci/nightly runs them
+    --part all     all of them: make test-all
 
 A copy is left out only if its original is in the same run (tests/duplicate_tests.py), so `pytest stages/s7...` runs all
 tests of that stage. Mark a test's long form with pytest.param(1000, marks=pytest.mark.full).
@@ -26,8 +27,8 @@ LEFT_OUT = pytest.StashKey[Counter[str]]()  # the number of tests by kind
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    help = "quick: each distinct test once, in its short form; rest: what quick leaves out; all: both"
-    parser.addoption("--part", choices=["quick", "rest", "all"], default="quick", help=help)
+    help = "quick: each distinct test once, in its short form; rest: copies and long forms; nightly: the longest; all"
+    parser.addoption("--part", choices=["quick", "rest", "nightly", "all"], default="quick", help=help)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,6 +42,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     meaning = {
         "quick": "each distinct test once, in its short form; make test-all, or --part all, runs everything",
         "rest": "copies of an earlier stage's tests, and long forms",
+        "nightly": "the longest forms",
         "all": "everything",
     }
     return f"part {part}: {meaning[part]}"
@@ -63,8 +65,8 @@ def as_case(item: pytest.Item) -> Case:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, copies = config.getoption("part"), find_copies([as_case(item) for item in items], STAGES)
     last = costly_at_the_end({item.path for item in items})
-    kinds = ["copies" if i in copies else "long" if is_long(item, last) else "quick" for i, item in enumerate(items)]
-    kept = {"quick": {"quick"}, "rest": {"copies", "long"}, "all": {"quick", "copies", "long"}}[part]
+    kinds = ["copies" if i in copies else length(item, last) for i, item in enumerate(items)]
+    kept = {"rest": {"copies", "long"}, "all": {"quick", "copies", "long", "nightly"}}.get(part, {part})
     config.stash[LEFT_OUT] = Counter(kind for kind in kinds if kind not in kept)
     config.hook.pytest_deselected(items=[item for item, kind in zip(items, kinds, strict=True) if kind not in kept])
     items[:] = [item for item, kind in zip(items, kinds, strict=True) if kind in kept]
@@ -75,13 +77,17 @@ def costly_at_the_end(paths: set[Path]) -> set[Path]:
     return {STAGES[-1] / "tests" / name for name in COSTLY} & paths
 
 
-def is_long(item: pytest.Item, last: set[Path]) -> bool:
-    """Return True for tests marked full, those marked `ends` of a middle stage, and an earlier stage's costly files."""
+def length(item: pytest.Item, last: set[Path]) -> str:
+    """Return "nightly", "long" or "quick".
+
+    Long are tests marked full, those marked `ends` of a middle stage, and an earlier stage's costly files.
+    """
     between = STAGES[1:-1]
     stage = getattr(item, "callspec", None) and item.callspec.params.get("stage")
     is_between = stage in [f"stages.{folder.name}" for folder in between] and item.get_closest_marker("ends")
     is_costly = item.path.parent.parent in STAGES[:-1] and item.path.name in {path.name for path in last}
-    return bool(item.get_closest_marker("full") or is_between or is_costly)
+    is_long = item.get_closest_marker("full") or is_between or is_costly
+    return "nightly" if item.get_closest_marker("nightly") else "long" if is_long else "quick"
 
 
 # With pytest-xdist, the workers collect tests and send their counts to the controller, which prints them.
@@ -101,6 +107,6 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     left_out = config.stash.get(LEFT_OUT, Counter())
     if config.getoption("part") == "quick" and left_out:
-        copies, long = left_out["copies"], left_out["long"]
+        copies, long = left_out["copies"], left_out["long"] + left_out["nightly"]
         counts = f"left out: {copies:,} copies of an earlier stage's tests, {long:,} long"
         terminalreporter.write_line(f"{counts}. make test-all, or --part all, runs them.")

@@ -126,7 +126,7 @@ class Session:
         for name in FOLDERS:
             (folder / name).symlink_to(ROOT / name)
         self._folder, self._python = folder, python
-        self._environment = os.environ | {"MAKEFLAGS": f"PY={python}", "HF_HUB_OFFLINE": "1"} | environment
+        self._environment = os.environ | {"MAKEFLAGS": f"PY={python}", "ARGS": "", "HF_HUB_OFFLINE": "1"} | environment
         self._server: subprocess.Popen[str] | None = None
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

@@ -17,7 +17,7 @@ from tests.browser import NARROW, WIDE, browser, skip_without_chromium
 from tests.helpers import ROOT
 
 pytest.importorskip("myst_nb", reason="make book installs it")
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.nightly
 SOURCE = "https://example.org/blob/main"
 STAGES = sorted(path.parent.name for path in ROOT.glob("stages/s*/README.md"))
 

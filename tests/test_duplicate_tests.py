@@ -155,6 +155,9 @@ def repository(folders: list[Path], tmp_path: Path) -> Path:
     )
     shutil.copy(folders[0] / "pool.py", folders[1])
     edit(folders[1] / "llm.py", "pool = Pool", "pool = Pool()")
+    (folders[0] / "tests" / "test_b.py").write_text(
+        "import pytest\n\n\n@pytest.mark.nightly\ndef test_a_million(): ...\n"
+    )
     return tmp_path
 
 
@@ -168,17 +171,19 @@ def run_pytest(repository: Path, *arguments: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.parametrize("processes", [(), pytest.param(("-n", "2"), marks=pytest.mark.full)], ids=["one", "two"])
-def test_quick_and_rest_add_up_to_all_tests(repository, processes):
-    """Each stage has 6 tests and an example. In the second stage, only test_llm is not a copy. One test is long."""
+def test_parts_add_up_to_all_tests(repository, processes):
+    """Each stage has 6 tests and an example. In the second stage, only test_llm is not a copy. Two tests are long."""
     if processes:
         pytest.importorskip("xdist")
     quick, output = run_pytest(repository, *processes)
     rest, _ = run_pytest(repository, "--part", "rest", *processes)
+    nightly, _ = run_pytest(repository, "--part", "nightly", *processes)
     everything, _ = run_pytest(repository, "--part", "all", *processes)
-    assert len(everything) == 14 and quick | rest == everything and not quick & rest
+    assert nightly == {"stages/s1_one/tests/test_b.py::test_a_million"}
+    assert len(everything) == len(quick) + len(rest) + 1 == 15 and quick | rest | nightly == everything
     assert {test for test in quick if "s2_two" in test} == {"stages/s2_two/tests/test_a.py::test_llm"}
     (line,) = re.findall("^left out: .*", output, re.M)
-    assert line == "left out: 6 copies of an earlier stage's tests, 1 long. make test-all, or --part all, runs them."
+    assert line == "left out: 6 copies of an earlier stage's tests, 2 long. make test-all, or --part all, runs them."
 
 
 def test_copies_run_without_their_originals(repository):

@@ -32,6 +32,13 @@ MEASUREMENT = re.compile(
 )
 
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
+each_in_full = pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.full if path.stem == "nanovllm" else pytest.mark.nightly)
+        for path in PATHS
+    ],
+)
 LONG = {"claims", "s1_contiguous_cache", "s4_continuous_batching", "s6_prefix_caching"}
 each_in_its_time = pytest.mark.parametrize(
     "path",
@@ -89,8 +96,7 @@ def seconds_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-@pytest.mark.full
-@each_notebook
+@each_in_full
 def test_runs_top_to_bottom(path, tmp_path):
     """Run a copy in full, from the root of the repository.
 

@@ -58,7 +58,7 @@ def streamed_by(sizes: Iterator[int], tokenizer: Any, ids: list[int]) -> str:
 # Ids and text
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.nightly)])
 def test_ids_and_text_are_the_same_as_in_transformers(pair, count):
     ours, theirs = pair.ours, pair.theirs
     for text in [*PIECES, *fuzzed_texts(count)]:
@@ -70,7 +70,7 @@ def test_ids_and_text_are_the_same_as_in_transformers(pair, count):
             assert ours.decode(ids, skip_special_tokens=skip) == expected, text
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.nightly)])
 def test_text_of_random_ids_is_the_same_as_in_transformers(pair, count):
     rng = random.Random(count)
     for _ in range(count):
@@ -95,7 +95,7 @@ def test_vocabulary_and_special_tokens_are_the_same_as_in_transformers(pair):
 # Streams
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("shows", [False, True])
 def test_pieces_of_a_stream_add_up_to_the_text(pair, shows, count):
     tokenizer = pair.ours.showing_special_tokens() if shows else pair.ours

@@ -85,8 +85,9 @@ def test_replay_gives_the_state_after_each_step(stage):
     assert len(steps) > 40, "this tests too little"
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=pytest.mark.nightly if part else pytest.mark.full) for part in range(10)]
+)
 @each_stage()
 def test_replay_gives_the_state_after_each_step_of_long_histories(stage, part):
     for history in range(part * 12, part * 12 + 12):
@@ -136,7 +137,7 @@ def whys_of(events):
     return {(event["kind"], event["why"]) for event in events if "why" in event and event["kind"] != "refused"}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_every_why_occurs():
     whys = set()
     for stage in STAGES:

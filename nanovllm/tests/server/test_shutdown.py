@@ -77,7 +77,7 @@ def test_server_that_is_still_loading_ends_at_once(number):
     engines = engines_of(process)
     process.send_signal(number)
     assert process.wait(5) == {signal.SIGTERM: 0, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
-    until(lambda: not any(map(is_alive, engines)), 5)
+    until(lambda: not any(map(is_alive, engines)))
     process.communicate()
 
 

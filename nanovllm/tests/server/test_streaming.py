@@ -142,7 +142,7 @@ def test_random_stream_joins_to_the_whole_response(served, seed):
     check_random_stream(served, seed)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_many_random_streams_join_to_the_whole_responses(served):
     for seed in range(8, 300):
         check_random_stream(served, seed)
