@@ -49,7 +49,7 @@ PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest $(PYTEST_FLAGS)
 test: $(call needs,test) ## run each distinct test once, in minutes
 	@$(PYTEST) $(ARGS)
 
-test-all: $(call needs,test $(if $(PART),,book)) ## run every test: copies in later stages, long histories, notebooks, exercises; PART=rest skips those of make test
+test-all: $(call needs,test $(if $(filter rest,$(PART)),,book)) ## run every test: copies in later stages, long histories, notebooks, exercises; PART=rest skips those of make test
 	@$(PYTEST) --part $(or $(PART),all) $(ARGS)
 
 .venv-triton/.complete: .ci/setup_triton.py $(call needs,test)
