@@ -249,7 +249,7 @@ def draw_spans(ax: Axes, spans: Sequence[Span], title: str) -> None:
 
 
 class Measured(NamedTuple):
-    """The times of a step, and the limits of the machine in the same rounds."""
+    """The best times of a step, and the limits of the machine in the same rounds."""
 
     ms: dict[tuple[str, int], float]  # by way and rows
     bandwidth: float  # bytes per second, of a read test
@@ -266,8 +266,9 @@ def measure(
             if way in ways:
                 calls[way, rows] = partial(step.seconds, way, rows)
     limits = {"read": lambda: read_bandwidth(step.llm), "multiply": partial(operations_per_second, step.engine.dtype)}
-    middle = harness.medians(harness.take_turns(calls | limits, rounds, least_rounds=1, seconds=seconds))
-    return Measured({key: 1000 * middle[key] for key in calls}, middle["read"], middle["multiply"])
+    results = harness.take_turns(calls | limits, rounds, least_rounds=1, seconds=seconds)
+    ms = {key: 1000 * min(result[key] for result in results) for key in calls}
+    return Measured(ms, *(max(result[name] for result in results) for name in limits))
 
 
 def operations_per_second(dtype: torch.dtype, size: int = 1024) -> float:
