@@ -62,8 +62,10 @@ def finding_10() -> Finding:
         name: committed(f"claims.attention.{key}_bytes_per_second").text("{:.1f}", 1e-9)
         for name, key in (("blocks", "s3_4096"), ("slices", "s1_4096"), ("read", "read"))
     }
+    read, slices = (committed(f"claims.attention.{key}_bytes_per_second").value for key in ("read", "s1_4096"))
     return finding(
         10,
+        holds_as_worded=slices < read / 2,  # far from the memory's limit
         **speeds,
         at_8=at_8.text(),
         lost=lost.text(),

@@ -1,7 +1,7 @@
 """Load or recompute (claim 16), and other memories: pinned, pageable, a disk (17)."""
 
 from notebooks.helpers.claims.findings import Finding, committed, finding, under
-from notebooks.helpers.s7 import GPU, Machine
+from notebooks.helpers.s7 import GPU, SLOW_LINK, Machine
 from stages.bench.locality import BLOCK_OF_70B
 
 TOKEN_OF_70B = BLOCK_OF_70B // 16  # bytes
@@ -22,12 +22,13 @@ def finding_16() -> Finding:
     here = {n: committed(f"offload.first_token.{n}").text("{:.1f}") for n in (16, 256, 1024)}
     return finding(
         16,
+        holds_as_worded=SLOW_LINK.ratio < 1 < GPU.ratio and round(CLAIMED.ratio) == 22,
         claimed=CLAIMED.ratio,
         here=", ".join(f"{text} times at {n:,} tokens" for n, text in here.items()),
         set_up=1e6 * set_up_for_even(256),
         prefill=GPU.tokens_per_second,
         fast=GPU.ratio,
-        slow=GPU._replace(bytes_per_second=2e9).ratio,
+        slow=SLOW_LINK.ratio,
     )
 
 
@@ -36,6 +37,7 @@ def finding_17() -> Finding:
     pinned = committed("claims.copies.pageable_over_pinned").text()
     return finding(
         17,
+        holds_as_worded=times["cold_read"].value < 1000 * 16 / CLAIMED.tokens_per_second,
         **{name: t.text("{:.1f}") for name, t in times.items()},
         pinned=f"{pinned} times" if under("claims.copies") else "not measured, for lack of a GPU",
         claimed=BLOCK_OF_70B / 0.73e-3 / 1e9,

@@ -94,6 +94,7 @@ def finding_8() -> Finding:
     outcome = ["gets stuck" if is_stuck else "ends" for is_stuck in stuck.values()]
     return finding(
         8,
+        holds_as_worded=stuck[512],  # without preemption, in spite of the watermark
         small=outcome[0],
         large=outcome[1],
         for_100=tolls[1].for_100,
