@@ -17,9 +17,9 @@ from stages.bench.engines import PACKAGES
 SOURCE = ROOT / "nanovllm" / "server" / "page"
 PAGE = ROOT / "notebooks" / "pool.html"
 LEAD = (
-    "A server keeps the keys and values of every token it has read, one token per slot of memory. Here, eight requests, "
-    "A to H, share 320 slots, and seven stages serve them. F asks for three samples. Stages 1 to 3 get all requests at "
-    "once. From stage 4 on, F, G and H arrive while others run."
+    "A server keeps the keys and values of every token it has read, one token per slot of memory. Here, eight "
+    "requests, A to H, share 320 slots, and seven stages serve them. F asks for three samples. Stages 1 to 3 get all "
+    "requests at once. From stage 4 on, F, G and H arrive while others run."
 )
 STAGES = {
     "s1": ("One piece", "Each sequence reserves one piece of the pool for its whole life."),

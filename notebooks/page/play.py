@@ -170,7 +170,8 @@ def finish(process: "subprocess.Popen[bytes]", target: Path) -> Recorded:
         process.kill()
         process.wait()
         crash = Crash(f"the run did not end in {SECONDS} seconds")
-    lines = [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()] if target.exists() else []
+    written = target.read_text(encoding="utf-8") if target.exists() else ""
+    lines = [json.loads(line) for line in written.split("\n")[:-1]]  # a process that was killed may leave half a line
     if lines and "crash" in lines[-1]:
         last = lines.pop()
         crash = Crash(last["crash"], last["place"], last["function"])

@@ -49,7 +49,7 @@ class Sink:
                 os._exit(0)
 
     def write(self, line: dict[str, Any]) -> None:
-        self._file.write(json.dumps(line, default=str) + "\n")
+        self._file.write(json.dumps(line, default=plain) + "\n")
         self._file.flush()  # whatever happens next
 
     def _innermost(self) -> str | None:
@@ -68,6 +68,11 @@ class Sink:
         place = places[-1]._asdict() if places else None
         words = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else error_text(error)
         self.write({"crash": words, "place": place, "function": functions[-1] if functions else None})
+
+
+def plain(value: Any) -> int | str:
+    """Return a value that JSON does not know: a block may be a tensor with one number."""
+    return int(value) if hasattr(value, "__index__") else repr(value)
 
 
 def is_cleaning_up() -> bool:
