@@ -137,6 +137,8 @@ class BeamSearch:
     """A search, one prompt at a time. It uses the engine's pool and model, so no request may be running."""
 
     def __init__(self, engine: LLMEngine, params: BeamSearchParams) -> None:
+        if not isinstance(params, BeamSearchParams):
+            raise ValueError(f"params must be BeamSearchParams, got {type(params).__name__}")
         if params.beam_width > engine.config.max_num_seqs:
             limit = engine.config.max_num_seqs
             raise ValueError(f"beam_width must be at most max_num_seqs, {limit}, got {params.beam_width}")

@@ -365,6 +365,11 @@ def test_more_beams_than_max_num_seqs_are_refused(checkpoint):
     assert len(llm.beam_search([PROMPTS[0]], BeamSearchParams(3))[0].outputs) == 3
 
 
+def test_params_of_another_kind_are_refused(checkpoint):
+    with pytest.raises(ValueError, match="params must be BeamSearchParams, got SamplingParams"):
+        LLM(checkpoint).beam_search([PROMPTS[0]], params(4))
+
+
 def test_search_does_not_disturb_unfinished_requests(checkpoint):
     llm = LLM(checkpoint, block_size=4)
     llm.llm_engine.add_request("a", PROMPTS[0], params(5))
