@@ -55,9 +55,9 @@ def seats_in_a_batch(config: ModelConfig) -> dict[str, int]:
 def at_once(model: Path) -> dict[str, float]:
     """Return the mean number of running sequences under traffic, and the shares of the pool promised, held and empty.
 
-    Part 1 of the notebook has the same traffic, in a pool of half the size. `moving` is the mean number of sequences if
-    pieces are compacted whenever enough slots are free. `copied_over_moved` divides the slots that gathering copies by
-    those that compacting copies.
+    Part 1 of the notebook has the same traffic and pool. `moving` is the mean number of sequences if pieces are
+    compacted whenever enough slots are free. `copied_over_moved` divides the slots that gathering copies by those that
+    compacting copies.
     """
     compacting, mean = Compacting(), statistics.mean
     tables = moments_of("s2", in_tables(), model, BlockManager.can_promise)
