@@ -110,7 +110,7 @@ class Step1:
     class wrong_never_gives_the_block_back:
         """Take a block of the tier, and leave it held."""
 
-        red = "Full tier evicts the least recently used block"
+        red = "A full tier evicts the least recently used block"
 
         class HostTier:
             def store(self, block, block_hash):
@@ -250,7 +250,7 @@ class Step2:
     class wrong_needs_no_block_for_a_hit_on_the_host:
         """Count a hit on the host like one that somebody holds."""
 
-        red = "Hit on the host needs a block of the device"
+        red = "A hit on the host needs a block of the device"
 
         class BlockManager:
             def num_needed(self, seq, hits):

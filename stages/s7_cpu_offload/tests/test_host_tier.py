@@ -36,7 +36,7 @@ def stored(tier: HostTier, *hashes: bytes) -> list[bool]:
     return [block_hash in tier for block_hash in hashes]
 
 
-def test_stored_block_keeps_its_bytes_when_the_device_block_is_reused(tier, device_blocks):
+def test_a_stored_block_keeps_its_bytes_when_the_device_block_is_reused(tier, device_blocks):
     before = device_blocks[2].clone()
     tier.store(2, b"a")
     assert stored(tier, b"a") == [True], "block 2 was stored under hash a"
@@ -45,7 +45,7 @@ def test_stored_block_keeps_its_bytes_when_the_device_block_is_reused(tier, devi
     assert torch.equal(tier.blocks[held], before), "the host's block must be a copy of device block 2"
 
 
-def test_full_tier_evicts_the_least_recently_used_block(tier):
+def test_a_full_tier_evicts_the_least_recently_used_block(tier):
     """The host has three blocks, and blocks a, b, c and d are stored in this order."""
     for block, block_hash in enumerate([b"a", b"b", b"c", b"d"]):
         tier.store(block, block_hash)
@@ -62,7 +62,7 @@ def test_storing_a_block_again_renews_it_without_a_copy(tier):
     tier.check_integrity()
 
 
-def test_held_block_is_not_evicted_until_it_is_released(tier):
+def test_a_held_block_is_not_evicted_until_it_is_released(tier):
     tier.store(0, b"a")
     held = tier.hold([b"a"])
     for block_hash in (b"b", b"c", b"d", b"e"):
@@ -74,7 +74,7 @@ def test_held_block_is_not_evicted_until_it_is_released(tier):
     assert stored(tier, b"a") == [False]
 
 
-def test_block_that_is_held_can_be_stored_again(tier):
+def test_a_block_that_is_held_can_be_stored_again(tier):
     tier.store(0, b"a")
     held = tier.hold([b"a"])
     tier.store(1, b"a")
@@ -83,7 +83,7 @@ def test_block_that_is_held_can_be_stored_again(tier):
     tier.check_integrity()
 
 
-def test_tier_whose_blocks_are_all_held_stores_nothing(tier):
+def test_a_tier_whose_blocks_are_all_held_stores_nothing(tier):
     for block_hash in (b"a", b"b", b"c"):
         tier.store(0, block_hash)
     held = tier.hold([b"a", b"b", b"c"])
@@ -93,14 +93,14 @@ def test_tier_whose_blocks_are_all_held_stores_nothing(tier):
     tier.check_integrity()
 
 
-def test_tier_without_blocks_stores_nothing(device_blocks):
+def test_a_tier_without_blocks_stores_nothing(device_blocks):
     tier = HostTier(device_blocks, 0, Observer())
     tier.store(0, b"a")
     assert stored(tier, b"a") == [False] and tier.num_blocks_stored == 0
     tier.check_integrity()
 
 
-def test_observer_hears_which_blocks_are_stored_and_renewed(device_blocks):
+def test_the_observer_hears_which_blocks_are_stored_and_renewed(device_blocks):
     events: list[tuple] = []
 
     class Recorder(Observer):
@@ -113,7 +113,7 @@ def test_observer_hears_which_blocks_are_stored_and_renewed(device_blocks):
     assert events == [("store", 2, 0, b"a"), ("renew", 0, b"a")]
 
 
-def test_loaded_block_has_its_bytes_and_other_blocks_are_unchanged(tier, device_blocks):
+def test_a_loaded_block_has_its_bytes_and_other_blocks_are_unchanged(tier, device_blocks):
     before = device_blocks.clone()
     tier.store(2, b"a")
     device_blocks[2] = 0
@@ -123,7 +123,7 @@ def test_loaded_block_has_its_bytes_and_other_blocks_are_unchanged(tier, device_
     assert (tier.num_blocks_stored, tier.num_blocks_loaded) == (1, 1)
 
 
-def test_load_holds_its_host_blocks_until_it_is_collected(tier):
+def test_a_load_holds_its_host_blocks_until_it_is_collected(tier):
     tier.store(0, b"a")
     tier.load([BlockCopy(*tier.hold([b"a"]), 3)])
     for block_hash in (b"b", b"c", b"d"):

@@ -65,13 +65,13 @@ def test_only_blocks_that_the_device_lacks_are_loaded(engine):
     assert loaded(engine) == 1 + 1, "the first two blocks are on the device since the request before"
 
 
-def test_loaded_block_is_hit_on_the_device_from_then_on(engine):
+def test_a_loaded_block_is_hit_on_the_device_from_then_on(engine):
     drive_out(engine, TEXT)
     assert [computed(engine, TEXT) for _ in range(2)] == [4, 4]
     assert loaded(engine) == 3, "the second request must find the blocks that the first one has loaded"
 
 
-def test_load_does_not_evict_what_it_loads(checkpoint):
+def test_a_load_does_not_evict_what_it_loads(checkpoint):
     """Device and host have 4 blocks each. The load takes all of the device's, whose evicted blocks fill the host."""
     engine = scripted_engine(checkpoint, num_blocks=4, enable_prefix_caching=True, kv_offloading_tokens=16)
     computed(engine, TEXT)
@@ -79,7 +79,7 @@ def test_load_does_not_evict_what_it_loads(checkpoint):
     assert computed(engine, TEXT) == 4 and loaded(engine) == 3
 
 
-def test_hit_on_the_host_needs_a_block_of_the_device(engine):
+def test_a_hit_on_the_host_needs_a_block_of_the_device(engine):
     drive_out(engine, TEXT)
     [seq] = engine.input_processor.process("y", TEXT, SamplingParams())
     hits = engine.kv_cache_manager.find_hits(seq)
@@ -149,7 +149,7 @@ def test_requests_with_the_same_prompt_wait_for_one_load(checkpoint):
     assert {"b", "c"} <= first_outputs(engine, 2).keys(), 'the blocks of "b" and "c" have arrived: both can run'
 
 
-def test_engine_waits_for_a_load_if_nothing_else_can_run(engine):
+def test_the_engine_waits_for_a_load_if_nothing_else_can_run(engine):
     """The only request waits for its blocks. Two steps later it must have its token."""
     drive_out(engine, TEXT)
     transfers = slow_loads(engine)
@@ -176,7 +176,7 @@ def test_samples_of_a_cached_prompt_run_while_another_request_waits_for_its_bloc
     assert len(transfers) == 1 and not transfers[0].has_arrived
 
 
-def test_aborted_request_gives_up_its_loading_blocks_when_they_have_arrived(engine):
+def test_an_aborted_request_gives_up_its_loading_blocks_when_they_have_arrived(engine):
     """Request "b" holds four blocks, and three of them are on their way when it is aborted."""
     transfers, manager = slow_loads(engine), engine.kv_cache_manager
     start_load(engine)
@@ -203,7 +203,7 @@ def test_integrity_holds_when_a_load_has_arrived_but_is_not_collected(engine, is
     check(engine)
 
 
-def test_preempted_request_hits_the_blocks_that_its_load_brings(engine):
+def test_a_preempted_request_hits_the_blocks_that_its_load_brings(engine):
     """Request "a" outgrows its blocks while "b" waits for a load. So "b" is preempted, and its load goes on."""
     transfers = slow_loads(engine)
     start_load(engine)
@@ -215,7 +215,7 @@ def test_preempted_request_hits_the_blocks_that_its_load_brings(engine):
     assert loaded(engine) == 3, "one load is enough"
 
 
-def test_last_running_sequence_waits_for_blocks_that_a_load_holds(checkpoint):
+def test_the_last_running_sequence_waits_for_blocks_that_a_load_holds(checkpoint):
     """The pool has three blocks. In the end "a" needs all of them, and the load of "b", preempted, holds one."""
     engine = scripted_engine(checkpoint, num_blocks=3, enable_prefix_caching=True, kv_offloading_tokens=64)
     computed(engine, TEXT[:8])
@@ -230,7 +230,7 @@ def test_last_running_sequence_waits_for_blocks_that_a_load_holds(checkpoint):
     assert said_by_all(outputs["b"]) == [said_alone(TEXT[:8], 1)]
 
 
-def test_beam_search_waits_for_the_blocks_of_its_prompt(checkpoint):
+def test_a_beam_search_waits_for_the_blocks_of_its_prompt(checkpoint):
     options = {"kv_cache_tokens": 40, "max_model_len": 40, "kv_offloading_tokens": 200, "offload_policy": "load"}
     llm, params = LLM(checkpoint, block_size=4, **options), BeamSearchParams(2, 4, ignore_eos=True)
     [first] = llm.beam_search(TEXT, params)

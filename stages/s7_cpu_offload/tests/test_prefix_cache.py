@@ -30,7 +30,7 @@ def test_only_full_blocks_have_a_hash():
     assert hashes_of([1, 2, 3, 4, 5]) == hashes_of([1, 2, 3, 4]), "token 5 is in neither of the full blocks"
 
 
-def test_hash_depends_on_every_token_up_to_the_end_of_the_block():
+def test_a_hash_depends_on_every_token_up_to_the_end_of_the_block():
     """A token's keys and values depend on all tokens before it."""
     assert hashes_of([1, 2, 7, 7, 8, 8]) == hashes_of([1, 2, 7, 7, 8, 8]), "equal prefixes have different hashes"
     ones, others = hashes_of([1, 2, 7, 7, 8, 8]), hashes_of([1, 3, 7, 7, 8, 8])
@@ -45,7 +45,7 @@ def test_different_tokens_have_different_hashes():
         assert hash_block_tokens(b"", one) != hash_block_tokens(b"", other), f"{one} and {other} have the same hash"
 
 
-def test_growing_sequence_keeps_its_hashes():
+def test_a_growing_sequence_keeps_its_hashes():
     """A sequence is hashed seven times, and it is one token longer each time."""
     hashes: list[BlockHash] = []
     for count in range(8):
@@ -78,14 +78,14 @@ def test_cached_blocks_are_taken_last():
     assert take_all(pool)[4:] == [0, 3], "the cached blocks 0 and 3 must come last"
 
 
-def test_end_of_a_prefix_is_evicted_before_its_beginning():
+def test_the_end_of_a_prefix_is_evicted_before_its_beginning():
     """A block table [4, 1, 3] is freed, and all of its blocks are cached."""
     pool = pool_with({b"a": 4, b"b": 1, b"c": 3})
     pool.free_blocks([4, 1, 3])
     assert take_all(pool) == [3, 1, 4], "without its beginning, the rest of a prefix can't be hit"
 
 
-def test_least_recently_used_block_is_evicted_first():
+def test_the_least_recently_used_block_is_evicted_first():
     """Blocks 1, 0 and 2 are freed in this order. Then block 1 is hit, and freed again."""
     pool = pool_with({b"a": 0, b"b": 1, b"c": 2})
     for block in (1, 0, 2):
@@ -95,7 +95,7 @@ def test_least_recently_used_block_is_evicted_first():
     assert take_all(pool) == [0, 2, 1]
 
 
-def test_hit_takes_a_block_out_of_the_free_queue():
+def test_a_hit_takes_a_block_out_of_the_free_queue():
     pool = pool_with({b"a": 0, b"b": 1, b"c": 2})
     pool.free_blocks([0, 1, 2])
     pool.touch([1])
@@ -104,7 +104,7 @@ def test_hit_takes_a_block_out_of_the_free_queue():
     pool.check_integrity([1, 3, 4, 5])
 
 
-def test_evicted_block_is_no_longer_found_and_can_be_cached_again():
+def test_an_evicted_block_is_no_longer_found_and_can_be_cached_again():
     """The only free block is cached under hash a. It is taken, and then cached under hash b."""
     pool = pool_with({b"a": 0})
     pool.free_blocks([0])
@@ -114,7 +114,7 @@ def test_evicted_block_is_no_longer_found_and_can_be_cached_again():
     assert pool.cached == {b"b": 0}
 
 
-def test_first_of_two_equal_blocks_stays_cached():
+def test_the_first_of_two_equal_blocks_stays_cached():
     """Blocks 0 and 1 hold the same tokens. Block 0 was cached first."""
     pool = pool_with({b"a": 0})
     pool.cache_block(1, b"a")
@@ -123,7 +123,7 @@ def test_first_of_two_equal_blocks_stays_cached():
     assert take_all(pool) == [1, 0], "block 1 is not cached, so it must be taken first"
 
 
-def test_observer_hears_which_blocks_are_cached_and_evicted():
+def test_the_observer_hears_which_blocks_are_cached_and_evicted():
     events: list[tuple] = []
 
     class Recorder(Observer):
@@ -168,7 +168,7 @@ def test_full_blocks_of_an_earlier_prompt_are_hit(engine):
 
 
 @pytest.mark.parametrize("num_tokens, num_hits", [(8, 1), (9, 2), (4, 0), (5, 1), (3, 0)])
-def test_last_token_of_a_prompt_is_always_computed(engine, num_tokens, num_hits):
+def test_the_last_token_of_a_prompt_is_always_computed(engine, num_tokens, num_hits):
     """All of its blocks are cached, but without the logits of its last token there is no next one."""
     computed(engine, TEXT)
     found = len(engine.kv_cache_manager.find_hits(sequence(engine, TEXT[:num_tokens])))
@@ -226,7 +226,7 @@ def test_equal_prompts_in_one_step_are_both_computed_and_cached_once(engine):
     assert len(engine.kv_cache_manager.pool.cached) == 2
 
 
-def test_hit_needs_a_free_block_only_while_no_sequence_holds_it(checkpoint):
+def test_a_hit_needs_a_free_block_only_while_no_sequence_holds_it(checkpoint):
     """A prompt of 3 blocks hits two. They cost nothing while another request holds them; idle, they are free blocks."""
     engine = scripted_engine(checkpoint, num_blocks=5, enable_prefix_caching=True)
     manager, seq = engine.kv_cache_manager, sequence(engine, TEXT[:12])
@@ -246,7 +246,7 @@ def test_admission_does_not_evict_its_own_hits(checkpoint):
     assert computed(engine, TEXT) == 8
 
 
-def test_preempted_request_hits_its_own_blocks(checkpoint):
+def test_a_preempted_request_hits_its_own_blocks(checkpoint):
     """Of its three blocks two are full. The older request takes the third, and the other two stay cached."""
     engine = scripted_engine(checkpoint, num_blocks=5, enable_prefix_caching=True)
     prompts = {name: add(engine, name, num_tokens, max_tokens=4) for name, num_tokens in (("a", 7), ("b", 9))}
@@ -276,7 +276,7 @@ def test_samples_of_a_cached_prompt_run_in_the_step_that_admits_it(engine):
     assert len(engine.model_runner.steps) == num_steps + 1
 
 
-def test_repeated_beam_search_hits_its_prompt(checkpoint):
+def test_a_repeated_beam_search_hits_its_prompt(checkpoint):
     """12 of the prompt's 13 tokens are cached the second time. Two beams compute 5 more each, both times."""
     llm, params = LLM(checkpoint, block_size=4), BeamSearchParams(2, 6, ignore_eos=True)
     outputs, counts = [], [llm.model_runner.num_tokens]
