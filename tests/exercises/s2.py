@@ -66,6 +66,19 @@ class Step1:
                     raise AssertionError(f"{num_free} blocks are free, not {count}") from None
                 return taken
 
+    class wrong_compares_with_the_whole_pool:
+        """Compare with the number of blocks that the pool has, and not with those that are free."""
+
+        red = "no error was raised"
+
+        class BlockPool:
+            def get_new_blocks(self, count):
+                left = len(self.free) - count
+                assert count <= self.num_blocks, (count, self.num_blocks)
+                blocks = self.free[left:][::-1]
+                del self.free[left:]
+                return blocks
+
     class wrong_pops_without_a_check:
         """Take blocks until there are none."""
 

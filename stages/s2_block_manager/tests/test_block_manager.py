@@ -64,12 +64,13 @@ def test_pool_hands_out_the_last_freed_block_first():
 
 
 def test_pool_refuses_more_blocks_than_it_has():
-    """A pool of 3 is asked for 4: it raises AssertionError with both numbers, and still has all 3."""
-    pool = BlockPool(3)
+    """3 of 8 blocks are free, and 4 are asked for: it raises AssertionError with both numbers, and still has the 3."""
+    pool = BlockPool(8)
+    pool.get_new_blocks(5)
     with pytest.raises(AssertionError) as refused:
         pool.get_new_blocks(4)
     assert {"3", "4"} <= set(re.findall(r"\d+", str(refused.value))), "the error names 4 blocks asked for, and 3 free"
-    assert pool.get_new_blocks(3) == [0, 1, 2], "a refusal takes nothing, so all 3 blocks are still there"
+    assert pool.get_new_blocks(3) == [5, 6, 7], "a refusal takes nothing, so all 3 blocks are still there"
 
 
 # Block tables
