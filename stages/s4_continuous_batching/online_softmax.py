@@ -23,7 +23,9 @@ class Part(NamedTuple):
 
 
 def merge_attn_states(a: Part, b: Part) -> Part:
-    """Return attention to the keys of both. Leave `a` and `b` as they are, and be exact for an lse of any size.
+    """Return attention to the keys of both, and leave `a` and `b` as they are.
+
+    Be exact for an lse of any size. At most one of the two is -inf: that part has no share.
 
     Two keys of score 0 with the values 1 and 3, and a key of score 0 with the value 8:
     >>> two = Part(torch.tensor([[2.0]]), torch.tensor([2.0]).log())
@@ -37,9 +39,10 @@ def merge_attn_states(a: Part, b: Part) -> Part:
 
 
 def attend_part(q: Tensor, k: Tensor, v: Tensor, is_hidden: Tensor) -> Part:
-    """Return attention to these keys, in float32 and finite for scores of any size.
+    """Return attention to these keys, in float32. A score is q @ k / sqrt(head_dim).
 
-    A query that may see none of them gets an out of zeros, and an lse so low (-inf will do) that merging ignores it.
+    `out` is finite for scores of any size. So is `lse`, except for a query that may see none of the keys: its out is
+    zeros, and its lse is so low (-inf will do) that merging ignores it.
 
     q [num_seqs, num_kv_heads, group, query_len, head_dim]: the query heads that share a KV head are a group
     k, v [num_seqs, num_kv_heads, num_keys, head_dim]; is_hidden bool [num_seqs, 1, 1, query_len, num_keys]

@@ -148,6 +148,18 @@ class Step1:
                 self.pool.free_blocks(seq.block_table)
                 self._observer.tell("free", seq, seq.block_table)
 
+    class wrong_keeps_the_holder:
+        """The manager still counts a sequence that was freed."""
+
+        red = "report() still counts blocks that were promised to them"
+
+        class BlockManager:
+            def free(self, seq):
+                self._peak = self.peak
+                blocks, seq.block_table = seq.block_table, []
+                self.pool.free_blocks(blocks)
+                self._observer.tell("free", seq, blocks)
+
     class wrong_forgets_the_peak:
         """Nothing remembers how much was held before."""
 

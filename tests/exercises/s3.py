@@ -56,6 +56,17 @@ class Step1:
             out = (a.out * sum_a[..., None] + b.out * sum_b[..., None]) / total[..., None]
             return Part(out, total.log())
 
+    class wrong_adds_to_the_first_lse:
+        """Relative to the lse of the first part, which may be -inf."""
+
+        red = "the out of both, of which one has no keys, is not finite: it holds nan"
+
+        def merge_attn_states(a, b):
+            ratio = (b.lse - a.lse).exp().clamp(max=LIMITS.max)
+            lse = a.lse + ratio.log1p()
+            out = a.out * (a.lse - lse).exp()[..., None] + b.out * (b.lse - lse).exp()[..., None]
+            return Part(out, lse)
+
     class wrong_changes_its_inputs:
         """The first part is overwritten."""
 

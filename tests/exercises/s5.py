@@ -102,6 +102,18 @@ class Step1:
                     self.ref_counts[block] -= 1
                     self.free.append(block)
 
+    class wrong_frees_a_table_from_its_beginning:
+        """The last block of the table ends up on top of the stack."""
+
+        red = "are taken as [5, 0, 6]"
+
+        class BlockPool:
+            def free_blocks(self, blocks):
+                for block in blocks:
+                    self.ref_counts[block] -= 1
+                    if self.ref_counts[block] == 0:
+                        self.free.append(block)
+
     class wrong_computes_nothing_for_the_child:
         """The child has the blocks, and still takes its tokens for uncomputed."""
 

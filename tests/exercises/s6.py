@@ -162,6 +162,22 @@ class Step2:
                         self.free[block] = None
                         self.free.move_to_end(block, last=block in self.hashes)
 
+    class wrong_puts_the_end_of_a_table_in_front:
+        """Cached blocks go back in reverse order, the others in the order of the table."""
+
+        red = "are taken as [5, 0, 6]"
+
+        class BlockPool:
+            def free_blocks(self, blocks):
+                for block in blocks:
+                    self.ref_counts[block] -= 1
+                idle = [block for block in blocks if self.ref_counts[block] == 0]
+                for block in reversed([block for block in idle if block in self.hashes]):
+                    self.free[block] = None
+                for block in [block for block in idle if block not in self.hashes]:
+                    self.free[block] = None
+                    self.free.move_to_end(block, last=False)
+
     class wrong_mixes_cached_and_other_blocks:
         """Append every block at the back of the queue."""
 

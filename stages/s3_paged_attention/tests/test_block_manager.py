@@ -130,6 +130,7 @@ def test_free_returns_all_blocks_of_a_sequence():
     assert picture(manager) == "........--------", "a's two blocks are free, b's two are held"
     manager.free(b)
     assert picture(manager) == "." * 16, "all blocks are free"
+    assert manager.report().promised == 0, "both are freed, and report() still counts blocks that were promised to them"
 
 
 # Events

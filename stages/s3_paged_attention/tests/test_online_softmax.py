@@ -74,6 +74,14 @@ def test_parts_with_scores_of_any_size_merge(lse):
     assert_close("the lse of both", merged.lse, torch.tensor([lse + 1.3133]), 1e-6)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_part_without_keys_has_no_share(is_first):
+    """Its lse is -inf, the logarithm of 0. The other part has the out 2 and the lse 1."""
+    parts = [Part(torch.tensor([[out]]), torch.tensor([lse])) for out, lse in ((0.0, float("-inf")), (2.0, 1.0))]
+    merged = merge_attn_states(*(parts if is_first else parts[::-1]))
+    assert_equal("both, of which one has no keys,", merged, parts[1])
+
+
 # Attention to a part
 
 

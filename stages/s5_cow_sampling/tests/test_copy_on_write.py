@@ -58,6 +58,15 @@ def test_a_shared_block_is_free_once_its_last_holder_has_freed_it(engine, manage
     assert free == [6, 6, 8], f"after the first, second and third {free} blocks are free"
 
 
+def test_the_first_of_the_freed_blocks_is_taken_next(manager):
+    """Block 3 is shared, and keeps a holder."""
+    manager.pool.get_new_blocks(8)
+    manager.pool.touch([3])
+    manager.pool.free_blocks([6, 3, 0, 5])
+    taken = manager.pool.get_new_blocks(3)
+    assert taken == [6, 0, 5], f"6, 0 and 5 were freed in a table of this order, and are taken as {taken}"
+
+
 def test_each_writer_but_the_last_gets_its_own_copy_of_a_shared_block(engine, manager):
     """Samples a, b and c share two blocks, and their next token goes to the second one."""
     seqs = forked(engine, num_tokens=7, count=3)
