@@ -77,6 +77,7 @@ class HostTier:
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
         """Hold the blocks with these hashes, and return them. They are not evicted until they are released."""
+        assert all(block_hash in self for block_hash in hashes), "a block of the host was evicted before it was held"
         held = [self.pool.cached[block_hash] for block_hash in hashes]
         self.pool.touch(held)
         return held
@@ -88,7 +89,8 @@ class HostTier:
     def load(self, copies: list[BlockCopy]) -> None:
         """Start to copy held blocks (sources) to blocks of the device (targets), and append the Load to `loads`.
 
-        collect() releases the sources. Count the blocks in num_blocks_loaded.
+        collect() releases the sources. Count the blocks in num_blocks_loaded. On CUDA, the copies run on the tier's
+        stream, after all work launched before them, and an event shows when they have arrived.
         """
         if self._stream:  # earlier stores may still be writing the sources, and earlier steps reading the targets
             self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))

@@ -8,7 +8,7 @@ class Observer:
     refuse    request_id, error        it cannot be served
     abort     request_id               the caller is about to end it
     store     block, to, hash          this block is evicted, and copied to block `to` of the host
-    renew     block, hash              a block is evicted that this block of the host is a copy of
+    renew     block, hash              the host already has a copy of an evicted block, in this block
     host_evict block, hash, why        this block of the host has left the tier's index, because it is taken
     load      seq, copies              blocks for seq are on their way from the host
     arrive    copies                   they have arrived

@@ -139,14 +139,7 @@ class Step1:
 
 class Step2:
     class right_in_loops:
-        """Walk through the hits in loops, load what is on the host in one call, and need no _load()."""
-
-        class HostTier:
-            def load(self, copies):
-                for copy in copies:
-                    self._device_blocks[copy.target] = self.blocks[copy.source]
-                self.loads.append(Load(copies, None))
-                self.num_blocks_loaded += len(copies)
+        """Walk through the hashes and the hits in loops."""
 
         class BlockManager:
             def find_hits(self, seq):
@@ -170,6 +163,95 @@ class Step2:
                         needed -= 1
                 return needed
 
+    class right_counts_what_it_takes:
+        """Add up the blocks to load, the idle hits and the rest."""
+
+        class BlockManager:
+            def find_hits(self, seq):
+                hits, num_most = [], (seq.num_tokens - 1) // self.block_size
+                if self._enable_caching:
+                    extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
+                    for block_hash in seq.block_hashes[:num_most]:
+                        block = self.pool.cached.get(block_hash)
+                        if block is None and block_hash not in self.tier:
+                            return hits
+                        hits.append(block)
+                return hits
+
+            def num_needed(self, seq, hits):
+                on_host = sum(block is None for block in hits)
+                idle = sum(block is not None and self.pool.ref_counts[block] == 0 for block in hits)
+                return cdiv(seq.num_tokens, self.block_size) - len(hits) + on_host + idle
+
+    class wrong_hits_on_the_device_only:
+        """Leave the lookup as it was in the stage before."""
+
+        red = "three blocks are cached, the hits are"
+
+        class BlockManager:
+            def find_hits(self, seq):
+                if not self._enable_caching:
+                    return []
+                extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
+                hashes = seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]
+                return [self.pool.cached[each] for each in takewhile(self.pool.cached.__contains__, hashes)]
+
+    class wrong_looks_at_the_host_first:
+        """Return None for each block that the host has, even if the device has it, too."""
+
+        red = "three blocks are cached, the hits are [None, None, None]"
+
+        class BlockManager:
+            def find_hits(self, seq):
+                hits = []
+                extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
+                for block_hash in seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]:
+                    if block_hash not in self.tier and block_hash not in self.pool.cached:
+                        break
+                    hits.append(None)
+                return hits
+
+    class wrong_needs_no_block_for_a_hit_on_the_host:
+        """Count a hit on the host like one that somebody holds."""
+
+        red = "A hit on the host needs a block of the device"
+
+        class BlockManager:
+            def num_needed(self, seq, hits):
+                num_held = sum(block is None or self.pool.ref_counts[block] > 0 for block in hits)
+                return cdiv(seq.num_tokens, self.block_size) - num_held
+
+    class wrong_counts_idle_hits_as_free:
+        """Need blocks for the hits on the host, and none for those on the device."""
+
+        red = "the idle hit leaves the free queue"
+
+        class BlockManager:
+            def num_needed(self, seq, hits):
+                return cdiv(seq.num_tokens, self.block_size) - sum(block is not None for block in hits)
+
+
+class Step3:
+    class right_in_loops:
+        """Walk through the hits in loops, wait for an event instead of a stream, and need no _load()."""
+
+        class HostTier:
+            def load(self, copies):
+                event = None
+                if self._stream is None:
+                    for copy in copies:
+                        self._device_blocks[copy.target] = self.blocks[copy.source]
+                else:
+                    self._stream.wait_event(torch.cuda.current_stream(self._device_blocks.device).record_event())
+                    with torch.cuda.stream(self._stream):
+                        for copy in copies:
+                            self._device_blocks[copy.target].copy_(self.blocks[copy.source], non_blocking=True)
+                        event = torch.cuda.Event()
+                        event.record(self._stream)
+                self.loads.append(Load(copies, event))
+                self.num_blocks_loaded += len(copies)
+
+        class BlockManager:
             def allocate(self, seq, hits):
                 assert seq not in self._holders
                 for block in hits:
@@ -200,11 +282,6 @@ class Step2:
         """Check the room before anything is held, and enter loaded blocks one by one."""
 
         class BlockManager:
-            def num_needed(self, seq, hits):
-                on_host = sum(block is None for block in hits)
-                idle = sum(block is not None and self.pool.ref_counts[block] == 0 for block in hits)
-                return cdiv(seq.num_tokens, self.block_size) - len(hits) + on_host + idle
-
             def allocate(self, seq, hits):
                 assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
                 if self.num_needed(seq, hits) > self.num_free_blocks:
@@ -233,29 +310,6 @@ class Step2:
                     if block in targets:
                         self.pool.cache_block(block, seq.block_hashes[i])
                 self._observer.tell("load", seq, copies)
-
-    class wrong_hits_on_the_device_only:
-        """Leave the lookup as it was in the stage before."""
-
-        red = "three blocks are hit, the last one is computed"
-
-        class BlockManager:
-            def find_hits(self, seq):
-                if not self._enable_caching:
-                    return []
-                extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
-                hashes = seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]
-                return [self.pool.cached[each] for each in takewhile(self.pool.cached.__contains__, hashes)]
-
-    class wrong_needs_no_block_for_a_hit_on_the_host:
-        """Count a hit on the host like one that somebody holds."""
-
-        red = "A hit on the host needs a block of the device"
-
-        class BlockManager:
-            def num_needed(self, seq, hits):
-                num_held = sum(block is None or self.pool.ref_counts[block] > 0 for block in hits)
-                return cdiv(seq.num_tokens, self.block_size) - num_held
 
     class wrong_holds_after_it_takes:
         """Take blocks of the device before the host's are held: this evicts what should be loaded."""
@@ -295,6 +349,33 @@ class Step2:
                 self.tier.load(copies)
                 self.pool.touch(targets)
 
+    class wrong_caches_under_the_first_hashes:
+        """Enter loaded blocks under the first hashes of the sequence, even if the first hit is on the device."""
+
+        red = "the output differs from the one without a cache"
+
+        class BlockManager:
+            def _load(self, seq, held, targets):
+                copies = [BlockCopy(*pair) for pair in zip(held, targets, strict=True)]
+                self.tier.load(copies)
+                self.pool.touch(targets)
+                self._observer.tell("load", seq, copies)
+                for target, block_hash in zip(targets, seq.block_hashes, strict=False):
+                    self.pool.cache_block(target, block_hash)
+
+    class wrong_does_not_wait_for_the_compute_stream:
+        """Copy on the load's stream at once, beside the stores and steps that were launched before."""
+
+        red = "the load's stream must wait for the stream that computes"
+
+        class HostTier:
+            def load(self, copies):
+                with torch.cuda.stream(self._stream):
+                    for source, target in copies:
+                        self._device_blocks[target].copy_(self.blocks[source], non_blocking=self._stream is not None)
+                    self.loads.append(Load(copies, self._stream.record_event() if self._stream else None))
+                self.num_blocks_loaded += len(copies)
+
     class wrong_releases_at_once:
         """Give the host's blocks back before the load has arrived."""
 
@@ -308,7 +389,7 @@ class Step2:
                 self.num_blocks_loaded += len(copies)
 
 
-class Step3:
+class Step4:
     class right_asks_in_schedule:
         """Ask for readiness in each pass of schedule(), and leave _take() as it was."""
 
@@ -458,6 +539,94 @@ class Step3:
                 self._ended = []
                 return self._outputs(updated)
 
+    class wrong_stops_at_a_sequence_that_is_not_ready:
+        """End the loop over decodes at the first sequence that has to wait."""
+
+        red = 'the blocks of "b" have not arrived: "a" and "c" can run'
+
+        class Scheduler:
+            def schedule(self):
+                output = SchedulerOutput(budget=self._max_num_batched_tokens)
+                manager, num_preemptions = self._kv_cache_manager, self.num_preemptions
+                for seq in list(self.running):
+                    self._fork_samples(seq)
+                index = 0
+                while index < len(self.running) and output.budget > 0:
+                    seq = self.running[index]
+                    if not manager.is_ready(seq):
+                        break
+                    if seq.num_uncomputed_tokens > 1:
+                        index += 1
+                    elif manager.can_append(seq):
+                        self._take(seq, output)
+                        index += 1
+                    elif len(self.running) > 1:
+                        self._preempt(self.running[-1], makes_room_for=seq)
+                    elif manager.tier.loads:
+                        index += 1
+                    else:
+                        self._fail(seq, output)
+                for seq in self.running:
+                    if seq.num_uncomputed_tokens > 1 and output.budget > 0:
+                        self._take(seq, output)
+                while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions:
+                    seq = self.waiting[0]
+                    if cdiv(seq.num_tokens, manager.block_size) > manager.num_blocks:
+                        self._fail(seq, output)
+                        continue
+                    hits = manager.find_hits(seq)
+                    if not self._may_admit(seq, hits):
+                        break
+                    self.running.append(self.waiting.popleft())
+                    manager.allocate(seq, hits)
+                    for sample in [seq, *self._fork_samples(seq)]:
+                        if manager.can_append(sample):
+                            self._take(sample, output)
+                return output
+
+    class wrong_makes_room_for_a_sequence_that_is_not_ready:
+        """Ask for readiness in _take() only."""
+
+        red = '"b" can\'t run yet, so it needs no block'
+
+        class Scheduler:
+            def schedule(self):
+                output = SchedulerOutput(budget=self._max_num_batched_tokens)
+                manager, num_preemptions = self._kv_cache_manager, self.num_preemptions
+                for seq in list(self.running):
+                    self._fork_samples(seq)
+                index = 0
+                while index < len(self.running) and output.budget > 0:
+                    seq = self.running[index]
+                    if seq.num_uncomputed_tokens > 1:
+                        index += 1
+                    elif manager.can_append(seq):
+                        self._take(seq, output)
+                        index += 1
+                    elif len(self.running) > 1:
+                        self._preempt(self.running[-1], makes_room_for=seq)
+                    elif manager.tier.loads:
+                        index += 1
+                    else:
+                        self._fail(seq, output)
+                for seq in self.running:
+                    if seq.num_uncomputed_tokens > 1 and output.budget > 0:
+                        self._take(seq, output)
+                while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions:
+                    seq = self.waiting[0]
+                    if cdiv(seq.num_tokens, manager.block_size) > manager.num_blocks:
+                        self._fail(seq, output)
+                        continue
+                    hits = manager.find_hits(seq)
+                    if not self._may_admit(seq, hits):
+                        break
+                    self.running.append(self.waiting.popleft())
+                    manager.allocate(seq, hits)
+                    for sample in [seq, *self._fork_samples(seq)]:
+                        if manager.can_append(sample):
+                            self._take(sample, output)
+                return output
+
     class wrong_fails_a_sequence_that_could_wait:
         """End the last sequence, although blocks come free when a load arrives."""
 
@@ -500,7 +669,7 @@ class Step3:
                 return output
 
 
-class Step4:
+class Step5:
     class right_compares_times:
         """Compare the seconds of a token, with names."""
 

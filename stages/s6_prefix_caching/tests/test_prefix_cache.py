@@ -27,22 +27,27 @@ def test_only_full_blocks_have_a_hash():
     for count, num_full in enumerate([0, 0, 1, 1, 2, 2]):
         num_hashes = len(hashes_of([1, 2, 3, 4, 5][:count]))
         assert num_hashes == num_full, f"tokens: {count}, full blocks of 2: {num_full}, hashes: {num_hashes}"
-    assert hashes_of([1, 2, 3, 4, 5]) == hashes_of([1, 2, 3, 4]), "token 5 is in neither of the full blocks"
+    are_equal = hashes_of([1, 2, 3, 4, 5]) == hashes_of([1, 2, 3, 4])
+    assert are_equal, "token 5 is in neither of the full blocks, and changes a hash"
 
 
 def test_a_hash_depends_on_every_token_up_to_the_end_of_the_block():
     """A token's keys and values depend on all tokens before it."""
-    assert hashes_of([1, 2, 7, 7, 8, 8]) == hashes_of([1, 2, 7, 7, 8, 8]), "equal prefixes have different hashes"
     ones, others = hashes_of([1, 2, 7, 7, 8, 8]), hashes_of([1, 3, 7, 7, 8, 8])
-    assert ones[1] != others[1], "[7, 7] after [1, 2] and [7, 7] after [1, 3] have the same hash"
-    assert ones[2] != others[2], "[8, 8] after [1, 2, 7, 7] and [8, 8] after [1, 3, 7, 7] have the same hash"
-    first, second = hashes_of([7, 7, 7, 7])
-    assert first != second, "[7, 7] and [7, 7] after [7, 7] have the same hash"
+    are_equal = ones == hashes_of([1, 2, 7, 7, 8, 8])
+    assert are_equal, "equal prefixes have different hashes"
+    are_equal = ones[1] == others[1]
+    assert not are_equal, "[7, 7] after [1, 2] and [7, 7] after [1, 3] have the same hash"
+    are_equal = ones[2] == others[2]
+    assert not are_equal, "[8, 8] after [1, 2, 7, 7] and [8, 8] after [1, 3, 7, 7] have the same hash"
+    num_hashes = len(set(hashes_of([7, 7, 7, 7])))
+    assert num_hashes == 2, "[7, 7] and [7, 7] after [7, 7] have the same hash"
 
 
 def test_different_tokens_have_different_hashes():
     for one, other in combinations([[1, 23], [12, 3], [123], [3, 12], [1 << 31, 0], [0, 1 << 31]], 2):
-        assert hash_block_tokens(b"", one) != hash_block_tokens(b"", other), f"{one} and {other} have the same hash"
+        are_equal = hash_block_tokens(b"", one) == hash_block_tokens(b"", other)
+        assert not are_equal, f"{one} and {other} have the same hash"
 
 
 def test_a_growing_sequence_keeps_its_hashes():
@@ -51,7 +56,8 @@ def test_a_growing_sequence_keeps_its_hashes():
     for count in range(8):
         extend_block_hashes(hashes, [5, 6, 7, 8, 9, 10, 11][:count], block_size=2)
     assert len(hashes) == 3, f"7 tokens fill 3 blocks of 2, and have {len(hashes)} hashes"
-    assert hashes == hashes_of([5, 6, 7, 8, 9, 10, 11])
+    are_equal = hashes == hashes_of([5, 6, 7, 8, 9, 10, 11])
+    assert are_equal, "the same tokens have other hashes if they are hashed at once"
 
 
 # The free queue

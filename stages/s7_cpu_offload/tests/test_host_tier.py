@@ -1,5 +1,8 @@
 """HostTier: what is stored, what is evicted, and when a load has arrived. Four blocks on the device, three here."""
 
+from contextlib import contextmanager
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 
@@ -134,6 +137,33 @@ def test_a_load_holds_its_host_blocks_until_it_is_collected(tier):
     for block_hash in (b"e", b"f", b"g"):
         tier.store(1, block_hash)
     assert stored(tier, b"a") == [False], "the load is over: block a can be evicted"
+
+
+def test_a_load_on_cuda_runs_on_its_own_stream_after_earlier_work(tier, device_blocks, monkeypatch):
+    """The streams are stand-ins, so that this runs on a CPU, too."""
+    tier.store(2, b"a")
+    device_blocks[1] = 0
+    order: list[tuple[str, bool]] = []  # and if device block 1 has its bytes by then
+
+    def note(what: str) -> None:
+        order.append((what, bool(device_blocks[1].any())))
+
+    @contextmanager
+    def on_stream(stream):
+        note("enter")
+        yield
+        note("leave")
+
+    stream = MagicMock()
+    stream.wait_stream.side_effect = stream.wait_event.side_effect = lambda other: note("wait")
+    stream.__enter__.side_effect, stream.__exit__.side_effect = lambda: note("enter"), lambda *error: note("leave")
+    for name, value in (("current_stream", MagicMock()), ("stream", on_stream), ("Event", MagicMock())):
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(tier, "_stream", stream)
+    tier.load([BlockCopy(*tier.hold([b"a"]), 1)])
+    assert ("wait", False) in order, "before it copies, the load's stream must wait for the stream that computes"
+    assert ("enter", False) in order and ("leave", True) in order, "the copy must run on the load's stream"
+    assert tier.loads[0].event is not None, "without an event, the load seems to have arrived at once"
 
 
 def test_loads_are_collected_once_they_have_arrived_or_after_waiting(tier):

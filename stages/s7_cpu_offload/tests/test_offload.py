@@ -8,6 +8,7 @@ from ..llm import LLM
 from ..outputs import RequestOutput
 from ..prefix_cache import BlockHash, extend_block_hashes
 from ..sampling import SamplingParams
+from ..sequence import Sequence
 from .scripted import BLOCK_SIZE, add, check, run, said_alone, said_by_all, scripted_engine, slow_loads, step
 
 TEXT = list(range(10, 26))  # four blocks
@@ -22,7 +23,8 @@ def computed(engine: LLMEngine, prompt: list[int], n: int = 1) -> int:
     """Return how many tokens a request for one token computes, and check that its output is the one without a cache."""
     before = engine.model_runner.num_tokens
     engine.add_request("x", prompt, SamplingParams(max_tokens=1, seed=0, n=n))
-    assert said_by_all(run(engine)["x"]) == [said_alone(prompt, 1, sample_index=i) for i in range(n)]
+    alone = [said_alone(prompt, 1, sample_index=i) for i in range(n)]
+    assert said_by_all(run(engine)["x"]) == alone, "the output differs from the one without a cache"
     return engine.model_runner.num_tokens - before
 
 
@@ -71,6 +73,14 @@ def test_a_loaded_block_is_hit_on_the_device_from_then_on(engine):
     assert loaded(engine) == 3, "the second request must find the blocks that the first one has loaded"
 
 
+def test_loaded_blocks_are_found_in_their_own_places(engine):
+    """A prompt hits a block on the device and two on the host. It comes again, and hits all three on the device."""
+    drive_out_all_but_the_first(engine, TEXT)
+    assert computed(engine, TEXT) == 4 and loaded(engine) == 2
+    assert computed(engine, TEXT) == 4
+    assert loaded(engine) == 2, "all three blocks are on the device since the request before"
+
+
 def test_a_load_does_not_evict_what_it_loads(checkpoint):
     """Device and host have 4 blocks each. The load takes all of the device's, whose evicted blocks fill the host."""
     engine = scripted_engine(checkpoint, num_blocks=4, enable_prefix_caching=True, kv_offloading_tokens=16)
@@ -79,13 +89,50 @@ def test_a_load_does_not_evict_what_it_loads(checkpoint):
     assert computed(engine, TEXT) == 4 and loaded(engine) == 3
 
 
+def hits_of(engine: LLMEngine, prompt: list[int]) -> tuple[Sequence, list[int | None]]:
+    [seq] = engine.input_processor.process("y", prompt, SamplingParams())
+    return seq, engine.kv_cache_manager.find_hits(seq)
+
+
+def drive_out_all_but_the_first(engine: LLMEngine, prompt: list[int]) -> None:
+    """Compute a prompt of four blocks, and let another request take five of the six blocks of the device."""
+    computed(engine, prompt)
+    add(engine, "z", 20, max_tokens=1)
+    run(engine)
+
+
+def test_a_prefix_is_found_on_both_tiers(engine):
+    """Of the three blocks that may be hit, the first is on the device, and two are on the host."""
+    drive_out_all_but_the_first(engine, TEXT)
+    _, hits = hits_of(engine, TEXT)
+    assert [block is None for block in hits] == [False, True, True], f"three blocks are cached, the hits are {hits}"
+
+
 def test_a_hit_on_the_host_needs_a_block_of_the_device(engine):
     drive_out(engine, TEXT)
-    [seq] = engine.input_processor.process("y", TEXT, SamplingParams())
-    hits = engine.kv_cache_manager.find_hits(seq)
+    seq, hits = hits_of(engine, TEXT)
     needed = engine.kv_cache_manager.num_needed(seq, hits)
-    assert len(hits) == 3
+    assert len(hits) == 3, f"three blocks are on the host, the hits are {hits}"
     assert needed == 4, f"the three hits on the host need a block each, and so does the rest: 4 blocks, not {needed}"
+
+
+def test_an_idle_hit_on_the_device_needs_a_free_block_too(engine):
+    """A prompt of four blocks hits one on the device, which no sequence holds, and two on the host."""
+    drive_out_all_but_the_first(engine, TEXT)
+    seq, hits = hits_of(engine, TEXT)
+    assert hits[1:] == [None, None], f"the hits are {hits}"
+    needed = engine.kv_cache_manager.num_needed(seq, hits)
+    assert needed == 4, f"the idle hit leaves the free queue, the others need a block each: 4 blocks, not {needed}"
+
+
+def test_a_held_hit_on_the_device_needs_no_free_block(engine):
+    """A prompt of four blocks hits one on the device, which another sequence holds, and two on the host."""
+    drive_out_all_but_the_first(engine, TEXT)
+    seq, hits = hits_of(engine, TEXT)
+    assert hits[1:] == [None, None], f"the hits are {hits}"
+    engine.kv_cache_manager.pool.touch(hits[:1])
+    needed = engine.kv_cache_manager.num_needed(seq, hits)
+    assert needed == 3, f"one of the four blocks is held already: 3 free blocks are needed, not {needed}"
 
 
 @pytest.mark.parametrize("options", [{"offload_policy": "recompute"}, {"kv_offloading_tokens": 0}], ids=str)
@@ -131,6 +178,34 @@ def test_others_run_while_a_request_waits_for_its_blocks(engine):
     assert ("b", 4) in steps[-2] + steps[-1], 'the blocks of "b" have arrived: its other 4 tokens can be computed'
     assert [batch[0] for batch in steps[-5:]] == [("a", 1)] * 5
     assert said_by_all(run(engine)["b"]) == [said_alone(TEXT, 4)]
+
+
+def test_requests_behind_one_that_waits_for_its_blocks_run(checkpoint):
+    """Request "b" has one token left to compute, and its blocks are on their way. "a" is before it, "c" behind it."""
+    engine = scripted_engine(checkpoint, num_blocks=12, enable_prefix_caching=True, kv_offloading_tokens=64)
+    drive_out(engine, TEXT[:13])
+    add(engine, "z", 48, max_tokens=1)
+    run(engine)
+    slow_loads(engine)
+    add(engine, "a", 2)
+    engine.add_request("b", TEXT[:13], SamplingParams(max_tokens=4, seed=0))
+    add(engine, "c", 2)
+    for _ in range(2):
+        assert sorted(step(engine)) == ["a", "c"], 'the blocks of "b" have not arrived: "a" and "c" can run'
+    assert said_by_all(run(engine)["b"]) == [said_alone(TEXT[:13], 4)]
+
+
+def test_a_sequence_that_waits_for_its_blocks_preempts_no_other(engine):
+    """The blocks of "b" are on their way. Its samples share the last one, so each needs a copy, and none is free."""
+    drive_out(engine, TEXT[:13])
+    slow_loads(engine)
+    engine.add_request("b", TEXT[:13], SamplingParams(max_tokens=1, seed=0, n=2))
+    add(engine, "c", 5, max_tokens=3)
+    outputs = [step(engine) for _ in range(2)]
+    assert engine.scheduler.num_preemptions == 0, '"b" can\'t run yet, so it needs no block'
+    assert engine.kv_cache_manager.num_free_blocks == 0
+    assert [list(each) for each in outputs] == [["c"], ["c"]], 'the blocks of "b" have not arrived: only "c" can run'
+    assert said_by_all(run(engine)["b"]) == [said_alone(TEXT[:13], 1, sample_index=i) for i in range(2)]
 
 
 def test_requests_with_the_same_prompt_wait_for_one_load(checkpoint):
