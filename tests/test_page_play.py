@@ -92,6 +92,29 @@ def test_a_different_decision_names_the_function_that_made_it(runs):
     assert verdict.look_at[0] == first["by"] and set(verdict.seqs) == {"G", "B"}
 
 
+def test_another_order_of_requests_names_the_function_that_puts_them_back_in_line(runs):
+    first = next(e for e in runs["s4"] if e["kind"] == "preempt")
+    wait = next(e for e in runs["s4"] if e["kind"] == "held_up" and e["step"] > first["step"])
+    yours = [event | {"seq": "A"} if event is wait else event for event in runs["s4"]]
+    assert verdict_on("s4", runs["s4"], yours).look_at[0] == "Scheduler._preempt"
+
+
+def test_an_observer_that_hears_of_no_wait_names_the_function_that_tells_it(runs):
+    yours = [event for event in runs["s4"] if event["kind"] != "held_up"]
+    assert verdict_on("s4", runs["s4"], yours).look_at == ("Scheduler.schedule",)
+
+
+def test_a_missing_copy_names_the_functions_that_pass_it_on(runs):
+    yours = [event for event in runs["s5"] if event["kind"] != "copied"]
+    assert "Scheduler._take" in verdict_on("s5", runs["s5"], yours).look_at
+
+
+def test_a_load_may_be_collected_a_step_earlier(runs):
+    late = [event for event in runs["s7"] if event["kind"] != "arrived"]
+    assert any(event["kind"] == "arrived" for event in runs["s7"])
+    assert verdict_on("s7", runs["s7"], late).is_same
+
+
 def test_the_first_difference_is_shown_if_a_later_one_is_decisive(runs):
     """The wrong block is the cause, and the wrong tokens that follow are the effect."""
     yours = deepcopy(runs["s2"])

@@ -42,23 +42,23 @@ LOOK_AT = {
     "renewed": ("store", "get_new_blocks"),
     "host_evicted": ("store",),
     "forked": ("_fork_samples", "fork", "_take"),
-    "copied": ("append_slot", "copy_blocks"),
+    "copied": ("append_slot", "copy_blocks", "_take"),
     "shared": ("fork", "touch"),
     "evicted": ("get_new_blocks", "free_blocks"),
     "cached": ("cache_blocks", "cache_block", "hash_block_tokens"),
-    "held_up": ("_may_admit", "can_promise", "num_needed", "schedule"),
-    "admit": ("schedule", "_may_admit", "can_promise", "allocate"),
+    "held_up": ("_may_admit", "can_promise", "num_needed", "schedule", "_preempt"),
+    "admit": ("schedule", "_may_admit", "can_promise", "allocate", "_preempt"),
     "taken": ("get_new_blocks", "allocate", "append_slot"),
     "given_back": ("free", "append_slot", "free_blocks"),
     "free": ("free_blocks", "free"),
     "idle": ("free_blocks", "free"),
-    "arrived": ("step", "load"),
     "chunk": ("schedule", "_take", "is_ready"),
     "token": (
         "_attend", "attend_part", "merge_attn_states", "_metadata", "read", "write", "_slot", "copy_blocks", "load",
         "store", "hash_block_tokens",
     ),
 }  # fmt: skip
+ADMISSION = ("held_up", "admit")
 RECORDERS = ("hit", "token")  # kinds that the engine reports later than it decides them
 
 WORDS = {
@@ -79,7 +79,6 @@ WORDS = {
     "renewed": "block {to} of the host becomes the most recently used",
     "host_evicted": "the host evicts its block {block}",
     "loaded": "block {from} of the host is loaded into block {to}",
-    "arrived": "the load into block {to} is complete",
     "forked": "{seq} is forked from {from}",
     "chunk": "{seq} computes tokens {start} to {end}",
     "token": "{seq} gets the token {text!r}",
@@ -227,10 +226,14 @@ def surplus(one: list[Event], other: list[Event], key: Callable[[Event], Any]) -
 
 
 def steps(events: Iterable[Event]) -> Iterator[list[Event]]:
-    """Yield the events of each step, with the text that a hash stands for in place of the hash."""
+    """Yield the events of each step, with the text that a hash stands for in place of the hash.
+
+    A load may be collected before or after the next step is scheduled, so its arrival is left out.
+    """
     step: list[Event] = []
     for event in with_texts(events):
-        step.append(event)
+        if event["kind"] != "arrived":
+            step.append(event)
         if event["kind"] == "step":
             yield step
             step = []
@@ -318,7 +321,7 @@ def parted(stage: Stage, first: Difference, has_same_tokens: bool) -> Verdict:
         lines,
         blocks=tuple(dict.fromkeys(block for event in events for block in device_blocks(event))),
         seqs=tuple(dict.fromkeys(event["seq"] for event in events if "seq" in event)),
-        look_at=functions_of(stage, events),
+        look_at=functions_of(stage, first),
     )
 
 
@@ -357,12 +360,17 @@ def device_blocks(event: Event) -> Iterator[int]:
     yield from (event[name] for name in names if isinstance(event.get(name), int))
 
 
-def functions_of(stage: Stage, events: list[Event]) -> tuple[str, ...]:
-    """Return the functions of the exercise to look at for events that only one run has, the likeliest first."""
+def functions_of(stage: Stage, first: Difference) -> tuple[str, ...]:
+    """Return the functions of the exercise to look at, the likeliest first."""
     names = [name.name for step in stage.steps for name in step.functions]
-    cause = min(events, key=rank)
+    cause = min([*first.theirs, *first.yours], key=rank)
     running = cause["by"] if cause.get("by") in names else cause.get("function")
     parts = LOOK_AT.get(cause["kind"], ())
+    kinds = [Counter(event["kind"] for event in run if event["kind"] in ADMISSION) for run in first[1:]]
+    if cause["kind"] in ADMISSION and kinds[0] == kinds[1]:  # of other requests: the queue has another order
+        running, parts = None, ("_preempt", *parts)
+    elif {event["kind"] for event in first.theirs} == {"held_up"} and not first.yours:
+        running, parts = None, ("schedule",)  # the same decisions: the observer was not told of them
     likely = [name for part in parts for name in names if name.rpartition(".")[2] == part]
     found = likely if cause["kind"] in RECORDERS or not running else [running, *likely]
     return tuple(dict.fromkeys(found or names))
