@@ -60,11 +60,12 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Fill a step with up to max_num_batched_tokens tokens, and take the blocks that they are written to.
 
-        Each sequence that decodes gets one token, the oldest first. What is left of the budget goes to running prompts,
-        the oldest first, and then to waiting sequences in order, as far as _may_admit() lets them in. A sequence whose
-        blocks have not arrived does not run. A decode that finds no block preempts the newest sequence; one that runs
-        alone waits while loads hold blocks, or fails. A step that preempts admits none. A waiting sequence larger than
-        the pool fails. Tell the observer "schedule".
+        A sequence decodes if exactly one of its tokens is uncomputed. Decodes go first, the oldest first. What is left
+        of the budget goes to running prompts, the oldest first, and then to waiting sequences in order, as far as
+        _may_admit() lets them in. A sequence whose blocks have not arrived does not run. A decode that finds no block
+        preempts the newest sequence; one that runs alone waits while loads hold blocks, or fails. A step that preempts
+        admits none: the first in line has just lost its blocks, and doesn't fit. While budget is left, the first in
+        line fails if it is larger than the pool. Tell the observer "schedule" at the end.
         """
         output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions
@@ -146,7 +147,7 @@ class Scheduler:
 
         If other sequences run, it must leave the watermark free for them to grow into, and a block for each of its
         samples. If it may not be admitted, tell the observer "wait", with the reason ("seat" or "blocks") and how many
-        are needed and free.
+        are needed and free. The blocks needed include those that must stay free.
         """
         seats = self._max_num_seqs - sum(1 + len(other.to_fork) for other in self.running)
         if 1 + len(seq.to_fork) > seats:
@@ -162,7 +163,7 @@ class Scheduler:
         """Free the blocks of a running sequence, move it to the front of `waiting`, and count it in num_preemptions.
 
         It keeps its output. Once it is admitted again, prompt and output are computed like one long prompt. Tell the
-        observer "preempt".
+        observer "preempt", with both sequences.
         """
         self.running.remove(seq)
         self._kv_cache_manager.free(seq)

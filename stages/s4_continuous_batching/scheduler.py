@@ -58,10 +58,11 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Fill a step with up to max_num_batched_tokens tokens, and take the blocks that they are written to.
 
-        Each sequence that decodes gets one token, the oldest first. What is left of the budget goes to running prompts,
-        the oldest first, and then to waiting sequences in order, as far as _may_admit() lets them in. A decode that
-        finds no block preempts the newest sequence, or fails if it runs alone. A step that preempts admits none. A
-        waiting sequence larger than the pool fails. Tell the observer "schedule".
+        A sequence decodes if exactly one of its tokens is uncomputed. Decodes go first, the oldest first. What is left
+        of the budget goes to running prompts, the oldest first, and then to waiting sequences in order, as far as
+        _may_admit() lets them in. A decode that finds no block preempts the newest sequence, or fails if it runs alone.
+        A step that preempts admits none: the first in line has just lost its blocks, and doesn't fit. While budget is
+        left, the first in line fails if it is larger than the pool. Tell the observer "schedule" at the end.
         """
         output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions
@@ -112,7 +113,8 @@ class Scheduler:
         """Return True if there is a seat for `seq`, and blocks for its tokens.
 
         If other sequences run, it must leave the watermark free for them to grow into. If it may not be admitted, tell
-        the observer "wait", with the reason ("seat" or "blocks") and how many are needed and free.
+        the observer "wait", with the reason ("seat" or "blocks") and how many are needed and free. The blocks needed
+        include those that must stay free.
         """
         if len(self.running) == self._max_num_seqs:
             self._observer.tell("wait", seq, "seat", 1, 0)
@@ -127,7 +129,7 @@ class Scheduler:
         """Free the blocks of a running sequence, move it to the front of `waiting`, and count it in num_preemptions.
 
         It keeps its output. Once it is admitted again, prompt and output are computed like one long prompt. Tell the
-        observer "preempt".
+        observer "preempt", with both sequences.
         """
         self.running.remove(seq)
         self._kv_cache_manager.free(seq)

@@ -184,6 +184,20 @@ class Step1:
                             output.budget -= num_tokens
                 return output
 
+    class wrong_tells_nothing:
+        """The observer never hears of the step."""
+
+        red = 'schedule() ends with tell("schedule", output)'
+
+        class Scheduler:
+            def schedule(self):
+                output = SchedulerOutput(budget=self._max_num_batched_tokens)
+                for is_prompt in (False, True):
+                    for seq in self.running:
+                        if (seq.num_uncomputed_tokens > 1) == is_prompt and output.budget > 0:
+                            self._take(seq, output)
+                return output
+
 
 class Step2:
     class right_looks_at_what_would_be_left:
@@ -195,12 +209,15 @@ class Step2:
                 has_seat = len(self.running) < self._max_num_seqs
                 left = manager.num_free_blocks - manager.num_needed(seq)
                 has_blocks = left >= self._watermark_blocks or (left >= 0 and not self.running)
-                if not has_seat or not has_blocks:
-                    self._observer.tell("wait", seq, "blocks" if has_seat else "seat", 1, 0)
+                if not has_seat:
+                    self._observer.tell("wait", seq, "seat", 1, 0)
+                elif not has_blocks:
+                    needed = manager.num_needed(seq) + (self._watermark_blocks if self.running else 0)
+                    self._observer.tell("wait", seq, "blocks", needed, manager.num_free_blocks)
                 return has_seat and has_blocks
 
     class right_returns_early:
-        """One question at a time; the watermark is taken from the free blocks."""
+        """One question at a time; count the sequence's blocks without num_needed()."""
 
         class Scheduler:
             def _may_admit(self, seq):
@@ -208,9 +225,9 @@ class Step2:
                     self._observer.tell("wait", seq, "seat", 1, 0)
                     return False
                 free = self._kv_cache_manager.num_free_blocks
-                if self.running:
-                    free -= self._watermark_blocks
                 needed = cdiv(seq.num_tokens, self._kv_cache_manager.block_size)
+                if self.running:
+                    needed += self._watermark_blocks
                 if needed <= free:
                     return True
                 self._observer.tell("wait", seq, "blocks", needed, free)
@@ -319,6 +336,35 @@ class Step2:
                     self._kv_cache_manager.allocate(seq)
                     self._take(seq, output)
                 return output
+
+    class wrong_tells_of_blocks_without_the_watermark:
+        """The blocks that must stay free are not counted as needed."""
+
+        red = "the watermark's 2 are needed"
+
+        class Scheduler:
+            def _may_admit(self, seq):
+                if len(self.running) == self._max_num_seqs:
+                    self._observer.tell("wait", seq, "seat", 1, 0)
+                    return False
+                needed, free = self._kv_cache_manager.num_needed(seq), self._kv_cache_manager.num_free_blocks
+                if needed + (self._watermark_blocks if self.running else 0) <= free:
+                    return True
+                self._observer.tell("wait", seq, "blocks", needed, free)
+                return False
+
+    class wrong_tells_nothing_of_seats:
+        """The observer hears of missing blocks alone."""
+
+        red = "one seat is needed"
+
+        class Scheduler:
+            def _may_admit(self, seq):
+                spare = self._watermark_blocks if self.running else 0
+                needed, free = self._kv_cache_manager.num_needed(seq) + spare, self._kv_cache_manager.num_free_blocks
+                if needed > free:
+                    self._observer.tell("wait", seq, "blocks", needed, free)
+                return needed <= free and len(self.running) < self._max_num_seqs
 
 
 class Step3:
@@ -453,4 +499,49 @@ class Step3:
                     self.running.append(self.waiting.popleft())
                     self._kv_cache_manager.allocate(seq)
                     self._take(seq, output)
+                return output
+
+    class wrong_tells_nothing:
+        """The observer never hears of a preemption."""
+
+        red = 'tell("preempt", seq, makes_room_for)'
+
+        class Scheduler:
+            def _preempt(self, seq, makes_room_for):
+                self.running.remove(seq)
+                self._kv_cache_manager.free(seq)
+                self.waiting.appendleft(seq)
+                self.num_preemptions += 1
+
+    class wrong_never_fails_a_sequence_that_runs_alone:
+        """A sequence that finds no block and no other one to preempt stays in running forever."""
+
+        red = "fills the pool alone"
+
+        class Scheduler:
+            def schedule(self):
+                output = SchedulerOutput(budget=self._max_num_batched_tokens)
+                num_preemptions, index = self.num_preemptions, 0
+                while index < len(self.running) and output.budget > 0:
+                    seq = self.running[index]
+                    if seq.num_uncomputed_tokens > 1:
+                        index += 1
+                    elif self._kv_cache_manager.can_append(seq):
+                        self._take(seq, output)
+                        index += 1
+                    elif len(self.running) > 1:
+                        self._preempt(self.running[-1], makes_room_for=seq)
+                    else:
+                        break
+                for seq in self.running:
+                    if seq.num_uncomputed_tokens > 1 and output.budget > 0:
+                        self._take(seq, output)
+                while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions:
+                    seq = self.waiting[0]
+                    if not self._may_admit(seq):
+                        break
+                    self.running.append(self.waiting.popleft())
+                    self._kv_cache_manager.allocate(seq)
+                    self._take(seq, output)
+                self._observer.tell("schedule", output)
                 return output

@@ -2,7 +2,32 @@
 
 import pytest
 
+from ..engine import LLMEngine
+from ..observer import Observer
+from ..scheduler import Scheduler, SchedulerOutput
 from .scripted import add, batch_of, queues, reason, run, said, said_alone, scripted_engine, start, step, steps_of
+
+
+class Recorder(Observer):
+    """An observer that keeps events of some kinds: a sequence as its request_id, and a step as its batch."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.kinds, self.events = kinds, list[tuple[object, ...]]()
+
+    def tell(self, kind: str, *details: object) -> None:
+        if kind in self.kinds:
+            self.events.append((kind, *map(self._in_words, details)))
+
+    def _in_words(self, detail: object) -> object:
+        return batch_of(detail) if isinstance(detail, SchedulerOutput) else getattr(detail, "request_id", detail)
+
+
+def recorder_of(engine: LLMEngine, *kinds: str) -> Recorder:
+    """Give an engine a new scheduler, and return the recorder of its events."""
+    recorder = Recorder(*kinds)
+    engine.scheduler = Scheduler(engine.config, engine.kv_cache_manager, recorder)
+    return recorder
+
 
 # One step of running sequences
 
@@ -46,6 +71,15 @@ def test_a_budget_smaller_than_the_decodes_serves_the_oldest(checkpoint):
     for name in "abc":
         start(engine, name, num_tokens=6, num_computed=5)
     assert batch_of(engine.scheduler.schedule()) == [("a", 1), ("b", 1)]
+
+
+def test_observer_hears_of_each_step_when_it_is_complete(checkpoint):
+    engine = scripted_engine(checkpoint, num_blocks=8)
+    recorder = recorder_of(engine, "schedule")
+    start(engine, "a", num_tokens=6, num_computed=5)
+    start(engine, "b", num_tokens=8, num_computed=1)
+    engine.scheduler.schedule()
+    assert recorder.events == [("schedule", [("a", 1), ("b", 7)])], 'schedule() ends with tell("schedule", output)'
 
 
 # Admission
@@ -150,6 +184,25 @@ def test_a_prompt_larger_than_the_pool_ends_with_an_error_and_the_next_one_runs(
     assert steps_of(engine) == [[("b", 3)]]
 
 
+def test_observer_hears_what_the_first_in_line_waits_for(checkpoint):
+    """Of 10 blocks 6 are free. b needs 5, and 2 must stay free."""
+    engine = scripted_engine(checkpoint, num_blocks=10, watermark=0.2)
+    recorder = recorder_of(engine, "wait")
+    for name, num_tokens in (("a", 16), ("b", 17), ("c", 1)):
+        add(engine, name, num_tokens)
+    step(engine)
+    assert recorder.events == [("wait", "b", "blocks", 7, 6)], "b's 5 blocks and the watermark's 2 are needed"
+
+
+def test_observer_hears_that_the_first_in_line_waits_for_a_seat(checkpoint):
+    engine = scripted_engine(checkpoint, num_blocks=10, max_num_seqs=2)
+    recorder = recorder_of(engine, "wait")
+    for name in "abcd":
+        add(engine, name, 3)
+    step(engine)
+    assert recorder.events == [("wait", "c", "seat", 1, 0)], "one seat is needed, and none is free"
+
+
 # Preemption
 
 
@@ -232,8 +285,23 @@ def test_a_step_that_preempts_admits_no_sequence(checkpoint):
 
 
 def test_a_sequence_that_fills_the_pool_alone_ends_with_an_error_and_keeps_its_output(checkpoint):
+    """First b makes room for a, which outgrows the 2 blocks of the pool. Then b does, too."""
     engine = scripted_engine(checkpoint, num_blocks=2)
-    prompt = add(engine, "a", 6, max_tokens=20)
-    output = run(engine)["a"]
-    assert (reason(output), said(output)) == ("error", said_alone(prompt, 3))
-    assert "3 blocks" in output.error and "2" in output.error
+    prompts = [add(engine, name, 4, max_tokens=20) for name in "ab"]
+    outputs = run(engine)
+    counted = engine.scheduler.num_preemptions
+    assert counted == 1, f"only b is preempted: one that runs alone ends instead, and num_preemptions is {counted}"
+    for name, prompt in zip("ab", prompts, strict=True):
+        assert (reason(outputs[name]), said(outputs[name])) == ("error", said_alone(prompt, 5))
+        assert "3 blocks" in outputs[name].error and "2" in outputs[name].error
+
+
+def test_observer_hears_which_sequence_is_preempted_and_for_which(checkpoint):
+    """All four blocks are full after the first step. Then d makes room for a, and c for b."""
+    engine = scripted_engine(checkpoint, num_blocks=4)
+    recorder = recorder_of(engine, "preempt")
+    for name in "abcd":
+        add(engine, name, 4)
+    step(engine)
+    step(engine)
+    assert recorder.events == [("preempt", "d", "a"), ("preempt", "c", "b")], 'tell("preempt", seq, makes_room_for)'

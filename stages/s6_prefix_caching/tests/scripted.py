@@ -138,8 +138,12 @@ def check(engine: LLMEngine) -> None:
 def run(engine: LLMEngine) -> dict[str, RequestOutput]:
     """Step until all requests have finished. Return their outputs by request_id. All blocks must be free then."""
     finished: dict[str, RequestOutput] = {}
+    num_silent = 0
     while engine.has_unfinished_requests():
-        finished |= {request_id: output for request_id, output in step(engine).items() if output.finished}
+        outputs = step(engine)
+        num_silent = 0 if outputs else num_silent + 1
+        assert num_silent < 100, f"in 100 steps no request gets a token, and none ends: {queues(engine)}"
+        finished |= {request_id: output for request_id, output in outputs.items() if output.finished}
     assert not engine.scheduler.running and not engine.scheduler.waiting, "a queue is not empty at the end"
     num_free, num_blocks = engine.kv_cache_manager.num_free_blocks, engine.kv_cache_manager.num_blocks
     assert num_free == num_blocks, f"only {num_free} of {num_blocks} blocks are free at the end"
