@@ -59,7 +59,7 @@ SCORES = (  # the pool's bytes are those of the moment when most of it was used
     Column("seats", "seats", whole),
     Column("steps", "steps", whole),
     Column("tokens computed", "tokens_computed", whole),
-    Column("of these twice", "computed_twice", whole),
+    Column("computed twice", "computed_twice", whole),
     Column("preemptions", "preemptions", whole),
     Column("tokens/s", "tokens_per_second", whole),
     Column("TTFT", "first_token_seconds", duration),
@@ -231,7 +231,8 @@ def decode_block(results: Results) -> str:
     rest = {"What a step reads": decode_table(first, TRAFFIC)}
     rest |= {", ".join(name): decode_table(cases, TIMES) for name, cases in sorted(groups.items())}
     folded = "\n<details><summary>{}</summary>\n\n{}\n</details>\n"
-    return shown + "".join(folded.format(*each) for each in rest.items())
+    note = "\nThe last two columns are medians over pairs of steps, not quotients of the times beside them.\n"
+    return shown + note + "".join(folded.format(*each) for each in rest.items())
 
 
 def decode_gain_block(results: Results) -> str:
@@ -264,21 +265,30 @@ def where_it_begins(gains: Mapping[int, float]) -> str:
 
 
 def where_it_ends(gains: Mapping[int, float]) -> str:
-    """Say up to which context there is a gain.
+    """Say up to which context there is a gain. A context that measures unlike all its neighbors is named apart.
 
     >>> where_it_ends({128: 1.6, 512: 1.2, 1000: 1.01, 2000: 0.9})
     'the gain ends between 512 and 1,000 tokens (0.90 times as fast at 2,000)'
+    >>> where_it_ends({128: 1.7, 512: 0.99, 1000: 0.9, 2000: 1.65, 4000: 0.8})
+    'the gain ends between 128 and 512 tokens (0.80 times as fast at 4,000, but 1.65 times at 2,000)'
     >>> where_it_ends({128: 1.6, 512: 1.2})
     'the gain lasts to 512 tokens and beyond (1.20 times as fast at 512)'
     """
-    within, longest = [context for context, each in gains.items() if each >= 1 + TOLERANCE], max(gains)
-    if not within:
+    contexts = sorted(gains)
+    longest = contexts[-1]
+
+    def odd_ones(end: int) -> list[int]:
+        return [c for i, c in enumerate(contexts) if (gains[c] >= 1 + TOLERANCE) != (i < end)]
+
+    end = min(range(len(contexts) + 1), key=lambda end: len(odd_ones(end)))  # the number of contexts with a gain
+    if end == 0:
         where = "there is no gain"
-    elif longest in within:
+    elif end == len(contexts):
         where = f"the gain lasts to {longest:,} tokens and beyond"
     else:
-        where = f"the gain ends between {max(within):,} and {min(c for c in gains if c > max(within)):,} tokens"
-    return f"{where} ({gains[longest]:.2f} times as fast at {longest:,})"
+        where = f"the gain ends between {contexts[end - 1]:,} and {contexts[end]:,} tokens"
+    odd = "".join(f", but {gains[c]:.2f} times at {c:,}" for c in odd_ones(end) if c != longest)
+    return f"{where} ({gains[longest]:.2f} times as fast at {longest:,}{odd})"
 
 
 NUMBERS = range(1, 8)  # of the stages
