@@ -21,7 +21,8 @@ class Result(NamedTuple):
     """The outcome of a group of tests."""
 
     num_green: int
-    red: list[Report]
+    red: list[Report]  # random histories last: other tests say more
+    num_missing: int  # tests that did not run
 
 
 def check_exercise(stage: Stage, number: int | None) -> bool:
@@ -46,7 +47,7 @@ def check_exercise(stage: Stage, number: int | None) -> bool:
     print(textwrap.fill(f"What works now: {steps[-1].works}", 110))
     if gain.red:
         print("\nThe steps are green, but a test of the gain is red.")
-        _print_red(stage, steps[-1], gain.num_green, gain.red)
+        _print_red(stage, steps[-1], gain)
         return False
     if is_all:
         _print_gain(stage)
@@ -59,7 +60,7 @@ def _print_steps(stage: Stage, steps: list[Step], results: list[Result]) -> bool
     for step, result in zip(steps, results, strict=True):
         remember_step(stage, step.number)
         if result.red:
-            _print_red(stage, step, result.num_green, result.red)
+            _print_red(stage, step, result)
             return False
         print(f"Step {step.number} of {len(stage.steps)} is green (tests: {result.num_green}): {step.title}.")
     return True
@@ -96,8 +97,9 @@ def _body(text: str, name: str) -> str | None:
 
 def _result(group: tuple[str, ...], reports: list[Report]) -> Result:
     mine = [each for each in reports if any(each.is_about(test) for test in group)]
-    red = [each for each in mine if each.is_red]
-    return Result(len({each.test for each in mine} - {each.test for each in red}), red)
+    red = sorted((each for each in mine if each.is_red), key=lambda each: "test_histories" in each.test)
+    num_missing = sum(not any(each.is_about(test) for each in mine) for test in group)
+    return Result(len({each.test for each in mine} - {each.test for each in red}), red, num_missing)
 
 
 def _print_gain(stage: Stage) -> None:
@@ -128,12 +130,15 @@ def _print_next(stage: Stage, step: Step) -> None:
         print(f"   or  make exercise STAGE={stage.number} STEP={optional.number}      {optional.title}")
 
 
-def _print_red(stage: Stage, step: Step, num_green: int, red: list[Report]) -> None:
+def _print_red(stage: Stage, step: Step, result: Result) -> None:
     """Print the first red test, and how to go on."""
+    num_run = result.num_green + len({each.test for each in result.red})
+    missing = f", and {result.num_missing} did not run" if result.num_missing else ""
     print(f"Step {step.number} of {len(stage.steps)} is red: {step.title}.")
-    print(f"{num_green} of {num_green + len({each.test for each in red})} tests are green. The first red one:\n")
-    print("\n".join(red[0].lines()) + "\n")
-    print(how_to(stage, step.number, _function_of(stage, step, red[0])))
+    print(f"{result.num_green} of {num_run} tests are green{missing}. The first red one:\n")
+    first = result.red[0].within([name.name for each in stage.steps for name in each.functions])
+    print("\n".join(first.lines()) + "\n")
+    print(how_to(stage, step.number, _function_of(stage, step, first)))
 
 
 def _function_of(stage: Stage, step: Step, report: Report) -> str | None:

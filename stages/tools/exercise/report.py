@@ -3,8 +3,8 @@
 import json
 import re
 import textwrap
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Container, Iterator
+from dataclasses import asdict, dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,17 @@ class Report:
     result: tuple[str, ...] = ()  # a few short lines: the values compared, or the error raised
     is_open: bool = False  # a function of the exercise is not written yet
     test_line: Place | None = None  # the last line of the test that ran
-    code: Place | None = None  # the last line of the learner's code that ran
+    calls: tuple[Place, ...] = ()  # the lines of the learner's code that were running, outermost first
+
+    @property
+    def code(self) -> Place | None:
+        """The last line of the learner's code that ran."""
+        return self.calls[-1] if self.calls else None
+
+    def within(self, functions: Container[str]) -> "Report":
+        """Return the same report, whose code is the last line in one of `functions`, if any of them was running."""
+        own = [n for n, place in enumerate(self.calls, 1) if place.name in functions]
+        return replace(self, calls=self.calls[: own[-1]]) if own else self
 
     @property
     def is_red(self) -> bool:
@@ -51,9 +61,8 @@ class Report:
     @classmethod
     def from_json(cls, line: str) -> "Report":
         fields = json.loads(line)
-        for name in ("test_line", "code"):
-            fields[name] = Place(**fields[name]) if fields[name] else None
-        return cls(**fields)
+        fields["test_line"] = Place(**fields["test_line"]) if fields["test_line"] else None
+        return cls(**fields | {"calls": tuple(Place(**place) for place in fields["calls"])})
 
     def lines(self) -> list[str]:
         """Return a red test's report for a terminal, one aspect per paragraph."""

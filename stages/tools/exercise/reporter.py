@@ -11,6 +11,7 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,10 @@ from .report import Place, Report
 SECONDS = int(os.environ.get("SECONDS_FOR_A_TEST", "30"))  # half-written code may loop forever
 MAX_LINES, MAX_WIDTH = 4, 110  # of a result: people read it
 OBJECT = re.compile(r"<(?:\w+\.)*(\w+) object at 0x\w+>")
+BYTES = re.compile(  # raw bytes of more than four
+    r"""\bb(['"])(?=(?:(?!\1).)*\\x)((?:\\x..|\\.|(?!\1).){4})(?:\\x..|\\.|(?!\1).)+\1"""
+)
+OF_PYTEST = ("Use -v ", "+  where ", "+  and ")  # lines about pytest, and not about the code
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,8 +102,8 @@ def _in_words(item: pytest.Item, error: pytest.ExceptionInfo[BaseException]) -> 
         "failed",
         docstring=(getattr(getattr(item, "obj", None), "__doc__", None) or "").strip(),
         params=tuple(f"{name} = {_clip(repr(value), 60)}" for name, value in params.items()),
-        message=message,
-        result=tuple(_clip(OBJECT.sub(r"<\1>", line), MAX_WIDTH) for line in result[:MAX_LINES]),
+        message=_shorten(message),
+        result=tuple(_clip(_shorten(line), MAX_WIDTH) for line in result[:MAX_LINES]),
         is_open=error.errisinstance(NotImplementedError),
         **_places(item, error),
     )
@@ -109,25 +114,38 @@ def _message_and_result(error: pytest.ExceptionInfo[BaseException]) -> tuple[str
     text = str(error.value).strip()
     if error.errisinstance(AssertionError):
         message, mark, comparison = ("\n" + text).partition("\nassert ")
-        lines = [line.strip() for line in f"{mark}{comparison}".splitlines() if line.strip()]
+        lines = [line.strip() for line in f"{mark}{comparison}".splitlines()]
+        lines = [line for line in lines if line and not line.startswith(OF_PYTEST)]
         return (message.strip(), lines) if lines else ("", message.strip().splitlines())  # from pytest.raises()
     if "DID NOT RAISE" in text:
         return "", ["no error was raised; expected " + text.removeprefix("DID NOT RAISE").strip()]
     return "", [f"{error.typename}: {line}" if n == 0 else line for n, line in enumerate((text or "-").splitlines())]
 
 
-def _places(item: pytest.Item, error: pytest.ExceptionInfo[BaseException]) -> dict[str, Place]:
-    """Return the last lines of the test and of the learner's code that ran, by field of Report."""
-    root, places = _stage_folder(item), {}
+def _places(item: pytest.Item, error: pytest.ExceptionInfo[BaseException]) -> dict[str, Any]:
+    """Return the last line of the test that ran, and the calls of the learner's code, by field of Report."""
+    root, test_line, code = _stage_folder(item), None, []
     for entry in error.traceback:
         path = Path(entry.path)
         if path.is_relative_to(root):
             file = path.relative_to(root)
             source = _clip(" ".join(str(entry.statement).split()), MAX_WIDTH)
             name = getattr(entry.frame.code.raw, "co_qualname", entry.name).partition(".<locals>")[0]
-            field = "test_line" if file.parts[0] == "tests" else "code"
-            places[field] = Place(file.as_posix(), entry.lineno + 1, name, source)
-    return places
+            place = Place(file.as_posix(), entry.lineno + 1, name, source)
+            if file.parts[0] == "tests":
+                test_line = place
+            else:
+                code.append(place)
+    return {"test_line": test_line, "calls": tuple(code)}
+
+
+def _shorten(text: str) -> str:
+    r"""Return a text without addresses of objects, and with the first four of many bytes.
+
+    >>> print(_shorten(r"KeyError: b'\xdf\x01ab\x99\xaf', for b's <torch.Tensor object at 0x7f3>"))
+    KeyError: b'\xdf\x01ab...', for b's <Tensor>
+    """
+    return BYTES.sub(r"b\1\2...\1", OBJECT.sub(r"<\1>", text))
 
 
 def _clip(text: str, width: int) -> str:
