@@ -41,9 +41,10 @@ class BlockManager:
         self._observer.tell("admit", seq, [])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child` share the blocks in which `parent` has computed tokens. Nothing is copied.
+        """Let `child` hold the blocks in which `parent` has computed tokens, too. Nothing is copied.
 
-        Tell the observer "fork".
+        The tokens in them count as computed by `child`, and from now on report() counts it among the holders. Tell the
+        observer "fork".
         """
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
         child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]

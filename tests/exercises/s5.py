@@ -91,6 +91,18 @@ class Step1:
                 child.num_computed_tokens = parent.num_computed_tokens
                 self._holders.add(child)
 
+    class wrong_is_no_holder:
+        """The manager doesn't know that the child holds blocks."""
+
+        red = "is the child a holder?"
+
+        class BlockManager:
+            def fork(self, parent, child):
+                child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
+                child.num_computed_tokens = parent.num_computed_tokens
+                self.pool.touch(child.block_table)
+                self._observer.tell("fork", parent, child)
+
     class wrong_frees_at_once:
         """The first holder that frees a block gives it away."""
 
@@ -348,6 +360,37 @@ class Step3:
                 for sample in samples:
                     self._kv_cache_manager.fork(seq, sample)
                 self.running += samples
+                return samples
+
+    class wrong_forks_one_token_early:
+        """A prompt that lacks two tokens is forked, and both samples compute the two."""
+
+        red = "two tokens are left"
+
+        class Scheduler:
+            def _fork_samples(self, seq):
+                if not seq.to_fork or seq.num_uncomputed_tokens > 2:
+                    return []
+                samples, seq.to_fork = seq.to_fork, []
+                behind = self.running.index(seq) + 1
+                self.running[behind:behind] = samples
+                for sample in samples:
+                    self._kv_cache_manager.fork(seq, sample)
+                return samples
+
+    class wrong_turns_the_samples_round:
+        """Each sample is put before the one that came before it."""
+
+        red = "a's samples [0, 2, 1], not [0, 1, 2]"
+
+        class Scheduler:
+            def _fork_samples(self, seq):
+                if not seq.to_fork or seq.num_uncomputed_tokens > 1:
+                    return []
+                samples, seq.to_fork = seq.to_fork, []
+                for sample in samples:
+                    self.running.insert(self.running.index(seq) + 1, sample)
+                    self._kv_cache_manager.fork(seq, sample)
                 return samples
 
     class wrong_loses_the_copies:

@@ -124,6 +124,9 @@ def check(engine: LLMEngine) -> None:
     for seq in [*running, *waiting]:
         assert not seq.finished, f"{seq.request_id} has finished, and is still in a queue"
         assert seq.num_uncomputed_tokens > 0, f"{seq.request_id} is in a queue with nothing left to compute"
+        samples = [other.sample_index for other in [*running, *waiting] if other.request_id == seq.request_id]
+        in_order = sorted(samples)
+        assert samples == in_order, f"not in order of arrival: {seq.request_id}'s samples {samples}, not {in_order}"
     num_seats, max_num_seqs = sum(1 + len(seq.to_fork) for seq in running), engine.config.max_num_seqs
     assert num_seats <= max_num_seqs, f"{num_seats} seats are taken, max_num_seqs is {max_num_seqs}"
     arrivals = [seq.metrics.arrival_time for seq in [*running, *waiting]]

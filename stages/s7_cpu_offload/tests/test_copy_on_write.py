@@ -35,6 +35,8 @@ def test_a_fork_holds_the_same_blocks_and_takes_none(engine, manager):
     assert child.block_table == parent.block_table, "the tables of child and parent differ"
     assert child.num_computed_tokens == 6, f"the child counts {child.num_computed_tokens} tokens as computed"
     assert manager.num_free_blocks == 6, f"{manager.num_free_blocks} blocks are free"
+    promised = manager.report().promised
+    assert promised == 2 * 64, f"two holders may need 64 slots each, report() counts {promised}: is the child a holder?"
     manager.check_integrity()
 
 

@@ -20,6 +20,15 @@ def test_samples_share_all_of_a_prompt_but_its_last_token(checkpoint):
     assert [completion.index for completion in output.outputs] == [0, 1, 2]
 
 
+def test_a_prompt_with_two_tokens_left_is_not_forked_yet(checkpoint):
+    """A step has 7 tokens, and the prompt has 9."""
+    engine = scripted_engine(checkpoint, num_blocks=16, max_num_batched_tokens=7)
+    add(engine, "a", 9, n=2)
+    step(engine)
+    computed = [num_tokens for _, num_tokens in engine.scheduler.schedule().batch]
+    assert computed == [1], f"two tokens are left, and one sequence computes the first for both, not {computed}"
+
+
 def test_samples_of_a_prompt_of_one_token_run_in_the_step_that_admits_it(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16)
     prompt = add(engine, "a", 1, max_tokens=3, n=3)
