@@ -76,7 +76,7 @@ class DecodeStep:
 
     def ways(self, rows: int) -> list[str]:
         """Return the ways in which this machine can compute a step of `rows` rows."""
-        return [way for way in self._ways if way != FEW or rows <= self.runner.backend._decode_runner.max_rows]
+        return [way for way in self._ways if way != FEW or rows <= self.runner.backend.decode_runner.max_rows]
 
     @torch.inference_mode()
     def tokens(self, way: str, rows: int) -> list[int]:
@@ -151,7 +151,7 @@ def swapped_out(runner: ModelRunner, plain: PagedAttention, *kept: str) -> Itera
     model.model = layers.plain
     packed = {} if PACKED in kept else unpack(model)
     try:
-        with computing_with(runner, TorchBackend(model, kernels._attention if ATTENTION in kept else plain)) as run:
+        with computing_with(runner, TorchBackend(model, kernels.attention if ATTENTION in kept else plain)) as run:
             yield run
     finally:
         pack(model, packed)

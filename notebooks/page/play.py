@@ -88,16 +88,8 @@ WORDS = {
     "step": "the run goes on",
 }
 SEQUENCES = ("seq", "request", "for", "behind", "carried_by")  # fields that name one
-NOT_COMPARED = (
-    "by",
-    "function",
-    "step",
-    "error",
-    "texts",
-    "needed",
-    "free",
-    "place",
-)  # and the reason to refuse or to wait
+# "needed", "free" and "place" explain a wait, and are not decisions.
+NOT_COMPARED = {"by", "function", "step", "error", "texts", "needed", "free", "place"}
 BLOCKS = ("block", "from", "to")
 
 
@@ -126,7 +118,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far two runs are the same, as the page shows it."""
+    """The result of the comparison, as the page shows it."""
 
     step: int  # the last one of the exercise's run that is shown
     title: str

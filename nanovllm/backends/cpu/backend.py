@@ -50,8 +50,8 @@ class NumbaBackend:
         self._model, self._kv_cache, self._sample_rows = model, kv_cache, sample_rows
         with numba_threads() as workers:
             try:
-                self._attention = swap_in(model, kv_cache, workers)
-                self._decode_runner = DecodeRunner(model, kv_cache, max_model_len)
+                self.attention = swap_in(model, kv_cache, workers)
+                self.decode_runner = DecodeRunner(model, kv_cache, max_model_len)
             except BaseException:
                 swap_out(model)
                 raise
@@ -62,12 +62,12 @@ class NumbaBackend:
         swap_out(self._model)
 
     def decode(self, batch: "list[Scheduled]") -> Computed | None:
-        if len(batch) > self._decode_runner.max_rows or any(num_tokens > 1 for _, num_tokens in batch):
+        if len(batch) > self.decode_runner.max_rows or any(num_tokens > 1 for _, num_tokens in batch):
             return None
         token_ids = [seq.token_ids[seq.num_computed_tokens] for seq, _ in batch]
         context_lens = [seq.num_computed_tokens + 1 for seq, _ in batch]
         self._clear_new_blocks(batch)
-        hidden, logits = self._decode_runner.run(token_ids, [seq.block_table for seq, _ in batch], context_lens)
+        hidden, logits = self.decode_runner.run(token_ids, [seq.block_table for seq, _ in batch], context_lens)
         return Computed(hidden, list(range(len(batch) + 1)), logits)
 
     def _clear_new_blocks(self, batch: "list[Scheduled]") -> None:
@@ -80,7 +80,7 @@ class NumbaBackend:
 
     def forward(self, input_ids: Tensor, positions: Tensor, step: AttentionMetadata) -> Tensor:
         with numba_threads():
-            hidden: Tensor = self._model(input_ids, positions, self._attention.plan(step))
+            hidden: Tensor = self._model(input_ids, positions, self.attention.plan(step))
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
