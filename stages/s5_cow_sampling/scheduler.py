@@ -111,7 +111,8 @@ class Scheduler:
     def _take(self, seq: Sequence, output: SchedulerOutput) -> None:
         """Add as many tokens of `seq` to the step as the budget allows, and the copy that it needs to write them.
 
-        A sequence that carries samples leaves out its last token: each sample computes that one for itself.
+        A sequence that carries samples leaves out its last token: each sample computes that one for itself. Without a
+        token to add, change nothing.
         """
         num_tokens = min(seq.num_uncomputed_tokens - bool(seq.to_fork), output.budget)
         if num_tokens == 0:

@@ -37,7 +37,8 @@ class BlockManager:
     def find_hits(self, seq: Sequence) -> list[int]:
         """Return the cached blocks that `seq` begins with, up to the first one that is missing.
 
-        Its last token is in none of them: it must be computed, because its logits choose the next token.
+        Its last token is in none of them: it must be computed, because its logits choose the next token. There are no
+        hits if caching is turned off.
         """
         if not self._enable_caching:
             return []
@@ -64,7 +65,7 @@ class BlockManager:
         self._observer.tell("admit", seq, hits)
 
     def cache_blocks(self, seq: Sequence, num_tokens: int) -> None:
-        """Add the blocks that the last `num_tokens` computed tokens of `seq` have filled to the cache."""
+        """Add the blocks that the last `num_tokens` computed tokens of `seq` have filled, unless caching is turned off."""
         if not self._enable_caching:
             return
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)

@@ -42,7 +42,7 @@ class BlockManager:
         """Return the cached blocks that `seq` begins with. None stands for a block that only the host has.
 
         They end before the first block that is on neither tier. The last token of `seq` is in none of them: it must be
-        computed, because its logits choose the next token.
+        computed, because its logits choose the next token. There are no hits if caching is turned off.
         """
         if not self._enable_caching:
             return []
@@ -96,7 +96,7 @@ class BlockManager:
         self.pool.free_blocks(self.tier.collect(wait))
 
     def cache_blocks(self, seq: Sequence, num_tokens: int) -> None:
-        """Add the blocks that the last `num_tokens` computed tokens of `seq` have filled to the cache."""
+        """Add the blocks that the last `num_tokens` computed tokens of `seq` have filled, unless caching is turned off."""
         if not self._enable_caching:
             return
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
