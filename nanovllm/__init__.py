@@ -9,10 +9,14 @@ server/                `nanovllm serve`: the OpenAI API over HTTP, metrics, and 
 trace/                 records the events of an engine, replays them, and converts them for a viewer
 bench/                 measures the throughput and latency of this engine and others
 cli/                   the commands
+
+The other modules have the names of vLLM's, from sampling_params.py to v1/: scripts import the same classes from them.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from .missing_names import missing_name
 
 if TYPE_CHECKING:
     from .async_llm import AsyncLLM, AsyncLLMEngine, EngineDeadError
@@ -70,7 +74,7 @@ MODULES = (
 def __getattr__(name: str) -> Any:
     """Import a public name, and torch with it, on first use: `--help` needs neither."""
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise missing_name(__name__, name)
     modules = (import_module(f"{__name__}.{module}") for module in MODULES)
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
