@@ -1,0 +1,70 @@
+"""Forced calls: with tool_choice "required" or a function's name, a grammar makes any model write a call.
+
+The output is then JSON, whatever the chat template says: the arguments alone if the function is named, else a list such
+as [{"name": "add", "arguments": {"a": 1}}].
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+JsonDict = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ForcedCall:
+    """The JSON that an output must be, after the thought if there is one."""
+
+    schema: JsonDict
+    name: str | None = None  # of the function, if the output is its arguments alone
+
+
+def forced_call(
+    functions: Sequence[Mapping[str, Any]], name: str | None = None, parallel_tool_calls: bool = True
+) -> ForcedCall:
+    """Return what an output must be if the model has to call one of `functions`, or the one with this `name`.
+
+    `functions` are like {"name": "add", "parameters": {...}}. Raise ValueError if none has the name.
+    """
+    if name is not None:
+        named = [function for function in functions if function["name"] == name]
+        if not named:
+            names = ", ".join(function["name"] for function in functions)
+            raise ValueError(f"tool_choice must name one of the tools ({names}), got {name!r}")
+        return ForcedCall(parameters_of(named[0]), name)
+    if not functions:
+        raise ValueError("tool_choice 'required' needs at least 1 tool, got 0")
+    schema: JsonDict = {
+        "type": "array",
+        "minItems": 1,
+        "items": {"anyOf": [call_schema(function["name"], f"#/$defs/{i}") for i, function in enumerate(functions)]},
+        "$defs": {f"{i}": moved(parameters_of(function), f"#/$defs/{i}") for i, function in enumerate(functions)},
+    }
+    return ForcedCall(schema if parallel_tool_calls else {**schema, "maxItems": 1})
+
+
+def call_schema(name: str, parameters: str) -> JsonDict:
+    """Return the schema of a call. `parameters` refers to the schema of its arguments."""
+    properties = {"name": {"const": name}, "arguments": {"$ref": parameters}}
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def parameters_of(function: Mapping[str, Any]) -> JsonDict:
+    """Return the schema of a function's arguments. Without one, the function has no arguments."""
+    return function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def moved(schema: Any, place: str) -> Any:
+    """Return a copy of a schema whose references to itself are right when it is at `place` in another one.
+
+    >>> moved({"items": {"$ref": "#/$defs/Point"}}, "#/$defs/0")
+    {'items': {'$ref': '#/$defs/0/$defs/Point'}}
+    """
+    if isinstance(schema, Mapping):
+        return {
+            key: place + value[1:]
+            if key == "$ref" and isinstance(value, str) and value.startswith("#")
+            else moved(value, place)
+            for key, value in schema.items()
+        }
+    return [moved(value, place) for value in schema] if isinstance(schema, list) else schema

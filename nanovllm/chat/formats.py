@@ -1,0 +1,165 @@
+"""The formats in which models write thoughts and tool calls, under vLLM's names, and how to detect them.
+
+| parser        | a call                                                                                     |
+|---------------|--------------------------------------------------------------------------------------------|
+| `hermes`      | `<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>`                            |
+| `llama3_json` | `{"name": "add", "parameters": {"a": 1}}`, after `<|python_tag|>` or alone; `;` comes next |
+| `mistral`     | `[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]` or `[TOOL_CALLS]add[ARGS]{"a": 1}` |
+
+`qwen3` and `deepseek_r1` write thoughts as `<think>...</think>`. They differ in how an output begins: a model of
+`deepseek_r1` always thinks first, even if neither the prompt nor the output has the opening tag.
+"""
+
+import secrets
+import string
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from .forced_calls import ForcedCall
+
+ID_CHARACTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """A format of tool calls."""
+
+    start: str  # tag before a call, or before a list of calls
+    end: str = ""  # tag after a call
+    separators: str = ""  # characters between calls, besides whitespace
+    takes_bare_calls: bool = False  # a call needs no tag at the start of a message or after another call
+    takes_names: bool = False  # a name may stand before the arguments, as in add[ARGS]{"a": 1}
+    has_short_ids: bool = False  # the chat template accepts only ids of nine letters and digits
+
+    @property
+    def tags(self) -> set[str]:
+        """All tags around calls and in them."""
+        return ({self.start, self.end} - {""}) | ({"[CALL_ID]", "[ARGS]"} if self.takes_names else set())
+
+    def new_id(self) -> str:
+        """Return an id for a call."""
+        return "".join(secrets.choice(ID_CHARACTERS) for _ in range(9)) if self.has_short_ids else random_id()
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """A format of thoughts."""
+
+    start: str = "<think>"
+    end: str = "</think>"
+    always_thinks: bool = False  # an output begins inside the thought, even without the opening tag
+
+
+TOOL_FORMATS = {
+    "hermes": ToolFormat("<tool_call>", "</tool_call>"),
+    "llama3_json": ToolFormat("<|python_tag|>", separators=";", takes_bare_calls=True),
+    "mistral": ToolFormat("[TOOL_CALLS]", takes_names=True, has_short_ids=True),
+}
+REASONING_FORMATS = {"qwen3": ReasoningFormat(), "deepseek_r1": ReasoningFormat(always_thinks=True)}
+
+
+@dataclass(frozen=True)
+class MessageFormat:
+    """The format of one request's outputs. Each sample gets an AssistantParser with it."""
+
+    reasoning: ReasoningFormat | None = None
+    starts_in_thought: bool = False  # the prompt opened the thought, or the model always thinks
+    tools: ToolFormat | None = None
+    tool_names: Collection[str] = ()  # of the request's tools
+    forced: ForcedCall | None = None
+    parallel_tool_calls: bool = True  # False keeps only the first call
+    special_tokens: Collection[str] = ()  # texts that never reach the client
+
+    def new_id(self) -> str:
+        """Return an id for a call."""
+        return random_id() if self.tools is None else self.tools.new_id()
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """The formats of one model."""
+
+    tools: ToolFormat | None
+    reasoning: ReasoningFormat | None
+    special_tokens: Collection[str] = ()
+
+    def for_prompt(
+        self,
+        prompt: str,
+        *,
+        tool_names: Collection[str] = (),
+        forced: ForcedCall | None = None,
+        parallel_tool_calls: bool = True,
+    ) -> MessageFormat | None:
+        """Return the format of the outputs for a rendered prompt, or None if they are plain text.
+
+        `tool_names` are those that the model may call: none for tool_choice "none". The prompt decides whether an
+        output begins inside the thought (it ends in the opening tag) or has no thought (it ends in the closing tag,
+        as with enable_thinking=false).
+        """
+        reasoning, end = self.reasoning, prompt.rstrip()
+        if reasoning is not None and end.endswith(reasoning.end):
+            reasoning = None
+        tools = self.tools if tool_names else None
+        if reasoning is tools is forced is None:
+            return None
+        return MessageFormat(
+            reasoning=reasoning,
+            starts_in_thought=reasoning is not None and (reasoning.always_thinks or end.endswith(reasoning.start)),
+            tools=tools,
+            tool_names=frozenset(tool_names),
+            forced=forced,
+            parallel_tool_calls=parallel_tool_calls,
+            special_tokens=self.special_tokens,
+        )
+
+
+def parsers_for(
+    template: str | None,
+    tool_call_parser: str | None = "auto",
+    reasoning_parser: str | None = "auto",
+    special_tokens: Collection[str] = (),
+) -> Parsers:
+    """Return the parsers with these names. "auto" takes them from the chat template, None turns them off.
+
+    Raise ValueError for an unknown name.
+    """
+    tool_name = tool_parser_of(template or "") if tool_call_parser == "auto" else tool_call_parser
+    reasoning_name = reasoning_parser_of(template or "") if reasoning_parser == "auto" else reasoning_parser
+    check_name("tool_call_parser", tool_name, TOOL_FORMATS)
+    check_name("reasoning_parser", reasoning_name, REASONING_FORMATS)
+    tools = None if tool_name is None else TOOL_FORMATS[tool_name]
+    reasoning = None if reasoning_name is None else REASONING_FORMATS[reasoning_name]
+    return Parsers(tools, reasoning, special_tokens)
+
+
+def tool_parser_of(template: str) -> str | None:
+    """Return the name of the format in which a chat template writes calls, or None if it is unknown.
+
+    >>> tool_parser_of("{{ '[TOOL_CALLS] [' }}"), tool_parser_of("{{ message.content }}")
+    ('mistral', None)
+    """
+    if "[TOOL_CALLS]" in template:
+        return "mistral"
+    if "<tool_call>" in template:  # some families write XML between the same tags
+        return None if "<function=" in template or "<arg_key>" in template else "hermes"
+    return "llama3_json" if "<|python_tag|>" in template or '"parameters": ' in template else None
+
+
+def reasoning_parser_of(template: str) -> str | None:
+    """Return the name of the format in which a chat template writes thoughts, or None if it has none."""
+    if "</think>" not in template and "<think>" not in template:
+        return None
+    return "deepseek_r1" if "<｜Assistant｜>" in template else "qwen3"
+
+
+def check_name(argument: str, name: str | None, names: Collection[str]) -> None:
+    """Raise ValueError, with the names to choose from, for an unknown parser."""
+    if name is not None and name not in names:
+        raise ValueError(f"{argument} must be one of auto, {', '.join(names)}, got {name!r}")
+
+
+def random_id() -> str:
+    """Return an id for a call, as vLLM makes them."""
+    return f"chatcmpl-tool-{uuid.uuid4().hex}"
