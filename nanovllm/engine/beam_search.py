@@ -22,7 +22,7 @@ from .executor import Scheduled
 from .interrupts import interrupts_held_back
 from .llm_engine import LLMEngine
 from .outputs import Position, RequestOutput
-from .prompts import ParsedPrompt
+from .prompts import ParsedPrompt, parts_of
 from .sampling_params import SamplingParams
 from .sequence import Sequence, request_output
 
@@ -151,12 +151,11 @@ class BeamSearch:
         params = SamplingParams(
             n=self._params.beam_width, max_tokens=self._params.max_tokens, ignore_eos=self._params.ignore_eos, seed=0
         )
-        token_ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) else prompt
+        tokens, text, cache_salt = parts_of(prompt)
         try:
-            samples = self._engine.input_processor.process(request_id, token_ids, params)
-            if isinstance(prompt, dict):
-                for seq in samples:
-                    seq.prompt = prompt.get("prompt")
+            samples = self._engine.input_processor.process(request_id, tokens, params, cache_salt)
+            for seq in samples:
+                seq.prompt = text if seq.prompt is None else seq.prompt
             hypotheses = self._search(samples[0])
         except Exception as error:
             self._observers.tell("end", error)

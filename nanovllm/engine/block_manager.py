@@ -44,7 +44,7 @@ class BlockManager:
         """
         if not self._enable_caching or not seq.may_hit:
             return []
-        extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
+        extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size, seq.root_hash)
         hashes = seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]
         cached = takewhile(lambda block_hash: block_hash in self.pool.cached or block_hash in self.tier, hashes)
         return [self.pool.cached.get(block_hash) for block_hash in cached]
@@ -106,7 +106,7 @@ class BlockManager:
         """Add the blocks that the last `num_tokens` computed tokens of `seq` have filled to the cache."""
         if not self._enable_caching:
             return
-        extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
+        extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size, seq.root_hash)
         end = seq.num_computed_tokens
         for i in range((end - num_tokens) // self.block_size, end // self.block_size):
             self.pool.cache_block(seq.block_table[i], seq.block_hashes[i])

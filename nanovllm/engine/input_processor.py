@@ -6,6 +6,7 @@ from dataclasses import replace
 from ..checkpoints.tokenizer import HFTokenizer
 from ..llama import ModelConfig
 from .logits_processors import bad_words_token_ids, make_processors
+from .prefix_cache import root_hash
 from .prompts import Prompt, valid_text
 from .sampling_params import SamplingParams
 from .sequence import Sequence
@@ -26,7 +27,9 @@ class InputProcessor:
         self._grammars = Grammars(tokenizer, model.vocab_size, self._in_vocabulary(self._eos_token_ids))
         self._showing_tokenizer = tokenizer.showing_special_tokens() if tokenizer else None
 
-    def process(self, request_id: str, prompt: Prompt, params: SamplingParams) -> list[Sequence]:
+    def process(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, cache_salt: str | None = None
+    ) -> list[Sequence]:
         """Return a sequence for each sample, with a copy of `params`.
 
         Raise ValueError for a prompt or parameters that cannot be served.
@@ -46,6 +49,7 @@ class InputProcessor:
                 f"{self._max_model_len}, got {len(token_ids)}"
             )
         seq = self._sequence(request_id, prompt, token_ids, params)
+        seq.root_hash = root_hash(cache_salt)
         samples = [seq, *(replace(seq, sample_index=index) for index in range(1, params.n))]
         if params.min_tokens > room:
             raise ValueError(f"min_tokens must be at most {room} to fit max_model_len, got {params.min_tokens}")

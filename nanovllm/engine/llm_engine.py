@@ -27,7 +27,7 @@ from .interrupts import interrupts_held_back
 from .kv_cache import KVCache, num_blocks_for
 from .observer import Observers
 from .outputs import RequestOutput
-from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, valid_text
+from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, parts_of, valid_text
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerOutput
 from .sequence import Sequence, is_due, request_output
@@ -157,16 +157,14 @@ class LLMEngine:
             check_unsupported(priority=priority, session_id=session_id, kv_hints=kv_hints)
             if not isinstance(request_id, str):
                 raise ValueError(f"request_id must be a string, got {request_id!r}")
-            parsed = self.tokenized(as_prompt(prompt), tokenization_kwargs)
-            if isinstance(parsed, dict):
-                prompt_text = parsed.get("prompt", prompt_text)
-                parsed = parsed["prompt_token_ids"]
+            parsed, text, cache_salt = parts_of(self.tokenized(as_prompt(prompt), tokenization_kwargs))
+            prompt_text = prompt_text if text is None else text
             if not self.requests:
                 self.kernels.switch_when_ready()
             if request_id in self.requests:
                 raise ValueError(f"request_id must be unique, got {request_id!r}, which is in use")
             params = SamplingParams() if params is None else params
-            samples = self.input_processor.process(request_id, parsed, params)
+            samples = self.input_processor.process(request_id, parsed, params, cache_salt)
             needed, num_blocks = cdiv(samples[0].num_tokens, self.config.block_size), self.kv_cache_manager.num_blocks
             if needed > num_blocks:
                 raise ValueError(f"the prompt must fit the pool of {num_blocks} blocks, got one that needs {needed}")
@@ -326,12 +324,17 @@ class LLMEngine:
     def tokenized(self, prompt: ParsedPrompt, tokenization_kwargs: dict[str, Any] | None) -> ParsedPrompt:
         """Return text as token ids if options for the tokenizer are given. Raise ValueError for unsupported ones."""
         options = options_of("tokenization_kwargs", tokenization_kwargs)
-        if not options or not isinstance(prompt, str):
+        text, _, cache_salt = parts_of(prompt)
+        if not options or not isinstance(text, str):
             return prompt
         special = bool(options.pop("add_special_tokens", True))
         check_unsupported(**{f"tokenization_kwargs[{name!r}]": value for name, value in options.items()})
-        ids = self.get_tokenizer().encode(valid_text(prompt), add_special_tokens=special)
-        return TokensPrompt(prompt_token_ids=ids, prompt=prompt)
+        tokens = TokensPrompt(
+            prompt_token_ids=self.get_tokenizer().encode(valid_text(text), add_special_tokens=special), prompt=text
+        )
+        if cache_salt:
+            tokens["cache_salt"] = cache_salt
+        return tokens
 
     def get_num_unfinished_requests(self) -> int:
         return len(self.requests)

@@ -29,8 +29,23 @@ def hash_block_tokens(parent: BlockHash, token_ids: list[int]) -> BlockHash:
     return hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=16).digest()
 
 
-def extend_block_hashes(hashes: list[BlockHash], token_ids: list[int], block_size: int) -> None:
+def root_hash(cache_salt: str | None) -> BlockHash:
+    """Return the parent of a prompt's first block. Prompts with different salts share no block.
+
+    A salt can't imitate the tokens of a block, because `person` separates the two kinds of hashes.
+
+    >>> root_hash(None), root_hash("a") == root_hash("a"), root_hash("a") == root_hash("b")
+    (b'', True, False)
+    """
+    if cache_salt is None:
+        return b""
+    return hashlib.blake2b(cache_salt.encode("utf-8", "surrogatepass"), digest_size=16, person=b"cache_salt").digest()
+
+
+def extend_block_hashes(hashes: list[BlockHash], token_ids: list[int], block_size: int, root: BlockHash = b"") -> None:
     """Append to `hashes` until each full block of `token_ids` has one. The hashes that it has stay the same.
+
+    `root` is the parent of the first block: see root_hash().
 
     >>> hashes: list[BlockHash] = []
     >>> extend_block_hashes(hashes, [1, 2, 3, 4, 5], block_size=2)
@@ -38,7 +53,7 @@ def extend_block_hashes(hashes: list[BlockHash], token_ids: list[int], block_siz
     (2, True)
     """
     for end in range((len(hashes) + 1) * block_size, len(token_ids) + 1, block_size):
-        hashes.append(hash_block_tokens(hashes[-1] if hashes else b"", token_ids[end - block_size : end]))
+        hashes.append(hash_block_tokens(hashes[-1] if hashes else root, token_ids[end - block_size : end]))
 
 
 @dataclass

@@ -2,31 +2,36 @@
 
     text | token ids | {"prompt": text} | {"prompt_token_ids": ids} | a list or tuple that mixes these
 
+A dictionary may also have a "cache_salt": prompts with different salts share no blocks of the prefix cache.
 Token ids are a list, a tuple, a numpy array or a tensor. A two-dimensional array holds one prompt per row. A value in
 any other form raises a ValueError that says where it is.
 """
 
 from collections import abc
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, final
 
 from ..checkpoints.chat_template import content_text
 from .checks import is_integer, nearest
 
 
+@final
 class TextPrompt(TypedDict):
     prompt: str
+    cache_salt: NotRequired[str]
 
 
+@final
 class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]  # the text of these tokens, to show in the output
+    cache_salt: NotRequired[str]
 
 
 Prompt = str | list[int]  # text, which gets BOS, or token ids, which are used unchanged
 PromptType = Prompt | TextPrompt | TokensPrompt
-ParsedPrompt = str | list[int] | TokensPrompt  # the result of as_prompt(): the dictionary holds ids and their text
+ParsedPrompt = PromptType  # the result of as_prompt(), with Python's own lists and integers
 Message = dict[str, Any]  # {"role": "user", "content": "Hello"}
-FIELDS = ["prompt", "prompt_token_ids"]
+FIELDS = ["prompt", "prompt_token_ids", "cache_salt"]
 
 
 def as_prompts(prompts: Any) -> list[ParsedPrompt]:
@@ -61,14 +66,34 @@ def from_mapping(prompt: dict[str, Any], name: str) -> ParsedPrompt:
         if field not in FIELDS and value is not None:
             raise ValueError(f"{name}: field {field!r} is unsupported{nearest(str(field), FIELDS)}")
     text, token_ids = prompt.get("prompt"), without_array(prompt.get("prompt_token_ids"))
+    salt = prompt.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and salt):
+        raise ValueError(f"{name}: cache_salt must be a non-empty string, got {salt!r}")
     if token_ids is None:
         if not isinstance(text, str):
             raise ValueError(f'{name} needs text in "prompt" or token ids in "prompt_token_ids", got {[*prompt]}')
-        return text
+        return TextPrompt(prompt=text, cache_salt=salt) if salt else text
     if not isinstance(token_ids, list | tuple):
         raise ValueError(f"{name}: prompt_token_ids must be a list of token ids, got {type(token_ids).__name__}")
-    ids = as_token_ids(token_ids, name)
-    return TokensPrompt(prompt_token_ids=ids, prompt=text) if isinstance(text, str) else ids
+    parsed = TokensPrompt(prompt_token_ids=as_token_ids(token_ids, name))
+    if isinstance(text, str):
+        parsed["prompt"] = text
+    if salt:
+        parsed["cache_salt"] = salt
+    return parsed if len(parsed) > 1 else parsed["prompt_token_ids"]
+
+
+def parts_of(prompt: ParsedPrompt) -> tuple[Prompt, str | None, str | None]:
+    """Return a prompt's text or token ids, the text to show for token ids, and the cache_salt.
+
+    >>> parts_of("a"), parts_of({"prompt_token_ids": [5], "prompt": "b", "cache_salt": "s"})
+    (('a', None, None), ([5], 'b', 's'))
+    """
+    if not isinstance(prompt, dict):
+        return prompt, None, None
+    if "prompt_token_ids" in prompt:
+        return prompt["prompt_token_ids"], prompt.get("prompt"), prompt.get("cache_salt")
+    return prompt["prompt"], None, prompt.get("cache_salt")
 
 
 def without_array(value: Any) -> Any:

@@ -33,6 +33,7 @@ class Sequence:
     sample_index: int = 0  # among the samples of one prompt
     logprobs_tokenizer: HFTokenizer | None = None  # for the tokens in logprobs, including special ones
     eos_token_id: int | None = None  # gives no stop_reason
+    root_hash: BlockHash = b""  # the parent of its first block's hash, which depends on the request's cache_salt
     num_computed_tokens: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)  # cache hits of the prompt when it was first admitted
     num_preemptions: int = field(default=0, init=False)

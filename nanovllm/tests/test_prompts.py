@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from .. import LLM, BeamSearchParams, SamplingParams
 from ..engine.prompts import as_conversations, as_prompts
+from .helpers import OPTIONS
 
 IDS = [3, 17, 4]
 
@@ -45,6 +47,8 @@ def test_lists_may_mix_all_forms():
     both = {"prompt": "the text", "prompt_token_ids": [1, 2]}
     mixed = ["a", {"prompt": "b"}, IDS, {"prompt_token_ids": IDS}, np.array(IDS), both, ""]
     assert as_prompts(mixed) == ["a", "b", IDS, IDS, IDS, both, ""]
+    salted = [{"prompt": "a", "cache_salt": "s"}, {"prompt_token_ids": IDS, "cache_salt": "s"}]
+    assert as_prompts(salted) == salted and as_prompts({"prompt": "a", "cache_salt": None}) == ["a"]
     assert as_prompts([]) == [] and as_prompts([[]]) == [[]]
     assert as_prompts(torch.tensor([[1, 2], [3, 4]])) == [[1, 2], [3, 4]]
 
@@ -76,7 +80,8 @@ def test_lists_may_mix_all_forms():
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, "field 'multi_modal_data' is unsupported"),
         ({"prompt_embeds": torch.zeros(2, 3)}, "field 'prompt_embeds' is unsupported"),
         ({"encoder_prompt": "a", "decoder_prompt": None}, "field 'encoder_prompt' is unsupported"),
-        ({"prompt": "a", "cache_salt": "s"}, "field 'cache_salt' is unsupported"),
+        ({"prompt": "a", "cache_salt": ""}, "the prompt: cache_salt must be a non-empty string, got ''"),
+        ([{"prompt_token_ids": [1], "cache_salt": 5}], "prompt 0: cache_salt must be a non-empty string, got 5"),
     ],
     ids=repr,
 )
@@ -84,6 +89,26 @@ def test_invalid_prompt_is_named(form, message):
     with pytest.raises(ValueError) as caught:
         as_prompts(form)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("blocks", [64, 6], ids=["on the device", "on the host"])
+def test_cache_salt_separates_prompts_of_every_kind(checkpoint, blocks):
+    """With 6 blocks, each prompt evicts the one before."""
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=4 * blocks, watermark=0.0, **OPTIONS)
+    params, text = SamplingParams(max_tokens=1), "the old fox sat in the wood"
+    ids, options = llm.get_tokenizer().encode(text), {"add_special_tokens": True}
+
+    def cached(salt: str | None, **kwargs) -> list[int]:
+        prompts = [{"prompt": text, "cache_salt": salt}, {"prompt_token_ids": ids, "cache_salt": salt}]
+        return [output.num_cached_tokens for output in llm.generate(prompts, params, **kwargs)]
+
+    full = (len(ids) - 1) // 4 * 4
+    assert 8 <= full <= 20 and 0 in cached("a")
+    llm.generate([*range(40, 60)], params)
+    assert cached("a") == cached("a", tokenization_kwargs=options) == [full, full]
+    assert cached("b")[0] == 0 and cached(None)[0] == 0
+    llm.beam_search([{"prompt": text, "cache_salt": "c"}], BeamSearchParams(beam_width=2, max_tokens=2))
+    assert cached("c") == [full, full] and cached("d", tokenization_kwargs=options)[0] == 0
 
 
 def user(content) -> dict:

@@ -175,7 +175,7 @@ def assert_whole(engine: LLMEngine) -> None:
 def assert_cached_blocks_are_its_own(engine: LLMEngine, seq: Sequence) -> None:
     """Assert that the cached blocks in its table are full, computed, and indexed by the text up to their end."""
     hashes: list[BlockHash] = []
-    extend_block_hashes(hashes, seq.token_ids, engine.config.block_size)
+    extend_block_hashes(hashes, seq.token_ids, engine.config.block_size, seq.root_hash)
     for i, block in enumerate(seq.block_table):
         if block in engine.kv_cache_manager.pool.hashes:
             assert engine.config.enable_prefix_caching and (i + 1) * engine.config.block_size <= seq.num_computed_tokens

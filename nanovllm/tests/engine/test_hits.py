@@ -52,6 +52,18 @@ def test_queried_and_hit_tokens_are_counted(checkpoint):
     assert (stats.queries, stats.hits) == (20 + 11, 8)
 
 
+def test_prompt_hits_blocks_of_its_own_salt_only(checkpoint):
+    engine = scripted_engine(checkpoint, 64)
+    salts, hits = ["a", None, "b", "a", "b", None], []
+    for salt in salts:
+        prompt = {"prompt_token_ids": PROMPT, "cache_salt": salt}
+        engine.add_request("0", prompt, params(3, n=2))
+        output = run_to_the_end(engine)["0"]
+        assert answers(output) == [answer_alone(PROMPT, 3)] * 2
+        hits.append(output.num_cached_tokens)
+    assert hits == [0, 0, 0, 16, 16, 16]
+
+
 def test_same_prompt_twice_in_one_step_is_computed_twice_and_hit_by_the_next_request(checkpoint):
     engine = scripted_engine(checkpoint, 32)
     for name in "ab":

@@ -11,7 +11,7 @@ import pytest
 from ...engine.block_manager import BlockManager
 from ...engine.block_pool import BlockPool, NoFreeBlocks
 from ...engine.observer import Observer
-from ...engine.prefix_cache import BlockHash, extend_block_hashes, hash_block_tokens
+from ...engine.prefix_cache import BlockHash, extend_block_hashes, hash_block_tokens, root_hash
 from ...engine.sequence import Sequence
 from .helpers import admit, fits, make_manager, make_sequence
 
@@ -45,6 +45,22 @@ def test_equal_tokens_have_equal_hashes_only_after_the_same_prefix():
 def test_hash_depends_on_token_ids_and_not_on_their_digits():
     assert len({hash_block_tokens(b"", ids) for ids in ([1, 23], [12, 3], [123], [3, 12], [1 << 31, 0], [0, 1])}) == 6
     assert all(len(each) == 16 for each in hashes_of(TEXT))
+
+
+def test_texts_with_different_salts_share_no_hash():
+    def salted(salt: str | None) -> list[BlockHash]:
+        hashes: list[BlockHash] = []
+        extend_block_hashes(hashes, TEXT, 4, root_hash(salt))
+        return hashes
+
+    assert salted("a") == salted("a") and salted(None) == hashes_of(TEXT, 4)
+    assert len({each for salt in (None, "a", "b", "\ud800") for each in salted(salt)}) == 4 * 4
+
+
+def test_salt_that_spells_the_tokens_of_a_block_is_not_their_hash():
+    block = [ord("a"), ord("b")]
+    spelled = "".join(f"{chr(token)}{chr(0) * 7}" for token in block)
+    assert root_hash(spelled) != hash_block_tokens(b"", block)
 
 
 # The queue of free blocks
