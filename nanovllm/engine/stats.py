@@ -21,6 +21,7 @@ from collections import Counter as Counts
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from .prefix_cache import PrefixCacheStats
 from .sequence import Sequence
@@ -62,10 +63,15 @@ HELP = {
     "vllm:request_time_per_output_token_seconds": "Mean time per output token of each finished sample.",
     "vllm:e2e_request_latency_seconds": "Time from a request's arrival to the end of a sample.",
     "vllm:request_queue_time_seconds": "Time from a request's arrival until it has its blocks.",
+    "vllm:request_prefill_time_seconds": "Time of each finished sample from its blocks to its first token.",
+    "vllm:request_decode_time_seconds": "Time of each finished sample from its first token to its end.",
+    "vllm:request_inference_time_seconds": "Time of each finished sample from its blocks to its end.",
     "vllm:request_prompt_tokens": "Prompt tokens of each finished sample.",
     "vllm:request_generation_tokens": "Generated tokens of each finished sample.",
+    "vllm:request_max_num_generation_tokens": "Generated tokens of the longest sample of each finished request.",
     "vllm:request_params_max_tokens": "The max_tokens of each finished sample.",
     "vllm:request_params_n": "The n of each request.",
+    "vllm:cache_config_info": "The options of the KV cache, as labels. The value is always 1.",
 }
 
 
@@ -222,25 +228,32 @@ class Tally:
         # Tokens looked up on a sequence's first admission, as in vLLM. BlockManager counts them on every admission.
         self.device_lookups, self.host_lookups = PrefixCacheStats(), PrefixCacheStats()
         self._block_size, self._enable_prefix_caching, self._has_host = block_size, enable_prefix_caching, has_host
+        self._admitted_times: WeakKeyDictionary[Sequence, float] = WeakKeyDictionary()  # of unfinished sequences
+        self._lengths: dict[str, list[int]] = {}  # of the ended samples of unfinished requests
         tokens = up_to(max_model_len)
         self.observed = {
             "vllm:request_prompt_tokens": Observations(tokens),
             "vllm:request_generation_tokens": Observations(tokens),
+            "vllm:request_max_num_generation_tokens": Observations(tokens),
             "vllm:request_params_max_tokens": Observations(tokens),
             "vllm:request_params_n": Observations(SAMPLES_PER_REQUEST),
             "vllm:time_to_first_token_seconds": Observations(TO_FIRST_TOKEN),
             "vllm:request_time_per_output_token_seconds": Observations(PER_TOKEN),
             "vllm:e2e_request_latency_seconds": Observations(SECONDS),
             "vllm:request_queue_time_seconds": Observations(SECONDS),
+            "vllm:request_prefill_time_seconds": Observations(SECONDS),
+            "vllm:request_decode_time_seconds": Observations(SECONDS),
+            "vllm:request_inference_time_seconds": Observations(SECONDS),
         }
 
     def on_admit(self, seq: Sequence, hits: list[int | None]) -> None:
         """Count the first admission of `seq` and of the samples that will fork from it."""
         if seq.num_preemptions > 0:
             return
-        seconds = time.perf_counter() - seq.metrics.arrival_time
-        for _ in [seq, *seq.to_fork]:
-            self._observe("request_queue_time_seconds", seconds)
+        now = time.perf_counter()
+        for sample in [seq, *seq.to_fork]:
+            self._observe("request_queue_time_seconds", now - seq.metrics.arrival_time)
+            self._admitted_times[sample] = now
         if not self._enable_prefix_caching or not seq.may_hit:
             return
         on_host = hits.count(None) * self._block_size
@@ -270,11 +283,20 @@ class Tally:
         self._observe("request_params_max_tokens", seq.max_num_tokens - seq.num_prompt_tokens)
         if seq.sample_index == 0:
             self._observe("request_params_n", seq.params.n)
-        times = seq.metrics
+        lengths = self._lengths.setdefault(seq.request_id, [])
+        lengths.append(seq.num_output_tokens)
+        if len(lengths) == seq.params.n:
+            self._observe("request_max_num_generation_tokens", max(self._lengths.pop(seq.request_id)))
+        times, admitted_time = seq.metrics, self._admitted_times.pop(seq, None)
         assert times.finished_time is not None, f"request {seq.request_id} is still running"
         self._observe("e2e_request_latency_seconds", times.finished_time - times.arrival_time)
+        if admitted_time is not None:
+            self._observe("request_inference_time_seconds", times.finished_time - admitted_time)
         if times.first_token_time is not None:
             self._observe("time_to_first_token_seconds", times.first_token_time - times.arrival_time)
+            self._observe("request_decode_time_seconds", times.finished_time - times.first_token_time)
+            if admitted_time is not None:
+                self._observe("request_prefill_time_seconds", times.first_token_time - admitted_time)
             if seq.num_output_tokens > 1:
                 seconds = (times.finished_time - times.first_token_time) / (seq.num_output_tokens - 1)
                 self._observe("request_time_per_output_token_seconds", seconds)
@@ -340,5 +362,15 @@ def get_metrics(engine: "LLMEngine", model_name: str) -> list[Metric]:
     for reason in ("stop", "length", "abort", "error", "repetition"):
         ended = labels | {"finished_reason": reason}
         metrics.append(Counter("vllm:request_success", ended, tally.ended[reason]))
+    options: dict[str, object] = {
+        "block_size": engine.config.block_size,
+        "cache_dtype": str(engine.dtype).removeprefix("torch."),
+        "enable_prefix_caching": engine.config.enable_prefix_caching,
+        "gpu_memory_utilization": engine.config.gpu_memory_utilization,
+        "num_cpu_blocks": stats.num_host_blocks,
+        "num_gpu_blocks": stats.num_blocks,  # vLLM's name on a CPU, too
+    }
+    texts = {name: str(value) for name, value in options.items()}
+    metrics.append(Gauge("vllm:cache_config_info", labels | texts, 1.0))
     live = [seq for samples in list(engine.requests.values()) for seq in samples if not seq.finished]
     return metrics + tally.histograms(live, labels)

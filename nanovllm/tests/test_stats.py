@@ -214,7 +214,7 @@ def test_metrics_have_vllms_names(checkpoint):
     llm = make(checkpoint, served_model_name=["fox", "rabbit"])
     llm.generate([PROMPT, PROMPT], [drawn(3), drawn(1, n=2)])
     metrics = llm.get_metrics()
-    assert {metric.name for metric in metrics} <= {*DATA["metrics"]["metrics"]}
+    assert {metric.name for metric in metrics} <= {*DATA["metrics"]["metrics"], "vllm:cache_config_info"}
     assert all(metric.labels["model_name"] == "fox" and metric.labels["engine"] == "0" for metric in metrics)
     values = {metric.name: metric.value for metric in metrics if isinstance(metric, Counter | Gauge)}
     assert values["vllm:prompt_tokens"] == 20 and values["vllm:generation_tokens"] == 5
@@ -226,6 +226,44 @@ def test_metrics_have_vllms_names(checkpoint):
     assert (tokens.count, tokens.sum) == (3, 5) and tokens.buckets["1.0"] == 2 and tokens.buckets["5.0"] == 3
     assert all(list(each.buckets)[-1] == "+Inf" and each.buckets["+Inf"] == each.count for each in histograms.values())
     assert histograms["vllm:time_to_first_token_seconds"].count == 3
+
+
+def test_times_of_a_request_add_up(checkpoint):
+    llm = make(checkpoint, max_num_seqs=1, max_num_batched_tokens=4)
+    llm.generate([PROMPT, PROMPT[:5]], drawn(3))
+    sums = {metric.name: metric.sum for metric in llm.get_metrics() if isinstance(metric, Histogram)}
+    queue, prefill, decode, inference, latency = (
+        sums[f"vllm:{name}_seconds"]
+        for name in (
+            *("request_queue_time", "request_prefill_time", "request_decode_time", "request_inference_time"),
+            "e2e_request_latency",
+        )
+    )
+    assert min(queue, prefill, decode) > 0
+    assert prefill + decode == pytest.approx(inference) and queue + inference == pytest.approx(latency)
+
+
+def test_request_that_never_ran_has_no_inference_time(checkpoint):
+    llm = make(checkpoint)
+    llm.llm_engine.add_request("0", PROMPT, drawn(3))
+    llm.llm_engine.abort_request("0")
+    counts = {metric.name: metric.count for metric in llm.get_metrics() if isinstance(metric, Histogram)}
+    assert counts["vllm:e2e_request_latency_seconds"] == 1
+    assert {counts[f"vllm:request_{part}_time_seconds"] for part in ("queue", "prefill", "decode", "inference")} == {0}
+
+
+def test_longest_sample_of_each_request_is_counted(checkpoint):
+    llm = make(checkpoint, max_num_seqs=2)
+    llm.generate([PROMPT, PROMPT[:5]], [drawn(3), drawn(2, n=5)])
+    longest = {metric.name: metric for metric in llm.get_metrics()}["vllm:request_max_num_generation_tokens"]
+    assert isinstance(longest, Histogram) and (longest.count, longest.sum) == (2, 3 + 2)
+
+
+def test_options_of_the_kv_cache_are_labels_of_a_metric(checkpoint):
+    llm = make(checkpoint, kv_cache_tokens=80)
+    [info] = [metric for metric in llm.get_metrics() if metric.name == "vllm:cache_config_info"]
+    assert isinstance(info, Gauge) and info.value == 1
+    assert info.labels.items() >= {"block_size": "4", "num_gpu_blocks": "20", "enable_prefix_caching": "True"}.items()
 
 
 def test_histogram_counts_values_up_to_each_bound():

@@ -17,7 +17,10 @@ from .inside import LONG, inside, slow, until
 pytestmark = pytest.mark.anyio
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
-NAMES = {  # the metrics on vLLM's dashboards
+NAMES = {  # in the queries of vLLM's example dashboards, without the suffix of a counter or a histogram
+    *("request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens"),
+    *("request_prefill_time_seconds", "request_decode_time_seconds", "request_inference_time_seconds"),
+    *("request_time_per_output_token_seconds", "request_params_n", "request_params_max_tokens", "cache_config_info"),
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions", "request_success"),
     *("prefix_cache_queries", "prefix_cache_hits", "external_prefix_cache_queries", "external_prefix_cache_hits"),
     *("prompt_tokens", "generation_tokens", "iteration_tokens_total", "request_queue_time_seconds"),
@@ -65,6 +68,8 @@ def test_names_types_labels_and_buckets_are_vllms(checkpoint):
     families = scraped(checkpoint, {"prompt": PROMPT, "max_tokens": 3})
     own = {name.removeprefix("vllm:"): family for name, family in families.items() if name.startswith("vllm:")}
     assert own.keys() >= NAMES and own.keys() == documented_names()
+    info = own.pop("cache_config_info")  # in vLLM, its labels are the fields of an object
+    assert info.type == "gauge" and info.samples[0].labels.keys() >= {"block_size", "num_gpu_blocks", "model_name"}
     for name, family in own.items():
         vllms = VLLMS[f"vllm:{name}"]
         assert family.type == vllms["type"] and family.documentation and family.samples, name
