@@ -4,8 +4,9 @@ A field with a help text in its metadata is an option: `max_num_seqs: int = fiel
 becomes `--max-num-seqs INTEGER`. Nothing here imports torch, so `--help` appears immediately.
 """
 
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -13,6 +14,7 @@ import click
 
 from ..engine.config import EngineArgs, EngineConfig
 from ..engine.sampling_params import SamplingParams
+from ..engine.vllm_options import ServeCompatibilityOptions
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -22,12 +24,28 @@ def option(field: Field[Any], **changes: Any) -> click.Option:
     """Return the option of a field. `changes` replace its type, its default or its help text."""
     name = "--" + field.name.replace("_", "-")
     kinds = get_args(field.type) or (field.type,)
-    kind = next((kind for kind in (bool, int, float) if kind in kinds and str not in kinds), str)
+    kind: Any = next((kind for kind in (bool, int, float) if kind in kinds and str not in kinds), str)
     if kind is bool:
         name = f"{name}/--no-{name[2:]}"
+    if dict[str, Any] in kinds:
+        kind = JsonObject()
     choices = field.metadata.get("choices")
     settings: dict[str, Any] = {"type": click.Choice(choices) if choices else kind, "default": field.default}
-    return click.Option([name], show_default=True, **settings | {"help": field.metadata.get("help")} | changes)
+    settings |= {"help": field.metadata.get("help")} | changes
+    return click.Option([name, *field.metadata.get("flags", ())], show_default=True, **settings)
+
+
+class JsonObject(click.ParamType):
+    """A JSON object on the command line."""
+
+    name = "JSON"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        """Return the object as a dictionary."""
+        with suppress(ValueError, RecursionError):
+            if isinstance(parsed := json.loads(value), dict):
+                return parsed
+        self.fail(f"{value!r} is not a JSON object.", param, context)
 
 
 def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[click.Parameter]:
@@ -54,7 +72,8 @@ def sampling_options(**defaults: Any) -> list[click.Parameter]:
 def vllm_options(known: list[click.Parameter]) -> list[click.Parameter]:
     """Return hidden options for the flags of `vllm serve` that are not among the `known` ones."""
     names = {"served_model_name", *(option.name for option in known)}
-    return [option(field, hidden=True) for field in fields(EngineArgs) if field.name not in names]
+    others = {field.name: field for kind in (EngineArgs, ServeCompatibilityOptions) for field in fields(kind)}
+    return [option(field, hidden=True) for name, field in others.items() if name not in names]
 
 
 def stats_option() -> click.Option:

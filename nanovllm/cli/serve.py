@@ -6,14 +6,16 @@ from typing import Any
 import click
 
 from ..engine.config import EngineArgs
+from ..engine.vllm_options import ServeCompatibilityOptions
 from ..server.options import ServerOptions
 from .click_options import engine_options, options, usage_errors, vllm_options, with_checkpoint
 from .terminal import sigterm_ends_at_once
 
 OPTIONS = options(ServerOptions) + engine_options()
+ANY_DASH = {"token_normalize_func": lambda name: name.replace("_", "-")}  # --max_model_len, as in vLLM
 
 
-@click.command(params=OPTIONS + vllm_options(OPTIONS))
+@click.command(params=OPTIONS + vllm_options(OPTIONS), context_settings=ANY_DASH)
 @click.argument("name", required=False, metavar="[MODEL]")
 @click.option("--served-model-name", multiple=True, help="name of the model for clients; may be given several times")
 @click.option(
@@ -33,10 +35,12 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
     Exit status 0: stopped by a signal. 1: the engine failed. 2: invalid options, and nothing was served.
     """
     server = {field.name: values.pop(field.name) for field in fields(ServerOptions)}
+    others = {field.name: values.pop(field.name) for field in fields(ServeCompatibilityOptions)}
     if name is not None:
         values["model"] = name
     with usage_errors(), sigterm_ends_at_once():
         from ..server.run import run_server
 
+        ServeCompatibilityOptions(**others)  # raises for a value that asks for something else
         args = EngineArgs(**with_checkpoint(values), served_model_name=list(served_model_name) or None)
         return run_server(values["model"], args, ServerOptions(**server))

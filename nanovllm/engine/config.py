@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args, get_type_hints
 
 from ..backends.attention_backend import BACKENDS, backend_of
 from .checks import AT_LEAST_1, SEED, Rule, check_field, check_fields, cli_option, nearest
-from .vllm_options import CompatibilityOptions
+from .vllm_options import CompatibilityOptions, check_compatibility
 
 if TYPE_CHECKING:
     import torch
@@ -201,7 +201,7 @@ class EngineArgs(CompatibilityOptions):
 
     def check(self) -> None:
         """Raise ValueError for the first option with a wrong value: scripts may have set it since."""
-        self.check_compatibility()
+        check_compatibility(self)
         for option in fields(self):
             if option.name in ("revision", "num_gpu_blocks_override", "kv_offloading_size"):
                 check_field(option, getattr(self, option.name), RULES)

@@ -1,7 +1,15 @@
-"""vLLM's options that have no meaning here: which ones scripts may still pass, and at which values."""
+"""vLLM's options that have no meaning here: which ones scripts and commands may still pass, and at which values."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+
+def only(*accepted: Any, flags: tuple[str, ...] = ()) -> Any:
+    """Return a field for which any other value asks for something that nanovllm does not do. The first is the default.
+
+    `flags` are vLLM's short forms for a command line.
+    """
+    return field(default=accepted[0], metadata={"accepted": accepted, "flags": flags})
 
 
 @dataclass(kw_only=True)
@@ -33,28 +41,79 @@ class CompatibilityOptions:
     use_tqdm_on_load: bool = True
     use_v2_block_manager: bool | None = None
     # These values alone: any other asks for something that nanovllm does not do.
-    convert: str = field(default="auto", metadata={"accepted": ("auto", "none")})
-    cpu_offload_gb: float = field(default=0, metadata={"accepted": (0,)})
-    data_parallel_size: int = field(default=1, metadata={"accepted": (1,)})
-    enable_lora: bool = field(default=False, metadata={"accepted": (False,)})
-    enable_sleep_mode: bool = field(default=False, metadata={"accepted": (False,)})
-    hf_overrides: Any = field(default=None, metadata={"accepted": (None,)})
-    kv_cache_dtype: str = field(default="auto", metadata={"accepted": ("auto",)})
-    kv_offloading_backend: str = field(default="native", metadata={"accepted": ("native",)})
-    logits_processors: Any = field(default=None, metadata={"accepted": (None,)})
-    pipeline_parallel_size: int = field(default=1, metadata={"accepted": (1,)})
-    quantization: str | None = field(default=None, metadata={"accepted": (None,)})
-    runner: str = field(default="auto", metadata={"accepted": ("auto", "generate")})
-    scheduling_policy: str = field(default="fcfs", metadata={"accepted": ("fcfs",)})
-    speculative_config: Any = field(default=None, metadata={"accepted": (None,)})
-    task: str | None = field(default=None, metadata={"accepted": (None, "auto", "generate")})
-    tensor_parallel_size: int = field(default=1, metadata={"accepted": (1,)})
-    tokenizer_mode: str = field(default="auto", metadata={"accepted": ("auto", "hf", "slow")})
+    convert: str = only("auto", "none")
+    cpu_offload_gb: float = only(0)
+    data_parallel_size: int = only(1, flags=("-dp",))
+    enable_lora: bool = only(False)
+    enable_sleep_mode: bool = only(False)
+    hf_overrides: object = only(None)
+    kv_cache_dtype: str = only("auto")
+    kv_offloading_backend: str = only("native")
+    logits_processors: object = only(None)
+    pipeline_parallel_size: int = only(1, flags=("-pp",))
+    quantization: str | None = only(None)
+    runner: str = only("auto", "generate")
+    scheduling_policy: str = only("fcfs")
+    speculative_config: object = only(None)
+    task: str | None = only(None, "auto", "generate")
+    tensor_parallel_size: int = only(1, flags=("-tp",))
+    tokenizer_mode: str = only("auto", "hf", "slow")
 
-    def check_compatibility(self) -> None:
-        """Raise ValueError for the first option with an unsupported value. None and empty values mean the default."""
-        for option in fields(self):
-            value, accepted = getattr(self, option.name), option.metadata.get("accepted")
-            if accepted and value not in (*accepted, None, {}, []):
-                expected = " or ".join(map(repr, accepted))
-                raise ValueError(f"{option.name} must be {expected}, got {value!r}: nanovllm supports nothing else")
+
+@dataclass(kw_only=True)
+class ServeCompatibilityOptions:
+    """More flags of `vllm serve` that change no response here."""
+
+    # Any value.
+    allowed_local_media_path: str | None = None
+    cudagraph_capture_sizes: str | None = None
+    disable_fastapi_docs: bool = False
+    disable_frontend_multiprocessing: bool = False
+    disable_hybrid_kv_cache_manager: bool | None = None
+    enable_auto_tool_choice: bool = False  # always on
+    enable_expert_parallel: bool = False  # the models here have no experts
+    enable_flashinfer_autotune: bool | None = None
+    enable_log_requests: bool = False
+    enable_prompt_tokens_details: bool = False  # responses always have them
+    enable_request_id_headers: bool = False  # and these headers
+    enable_server_load_tracking: bool = False
+    h11_max_header_count: int | None = None
+    h11_max_incomplete_event_size: int | None = None
+    language_model_only: bool = False
+    max_cudagraph_capture_size: int | None = None
+    max_log_len: int | None = None
+    max_parallel_loading_workers: int | None = None
+    mm_processor_cache_gb: float | None = None
+    moe_backend: str | None = None
+    optimization_level: str | None = field(default=None, metadata={"flags": ("-O",)})
+    performance_mode: str | None = None
+    safetensors_load_strategy: str | None = None
+    skip_mm_profiling: bool = False
+    # These values alone.
+    allow_credentials: bool = only(False)
+    allowed_headers: str = only('["*"]')
+    allowed_methods: str = only('["*"]')
+    api_server_count: int = only(1)
+    chat_template_content_format: str = only("auto")
+    config_format: str = only("auto", "hf")
+    enable_force_include_usage: bool = only(False)
+    logprobs_mode: str = only("raw_logprobs")
+    model_impl: str = only("auto")
+    nnodes: int = only(1)
+    response_role: str = only("assistant")
+    return_tokens_as_token_ids: bool = only(False)
+    stream_interval: int = only(1)
+    trust_request_chat_template: bool = only(False)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for the first option with an unsupported value."""
+        check_compatibility(self)
+
+
+def check_compatibility(options: CompatibilityOptions | ServeCompatibilityOptions) -> None:
+    """Raise ValueError for the first option with an unsupported value. None and empty values mean the default."""
+    for option in fields(options):
+        value, accepted = getattr(options, option.name), option.metadata.get("accepted")
+        if accepted and value not in (*accepted, None, {}, []):
+            expected = " or ".join(map(repr, accepted))
+            raise ValueError(f"{option.name} must be {expected}, got {value!r}: nanovllm supports nothing else")

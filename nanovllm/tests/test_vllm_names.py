@@ -10,7 +10,7 @@ import pytest
 from .. import LLM, AsyncLLM, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, LLMEngine
 from ..engine import stats as metrics
 from ..engine.config import AsyncEngineArgs, EngineArgs
-from ..engine.vllm_options import CompatibilityOptions
+from ..engine.vllm_options import CompatibilityOptions, ServeCompatibilityOptions
 
 FOLDER = Path(__file__).parent / "data" / "vllm_0_32"
 DATA = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")}
@@ -87,6 +87,10 @@ OTHER_VALUES = {str: "another", int: 7, float: 0.5, type(None): "something", boo
 def test_at_most_40_options_of_vllm_are_accepted_without_effect():
     ours = {field.name for field in fields(EngineArgs)} - {field.name for field in COMPATIBLE}
     assert len(COMPATIBLE) <= 40 and ours <= {*ARGS} | OWN
+    more = {field.name: field.metadata.get("accepted") for field in fields(ServeCompatibilityOptions)}
+    assert len(more) <= 40 and not more.keys() & {field.name for field in fields(EngineArgs)}
+    for name, accepted in more.items():
+        assert not accepted or ARGS.get(name, accepted[0]) in accepted, f"vLLM's default of {name}"
     assert [
         field.name for field in fields(AsyncEngineArgs) if field.name not in {f.name for f in fields(EngineArgs)}
     ] == ["enable_log_requests"]
