@@ -16,7 +16,7 @@ from .engine_client import EngineClient
 from .errors import handlers
 from .metrics import show_metrics
 from .openai import create_chat_completion, create_completion, create_response
-from .options import ServerOptions, read_origins
+from .options import ServerOptions, read_list
 from .page import Feed, page_routes
 from .protocol import CHAT, COMPLETIONS, RESPONSES
 from .security import ApiKeys, OwnOrigin, RequestIds
@@ -70,10 +70,11 @@ def make_app(state: ServerState, routes: list[Route]) -> ASGIApp:
     starlette.state.server = state
     starlette.router.redirect_slashes = False  # an unknown path is a 404
     app: ASGIApp = starlette
-    origins = read_origins(state.options.allowed_origins)
+    origins, hosts = read_list(state.options.allowed_origins), read_list(state.options.allowed_hosts)
+    hosts += filter(None, (state.options.host, state.options.page_host))
     if state.options.api_keys:
         app = ApiKeys(app, state.options.api_keys)
-    app = OwnOrigin(app, origins)
+    app = OwnOrigin(app, origins, hosts)
     if origins:
         app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     return RequestIds(app)

@@ -34,6 +34,11 @@ class ServerOptions:
     allowed_origins: str | None = cli_option(
         None, "sites whose pages may send requests, separated by commas or as a JSON list; * allows all"
     )
+    allowed_hosts: str | None = cli_option(
+        None,
+        "host names that browsers may use for this server, separated by commas; * allows all; "
+        "addresses, localhost and --host always work",
+    )
     max_num_queued_reqs: int | None = cli_option(None, "most samples that run or wait; further requests get status 429")
     max_num_queued_tokens: int | None = cli_option(
         None, "most prompt tokens that wait for a first token; further requests get 429"
@@ -52,6 +57,9 @@ class ServerOptions:
                 check_field(option, getattr(self, option.name), RULES)
         if self.page_host is not None and self.page_port is None:
             raise ValueError(f"page_host is {self.page_host}, but page_port is missing: set both")
+        for host in read_list(self.allowed_hosts):
+            if "/" in host or ("*" in host and host != "*"):
+                raise ValueError(f"allowed_hosts must be names such as gpu-box, or * for all, got {host!r}")
         if any(not key for key in self.api_keys):
             raise ValueError("api_keys must not contain an empty key")
 
@@ -61,10 +69,10 @@ class ServerOptions:
         return None if self.page_port is None else (self.page_host or "127.0.0.1", self.page_port)
 
 
-def read_origins(given: str | None) -> list[str]:
-    """Return the origins in a JSON list, as in vLLM, or in a comma-separated list.
+def read_list(given: str | None) -> list[str]:
+    """Return the items of a JSON list, as in vLLM, or of a comma-separated list.
 
-    >>> read_origins("http://a, http://b"), read_origins('["*"]'), read_origins(None)
+    >>> read_list("http://a, http://b"), read_list('["*"]'), read_list(None)
     (['http://a', 'http://b'], ['*'], [])
     """
     text = given or ""

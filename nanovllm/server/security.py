@@ -1,9 +1,9 @@
-"""Middleware for every request: API keys, origins of web pages, and request ids."""
+"""Middleware for every request: API keys, origins and hosts of web pages, and request ids."""
 
 import hmac
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 
@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..engine.checks import short_repr
 from .errors import error_object
 
 PUBLIC = {"/", "/health", "/ping", "/version", "/metrics"}  # these need no key, because they never show users' text
@@ -58,41 +59,61 @@ class OwnOrigin:
     """Middleware that refuses requests of other sites' pages.
 
     A browser sends simple requests to any site that a page names, and only hides the response. By then the model has
-    run. The Origin header names the page's own site. It must be this server, by an address or a name that no other
-    site can have: a site may point its own name at this machine (DNS rebinding).
+    run. The Origin header names the page's own site, so it must be this server. A site may point its own name at this
+    machine (DNS rebinding), so the Host header must be an address or a known name too. Other programs send no Origin,
+    and may use any name for everything but the page.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
-        self._app, self._allowed = app, {each.rstrip("/").lower() for each in allowed}
+    def __init__(self, app: ASGIApp, allowed_origins: Iterable[str], allowed_hosts: Iterable[str]) -> None:
+        self._app, self._origins = app, {each.rstrip("/").lower() for each in allowed_origins}
+        self._hosts = {host_name(each) for each in allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_allowed(Headers(scope=scope), scope["path"]):
+        refusal = self._refusal(Headers(scope=scope), scope["path"]) if scope["type"] == "http" else None
+        if refusal is None:
             await self._app(scope, receive, send)
-            return
-        body = error_object(403, "Requests from pages of other sites are not allowed. Name them in --allowed-origins.")
-        await JSONResponse(body, 403)(scope, receive, send)
+        else:
+            await JSONResponse(error_object(403, refusal), 403)(scope, receive, send)
 
-    def _is_allowed(self, headers: Headers, path: str) -> bool:
+    def _refusal(self, headers: Headers, path: str) -> str | None:
+        """Return why the request is refused, or None."""
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
-        if "*" in self._allowed or origin in self._allowed:
-            return True
-        if not origin and path != EVENTS:  # a browser sends it with each POST, and /events may show users' text
-            return True
-        is_own = not origin or origin.partition("://")[2] == host
-        return is_own and (is_own_name(host) or f"http://{host}" in self._allowed)
+        if "*" in self._origins or origin in self._origins:
+            return None
+        if not origin and not is_page(path):  # a browser sends it with each POST
+            return None
+        name = host_name(host)
+        if not is_local(name) and self._hosts.isdisjoint({name, "*"}):
+            return f"The host {short_repr(name)} is not allowed for web pages: list it in --allowed-hosts."
+        if origin and origin.partition("://")[2] != host:
+            return "Requests from pages of other sites are not allowed. Name them in --allowed-origins."
+        return None
 
 
-def is_own_name(host: str) -> bool:
-    """Return whether a Host header is an IP address, or a name without a dot, which no site on the internet has.
+def is_page(path: str) -> bool:
+    """Return whether a path belongs to the page. Its events may show users' text."""
+    return path in ("/", EVENTS) or path.startswith(PAGE)
 
-    >>> is_own_name("127.0.0.1:8000"), is_own_name("[::1]:8000"), is_own_name("localhost"), is_own_name("evil.com:80")
-    (True, True, True, False)
+
+def host_name(host: str) -> str:
+    """Return the name or address in a Host header, in lower case and without its port.
+
+    >>> host_name("GPU-box:8000"), host_name("gpu-box."), host_name("[::1]:8000"), host_name("10.0.0.7")
+    ('gpu-box', 'gpu-box', '::1', '10.0.0.7')
     """
-    name = re.sub(r":\d+$", "", host)
+    return re.sub(r":\d*$", "", host.lower()).removesuffix(".").strip("[]")
+
+
+def is_local(name: str) -> bool:
+    """Return whether no other site can have this name: it is an IP address, or a name of the browser's own machine.
+
+    >>> is_local("192.168.0.7"), is_local("::1"), is_local("localhost"), is_local("gpu-box"), is_local("evil.com")
+    (True, True, True, False, False)
+    """
     with suppress(ValueError):
-        ip_address(name.strip("[]"))
+        ip_address(name)
         return True
-    return "." not in name or name.endswith(".localhost")
+    return name == "localhost" or name.endswith(".localhost")
 
 
 class RequestIds:

@@ -1,9 +1,12 @@
-"""Middleware: API keys, origins of web pages, and request ids."""
+"""Middleware: API keys, origins and hosts of web pages, and request ids."""
+
+import socket
 
 import pytest
 
 from ...server.options import ServerOptions
 from .inside import SHORT, error_of, inside
+from .raw import exchange
 
 pytestmark = pytest.mark.anyio
 
@@ -46,16 +49,69 @@ async def test_pages_of_allowed_sites_are_served(checkpoint):
         assert (await server.client.options("/v1/completions", headers=preflight)).status_code == 200
 
 
-async def test_site_that_points_its_name_at_this_machine_is_refused(checkpoint):
+# Hosts
+
+OWN = ("127.0.0.1", "127.0.0.1.", "10.1.2.3", "[::1]", "localhost", "LocalHost", "localhost.", "model.localhost")
+FOREIGN = ("evil.com", "gpu-box", "127.0.0.1.evil.com", "localhost.evil.com", "evil.com.", "[::1].evil.com", "0x7f.1")
+
+
+def as_page(host):
+    """Return the headers that a browser sends for a page's own request."""
+    return {"Host": host, "Origin": f"http://{host}"}
+
+
+async def test_page_and_requests_of_pages_need_a_known_host(checkpoint):
     async with inside(checkpoint) as server:
-        port, rebound = server.client.base_url.port, {"Host": f"evil.com:{server.client.base_url.port}"}
-        own = {"Origin": f"http://evil.com:{port}"}
-        error_of(await server.client.post("/v1/completions", json=SHORT, headers=rebound | own), 403)
-        error_of(await server.client.get("/events", headers=rebound), 403)
-        assert (await server.client.post("/v1/completions", json=SHORT, headers=rebound)).status_code == 200
-        for name in ("localhost", "[::1]", "gpu-box"):
-            headers = {"Host": f"{name}:{port}", "Origin": f"http://{name}:{port}"}
-            assert (await server.client.post("/v1/completions", json=SHORT, headers=headers)).status_code == 200
+        port = server.client.base_url.port
+        for host in [*OWN, *(f"{name}:{port}" for name in OWN), f"{OWN[0]}:80"]:
+            assert (await server.client.get("/", headers={"Host": host})).status_code == 200, host
+            assert (await server.client.get("/version", headers=as_page(host))).status_code == 200, host
+        for host in [*FOREIGN, *(f"{name}:{port}" for name in FOREIGN)]:
+            for path in ("/", "/page/page.css", "/events"):
+                response = await server.client.get(path, headers={"Host": host})
+                assert "--allowed-hosts" in error_of(response, 403)["message"], (host, path)
+            response = await server.client.post("/v1/completions", json=SHORT, headers=as_page(host))
+            assert "--allowed-hosts" in error_of(response, 403)["message"], host
+
+
+async def test_programs_may_use_any_host(checkpoint):
+    """Probes, scrapers and other containers send no Origin."""
+    async with inside(checkpoint) as server:
+        headers = {"Host": "nanovllm:8000"}
+        assert (await server.client.post("/v1/completions", json=SHORT, headers=headers)).status_code == 200
+        for path in ("/health", "/metrics", "/v1/models"):
+            assert (await server.client.get(path, headers=headers)).status_code == 200
+
+
+async def test_request_without_a_host_is_no_page(checkpoint):
+    async with inside(checkpoint) as server:
+        url = str(server.client.base_url)
+        assert (await exchange(url, b"GET /version HTTP/1.0\r\n\r\n")).status == 200
+        refused = await exchange(url, b"GET /events HTTP/1.0\r\n\r\n")
+        assert refused.status == 403 and "--allowed-hosts" in refused.error["message"]
+        assert (await exchange(url, b"GET /version HTTP/1.1\r\n\r\n")).status == 400
+
+
+async def test_allowed_hosts_are_known(checkpoint):
+    async with inside(checkpoint, allowed_hosts="gpu-box, Models.Example.com") as server:
+        for host in ("gpu-box", "GPU-box.:1234", "models.example.com:8000"):
+            assert (await server.client.get("/", headers=as_page(host))).status_code == 200
+        for host in ("example.com", "evil.models.example.com"):
+            error_of(await server.client.get("/", headers=as_page(host)), 403)
+    async with inside(checkpoint, allowed_hosts="*") as server:
+        assert (await server.client.get("/", headers=as_page("any.com"))).status_code == 200
+        error_of(await server.client.get("/", headers={"Host": "any.com", "Origin": "http://evil.com"}), 403)
+
+
+async def test_the_name_that_the_server_listens_at_is_known(checkpoint, monkeypatch):
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(
+        "socket.getaddrinfo", lambda name, *a, **b: resolve("127.0.0.1" if "-box" in name else name, *a, **b)
+    )
+    async with inside(checkpoint, host="gpu-box", page_host="page-box", page_port=0) as server:
+        assert (await server.client.get("/version", headers=as_page("gpu-box:8000"))).status_code == 200
+        assert (await server.page.get("/", headers=as_page("page-box:9000"))).status_code == 200
+        error_of(await server.page.get("/", headers=as_page("other-box:9000")), 403)
 
 
 async def test_each_response_has_a_request_id(checkpoint):
@@ -73,6 +129,7 @@ async def test_each_response_has_a_request_id(checkpoint):
     [
         *({"max_num_queued_reqs": -1}, {"max_body_bytes": 0}, {"header_timeout": float("nan")}, {"api_keys": ("",)}),
         *({"page_host": "0.0.0.0"}, {"page_port": 65536}),
+        *({"allowed_hosts": "http://gpu-box"}, {"allowed_hosts": "*.example.com"}),
     ],
     ids=str,
 )
