@@ -211,7 +211,7 @@ def workload(engine: dict[str, Any], options: Published) -> tuple[dict[str, Any]
     if options.min_len > options.max_len:
         raise ValueError(f"--min-len must be at most --max-len {options.max_len}, got {options.min_len}")
     config = EngineArgs(**engine).engine_config()
-    model = read_model_config(config.model)
+    model = read_model_config(config.model, config.hf_overrides)
     longest = config.max_model_len or min(PUBLISHED_MAX_MODEL_LEN, model.max_position_embeddings)
     lengths = options.min_len, options.max_len
     tasks = published_tasks(model.vocab_size, options.num_requests, *lengths, options.temperature)

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,17 +37,21 @@ FILES = [  # everything but the weights; patterns match the top folder only, so 
 ]
 
 
-def find_checkpoint(model: str | Path, revision: str | None = None, **options: Any) -> Path:
+def find_checkpoint(
+    model: str | Path, revision: str | None = None, hf_overrides: Mapping[str, Any] | None = None, **options: Any
+) -> Path:
     """Return the folder of a checkpoint. `model` is a folder, or ORG/NAME on the Hub, downloaded if necessary.
 
     `revision` is a branch, a tag or a commit on the Hub; `options` are cache_dir and token, with the environment's as
-    defaults. A folder ignores them and never touches the network. Raise ValueError with one line that says what to do.
+    defaults. A folder ignores them and never touches the network. `hf_overrides` replaces entries of config.json.
+
+    Raise ValueError with one line that says what to do.
     """
     path = Path(model)
     if os.path.exists(path):  # path.exists() would raise for a NUL character
         check_format(path)
         return path
-    return download(hub_repository(model, revision, **options))
+    return download(hub_repository(model, revision, **options), hf_overrides)
 
 
 def find_tokenizer(model: str | Path, revision: str | None = None, **options: Any) -> Path:
@@ -190,12 +194,12 @@ def hub_repository(model: str | Path, revision: str | None, **options: Any) -> R
     return Repository(model, revision, **options)
 
 
-def download(repository: Repository) -> Path:
+def download(repository: Repository, hf_overrides: Mapping[str, Any] | None = None) -> Path:
     """Return the folder of a complete checkpoint, after downloading all files that the cache does not have."""
     with one_line_errors(repository):
         folder = repository.snapshot(FILES)
     if (folder / "config.json").exists():
-        read_model_config(folder)  # rejects an unsupported architecture before downloading its weights
+        read_model_config(folder, hf_overrides)  # rejects an unsupported architecture before downloading its weights
     weights = weight_files(folder)
     repository = replace(repository, revision=folder.name)  # stay on this commit if somebody pushes another
     with one_line_errors(repository):  # weights come last, so that a folder with weights is complete

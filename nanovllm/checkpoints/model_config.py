@@ -45,6 +45,7 @@ FAMILIES = {  # by model_type; Qwen 2.5 is qwen2
     "qwen3": Family("Qwen3ForCausalLM", {**QWEN, "head_dim": 128}, {"mlp_bias": False}),
 }
 
+ROPE_NAMES = ("rope_scaling", "rope_parameters")  # before transformers 5, and since
 IMPLEMENTED: dict[str, tuple[Any, ...]] = {  # the values that an entry may have besides null
     "hidden_act": ("silu", "swish"),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap"), ()),
@@ -60,13 +61,34 @@ IMPLEMENTED: dict[str, tuple[Any, ...]] = {  # the values that an entry may have
 }
 
 
-def read_model_config(folder: str | Path) -> ModelConfig:
+def read_model_config(folder: str | Path, hf_overrides: Mapping[str, Any] | None = None) -> ModelConfig:
     """Return the model config of a folder. generation_config.json's eos_token_id wins, as in transformers.
 
-    Raise ValueError, naming the file and the entry, for a model that is not supported.
+    `hf_overrides` replaces entries of config.json. Raise ValueError, naming the file and the entry, for a model that
+    is not supported.
     """
-    folder = Path(folder)
-    return model_config(Entries.read(folder / "config.json"), Entries.read_if_exists(folder / "generation_config.json"))
+    config = overridden(Entries.read(Path(folder) / "config.json"), hf_overrides or {})
+    return model_config(config, Entries.read_if_exists(Path(folder) / "generation_config.json"))
+
+
+def overridden(config: Entries, overrides: Mapping[str, Any]) -> Entries:
+    """Return the entries of config.json with others in their place. RoPE keeps its theta unless they have another.
+
+    >>> config = Entries({"rope_scaling": {"rope_type": "linear", "factor": 2, "rope_theta": 5e5}}, Path())
+    >>> overridden(config, {"rope_parameters": {"rope_type": "default"}}).values
+    {'rope_scaling': None, 'rope_parameters': {'rope_type': 'default'}, 'rope_theta': 500000.0}
+    """
+    if not overrides:
+        return config
+    values, path = {**config.values, **overrides}, Path(f"{config.path} with hf_overrides")
+    rope = config.values.get("rope_scaling") or config.values.get("rope_parameters")
+    theta = rope.get("rope_theta") if isinstance(rope, dict) else None
+    values["rope_theta"] = overrides.get("rope_theta", theta or config.values.get("rope_theta"))
+    if not overrides.keys().isdisjoint(ROPE_NAMES):
+        rope = next((overrides[name] for name in ROPE_NAMES if overrides.get(name)), None)
+    elif isinstance(rope, dict):
+        rope = {name: value for name, value in rope.items() if name != "rope_theta"}
+    return Entries({**values, "rope_scaling": None, "rope_parameters": rope}, path)
 
 
 def model_config(config: Entries, generation: Entries) -> ModelConfig:

@@ -96,7 +96,7 @@ def with_checkpoint(engine: dict[str, Any]) -> dict[str, Any]:
     from ..checkpoints.hub import find_checkpoint
 
     rest = {name: value for name, value in engine.items() if name != "revision"}
-    return rest | {"model": str(find_checkpoint(engine["model"], engine["revision"]))}
+    return rest | {"model": str(find_checkpoint(engine["model"], engine["revision"], rest.get("hf_overrides")))}
 
 
 @contextmanager

@@ -6,12 +6,13 @@ A field with a help text is an option of the command line too. Importing this mo
 `nanovllm --help` need not wait for it.
 """
 
+import json
 import re
 import warnings
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Self, get_args, get_origin, get_type_hints
 
 from ..backends.attention_backend import BACKENDS, backend_of
 from .checks import AT_LEAST_1, SEED, Rule, check_field, check_fields, cli_option, nearest
@@ -102,6 +103,7 @@ class EngineConfig:
     generation_config: str = "auto"  # source of end-of-text tokens: the model's folder (auto, vllm), or another one
     served_model_name: str | None = None  # the model's name in metrics
     profiler_config: dict[str, Any] | None = None  # how start_profile() records: see ../profiling.py
+    hf_overrides: dict[str, Any] | None = None  # entries of config.json in place of the checkpoint's
 
     def __post_init__(self) -> None:
         """Raise ValueError, naming the option and its value."""
@@ -180,6 +182,7 @@ class EngineArgs(CompatibilityOptions):
     attention_backend: str | None = None
     enforce_eager: bool = False
     profiler_config: dict[str, Any] | None = None  # {"profiler": "torch", "torch_profiler_dir": FOLDER}, or "cuda"
+    hf_overrides: dict[str, Any] | None = None  # entries of config.json, such as {"max_position_embeddings": 4096}
     # nanovllm's own
     kv_cache_tokens: int | None = None
     kv_offloading_tokens: int | None = None
@@ -221,8 +224,11 @@ class EngineArgs(CompatibilityOptions):
         if self.gpu_memory_utilization is not None and config.device_type != "cuda" and not self._has_pool_size:
             message = f"gpu_memory_utilization is for cuda: on {config.device}, give kv_cache_memory_bytes"
             warnings.warn(message, stacklevel=3)
-        find = find_tokenizer if self.load_format == "dummy" else find_checkpoint  # dummy weights are not downloaded
-        folder = find(config.model, self.revision, cache_dir=self.download_dir, token=self.hf_token)
+        where: dict[str, Any] = {"cache_dir": self.download_dir, "token": self.hf_token}
+        if self.load_format == "dummy":
+            folder = find_tokenizer(config.model, self.revision, **where)  # dummy weights are not downloaded
+        else:
+            folder = find_checkpoint(config.model, self.revision, self.hf_overrides, **where)
         name = config.served_model_name or (config.model if str(folder) != config.model else None)
         config = replace(config, model=str(folder), served_model_name=name)  # metrics show the name as it was given
         if self.kv_offloading_size is None:
@@ -263,7 +269,7 @@ class EngineArgs(CompatibilityOptions):
             raise ValueError(
                 "set the size of the host's KV cache only once, got kv_offloading_size, kv_offloading_tokens"
             )
-        model = read_model_config(config.model)
+        model = read_model_config(config.model, config.hf_overrides)
         return int(size * GIB) // bytes_per_token(model, config.torch_dtype(model.dtype))
 
     @classmethod
@@ -276,8 +282,9 @@ class EngineArgs(CompatibilityOptions):
             if bool in kinds and str not in kinds:
                 parser.add_argument(name, default=option.default, action=BooleanOptionalAction)
             else:
-                kind = next((kind for kind in (int, float) if kind in kinds and str not in kinds), str)
-                parser.add_argument(name, default=option.default, type=kind)
+                number = next((kind for kind in (int, float) if kind in kinds and str not in kinds), str)
+                is_object = any(get_origin(kind) is dict for kind in kinds)
+                parser.add_argument(name, default=option.default, type=json_object if is_object else number)
         return parser
 
     @classmethod
@@ -289,6 +296,18 @@ class EngineArgs(CompatibilityOptions):
 @dataclass
 class AsyncEngineArgs(EngineArgs):
     enable_log_requests: bool = False  # accepted; requests are not logged
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return the JSON object that an option of the command line holds. Raise ValueError for anything else.
+
+    >>> json_object('{"max_position_embeddings": 4096}')
+    {'max_position_embeddings': 4096}
+    """
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{text} is not a JSON object")
+    return value
 
 
 def is_torch_profiler(config: dict[str, Any]) -> bool:

@@ -52,11 +52,12 @@ class LLMEngine:
         its kernels for the pool, and no weights are loaded.
         """
         if config.load_format != "dummy":
-            folder = find_checkpoint(config.model, cache_dir=config.download_dir, token=config.hf_token)
+            hub: dict[str, Any] = {"cache_dir": config.download_dir, "token": config.hf_token}
+            folder = find_checkpoint(config.model, hf_overrides=config.hf_overrides, **hub)
             config = replace(config, model=str(folder))
         self.config = config
         self._thread = threading.current_thread()
-        self.model_config = read_model_config(config.model)
+        self.model_config = read_model_config(config.model, config.hf_overrides)
         self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
         self.device, self.dtype = config.torch_device(), config.torch_dtype(self.model_config.dtype)
         self.tokenizer = tokenizer_of(config)

@@ -41,21 +41,20 @@ class CompatibilityOptions:
     use_tqdm_on_load: bool = True
     use_v2_block_manager: bool | None = None
     # These values alone: any other asks for something that nanovllm does not do.
-    convert: str = only("auto", "none")
+    convert: str = only("auto", "none", "embed")
     cpu_offload_gb: float = only(0)
     data_parallel_size: int = only(1, flags=("-dp",))
     enable_lora: bool = only(False)
     enable_sleep_mode: bool = only(False)
-    hf_overrides: object = only(None)
     kv_cache_dtype: str = only("auto")
     kv_offloading_backend: str = only("native")
     logits_processors: object = only(None)
     pipeline_parallel_size: int = only(1, flags=("-pp",))
     quantization: str | None = only(None)
-    runner: str = only("auto", "generate")
+    runner: str = only("auto", "generate", "pooling")
     scheduling_policy: str = only("fcfs")
     speculative_config: object = only(None)
-    task: str | None = only(None, "auto", "generate")
+    task: str | None = only(None, "auto", "generate", "embed")
     tensor_parallel_size: int = only(1, flags=("-tp",))
     tokenizer_mode: str = only("auto", "hf", "slow")
 

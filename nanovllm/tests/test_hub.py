@@ -22,7 +22,7 @@ from .. import LLM, EngineConfig, LLMEngine, SamplingParams
 from ..__main__ import main
 from ..checkpoints.hub import DEFAULT_MODEL, find_checkpoint, find_tokenizer
 from .fake_hub import COMMIT, NAME, TOKEN, FakeHub, fake_hub
-from .helpers import UNMEASURED, write_checkpoint
+from .helpers import OPTIONS, UNMEASURED, write_checkpoint
 
 
 def full(value: object) -> object:
@@ -155,6 +155,15 @@ def test_unsupported_architecture_is_rejected_before_downloading_its_weights(hub
     config.write_text(config.read_text().replace("LlamaForCausalLM", "GemmaForCausalLM"))
     assert "unsupported model ['GemmaForCausalLM']" in error_of()
     assert not {*hub.sent} & {*SHARDS}
+
+
+def test_hf_overrides_apply_before_the_architecture_is_checked(hub):
+    config = hub.folder / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "GemmaForCausalLM"))
+    overrides = {"architectures": ["LlamaForCausalLM"]}
+    find_checkpoint(NAME, hf_overrides=overrides)
+    assert {*SHARDS} <= {*hub.sent}
+    assert LLM(NAME, hf_overrides=overrides, **OPTIONS).model_config.num_hidden_layers == 2
 
 
 # Folders
