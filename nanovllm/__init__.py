@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from .engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from .engine.config import AsyncEngineArgs, EngineArgs, EngineConfig
     from .engine.llm_engine import LLMEngine
-    from .engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from .engine.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+    from .engine.pooling_params import PoolingParams
     from .engine.prompts import PromptType, TextPrompt, TokensPrompt
     from .engine.sampling_params import (
         RepetitionDetectionParams,
@@ -45,6 +46,8 @@ __all__ = [
     "BeamSearchSequence",
     "CompletionOutput",
     "Counter",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "EngineConfig",
     "EngineDeadError",
@@ -54,6 +57,7 @@ __all__ = [
     "LLMEngine",
     "Logprob",
     "Metric",
+    "PoolingParams",
     "PromptType",
     "RepetitionDetectionParams",
     "RequestOutput",
@@ -66,8 +70,8 @@ __all__ = [
 ]
 # The modules of these names. Each imports those before it, so a name is in the first one that has it.
 MODULES = (
-    *("engine.config", "engine.sampling_params", "engine.prompts", "engine.outputs", "engine.stats"),
-    *("engine.llm_engine", "engine.beam_search", "llm", "async_llm"),
+    *("engine.config", "engine.sampling_params", "engine.pooling_params", "engine.prompts", "engine.outputs"),
+    *("engine.stats", "engine.llm_engine", "engine.beam_search", "llm", "async_llm"),
 )
 
 

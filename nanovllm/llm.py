@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from tqdm import tqdm
 
@@ -22,7 +22,8 @@ from .engine.config import EngineArgs, EngineConfig
 from .engine.interrupts import interrupts_held_back
 from .engine.kv_cache import PoolReport
 from .engine.llm_engine import LLMEngine
-from .engine.outputs import RequestOutput
+from .engine.outputs import EmbeddingRequestOutput, RequestOutput
+from .engine.pooling_params import PoolingParams
 from .engine.prompts import Message, ParsedPrompt, PromptType, as_conversations, as_prompts, options_of
 from .engine.sampling_params import RequestOutputKind, SamplingParams
 from .engine.stats import EngineStats, Metric
@@ -30,6 +31,7 @@ from .engine.stats import EngineStats, Metric
 Prompts = PromptType | abc.Sequence[PromptType]
 Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each
 Request = tuple[ParsedPrompt, SamplingParams]
+OneParams = TypeVar("OneParams", SamplingParams, PoolingParams)
 
 
 class Bar(Protocol):
@@ -146,6 +148,30 @@ class LLM:
         prompts = [self.llm_engine.tokenized(text, special) for text in texts]
         return self._generate(self._requests(prompts, sampling_params), use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | abc.Sequence[PoolingParams] | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the embedding of each prompt, in their order: the normalized hidden state of its last token.
+
+        Raise ValueError, before anything is computed, for an invalid prompt or one that doesn't fit.
+        """
+        check_unsupported(lora_request=lora_request)
+        self.llm_engine.check_thread()
+        parsed = [self.llm_engine.tokenized(prompt, tokenization_kwargs) for prompt in as_prompts(prompts)]
+        params = PoolingParams() if pooling_params is None else pooling_params
+        outputs, requests = [], pair(parsed, params, PoolingParams, "pooling_params")
+        with ProgressBar(use_tqdm, len(requests)) as bar, closing(self._serve(requests)) as stream:
+            for output in stream:  # those that are refused come first
+                outputs.append(EmbeddingRequestOutput.from_base(output))
+                bar.add(output)
+        return sorted(outputs, key=lambda output: int(output.request_id))
+
     def beam_search(
         self,
         prompts: Prompts,
@@ -204,7 +230,8 @@ class LLM:
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def _requests(self, prompts: list[ParsedPrompt], params: Params) -> list[Request]:
-        return pair(prompts, self.get_default_sampling_params() if params is None else params)
+        params = self.get_default_sampling_params() if params is None else params
+        return pair(prompts, params, SamplingParams, "sampling_params")
 
     def _generate(self, requests: list[Request], use_tqdm: UseTqdm) -> list[RequestOutput]:
         """Return the final outputs, whatever output_kind is."""
@@ -218,7 +245,9 @@ class LLM:
         warn_of_errors(outputs, stacklevel=4)
         return sorted(outputs, key=lambda output: int(output.request_id))
 
-    def _serve(self, requests: list[Request]) -> abc.Generator[RequestOutput, None, None]:
+    def _serve(
+        self, requests: abc.Sequence[tuple[ParsedPrompt, SamplingParams | PoolingParams]]
+    ) -> abc.Generator[RequestOutput, None, None]:
         if self._is_streaming or self.llm_engine.has_unfinished_requests():
             raise ValueError("the engine has unfinished requests: finish or close the open stream() first")
         request_ids = list(itertools.islice(self._request_ids, len(requests)))
@@ -244,20 +273,23 @@ class LLM:
                         stack.callback(self.llm_engine.abort_request, request_id)
 
 
-def pair(prompts: list[ParsedPrompt], sampling_params: SamplingParams | abc.Sequence[SamplingParams]) -> list[Request]:
-    """Return each prompt with its sampling_params. Raise ValueError if their numbers differ.
+def pair(
+    prompts: list[ParsedPrompt], params: OneParams | abc.Sequence[OneParams], kind: type[OneParams], name: str
+) -> list[tuple[ParsedPrompt, OneParams]]:
+    """Return each prompt with its params, the argument `name`. Raise ValueError if their numbers differ.
 
-    >>> [params.max_tokens for _, params in pair(["a", "b"], SamplingParams(max_tokens=4))]
+    >>> pairs = pair(["a", "b"], SamplingParams(max_tokens=4), SamplingParams, "sampling_params")
+    >>> [params.max_tokens for _, params in pairs]
     [4, 4]
     """
-    if isinstance(sampling_params, SamplingParams):
-        sampling_params = [sampling_params] * len(prompts)
-    several = sampling_params if isinstance(sampling_params, abc.Sequence) else [sampling_params]
-    others = [type(params).__name__ for params in several if not isinstance(params, SamplingParams)]
+    if isinstance(params, kind):
+        params = [params] * len(prompts)
+    several = params if isinstance(params, abc.Sequence) else [params]
+    others = [type(each).__name__ for each in several if not isinstance(each, kind)]
     if others:
-        raise ValueError(f"sampling_params must be SamplingParams or a list of them, got {others[0]}")
+        raise ValueError(f"{name} must be {kind.__name__} or a list of them, got {others[0]}")
     if len(prompts) != len(several):
-        raise ValueError(f"sampling_params must be one for each of the {len(prompts)} prompts, got {len(several)}")
+        raise ValueError(f"{name} must be one for each of the {len(prompts)} prompts, got {len(several)}")
     return list(zip(prompts, several, strict=True))
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..backends.torch.sampler import SampledToken
+from ..backends.torch.pooler import RowOutput
 from .sequence import Sequence
 
 Scheduled = tuple[Sequence, int]  # a sequence, and how many of its tokens to compute in this step
@@ -20,11 +20,12 @@ Scheduled = tuple[Sequence, int]  # a sequence, and how many of its tokens to co
 class Pending(Protocol):
     """A step that was launched."""
 
-    def tokens(self) -> list[SampledToken | None]:
+    def tokens(self) -> list[RowOutput | None]:
         """Wait for the step, and return one item for each item of the batch, in order. Call it once.
 
-        None stands for a sequence with more tokens to compute before one can be sampled. If the step failed, raise its
-        error: then no sequence has changed, and the slots of the step may be written again.
+        An item is the token that follows, or the embedding of a prompt with pooling_params. None stands for a sequence
+        with more tokens to compute before that. If the step failed, raise its error: then no sequence has changed, and
+        the slots of the step may be written again.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""InputProcessor: turns a prompt and its SamplingParams into one Sequence for each sample."""
+"""InputProcessor: turns a prompt and its parameters into one Sequence for each sample."""
 
 import random
 from dataclasses import replace
@@ -6,9 +6,10 @@ from dataclasses import replace
 from ..checkpoints.tokenizer import HFTokenizer
 from ..llama import ModelConfig
 from .logits_processors import bad_words_token_ids, make_processors
+from .pooling_params import PoolingParams
 from .prefix_cache import root_hash
 from .prompts import Prompt, valid_text
-from .sampling_params import SamplingParams
+from .sampling_params import RequestOutputKind, SamplingParams
 from .sequence import Sequence
 from .structured_outputs import Grammars
 
@@ -19,7 +20,7 @@ class InputProcessor:
     def __init__(self, model: ModelConfig, tokenizer: HFTokenizer | None, max_model_len: int, seed: int) -> None:
         self._vocab_size = model.vocab_size  # the tokenizer may know more tokens
         self._tokenizer = tokenizer
-        self._max_model_len = max_model_len
+        self._max_model_len, self._hidden_size = max_model_len, model.hidden_size
         self._seeds = random.Random(seed)  # for requests without a seed of their own
         # The tokenizer's EOS ends a text even if the model names other tokens. Only that one gives no stop_reason.
         self._eos_token_id = tokenizer.eos_token_id if tokenizer else None
@@ -28,26 +29,25 @@ class InputProcessor:
         self._showing_tokenizer = tokenizer.showing_special_tokens() if tokenizer else None
 
     def process(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, cache_salt: str | None = None
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | PoolingParams,
+        cache_salt: str | None = None,
     ) -> list[Sequence]:
         """Return a sequence for each sample, with a copy of `params`.
 
         Raise ValueError for a prompt or parameters that cannot be served.
         """
+        if isinstance(params, PoolingParams):
+            return [replace(self._to_embed(request_id, prompt, params), root_hash=root_hash(cache_salt))]
         params = SamplingParams.of(params).checked()
         self._check(params)
         outputs = params.structured_outputs
         grammars = [[self._grammars.processor(outputs)] if outputs else [] for _ in range(params.n)]  # one per sample
         bad_words = bad_words_token_ids(params.bad_words or [], self._tokenizer, self._vocab_size)
-        token_ids = self._token_ids(prompt)
-        if not token_ids:
-            raise ValueError("the prompt is empty: it must have at least 1 token, got 0")
+        token_ids = self._token_ids(prompt, self._max_model_len - 1)
         room = self._max_model_len - len(token_ids)
-        if room <= 0:
-            raise ValueError(
-                f"the prompt must have at most {self._max_model_len - 1} tokens, since max_model_len is "
-                f"{self._max_model_len}, got {len(token_ids)}"
-            )
         seq = self._sequence(request_id, prompt, token_ids, params)
         seq.root_hash = root_hash(cache_salt)
         samples = [seq, *(replace(seq, sample_index=index) for index in range(1, params.n))]
@@ -75,7 +75,17 @@ class InputProcessor:
             eos_token_id=None if params.ignore_eos else self._eos_token_id,
         )
 
-    def _token_ids(self, prompt: Prompt) -> list[int]:
+    def _to_embed(self, request_id: str, prompt: Prompt, params: PoolingParams) -> Sequence:
+        """Return a sequence without an output. Its prompt may fill max_model_len."""
+        params = replace(params)  # a checked copy
+        if params.dimensions not in (None, size := self._hidden_size):
+            raise ValueError(f"dimensions must be {size}, the model's hidden_size, got {params.dimensions}")
+        token_ids = self._token_ids(prompt, self._max_model_len)
+        final_only = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False, seed=0)
+        seq = self._sequence(request_id, prompt, token_ids, final_only)
+        return replace(seq, pooling_params=params, max_num_tokens=len(token_ids))
+
+    def _token_ids(self, prompt: Prompt, most: int) -> list[int]:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise ValueError("the checkpoint has no tokenizer: pass token ids instead of text")
@@ -85,6 +95,13 @@ class InputProcessor:
         wrong = [i for i in token_ids if not 0 <= i < self._vocab_size]
         if wrong:
             raise ValueError(f"a token id must be an integer from 0 to {self._vocab_size - 1}, got {wrong[0]}")
+        if not token_ids:
+            raise ValueError("the prompt is empty: it must have at least 1 token, got 0")
+        if len(token_ids) > most:
+            raise ValueError(
+                f"the prompt must have at most {most} tokens, since max_model_len is {self._max_model_len}, "
+                f"got {len(token_ids)}"
+            )
         return token_ids
 
     def _check(self, params: SamplingParams) -> None:

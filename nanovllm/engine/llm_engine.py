@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Self, overload
 
 from ..backends.choice import Kernels, choose_backend
-from ..backends.torch.sampler import SampledToken
+from ..backends.torch.pooler import PoolerOutput, RowOutput
 from ..checkpoints.hub import find_checkpoint, find_tokenizer
 from ..checkpoints.model_config import eos_token_ids, read_model_config
 from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
@@ -27,6 +27,7 @@ from .interrupts import interrupts_held_back
 from .kv_cache import KVCache, num_blocks_for
 from .observer import Observers
 from .outputs import RequestOutput
+from .pooling_params import PoolingParams
 from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, parts_of, valid_text
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerOutput
@@ -137,7 +138,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         arrival_time: float | None = None,
         lora_request: object = None,
         tokenization_kwargs: dict[str, Any] | None = None,
@@ -149,8 +150,8 @@ class LLMEngine:
     ) -> str:
         """Queue a request, and return its id. It starts in the first step that has room for it.
 
-        Raise ValueError, and add nothing, if it can never be served. If the prompt is token ids, `prompt_text` is the
-        prompt that outputs show.
+        With PoolingParams, its only output is the embedding of the prompt. Raise ValueError, and add nothing, if it can
+        never be served. If the prompt is token ids, `prompt_text` is the prompt that outputs show.
         """
         self.check_thread()
         try:
@@ -261,7 +262,7 @@ class LLMEngine:
             self.scheduler.preempt_all()
             raise
 
-    def _run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
+    def _run(self, batch: list[Scheduled]) -> list[RowOutput | None]:
         """Run the model. If it raises, run the sequences one by one, so that only those at fault end with an error."""
         try:
             return self.executor.launch(batch).tokens()
@@ -274,15 +275,17 @@ class LLMEngine:
                 sample.finish("error", f"{type(error).__name__}: {error}")
             return [None]
 
-    def _update(self, batch: list[Scheduled], tokens: list[SampledToken | None]) -> list[Sequence]:
-        """Append the new tokens, and remove the sequences that have ended.
+    def _update(self, batch: list[Scheduled], tokens: list[RowOutput | None]) -> list[Sequence]:
+        """Add the new tokens and embeddings, and remove the sequences that have ended.
 
-        Return the sequences that got a token or have failed.
+        Return the sequences that got one or have failed.
         """
         updated = []
         for (seq, num_tokens), token in zip(batch, tokens, strict=True):
             has_failed = seq.finished  # then none of its tokens were computed
-            if token is not None:
+            if isinstance(token, PoolerOutput):
+                seq.add_embedding(token.embedding)
+            elif token is not None:
                 seq.append_token(token)  # first: if it raises, the step is computed again
             if not has_failed:
                 seq.num_computed_tokens += num_tokens

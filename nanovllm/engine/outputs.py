@@ -1,4 +1,4 @@
-"""RequestOutput, the result for one prompt, with vLLM's names."""
+"""RequestOutput and EmbeddingRequestOutput, the results for one prompt, with vLLM's names."""
 
 import time
 from collections.abc import Mapping
@@ -51,6 +51,7 @@ class RequestOutput:
     prompt_logprobs: list[Position | None] | None = None  # None for the first token
     num_cached_tokens: int = 0  # tokens of the prompt that were in the prefix cache
     lora_request: None = None
+    embedding: list[float] | None = None  # of a request with PoolingParams
 
     @classmethod
     def failed(cls, request_id: str, prompt: object, error: str) -> "RequestOutput":
@@ -67,6 +68,36 @@ class RequestOutput:
             metrics=RequestMetrics(now, finished_time=now),
             error=error,
         )
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """The embedding of a prompt, of length 1 unless use_activation is False."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """A finished request for an embedding."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+    num_cached_tokens: int = 0  # tokens of the prompt that were in the prefix cache
+
+    @classmethod
+    def from_base(cls, output: RequestOutput) -> "EmbeddingRequestOutput":
+        """Return the last output of a request in this form. Raise ValueError if the request has failed."""
+        if output.embedding is None:
+            raise ValueError(output.error or f"request {output.request_id} was aborted")
+        embedding, cached = EmbeddingOutput(output.embedding), output.num_cached_tokens
+        return cls(output.request_id, embedding, output.prompt_token_ids, num_cached_tokens=cached)
 
 
 def with_decoded_tokens(position: Position, before: list[int], tokenizer: HFTokenizer) -> Position:

@@ -8,6 +8,7 @@ from ..backends.torch.sampler import SampledToken, SamplingRow
 from ..checkpoints.tokenizer import MAX_BEFORE, HFTokenizer, StreamDecoder
 from .logits_processors import LogitsProcessor
 from .outputs import CompletionOutput, Position, RequestMetrics, RequestOutput, with_decoded_tokens
+from .pooling_params import PoolingParams
 from .prefix_cache import BlockHash
 from .sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
@@ -33,6 +34,7 @@ class Sequence:
     sample_index: int = 0  # among the samples of one prompt
     logprobs_tokenizer: HFTokenizer | None = None  # for the tokens in logprobs, including special ones
     eos_token_id: int | None = None  # gives no stop_reason
+    pooling_params: PoolingParams | None = None  # then the result is an embedding instead of an output
     root_hash: BlockHash = b""  # the parent of its first block's hash, which depends on the request's cache_salt
     num_computed_tokens: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)  # cache hits of the prompt when it was first admitted
@@ -44,6 +46,7 @@ class Sequence:
     cumulative_logprob: float = field(default=0.0, init=False)
     logprobs: list[Position] = field(default_factory=list, init=False)
     prompt_logprobs: list[Position] = field(default_factory=list, init=False)  # from the second token on
+    embedding: list[float] | None = field(default=None, init=False)  # with pooling_params
     finish_reason: str | None = field(default=None, init=False)
     error: str | None = field(default=None, init=False)
 
@@ -95,7 +98,7 @@ class Sequence:
         """The stop string or stop token that ended the output. EOS gives None."""
         if self.finish_reason == "repetition":
             return "repetition_detected"
-        if self.finish_reason != "stop":
+        if self.finish_reason != "stop" or self.embedding is not None:
             return None
         last = self.token_ids[-1]
         return self._text.stop_string or (None if last == self.eos_token_id else last)
@@ -122,6 +125,12 @@ class Sequence:
             self.finish("length")
         elif self.num_output_tokens >= self.params.min_tokens and self._repeats():
             self.finish("repetition")
+
+    def add_embedding(self, embedding: list[float]) -> None:
+        """Store the embedding of the prompt, and finish: nothing is sampled."""
+        self.embedding = embedding
+        self.metrics = replace(self.metrics, first_token_time=time.perf_counter())
+        self.finish("stop")
 
     def add_prompt_logprobs(self, logprobs: list[Position]) -> None:
         """Append the logprobs of the next tokens of the prompt."""
@@ -220,6 +229,7 @@ def request_output(samples: list[Sequence]) -> RequestOutput:
         error=next((seq.error for seq in samples if seq.error), None),
         prompt_logprobs=prompt_logprobs,
         num_cached_tokens=seq.num_cached_tokens,
+        embedding=seq.embedding,
     )
     for seq in samples:
         seq.note_reported()

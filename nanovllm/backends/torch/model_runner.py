@@ -12,6 +12,7 @@ from ...llama import LlamaForCausalLM
 from ...profiling import step_range
 from .attention import AttentionMetadata, PagedAttention, compute_slot_mapping
 from .backend import Backend, Computed, TorchBackend
+from .pooler import RowOutput, pool
 from .sampler import Logprob, SampledToken, SamplingRow, named_logprobs, sample, top_logprobs
 
 if TYPE_CHECKING:
@@ -24,10 +25,10 @@ MAX_PROMPT_LOGITS = 1 << 24  # computed at a time for prompt_logprobs: a long ch
 class FinishedStep:
     """A Pending for a step that launch() has already run."""
 
-    def __init__(self, tokens: list[SampledToken | None], error: Exception | None = None) -> None:
+    def __init__(self, tokens: list[RowOutput | None], error: Exception | None = None) -> None:
         self._tokens, self._error = tokens, error
 
-    def tokens(self) -> list[SampledToken | None]:
+    def tokens(self) -> list[RowOutput | None]:
         """Return the step's tokens, or raise its error once."""
         error, self._error = self._error, None
         if error is not None:
@@ -59,21 +60,28 @@ class ModelRunner:
             return FinishedStep([], error)
 
     @torch.inference_mode()
-    def run(self, batch: "list[Scheduled]") -> list[SampledToken | None]:
+    def run(self, batch: "list[Scheduled]") -> list[RowOutput | None]:
         """Compute the next `num_tokens` tokens of each sequence, and sample the token that follows the last one.
 
-        A sequence that has more tokens to compute gets None. The only change to sequences is that prompt_logprobs are
-        added: the caller advances num_computed_tokens and appends the sampled tokens.
+        A sequence with pooling_params gets the embedding of its prompt instead. One that has more tokens to compute
+        gets None. The only change to sequences is that prompt_logprobs are added: the caller advances
+        num_computed_tokens and appends the sampled tokens.
         """
         computed = self.compute(batch)
         complete = [i for i, (seq, num_tokens) in enumerate(batch) if seq.num_uncomputed_tokens == num_tokens]
-        tokens: list[SampledToken | None] = [None] * len(batch)
+        pooled = {i: params for i in complete if (params := batch[i][0].pooling_params) is not None}
+        complete = [i for i in complete if i not in pooled] if pooled else complete
+        tokens: list[RowOutput | None] = [None] * len(batch)
         with step_range("sample"), self.backend.sampling(computed):
             if complete:
                 logits = self.compute_logits(computed, complete)  # [num_complete, vocab_size]
                 sampled = sample_with_logprobs(logits, [batch[i][0] for i in complete], self.backend.sample)
                 for i, token in zip(complete, sampled, strict=True):
                     tokens[i] = token
+            if pooled:
+                embeddings = pool(self._last_hidden(computed, [*pooled]), [*pooled.values()])
+                for i, embedding in zip(pooled, embeddings, strict=True):
+                    tokens[i] = embedding
             for i, (seq, _) in enumerate(batch):
                 if seq.awaits_prompt_logprobs:
                     hidden = computed.hidden[computed.query_start_loc[i] : computed.query_start_loc[i + 1]]
@@ -99,8 +107,7 @@ class ModelRunner:
         """Return the logits [len(seqs), vocab_size] after the last token of the sequences with these batch indices."""
         if computed.logits is not None:
             return computed.logits if len(seqs) == len(computed.logits) else computed.logits[seqs]
-        last_rows = self._tensor([computed.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
-        return self.backend.compute_logits(computed.hidden[last_rows])
+        return self.backend.compute_logits(self._last_hidden(computed, seqs))
 
     def next_logits(self, batch: "list[Scheduled]") -> Tensor:
         """Run a step without sampling. Return the logits after the last token of each sequence."""
@@ -123,6 +130,11 @@ class ModelRunner:
             token_ids = seq.token_ids[seq.num_computed_tokens + row + 1 :][: len(rows)]
             logprobs += top_logprobs(self.backend.compute_logits(rows), token_ids, vocab_size if count == -1 else count)
         return logprobs
+
+    def _last_hidden(self, computed: Computed, seqs: list[int]) -> Tensor:
+        """Return the hidden states [len(seqs), hidden_size] of the last tokens of these sequences."""
+        last_rows = self._tensor([computed.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
+        return computed.hidden[last_rows]
 
     def _metadata(self, batch: "list[Scheduled]", positions: Tensor) -> AttentionMetadata:
         """Return the step's metadata for attention. `positions` is int64 [num_tokens]."""

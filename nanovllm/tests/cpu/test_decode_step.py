@@ -19,7 +19,7 @@ from torch import Tensor
 
 pytest.importorskip("numba")
 
-from ... import LLM, SamplingParams
+from ... import LLM, PoolingParams, SamplingParams
 from ...backends.attention_backend import VARIABLE
 from ...backends.cpu.attention import SPLIT
 from ...backends.cpu.decode_step import FEW_ROWS, MAX_ROWS, DecodeRunner
@@ -286,6 +286,25 @@ def test_an_engine_generates_the_plain_engines_tokens(checkpoint, with_kernels):
             slow.generate(prompts, all_params, use_tqdm=False)
         )
         assert is_idle(fast)
+
+
+def test_embeddings_equal_the_plain_engines(checkpoint, with_kernels):
+    """Some prompts end in a chunk of one token, which a decode step computes beside sequences that generate."""
+    engines = [make(checkpoint, backend, max_num_batched_tokens=4).llm_engine for backend in ("numba", "torch")]
+    assert engines[0].kernels.uses_kernels
+    ended = []
+    for engine in engines:
+        outputs = {}
+        for i in range(1, 8):
+            engine.add_request(f"text {i}", [5, i], params())
+            engine.add_request(f"embedding {i}", list(range(20, 20 + i)), PoolingParams())
+        while engine.has_unfinished_requests():
+            outputs |= {output.request_id: output for output in engine.step() if output.finished}
+        ended.append(outputs)
+    for request_id, output in ended[1].items():
+        assert ended[0][request_id].outputs[0].token_ids == output.outputs[0].token_ids
+        if output.embedding is not None:
+            assert ended[0][request_id].embedding == pytest.approx(output.embedding, abs=1e-5)
 
 
 @pytest.mark.full

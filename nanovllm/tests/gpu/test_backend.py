@@ -17,6 +17,8 @@ from ...backends.gpu.inputs import StepInputs
 from ...backends.gpu.model import Timer, seconds_on_gpu
 from ...backends.gpu.ops import PLAIN, Ops, triton_ops
 from ...engine.beam_search import BeamSearchParams
+from ...engine.outputs import RequestOutput
+from ...engine.pooling_params import PoolingParams
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
 from ..helpers import model_runner
@@ -135,6 +137,26 @@ def test_tokens_match_with_blocks_loaded_from_the_host(checkpoint):
     for _ in range(3):
         assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"])
     assert fast.llm_engine.host_tier.num_blocks_loaded > 0
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_embeddings_match_plain_operations(checkpoint, has_graphs):
+    """Some prompts end in a chunk of one token, which a graph computes beside sequences that generate."""
+    plain, fast = (make_llm(checkpoint, max_num_batched_tokens=4) for _ in range(2))
+    capture = FakeCapture() if has_graphs else None
+    use_kernels(fast, capture)
+    ended: list[dict[str, RequestOutput]] = [{}, {}]
+    for llm, outputs in zip((plain, fast), ended, strict=True):
+        for i in range(1, 8):
+            llm.llm_engine.add_request(f"text {i}", [5, i], PARAMS["greedy"])
+            llm.llm_engine.add_request(f"embedding {i}", list(range(20, 20 + i)), PoolingParams())
+        while llm.llm_engine.has_unfinished_requests():
+            outputs |= {output.request_id: output for output in llm.llm_engine.step() if output.finished}
+    for request_id, output in ended[0].items():
+        assert ended[1][request_id].outputs[0].token_ids == output.outputs[0].token_ids
+        if output.embedding is not None:
+            assert ended[1][request_id].embedding == pytest.approx(output.embedding, abs=1e-5)
+    assert capture is None or capture.num_replayed > 10
 
 
 def test_each_bucket_has_a_graph_and_larger_batches_run_without(checkpoint):

@@ -1,0 +1,38 @@
+"""The pooler: the embeddings of prompts, from the hidden states of their last tokens."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from .sampler import SampledToken
+
+if TYPE_CHECKING:
+    from ...engine.pooling_params import PoolingParams
+
+
+class PoolerOutput(NamedTuple):
+    """The embedding of a prompt."""
+
+    embedding: list[float]  # float32 values, [hidden_size]
+
+
+RowOutput = SampledToken | PoolerOutput  # of a sequence whose last token is in the step
+
+
+def pool(hidden: Tensor, params: "list[PoolingParams]") -> list[PoolerOutput]:
+    """Return an embedding for each row of `hidden` [num_prompts, hidden_size], as vLLM's pooling of type "LAST" does.
+
+    Raise FloatingPointError if a row is not finite.
+
+    >>> from nanovllm import PoolingParams
+    >>> pool(torch.tensor([[3.0, 4.0]]), [PoolingParams()])[0].embedding == torch.tensor([0.6, 0.8]).tolist()
+    True
+    """
+    assert len(hidden) == len(params), (hidden.shape, len(params))
+    if not hidden.isfinite().all():
+        raise FloatingPointError("the hidden state of the prompt's last token is NaN or infinite")
+    raw = torch.tensor([each.use_activation is False for each in params], device=hidden.device)  # [num_prompts]
+    embeddings = torch.where(raw.unsqueeze(1), hidden.float(), normalize(hidden.float(), dim=-1))
+    return [PoolerOutput(embedding) for embedding in embeddings.tolist()]
