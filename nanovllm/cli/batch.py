@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import IO, TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from .terminal import StatsPrinter, ctrl_c_sets_event, finish_compiling, pool_li
 from .trace import check_trace, trace_option, tracing
 
 if TYPE_CHECKING:
+    from ..chat.formats import Parsers
     from ..engine.outputs import RequestOutput
     from ..llm import LLM
     from .batch_files import Request, RequestsFile
@@ -53,7 +55,8 @@ def batch(
 
     FILE is {"requests": [{"prompt": "Once upon a time", "max_tokens": 64}, ...]}, or one such request per line, or
     lines of OpenAI's batches; - is standard input. A request may have an "id" and any field of SamplingParams; the
-    options are defaults for requests that leave a field out. A result is written as soon as its request finishes.
+    options are defaults for requests that leave a field out. In OpenAI's lines, the model's own recommendations replace
+    the defaults below. A result is written as soon as its request finishes.
 
     Exit status 1: a request could not be served, and its result says why. 2: invalid input, and nothing was served.
     """
@@ -143,16 +146,17 @@ def serve(
     ones, so a file of any length takes little memory.
     """
     from ..engine.outputs import RequestOutput
+    from ..server.protocol import parsers_of
 
     engine, num_samples = llm.llm_engine, 0
+    parsers = parsers_of(llm.tokenizer, llm.chat_template)
     limit = SAMPLES_PER_SEAT * engine.config.max_num_seqs
     added: dict[str, Request] = {}  # requests in the engine, by id
     request = next(requests, None)
     while (added or request) and not interrupted.is_set():
         while request and not interrupted.is_set() and (not added or num_samples + request.params.n <= limit):
             try:
-                add_request(llm, request)
-                added[request.id] = request
+                added[request.id] = add_request(llm, request, parsers)
                 num_samples += request.params.n
             except ValueError as error:
                 yield request, RequestOutput.failed(request.id, request.prompt, str(error))
@@ -166,15 +170,20 @@ def serve(
             yield owner, output
 
 
-def add_request(llm: "LLM", request: "Request") -> None:
-    """Add a request to the engine, with a chat as its rendered prompt. Raise ValueError if it can never be served."""
+def add_request(llm: "LLM", request: "Request", parsers: "Parsers") -> "Request":
+    """Add a request to the engine, with a chat as its rendered prompt. Return it with the format of its messages.
+
+    Raise ValueError if it can never be served.
+    """
     from ..checkpoints.chat_template import render_chat
     from ..server.protocol import Chat
 
     engine, chat = llm.llm_engine, request.prompt
     if not isinstance(chat, Chat):
         engine.add_request(request.id, chat, request.params)
-        return
+        return request
     text = render_chat(engine.get_tokenizer(), chat.messages, **{"chat_template": llm.chat_template} | chat.options)
     special = {"add_special_tokens": False}  # the template itself writes BOS
+    format = request.body.message_format(parsers, text, request.params) if request.body else None
     engine.add_request(request.id, text, request.params, tokenization_kwargs=special)
+    return replace(request, format=format)

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from ..chat.assistant import MessageDelta
+from ..chat.formats import MessageFormat
 from ..engine.checks import short_repr
-from ..engine.outputs import Logprob, RequestOutput
+from ..engine.outputs import CompletionOutput, Logprob, RequestOutput
 from ..engine.prompts import Prompt
 from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams
 from ..server.protocol import (
@@ -27,10 +29,12 @@ from ..server.protocol import (
     Chat,
     ChatCompletionRequest,
     CompletionRequest,
+    ParsedRequest,
     chat_choice,
     completion_choice,
     prompt_logprobs,
     usage,
+    whole_message,
 )
 
 MAX_LINE = 1 << 28  # bytes
@@ -45,6 +49,8 @@ class Request:
     prompt: Prompt | Chat
     params: SamplingParams
     url: str | None = None  # of OpenAI's API; None for this engine's form
+    body: ParsedRequest | None = None  # in OpenAI's form
+    format: MessageFormat | None = None  # of a chat's messages, once its prompt is known
 
 
 @dataclass(frozen=True)
@@ -156,16 +162,16 @@ def read_openai(index: int, value: dict[str, Any], defaults: Defaults) -> Reques
     line = OpenAILine.parse(json.dumps(value).encode())
     kind = ChatCompletionRequest if line.url == CHAT else CompletionRequest
     body = kind.parse(json.dumps(line.body).encode()).parsed()
-    for name in ("stream", "echo"):
-        if getattr(body, name):
-            raise ValueError(f"{name} must be false in a batch")
+    for name in ("stream", "echo", "return_token_ids", "truncate_prompt_tokens"):
+        if (value := getattr(body, name)) is not None and value is not False:
+            raise ValueError(f"{name} is unsupported in a batch, got {value!r}")
     if body.add_special_tokens == body.is_chat:
         raise ValueError(f"add_special_tokens must be {str(not body.is_chat).lower()} in a batch")
     if not isinstance(body.prompts, Chat) and len(body.prompts) != 1:
         raise ValueError(f"prompt must be a single prompt, got {len(body.prompts)}: give each a line of its own")
     prompt = body.prompts if isinstance(body.prompts, Chat) else body.prompts[0]
     params = body.sampling_params(defaults.recommended, defaults.params)
-    return Request(line.custom_id, index, prompt, make_params(index, params, defaults.seed), line.url)
+    return Request(line.custom_id, index, prompt, make_params(index, params, defaults.seed), line.url, body)
 
 
 def make_params(index: int, params: dict[str, Any], seed: int) -> SamplingParams:
@@ -302,7 +308,10 @@ def response_body(request: Request, output: RequestOutput, model: str) -> dict[s
     num_tokens = sum(len(each.token_ids) for each in output.outputs)
     of_prompt = prompt_logprobs(output.prompt_logprobs)
     if is_chat:
-        choices = [chat_choice(each, each.index, request.params.num_logprobs) for each in output.outputs]
+        choices = [
+            chat_choice(each, each.index, request.params.num_logprobs, message_of(request, each))
+            for each in output.outputs
+        ]
     else:
         choices = [completion_choice(each, each.index) | of_prompt for each in output.outputs]
     return {
@@ -314,6 +323,13 @@ def response_body(request: Request, output: RequestOutput, model: str) -> dict[s
         "usage": usage(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens),
         **(of_prompt if is_chat else {}),
     }
+
+
+def message_of(request: Request, sample: CompletionOutput) -> MessageDelta | None:
+    """Return the message of a chat's output, or None if the text is its content."""
+    if request.format is None or request.body is None:
+        return None
+    return whole_message(sample.text, request.format, request.body.include_reasoning)
 
 
 # The file of results

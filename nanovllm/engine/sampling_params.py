@@ -71,6 +71,8 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False  # objects have only the properties that the schema names
     whitespace_pattern: str | None = None  # a regular expression for the whitespace between the parts of JSON
     structural_tag: str | None = None  # unsupported
+    reasoning_end_str: str | None = None  # the format begins after this text, which ends the model's thought
+    reasoning_start_str: str | None = None  # begins a thought that the model may skip; default: the prompt began it
 
     FORMATS: ClassVar = ("json", "regex", "choice", "grammar", "json_object")
     RULES: ClassVar[dict[str, Rule]] = {
@@ -79,6 +81,8 @@ class StructuredOutputsParams:
         "choice": ("a non-empty list of strings", bool),
         "grammar": ("a non-empty string", lambda grammar: not is_blank(grammar)),
         "json_object": ("True", bool),
+        "reasoning_end_str": ("a non-empty string", bool),
+        "reasoning_start_str": ("a non-empty string", bool),
     }
 
     def __post_init__(self) -> None:
@@ -91,6 +95,8 @@ class StructuredOutputsParams:
         for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
             if getattr(self, name) and formats[0] not in ("json", "json_object"):
                 raise ValueError(f"{name} needs json or json_object, got {formats[0]}")
+        if self.reasoning_start_str is not None and self.reasoning_end_str is None:
+            raise ValueError(f"reasoning_start_str is {self.reasoning_start_str!r}, but reasoning_end_str is missing")
         if self.json is not None:
             read_schema(self.json)
 

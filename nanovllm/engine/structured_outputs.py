@@ -34,6 +34,38 @@ class GrammarProcessor:
         logits[~allowed_tokens(self._matcher, len(logits)).to(logits.device)] = -math.inf
 
 
+class AfterThought:
+    """A logits processor that keeps one sequence within a grammar once its thought has ended."""
+
+    def __init__(
+        self, grammar: GrammarProcessor, tokenizer: HFTokenizer, end: str, start_token_id: int | None = None
+    ) -> None:
+        """Take the text that ends the thought. The output begins inside the thought, unless there is a start token.
+
+        With one, the first token of the output is either that or the grammar's.
+        """
+        self._grammar, self._tokenizer = grammar, tokenizer.showing_special_tokens()
+        self._end, self._start_token_id = end, start_token_id
+        self._num_read = 0  # output tokens of the thought
+        self._has_ended = False
+
+    def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
+        start = self._start_token_id
+        if start is not None and not output_token_ids:
+            kept = logits[start].clone()
+            self._grammar.apply(logits, [])
+            logits[start] = kept
+            return
+        if start is not None and output_token_ids[0] != start:
+            self._has_ended = True
+        while not self._has_ended and self._num_read < len(output_token_ids):
+            self._num_read += 1
+            last = output_token_ids[max(0, self._num_read - len(self._end)) : self._num_read]
+            self._has_ended = self._end in self._tokenizer.decode(last)
+        if self._has_ended:
+            self._grammar.apply(logits, output_token_ids[self._num_read :])
+
+
 class Grammars:
     """The compiled grammars for one tokenizer. The first request that needs one imports llguidance."""
 
@@ -42,11 +74,16 @@ class Grammars:
         self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, eos_token_ids
         self._compiled = lru_cache(MAX_GRAMMARS)(self._compile)
 
-    def processor(self, params: StructuredOutputsParams) -> GrammarProcessor:
+    def processor(self, params: StructuredOutputsParams) -> GrammarProcessor | AfterThought:
         """Return a processor for one sequence. Raise ValueError if no output can follow the grammar."""
         if self._tokenizer is None:
             raise ValueError("structured_outputs need a tokenizer, and this engine has none")
-        return GrammarProcessor(self._compiled(params.format, grammar_text(self._library, params)).deep_copy())
+        grammar = GrammarProcessor(self._compiled(params.format, grammar_text(self._library, params)).deep_copy())
+        if params.reasoning_end_str is None:
+            return grammar
+        start = self._tokenizer.encode(params.reasoning_start_str or "", add_special_tokens=False)[:1]
+        can_start = bool(start) and start[0] < self._vocab_size
+        return AfterThought(grammar, self._tokenizer, params.reasoning_end_str, start[0] if can_start else None)
 
     def _compile(self, name: str, text: str) -> Any:
         matcher = self._library.LLMatcher(self._vocabulary, text, log_level=0)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..chat.assistant import MessageDelta, ToolCallDelta
+from ..chat.formats import MessageFormat
 from ..engine.outputs import Logprob
 from ..engine.sampling_params import RequestOutputKind, SamplingParams
 from .engine_client import EngineClient
@@ -25,6 +27,7 @@ from .protocol import (
     Chat,
     ChatCompletionRequest,
     CompletionRequest,
+    MessageStream,
     ParsedRequest,
     ResponsesRequest,
     StreamOptions,
@@ -35,6 +38,7 @@ from .protocol import (
     echoed,
     prompt_logprobs,
     usage,
+    whole_message,
 )
 from .served_model import Tokens
 from .streaming import event_of, stream, unless_hung_up
@@ -58,12 +62,14 @@ class Work:
     prompts: list[Tokens]
     params: SamplingParams
     id: str
+    format: MessageFormat | None = None  # of a chat's messages; None: the text is the content
     is_prompt_only: bool = False  # the response echoes the prompt; the engine generates a token, which is dropped
     created: int = field(default_factory=lambda: int(time.time()))
     num_generated: int = 0  # tokens
     started: set[int] = field(default_factory=set)  # choices with a piece
     prompt_logprobs: dict[int, Sequence[dict[int, Logprob] | None]] = field(default_factory=dict)  # by prompt
     num_cached: dict[str, int] = field(default_factory=dict)  # prompt tokens, by request
+    messages: dict[int, MessageStream] = field(default_factory=dict)  # of a stream, by choice
 
     @property
     def requests(self) -> list[Add]:
@@ -105,6 +111,18 @@ class Work:
                 samples[index] = joined(samples[index], piece) if index in samples else piece
         return dict(sorted(samples.items()))
 
+    def message_part(self, index: int, piece: Piece) -> MessageDelta | None:
+        """Return the part of a choice's message in the next piece of a stream, or None if the text is the content."""
+        if self.format is None:
+            return None
+        if index not in self.messages:
+            self.messages[index] = MessageStream(self.format, self.body.include_reasoning)
+        return self.messages[index].take(piece.text, piece.finish_reason is not None)
+
+    def message(self, sample: Piece) -> MessageDelta | None:
+        """Return the message of a whole output, or None if the text is the content."""
+        return None if self.format is None else whole_message(sample.text, self.format, self.body.include_reasoning)
+
     def usage(self) -> dict[str, Any]:
         """Return the token counts so far."""
         num_prompt_tokens = sum(len(each.token_ids) for each in self.prompts)
@@ -138,7 +156,8 @@ async def start_work(state: "ServerState", body: ParsedRequest, id: str) -> Work
     if body.echo:
         params.prompt_logprobs = params.logprobs if params.prompt_logprobs is None else params.prompt_logprobs
         prompts = [model.with_text(each) for each in prompts]
-    work = Work(body, model.name, prompts, params, f"{id}{uuid.uuid4().hex}", is_prompt_only)
+    format = body.message_format(model.parsers, prompts[0].text or "", params)
+    work = Work(body, model.name, prompts, params, f"{id}{uuid.uuid4().hex}", format, is_prompt_only)
     check_size(work.requests, state.options, model.max_model_len)
     check_load(work.requests, state.options, state.engine, state.rejections)
     return work
@@ -173,7 +192,7 @@ async def create(request: Request, body: ParsedRequest, id: str) -> Response:
 def choice(work: Work, index: int, sample: Piece) -> dict[str, Any]:
     """Return a choice of a whole response."""
     if work.body.is_chat:
-        return chat_choice(sample, index, work.params.num_logprobs)
+        return chat_choice(sample, index, work.params.num_logprobs, work.message(sample))
     return completion_choice(sample, index) | prompt_logprobs(work.prompt_logprobs.get(index // work.params.n))
 
 
@@ -206,8 +225,12 @@ async def events_of(engine: EngineClient, work: Work, options: StreamOptions) ->
                 continue
             role = {"role": "assistant", "content": ""}
             first = {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
-            content = event(chat_chunk_choice(piece, index, work.params.num_logprobs))
-            yield event(first) + content if is_first else content
+            part, new = work.message_part(index, piece), b""
+            if part is None or part != MessageDelta() or piece.logprobs or piece.finish_reason:
+                has_calls = part is not None and work.messages[index].has_calls
+                new = event(chat_chunk_choice(piece, index, work.params.num_logprobs, part, has_calls))
+            if new := event(first) + new if is_first else new:
+                yield new
     if options.include_usage:
         yield event_of({**head, "choices": [], "usage": work.usage()})
     yield DONE
@@ -225,45 +248,49 @@ async def create_response(request: Request) -> Response:
     if work.body.stream:
         return await stream(response_events(state.engine, work, builder), builder.error_event, request.receive)
     samples = await unless_hung_up(request.receive, work.samples(state.engine))
-    return JSONResponse(builder.response(status_of(samples[0]), samples[0]))
+    builder.take(samples[0], work.message(samples[0]))
+    builder.ending(samples[0].finish_reason)
+    return JSONResponse(builder.response())
 
 
 async def response_events(engine: EngineClient, work: Work, builder: "ResponseBuilder") -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream. Raise what engine.generate() raises."""
-    sample: Piece | None = None
+    last: Piece | None = None
     async with aclosing(work.pieces(engine)) as pieces:
         async for _, piece in pieces:
-            before = builder.beginning() if sample is None else b""
-            sample = piece if sample is None else joined(sample, piece)
-            if event := before + builder.delta(piece):
-                yield event
-    assert sample is not None, "a request ends with an output"
-    yield builder.ending(sample)
+            before = builder.beginning() if last is None else b""
+            last = piece
+            if events := before + builder.take(piece, work.message_part(0, piece)):
+                yield events
+    assert last is not None, "a request ends with an output"
+    yield builder.ending(last.finish_reason)
 
 
 class ResponseBuilder:
-    """A builder for the objects of one response, which has one message with one text."""
+    """A builder for the objects of one response. Its output is a list of items: reasoning, messages and calls."""
 
     def __init__(self, work: Work, repeated: dict[str, Any]) -> None:
         """Store the fields of the body that the response repeats."""
         self._work, self._repeated = work, repeated
-        self._message_id = f"msg_{uuid.uuid4().hex}"
-        self._place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        self._output: list[dict[str, Any]] = []  # only the last item can be in progress
+        self._logprobs: list[dict[str, Any]] = []  # of tokens that come before a message
+        self._status = "in_progress"
         self._numbers = itertools.count()
 
-    def response(self, status: str, sample: Piece | None = None) -> dict[str, Any]:
-        """Return the response, with its output if there is one yet."""
-        work = self._work
+    def response(self) -> dict[str, Any]:
+        """Return the response, with its output once it has ended."""
+        work, status = self._work, self._status
+        has_ended = status != "in_progress"
         return {
             "id": work.id,
             "object": "response",
             "created_at": work.created,
             "status": status,
             "model": work.model,
-            "output": [] if sample is None else [self._message(sample, status)],
+            "output": self._output if has_ended else [],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "usage": None if sample is None else response_usage(work.usage()),
+            "usage": response_usage(work.usage()) if has_ended else None,
             "temperature": work.params.temperature,
             "top_p": work.params.top_p,
             "previous_response_id": None,
@@ -273,34 +300,30 @@ class ResponseBuilder:
         } | self._repeated
 
     def beginning(self) -> bytes:
-        """Return the events before the first text."""
-        message = self._message(None, "in_progress")
-        events = [
-            self._event("response.created", response=self.response("in_progress")),
-            self._event("response.in_progress", response=self.response("in_progress")),
-            self._event("response.output_item.added", output_index=0, item=message),
-            self._event("response.content_part.added", **self._place, part=self._part(None)),
-        ]
-        return b"".join(events)
+        """Return the events before the first item."""
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._event(kind, response=self.response()) for kind in kinds)
 
-    def delta(self, piece: Piece) -> bytes:
-        """Return the event for new text. It is empty while a character or a stop string may be incomplete."""
-        if not piece.text and not piece.logprobs:
-            return b""
-        logprobs = self._part(piece)["logprobs"]
-        return self._event("response.output_text.delta", **self._place, delta=piece.text, logprobs=logprobs)
+    def take(self, piece: Piece, message: MessageDelta | None) -> bytes:
+        """Add a piece to the output. Return its events: none while a character or a tag may be incomplete.
 
-    def ending(self, sample: Piece) -> bytes:
-        """Return the events after the last text."""
-        status, part = status_of(sample), self._part(sample)
-        text = {"text": part["text"], "logprobs": part["logprobs"]}
-        events = [
-            self._event("response.output_text.done", **self._place, **text),
-            self._event("response.content_part.done", **self._place, part=part),
-            self._event("response.output_item.done", output_index=0, item=self._message(sample, status)),
-            self._event(f"response.{status}", response=self.response(status, sample)),
-        ]
-        return b"".join(events)
+        `message` has the parts of the piece, if it isn't plain text.
+        """
+        part = MessageDelta(content=piece.text) if message is None else message
+        if piece.logprobs is not None:
+            self._logprobs += chat_logprobs(piece.token_ids, piece.logprobs, self._work.params.num_logprobs or 0)
+        events = self._add_text("reasoning", part.reasoning) if part.reasoning else b""
+        if part.content or (message is None and self._logprobs):
+            events += self._add_text("message", part.content)
+        return events + b"".join(map(self._add_call, part.tool_calls))
+
+    def ending(self, finish_reason: str | None) -> bytes:
+        """Return the events after the last piece."""
+        self._status = "incomplete" if finish_reason == "length" else "completed"
+        events = b"" if self._output else self._open("message")
+        if self._output[-1]["type"] == "message":
+            self._output[-1]["content"][0]["logprobs"] += self._logprobs
+        return events + self._close(self._status) + self._event(f"response.{self._status}", response=self.response())
 
     def error_event(self, error: Exception) -> bytes:
         """Return the event that replaces the rest of a stream."""
@@ -310,15 +333,70 @@ class ResponseBuilder:
     def _event(self, kind: str, **fields: Any) -> bytes:
         return event_of({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
 
-    def _message(self, sample: Piece | None, status: str) -> dict[str, Any]:
-        content = [] if sample is None else [self._part(sample)]
-        return {"id": self._message_id, "type": "message", "role": "assistant", "status": status, "content": content}
+    def _add_text(self, kind: str, text: str) -> bytes:
+        """Add text to the item in progress if it is of this kind, or else to a new one."""
+        is_open = bool(self._output) and self._output[-1]["type"] == kind
+        events = b"" if is_open else self._open(kind)
+        part = self._output[-1]["content"][0]
+        part["text"] += text
+        new: dict[str, Any] = {"delta": text}
+        if kind == "message":
+            part["logprobs"] += self._logprobs
+            new["logprobs"], self._logprobs = self._logprobs, []
+        return events + self._event(f"response.{part['type']}.delta", **self._place(), **new)
 
-    def _part(self, sample: Piece | None) -> dict[str, Any]:
-        logprobs: list[dict[str, Any]] = []
-        if sample is not None and sample.logprobs is not None:
-            logprobs = chat_logprobs(sample.token_ids, sample.logprobs, self._work.params.num_logprobs or 0)
-        return {"type": "output_text", "text": sample.text if sample else "", "annotations": [], "logprobs": logprobs}
+    def _add_call(self, call: ToolCallDelta) -> bytes:
+        """Add the new part of a call, which begins with its name."""
+        events = b""
+        if call.name is not None:
+            head = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id, "name": call.name, "arguments": ""}
+            events = self._append({"type": "function_call", "status": "in_progress", **head})
+        if not call.arguments:
+            return events
+        self._output[-1]["arguments"] += call.arguments
+        place = self._place(has_parts=False)
+        return events + self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
+
+    def _open(self, kind: str) -> bytes:
+        """Begin a message or reasoning, with an empty text."""
+        item: dict[str, Any]
+        if kind == "message":
+            item = {"id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
+            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        else:
+            item = {"id": f"rs_{uuid.uuid4().hex}", "summary": [], "encrypted_content": None}
+            part = {"type": "reasoning_text", "text": ""}
+        events = self._append({"type": kind, "status": "in_progress", **item, "content": []})
+        events += self._event("response.content_part.added", **self._place(), part=part)
+        self._output[-1]["content"] = [part]
+        return events
+
+    def _append(self, item: dict[str, Any]) -> bytes:
+        """End the item in progress, and begin another one."""
+        events = self._close("completed")
+        self._output.append(item)
+        return events + self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
+
+    def _close(self, status: str) -> bytes:
+        """End the item in progress, if there is one."""
+        if not self._output:
+            return b""
+        item, events = self._output[-1], b""
+        item["status"] = status
+        if item["type"] == "function_call":
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            events = self._event("response.function_call_arguments.done", **self._place(has_parts=False), **done)
+        else:
+            [part] = item["content"]
+            text = {name: part[name] for name in ("text", "logprobs") if name in part}
+            events = self._event(f"response.{part['type']}.done", **self._place(), **text)
+            events += self._event("response.content_part.done", **self._place(), part=part)
+        return events + self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
+
+    def _place(self, has_parts: bool = True) -> dict[str, Any]:
+        """Return where an event's text belongs: the last item, and its only part if it has parts."""
+        place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return place | {"content_index": 0} if has_parts else place
 
 
 def response_usage(used: dict[str, Any]) -> dict[str, Any]:
@@ -330,8 +408,3 @@ def response_usage(used: dict[str, Any]) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": used["total_tokens"],
     }
-
-
-def status_of(sample: Piece) -> str:
-    """Return the status of a whole response."""
-    return "incomplete" if sample.finish_reason == "length" else "completed"

@@ -6,6 +6,7 @@ connect from other machines.
 
 from dataclasses import dataclass, fields
 
+from ..chat.formats import REASONING_FORMATS, TOOL_FORMATS
 from ..engine.checks import AT_LEAST_0, AT_LEAST_1, Rule, check_field, cli_option
 
 PORT: Rule = ("from 0 to 65535", lambda port: 0 <= port <= 65535)  # 0 picks a free one
@@ -28,6 +29,12 @@ class ServerOptions:
     page_host: str | None = cli_option(None, "address of that port; default: 127.0.0.1")
     chat_template: str | None = cli_option(
         None, "file with a chat template, or the word plain; default: the model's own"
+    )
+    tool_call_parser: str = cli_option(
+        "auto", "format of tool calls; auto takes it from the chat template", ("auto", "none", *TOOL_FORMATS)
+    )
+    reasoning_parser: str = cli_option(
+        "auto", "format of the model's reasoning; auto takes it from the template", ("auto", "none", *REASONING_FORMATS)
     )
     show_text: bool = cli_option(False, "show prompts and outputs, not only blocks, to everyone who opens the page")
     shutdown_timeout: float = cli_option(30.0, "seconds that running requests have to finish after SIGTERM")

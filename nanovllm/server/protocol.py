@@ -8,7 +8,8 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeGuard
 
@@ -24,11 +25,16 @@ from pydantic import (
     model_validator,
 )
 
+from ..chat.assistant import AssistantParser, MessageDelta, ToolCallDelta, read_message
+from ..chat.forced_calls import ForcedCall, forced_call
+from ..chat.formats import MessageFormat, Parsers, parsers_for
+from ..checkpoints.chat_template import choose_template
 from ..engine.outputs import CompletionOutput, Logprob
 from ..engine.prompts import Prompt
 from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from ..checkpoints.tokenizer import HFTokenizer
     from .engine_process import Piece
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
@@ -128,20 +134,14 @@ def read_biases(biases: Any) -> dict[int, float]:
 Biases = Annotated[dict[int, float], PlainValidator(read_biases)]
 
 
-# Unsupported fields that would change the response, with the values that have no effect. All other unknown fields,
-# such as user and store, are ignored.
+# Unsupported fields that would change the answer, with the values that have no effect. All other unknown fields, such
+# as user and store, are ignored.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),  # before vLLM 0.12
-    **dict.fromkeys(("audio", "web_search_options", "prompt", "previous_response_id", "conversation"), ()),
-    **dict.fromkeys(("cache_salt", "request_id", "truncate_prompt_tokens", "chat_template"), ()),
-    **dict.fromkeys(("prompt_logprob_token_ids", "prompt_logprob_start", "trace_decode_token_ids"), ()),
-    **dict.fromkeys(("echo", "use_beam_search", "return_token_ids", "return_tokens_as_token_ids"), (False,)),
-    **dict.fromkeys(("return_token_offsets", "return_prompt_text", "background", "watermarking"), (False,)),
+    **dict.fromkeys(("chat_template", "web_search_options", "prompt", "previous_response_id", "conversation"), ()),
+    **dict.fromkeys(("echo", "use_beam_search", "watermarking", "return_tokens_as_token_ids"), (False,)),
     **dict.fromkeys(("functions", "prompt_embeds"), ([],)),
-    **dict.fromkeys(("extra_args", "vllm_xargs", "kv_transfer_params"), ({},)),
-    **{"suffix": ("",), "function_call": ("none", "auto"), "modalities": (["text"],), "truncation": ("disabled",)},
-    **{"verbosity": ("medium",), "include_reasoning": (True,), "thinking_token_budget": (-1,), "priority": (0,)},
-    **{"length_penalty": (1.0,), "stream_interval": (1,), "routed_experts_prompt_start": (0,)},
+    **{"suffix": ("",), "function_call": ("none", "auto"), "modalities": (["text"],), "thinking_token_budget": (-1,)},
 }
 
 
@@ -168,6 +168,10 @@ class Body(Object):
                 raise InvalidRequest(message, name, "unsupported_value")
         return self
 
+    def unknown_fields(self) -> set[str]:
+        """Return the names of the fields that are set and ignored."""
+        return {name for name, value in (self.model_extra or {}).items() if value is not None} - UNSUPPORTED.keys()
+
 
 class StreamOptions(BaseModel):
     """Options of a stream."""
@@ -187,6 +191,15 @@ class Chat:
 
 
 @dataclass(frozen=True)
+class ToolUse:
+    """The tool calls that a chat allows."""
+
+    names: frozenset[str] = frozenset()  # of the functions that the model may call
+    forced: ForcedCall | None = None
+    parallel_tool_calls: bool = True
+
+
+@dataclass(frozen=True)
 class ParsedRequest:
     """A body, translated for the engine."""
 
@@ -196,6 +209,13 @@ class ParsedRequest:
     stream: StreamOptions | None = None  # None: the response is one object
     echo: bool = False  # the prompt's text precedes the output's
     add_special_tokens: bool = True  # to a prompt that is a text
+    request_id: str | None = None  # the end of the response's id
+    cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None  # most tokens of a prompt; -1: as many as leave room for the output
+    truncation_side: Literal["left", "right"] = "left"  # where the other tokens are dropped
+    return_token_ids: bool = False
+    tools: ToolUse = ToolUse()
+    include_reasoning: bool = True  # in the response
 
     @property
     def is_chat(self) -> bool:
@@ -211,6 +231,29 @@ class ParsedRequest:
         """
         unlimited = {"max_tokens": None} if self.is_chat else {}
         return {**recommended, **unlimited, **defaults, **self.params}
+
+    def message_format(self, parsers: Parsers, prompt: str, params: SamplingParams) -> MessageFormat | None:
+        """Return the format of the outputs for a chat's rendered prompt, or None if they are plain text.
+
+        Outputs with a format show their special tokens, and structured outputs begin after the thought: set `params`.
+        """
+        if not isinstance(self.prompts, Chat):
+            return None
+        if self.prompts.options.get("continue_final_message"):
+            parsers = replace(parsers, reasoning=None)  # the thought is in the prompt
+        if self.params.get("skip_special_tokens") is False:
+            parsers = replace(parsers, special_tokens=())
+        tools = self.tools
+        format = parsers.for_prompt(
+            prompt, tool_names=tools.names, forced=tools.forced, parallel_tool_calls=tools.parallel_tool_calls
+        )
+        if format is not None:
+            params.skip_special_tokens = False
+            if params.structured_outputs is not None and format.reasoning is not None:
+                start = None if format.starts_in_thought else format.reasoning.start
+                thought = {"reasoning_start_str": start, "reasoning_end_str": format.reasoning.end}
+                params.structured_outputs = replace(params.structured_outputs, **thought)
+        return format
 
 
 class SamplingBody(Body):
@@ -239,6 +282,9 @@ class SamplingBody(Body):
     allowed_token_ids: Annotated[TokenIds, Field(max_length=MAX_IDS)] | None = None
     bad_words: Annotated[Texts, Field(max_length=128)] | None = None
     skip_reading_prefix_cache: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None  # a log has it on one line
+    include_reasoning: bool | None = None
     repetition_detection: RepetitionDetectionParams | None = None
 
     def params(self, num_logprobs: int | None, form: Mapping[str, Any], form_name: str) -> dict[str, Any]:
@@ -259,7 +305,12 @@ class SamplingBody(Body):
             params["structured_outputs"] = structured_outputs(name, given)
         return params
 
+    def handling(self) -> dict[str, Any]:
+        """Return the fields of ParsedRequest that have the same names as the body's."""
+        return {name: value for name, value in self.__dict__.items() if value is not None and name in HANDLING}
 
+
+HANDLING = {"model", "request_id", "cache_salt", "truncate_prompt_tokens", "truncation_side", "return_token_ids"}
 SAMPLING = {field.name for field in fields(SamplingParams)} - {"logprobs", "structured_outputs"}
 
 
@@ -308,6 +359,9 @@ class StreamableBody(SamplingBody):
     stream_options: StreamOptions | None = None
     response_format: Format | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_token_ids: bool | None = None
 
     def checked_stream_options(self) -> StreamOptions | None:
         """Return the options of the stream, or None if the response isn't streamed."""
@@ -333,12 +387,13 @@ class CompletionRequest(StreamableBody):
 
     def parsed(self) -> ParsedRequest:
         """Translate the body for the engine. Raise InvalidRequest, naming the field."""
-        if self.best_of not in (None, 1, self.n):
-            raise InvalidRequest("Unsupported value: 'best_of' must equal 'n'.", "best_of", "unsupported_value")
+        if self.best_of is not None and self.best_of > (n := self.n or 1):
+            message = f"Unsupported value: 'best_of' must be at most 'n', which is {n}, got {self.best_of}."
+            raise InvalidRequest(message, "best_of", "unsupported_value")
         return ParsedRequest(
             prompts=prompts_of(self.prompt),
             params=self.params(self.logprobs, self.form(), "response_format"),
-            model=self.model,
+            **self.handling(),
             stream=self.checked_stream_options(),
             echo=self.echo is True,
             add_special_tokens=self.add_special_tokens is not False,
@@ -396,6 +451,76 @@ class Tool(Object):
     function: Function
 
 
+def tool_use(
+    functions: Sequence[Mapping[str, Any]], choice: str | dict[str, Any] | None, parallel_tool_calls: bool | None
+) -> ToolUse:
+    """Return the calls that a tool_choice allows, in the form of a chat or of a response.
+
+    `functions` are those of the body's tools. Raise InvalidRequest if the choice is invalid or names no tool.
+    """
+    name = function_name(choice)
+    mode = "required" if name is not None else choice or "auto"
+    match choice:
+        case {"type": "allowed_tools", "mode": str(mode), "tools": [*tools]} | {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": str(mode), "tools": [*tools]},
+        }:
+            functions = [each for each in functions if each["name"] in map(function_name, tools)]
+    names = frozenset(each["name"] for each in functions)
+    is_parallel = parallel_tool_calls is not False
+    if mode == "none":
+        return ToolUse()
+    if mode == "auto":
+        return ToolUse(names, None, is_parallel)
+    try:
+        if mode != "required":
+            kinds = "'none', 'auto', 'required', a function or allowed_tools"
+            raise ValueError(f"Input should be {kinds}, got {shortened(choice)}")
+        return ToolUse(names, forced_call(functions, name, is_parallel), is_parallel)
+    except ValueError as error:
+        raise InvalidRequest(f"Invalid 'tool_choice': {error}.", "tool_choice", "invalid_value") from None
+
+
+def function_name(value: Any) -> str | None:
+    """Return the name of the function in a tool or in a tool_choice, in the form of a chat or of a response.
+
+    >>> function_name({"type": "function", "name": "add"}), function_name("auto")
+    ('add', None)
+    """
+    match value:
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return name
+    return None
+
+
+def parsers_of(
+    tokenizer: "HFTokenizer | None",
+    chat_template: str | None,
+    tool_call_parser: str = "auto",
+    reasoning_parser: str = "auto",
+) -> Parsers:
+    """Return the parsers for a model's chats. "auto" takes them from the chat template, and "none" turns them off."""
+    template, special = None, []
+    if tokenizer is not None:
+        with suppress(ValueError):  # there is no template
+            template = choose_template(tokenizer, chat_template, tools=())
+        added = tokenizer.backend.get_added_tokens_decoder().values()
+        special = [token.content for token in added if token.special]
+    names = (None if name == "none" else name for name in (tool_call_parser, reasoning_parser))
+    return parsers_for(template, *names, special)
+
+
+def form_of(tools: ToolUse, form: Mapping[str, Any], form_name: str) -> tuple[Mapping[str, Any], str]:
+    """Return the form of an output, as arguments of StructuredOutputsParams, with the field that sets it.
+
+    A forced call replaces the form of the content. Its JSON has at most a space between its parts: a small model could
+    write spaces forever.
+    """
+    if tools.forced is None:
+        return form, form_name
+    return {"json": tools.forced.schema, "whitespace_pattern": " ?"}, "tools"
+
+
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1 << 13)]
 RESERVED = {  # arguments of render_chat, which are not variables of a template
     *("messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
@@ -446,7 +571,8 @@ class ChatCompletionRequest(StreamableBody, ChatBody):
     """The body of /v1/chat/completions."""
 
     messages: Messages
-    tool_choice: Literal["none", "auto"] | None = None  # forcing a call is unsupported
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -455,20 +581,25 @@ class ChatCompletionRequest(StreamableBody, ChatBody):
         """Translate the body for the engine. Raise InvalidRequest, naming the field."""
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("'top_logprobs' requires 'logprobs' to be true.", "top_logprobs")
-        params = self.params(self.top_logprobs or 0 if self.logprobs else None, self.form(), "response_format")
+        functions = [tool.function.model_dump() for tool in self.tools or ()]
+        tools = tool_use(functions, self.tool_choice, self.parallel_tool_calls)
+        form = form_of(tools, self.form(), "response_format")
+        params = self.params(self.top_logprobs or 0 if self.logprobs else None, *form)
         if self.max_completion_tokens is not None:
             params["max_tokens"] = self.max_completion_tokens
         return ParsedRequest(
             prompts=self.chat(),
             params=params,
-            model=self.model,
+            **self.handling(),
             stream=self.checked_stream_options(),
             add_special_tokens=self.add_special_tokens is True,
+            tools=tools,
+            include_reasoning=self.include_reasoning is not False,
         )
 
 
 def message_of(item: Any) -> Any:
-    """Return an item of an input as a message of a chat: a message, a call of a tool, or a tool's output."""
+    """Return an item of an input as a message of a chat: a message, reasoning, a tool call, or a tool's output."""
     match item:
         case {"type": "function_call", "name": str(name), "arguments": str(arguments)}:
             function = {"name": name, "arguments": arguments}
@@ -476,11 +607,35 @@ def message_of(item: Any) -> Any:
             return {"role": "assistant", "tool_calls": [call]}
         case {"type": "function_call_output", "output": output}:
             return {"role": "tool", "content": output, "tool_call_id": item.get("call_id")}
+        case {"type": "reasoning", "summary": [*summary]}:
+            content = item.get("content")
+            parts = content if content and isinstance(content, list) else summary
+            texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+            return {"role": "assistant", "reasoning": "\n".join(texts)}
         case {"type": kind} if kind != "message":
-            raise ValueError(f"Input should be a message, function_call or function_call_output, got {shortened(item)}")
+            kinds = "a message, reasoning, function_call or function_call_output"
+            raise ValueError(f"Input should be {kinds}, got {shortened(item)}")
         case {"role": role, "content": content}:
             return {"role": role, "content": content}
     return item
+
+
+def merged(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a chat in which an assistant's reasoning, text and calls, three items of an input, are one message.
+
+    >>> merged([{"role": "assistant", "reasoning": "Hm"}, {"role": "assistant", "content": "Hi"}])
+    [{'role': 'assistant', 'reasoning': 'Hm', 'content': 'Hi'}]
+    """
+    result: list[dict[str, Any]] = []
+    for message in messages:
+        last = result[-1] if result else {}
+        calls = [*(last.get("tool_calls") or ()), *(message.get("tool_calls") or ())]
+        follows = bool(message.get("tool_calls")) or ("content" in message and last.keys() == {"role", "reasoning"})
+        if follows and last.get("role") == message["role"] == "assistant":
+            result[-1] = {**last, **message, **({"tool_calls": calls} if calls else {})}
+        elif message.get("reasoning") != "":  # of a model that hides its reasoning
+            result.append(message)
+    return result
 
 
 class ResponseTool(Object):
@@ -523,7 +678,7 @@ class ResponsesRequest(SamplingBody):
     include: Annotated[list[Include], Field(fail_fast=True)] | None = None
     reasoning: Reasoning | None = None
     tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=1 << 10)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=1 << 10)] | None = None
     parallel_tool_calls: bool | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None  # the limit is OpenAI's
@@ -532,30 +687,37 @@ class ResponsesRequest(SamplingBody):
     def parsed(self) -> ParsedRequest:
         """Translate the body for the engine, as a chat. Raise InvalidRequest, naming the field."""
         wants_logprobs = self.top_logprobs or "message.output_text.logprobs" in (self.include or ())
-        form = self.text.format.form() if self.text and self.text.format else {}
-        params = self.params(self.top_logprobs or 0 if wants_logprobs else None, form, "text.format")
+        text_form = self.text.format.form() if self.text and self.text.format else {}
+        tools = tool_use(self.functions(), self.tool_choice, self.parallel_tool_calls)
+        form = form_of(tools, text_form, "text.format")
+        params = self.params(self.top_logprobs or 0 if wants_logprobs else None, *form)
         if self.max_output_tokens is not None:
             params["max_tokens"] = self.max_output_tokens
         return ParsedRequest(
             prompts=self.chat(),
             params=params,
-            model=self.model,
+            **self.handling(),
             stream=StreamOptions() if self.stream else None,
             add_special_tokens=False,
+            tools=tools,
+            include_reasoning=self.include_reasoning is not False,
         )
+
+    def functions(self) -> list[dict[str, Any]]:
+        """Return the functions of the tools."""
+        tools = self.model_dump(include={"tools"}, exclude_unset=True).get("tools") or ()
+        return [{name: tool[name] for name in tool if name != "type"} for tool in tools]
 
     def chat(self) -> Chat:
         """Return the input as a conversation."""
-        dicts = self.model_dump(include={"input", "tools"}, exclude_unset=True)
-        messages = dicts["input"]
+        messages = self.model_dump(include={"input"}, exclude_unset=True)["input"]
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         if self.instructions is not None:
             messages = [{"role": "system", "content": self.instructions}, *messages]
-        functions = [{name: tool[name] for name in tool if name != "type"} for tool in dicts.get("tools") or ()]
-        tools = [{"type": "function", "function": function} for function in functions]
+        tools = [{"type": "function", "function": function} for function in self.functions()]
         effort = self.reasoning.effort if self.reasoning else None
-        return Chat(messages, template_options(self.chat_template_kwargs, tools, effort))
+        return Chat(merged(messages), template_options(self.chat_template_kwargs, tools, effort))
 
     def repeated(self) -> dict[str, Any]:
         """Return the fields that the response repeats."""
@@ -588,21 +750,73 @@ def completion_choice(sample: Sample, index: int, start: int = 0) -> dict[str, A
     return {"index": index, "text": sample.text, "logprobs": logprobs} | ending(sample)
 
 
-def chat_choice(sample: Sample, index: int, top_logprobs: int | None) -> dict[str, Any]:
-    """Return a choice of a chat, with the `top_logprobs` likeliest tokens at each position."""
-    message = {"role": "assistant", "content": sample.text, "refusal": None}
-    return {"index": index, "message": message, "logprobs": logprobs_of(sample, top_logprobs)} | ending(sample)
+class MessageStream:
+    """The message of one sample, as its text arrives."""
+
+    def __init__(self, format: MessageFormat, include_reasoning: bool) -> None:
+        self._parser, self._include_reasoning = AssistantParser(format), include_reasoning
+        self.has_calls = False  # so far
+
+    def take(self, text: str, is_last: bool) -> MessageDelta:
+        """Return the part of the message in new text."""
+        parts = [self._parser.feed(text), *([self._parser.finish()] if is_last else [])]
+        calls = [call for part in parts for call in part.tool_calls]
+        self.has_calls = self.has_calls or bool(calls)
+        reasoning = "".join(part.reasoning for part in parts) if self._include_reasoning else ""
+        return MessageDelta(reasoning, "".join(part.content for part in parts), tuple(calls))
 
 
-def chat_chunk_choice(sample: Sample, index: int, top_logprobs: int | None) -> dict[str, Any]:
+def whole_message(text: str, format: MessageFormat, include_reasoning: bool) -> MessageDelta:
+    """Return the message of an output that is sent whole."""
+    message = read_message(text, format)
+    return message if include_reasoning else replace(message, reasoning="")
+
+
+def chat_choice(
+    sample: Sample, index: int, top_logprobs: int | None, message: MessageDelta | None = None
+) -> dict[str, Any]:
+    """Return a choice of a chat, with the `top_logprobs` likeliest tokens at each position.
+
+    Without a `message`, its content is the sample's text.
+    """
+    fields: dict[str, Any] = {"content": sample.text} if message is None else {"content": None, **fields_of(message)}
+    if message is not None and message.tool_calls:
+        fields["tool_calls"] = [tool_call(each) for each in message.tool_calls]
+    full, has_calls = {"role": "assistant", **fields, "refusal": None}, message is not None and bool(message.tool_calls)
+    return {"index": index, "message": full, "logprobs": logprobs_of(sample, top_logprobs)} | ending(sample, has_calls)
+
+
+def chat_chunk_choice(
+    sample: Sample,
+    index: int,
+    top_logprobs: int | None,
+    message: MessageDelta | None = None,
+    has_calls: bool = False,
+) -> dict[str, Any]:
     """Return a choice of a streamed chat's chunk."""
-    delta = {"content": sample.text}
-    return {"index": index, "delta": delta, "logprobs": logprobs_of(sample, top_logprobs)} | ending(sample)
+    delta: dict[str, Any] = {"content": sample.text} if message is None else fields_of(message)
+    if message is not None and message.tool_calls:
+        delta["tool_calls"] = [{"index": each.index, **tool_call(each)} for each in message.tool_calls]
+    return {"index": index, "delta": delta, "logprobs": logprobs_of(sample, top_logprobs)} | ending(sample, has_calls)
 
 
-def ending(sample: Sample) -> dict[str, Any]:
+def fields_of(message: MessageDelta) -> dict[str, Any]:
+    """Return the texts of a message that are not empty. Reasoning has both names that clients know."""
+    reasoning = {"reasoning_content": message.reasoning, "reasoning": message.reasoning} if message.reasoning else {}
+    return ({"content": message.content} if message.content else {}) | reasoning
+
+
+def tool_call(call: ToolCallDelta) -> dict[str, Any]:
+    """Return a call, or the new part of one. Its first part has the id and the name."""
+    if call.name is None:
+        return {"function": {"arguments": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def ending(sample: Sample, has_calls: bool = False) -> dict[str, Any]:
     """Return the reasons why a sample ended, both None while it is running."""
-    return {"finish_reason": sample.finish_reason, "stop_reason": sample.stop_reason}
+    reason = "tool_calls" if has_calls and sample.finish_reason == "stop" else sample.finish_reason
+    return {"finish_reason": reason, "stop_reason": sample.stop_reason}
 
 
 def usage(num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int) -> dict[str, Any]:

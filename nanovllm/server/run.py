@@ -73,7 +73,8 @@ async def make_front(
     ready = await engine.ready()
     names = args.served_model_name
     names = [names] if isinstance(names, str) else names or []
-    served = served_model(model, str(args.model), names, template, ready.max_model_len)
+    parsers = options.tool_call_parser, options.reasoning_parser
+    served = served_model(model, str(args.model), names, template, parsers, ready.max_model_len)
     state = ServerState(options, engine, served, ready.kernels)
     front = Front(state, [Server(uvicorn_config(app, options)) for app in make_apps(state)])
     engine.on_death = front.die

@@ -10,13 +10,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..chat.formats import Parsers
 from ..checkpoints.chat_template import render_chat
 from ..checkpoints.model_config import default_sampling_params
 from ..checkpoints.tokenizer import HFTokenizer, decoded_token, load_tokenizer
 from ..engine.prompts import Prompt, valid_text
 from .errors import ApiError
 from .limits import read_body
-from .protocol import Chat, DetokenizeRequest, InvalidRequest, TokenizeRequest
+from .protocol import Chat, DetokenizeRequest, InvalidRequest, TokenizeRequest, parsers_of
 
 MAX_CHARACTERS = 128  # in a token of today's vocabularies
 MANY_MESSAGES = 100
@@ -40,6 +41,7 @@ class ServedModel:
     other_names: Sequence[str]  # accepted in requests, but not listed
     tokenizer: HFTokenizer | None
     chat_template: str | None  # replaces the checkpoint's
+    parsers: Parsers  # of tool calls and reasoning
     recommended: Mapping[str, Any]  # the checkpoint's defaults for SamplingParams
     max_model_len: int
 
@@ -101,21 +103,29 @@ def encode_long(tokenizer: HFTokenizer, text: str, add_special_tokens: bool) -> 
 
 
 def served_model(
-    model: str, folder: str, names: Sequence[str], chat_template: str | None, max_model_len: int
+    model: str,
+    folder: str,
+    names: Sequence[str],
+    chat_template: str | None,
+    parsers: Sequence[str],
+    max_model_len: int,
 ) -> ServedModel:
     """Build the model that the user named `model`, a folder or a name on the Hub.
 
-    Without `names`, clients use that name, or the last part of the folder's path. Raise ValueError for a checkpoint
+    Without `names`, clients use that name, or the last part of the folder's path. `parsers` are the names of the
+    parsers of tool calls and of reasoning. Raise ValueError for a checkpoint
     whose tokenizer or generation config cannot be read.
     """
     own = Path(model).resolve().name if Path(model).exists() else model
     recommended: dict[str, Any] = default_sampling_params(folder)
     recommended.pop("max_tokens", None)
+    tokenizer = load_tokenizer(folder)
     return ServedModel(
         names=names or [own],
         other_names=[] if names else [model],
-        tokenizer=load_tokenizer(folder),
+        tokenizer=tokenizer,
         chat_template=chat_template,
+        parsers=parsers_of(tokenizer, chat_template, *parsers),
         recommended=recommended,
         max_model_len=max_model_len,
     )
