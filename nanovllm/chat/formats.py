@@ -11,14 +11,13 @@
 """
 
 import secrets
-import string
-import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from .forced_calls import ForcedCall
 
-ID_CHARACTERS = string.ascii_letters + string.digits
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,6 @@ class ToolFormat:
     def tags(self) -> set[str]:
         """All tags around calls and in them."""
         return ({self.start, self.end} - {""}) | ({"[CALL_ID]", "[ARGS]"} if self.takes_names else set())
-
-    def new_id(self) -> str:
-        """Return an id for a call."""
-        return "".join(secrets.choice(ID_CHARACTERS) for _ in range(9)) if self.has_short_ids else random_id()
 
 
 @dataclass(frozen=True)
@@ -72,8 +67,9 @@ class MessageFormat:
     special_tokens: Collection[str] = ()  # texts that never reach the client
 
     def new_id(self) -> str:
-        """Return an id for a call."""
-        return random_id() if self.tools is None else self.tools.new_id()
+        """Return an id for a call, as vLLM makes them."""
+        has_short_ids = self.tools is not None and self.tools.has_short_ids
+        return secrets.token_hex(5)[:9] if has_short_ids else f"chatcmpl-tool-{secrets.token_hex(16)}"
 
 
 @dataclass(frozen=True)
@@ -125,13 +121,18 @@ def parsers_for(
 
     Raise ValueError for an unknown name.
     """
-    tool_name = tool_parser_of(template or "") if tool_call_parser == "auto" else tool_call_parser
-    reasoning_name = reasoning_parser_of(template or "") if reasoning_parser == "auto" else reasoning_parser
-    check_name("tool_call_parser", tool_name, TOOL_FORMATS)
-    check_name("reasoning_parser", reasoning_name, REASONING_FORMATS)
-    tools = None if tool_name is None else TOOL_FORMATS[tool_name]
-    reasoning = None if reasoning_name is None else REASONING_FORMATS[reasoning_name]
+    template = template or ""
+    tools = choose("tool_call_parser", tool_call_parser, tool_parser_of(template), TOOL_FORMATS)
+    reasoning = choose("reasoning_parser", reasoning_parser, reasoning_parser_of(template), REASONING_FORMATS)
     return Parsers(tools, reasoning, special_tokens)
+
+
+def choose(argument: str, name: str | None, detected: str | None, formats: Mapping[str, T]) -> T | None:
+    """Return the format with this name, or the detected one for "auto". Raise ValueError for an unknown name."""
+    name = detected if name == "auto" else name
+    if name is not None and name not in formats:
+        raise ValueError(f"{argument} must be one of auto, {', '.join(formats)}, got {name!r}")
+    return None if name is None else formats[name]
 
 
 def tool_parser_of(template: str) -> str | None:
@@ -152,14 +153,3 @@ def reasoning_parser_of(template: str) -> str | None:
     if "</think>" not in template and "<think>" not in template:
         return None
     return "deepseek_r1" if "<｜Assistant｜>" in template else "qwen3"
-
-
-def check_name(argument: str, name: str | None, names: Collection[str]) -> None:
-    """Raise ValueError, with the names to choose from, for an unknown parser."""
-    if name is not None and name not in names:
-        raise ValueError(f"{argument} must be one of auto, {', '.join(names)}, got {name!r}")
-
-
-def random_id() -> str:
-    """Return an id for a call, as vLLM makes them."""
-    return f"chatcmpl-tool-{uuid.uuid4().hex}"
