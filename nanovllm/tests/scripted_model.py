@@ -67,7 +67,7 @@ def follow(script: Script, engine: LLMEngine) -> LLMEngine:
 
 
 def write_scripted_checkpoint(folder: Path, form: str, *special_tokens: str, positions: int = 16384) -> Path:
-    """Write a tiny random model with a tokenizer of tiny_tokenizers.FORMS and more special tokens."""
+    """Write a tiny random Llama with a tokenizer of tiny_tokenizers.FORMS and more special tokens."""
     write_form(folder, form)
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
@@ -80,7 +80,7 @@ def write_scripted_checkpoint(folder: Path, form: str, *special_tokens: str, pos
     own = json.loads((folder / "config.json").read_text())
     loaded = load_tokenizer(folder)
     changes = {"vocab_size": len(loaded), "eos_token_id": loaded.eos_token_id, "max_position_embeddings": positions}
-    config = CONFIG | own | changes
+    config = CONFIG | own | changes | {"model_type": "llama"}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(random_tensors(config), folder / "model.safetensors")
     return folder
