@@ -26,27 +26,46 @@ class Benchmark(NamedTuple):
     function: str  # module:name
     options: type
     takes_engine: bool = True
-    shape: str | None = None  # help of --shape, which needs a --model without default
-    engine: Mapping[str, dict[str, Any]] = MappingProxyType({})  # other defaults of engine options
+    shape: str | None = None  # help of --shape
+    engine: Mapping[str, dict[str, Any]] = MappingProxyType({})  # other defaults and help texts of engine options
 
 
-SHAPE = "a published shape, with random weights, instead of --model"
+MODEL, SHAPE = "checkpoint folder, or a model on the hub", "a published shape, with random weights, instead of --model"
+MODEL_OR_SHAPE = {
+    "model": {"default": None, "help": f"{MODEL}; default: {EngineConfig.model}, unless --shape is given"}
+}
+OFFLOAD = {  # its engine needs a pool that overflows to the host
+    "offload_policy": {"default": "load"},
+    "kv_cache_tokens": {"help": "size of the KV cache in tokens; default: too few for two prompts"},
+    "kv_offloading_tokens": {"help": "size of the host's KV cache in tokens; default: enough for several prompts"},
+}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "model": {"default": None, "help": f"{MODEL}, instead of --shape"},
+    "max_model_len": {"help": "longest prompt plus output, in tokens; default: 4096, or the model's limit if lower"},
+    "max_num_seqs": {"default": 256},
+    "max_num_batched_tokens": {"default": 16384},
+}
 BENCHMARKS = {
     "throughput": Benchmark("throughput:throughput", bench_options.Throughput),
     "latency": Benchmark("throughput:latency", bench_options.Latency),
     "prefix": Benchmark("throughput:prefix", bench_options.Prefix),
-    "offload": Benchmark("throughput:offload", bench_options.Offload),
+    "offload": Benchmark("throughput:offload", bench_options.Offload, engine=OFFLOAD),
     "http": Benchmark("load:http", bench_options.Http),
     "serve": Benchmark("load:serve_load", bench_options.ServerLoad, takes_engine=False),
-    "peers": Benchmark("peers:peers", bench_options.Peers, shape=f"{SHAPE}; vllm and llama.cpp cannot take one"),
+    "peers": Benchmark(
+        "peers:peers",
+        bench_options.Peers,
+        shape=f"{SHAPE}; vllm and llama.cpp cannot take one",
+        engine=MODEL_OR_SHAPE,
+    ),
     "published": Benchmark(
         "throughput:published",
         bench_options.Published,
         shape=f"{SHAPE}; default: {PUBLISHED_SHAPE}, unless --model names a checkpoint",
-        engine={"max_num_seqs": {"default": 256}, "max_num_batched_tokens": {"default": 16384}},
+        engine=PUBLISHED,
     ),
     "paged": Benchmark("paged:paged", bench_options.Paged, takes_engine=False),
-    "launches": Benchmark("launches:launches", bench_options.Launches, shape=SHAPE),
+    "launches": Benchmark("launches:launches", bench_options.Launches, shape=SHAPE, engine=MODEL_OR_SHAPE),
 }
 
 
@@ -66,7 +85,7 @@ def command_of(name: str, benchmark: Benchmark) -> click.Command:
     if benchmark.shape:
         given.append(click.Option(["--shape"], type=click.Choice([*SHAPES]), metavar="NAME", help=benchmark.shape))
     if benchmark.takes_engine:
-        given += engine_options(**benchmark.engine, **({"model": {"default": None}} if benchmark.shape else {}))
+        given += engine_options(**benchmark.engine)
 
     def run(json_file: str | None, **values: Any) -> int:
         chosen = benchmark.options(**{each.name: values.pop(each.name) for each in names})

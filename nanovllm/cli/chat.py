@@ -51,6 +51,8 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
 
     From a pipe, each line is a message, and only the answers go to standard output.
 
+    Sampling options default to the model's own recommendations. Without --max-tokens, the model ends its answers.
+
     Exit status 1: a message got no answer. 2: invalid options, and nothing was sent.
     """
     engine, sampling = split(values)

@@ -29,11 +29,16 @@ OPTIONS = [
     *sampling_options(temperature=0.7, top_p=0.9, max_tokens=120),
     *engine_options(
         max_model_len={
-            "help": f"longest prompt plus output, in tokens; default: {MAX_MODEL_LEN}, or the model's limit"
+            "help": "longest prompt plus output, in tokens; default: the model's own limit, which is lowered to "
+            f"{MAX_MODEL_LEN} unless the size of the KV cache is set"
         },
-        kv_cache_tokens={"help": f"size of the KV cache in tokens; default: {POOL_TOKENS}, or twice --max-model-len"},
-        kv_cache_memory_bytes={"help": "size of the KV cache in bytes"},
-        gpu_memory_utilization={"help": "share of the GPU's memory for weights and KV cache"},
+        kv_cache_tokens={
+            "help": f"size of the KV cache in tokens; default: {POOL_TOKENS}, or twice --max-model-len if that is more"
+        },
+        kv_cache_memory_bytes={"help": "size of the KV cache in bytes; default: see --kv-cache-tokens"},
+        gpu_memory_utilization={
+            "help": "share of the GPU's memory for weights and KV cache; default: see --kv-cache-tokens"
+        },
     ),
     stats_option(),
 ]

@@ -50,7 +50,10 @@ class CostModel:
 
 
 def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcessor, num_tokens: int) -> CostModel:
-    """Measure this machine, with a prefill of `num_tokens`, before the first request: it overwrites the pool."""
+    """Measure this machine, with a prefill of `num_tokens`, before the first request: it overwrites the pool.
+
+    Raise ValueError if the model's logits are NaN: no request could be served.
+    """
     num_blocks = min(NUM_BLOCKS, kv_cache.num_blocks)
     tier = HostTier(kv_cache.blocks, num_blocks, Observer())
 
@@ -67,7 +70,11 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
     [seq] = input_processor.process("", [0] * num_tokens, SamplingParams(temperature=0.0, seed=0))
     manager.allocate(seq, hits=[])
     store_seconds, load_seconds = best_time(store, kv_cache), best_time(load, kv_cache)
-    prefill_seconds = best_time(lambda attempt: executor.launch([(seq, num_tokens)]).tokens(), kv_cache)
+    try:
+        prefill_seconds = best_time(lambda attempt: executor.launch([(seq, num_tokens)]).tokens(), kv_cache)
+    except FloatingPointError as error:
+        dtype = str(kv_cache.blocks.dtype).removeprefix("torch.")
+        raise ValueError(f"the model's weights are damaged, or too large for dtype {dtype}: {error}") from None
     executor.num_steps = executor.num_tokens = 0  # they count what requests need
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
     return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds)

@@ -1,5 +1,6 @@
 """Behavior that all commands share: help, options, the checkpoint, the device, and one line for each error."""
 
+import math
 import os
 import re
 import signal
@@ -9,16 +10,18 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from ... import LLM, EngineConfig, SamplingParams, __version__
 from ...__main__ import main
+from ...bench.throughput import PUBLISHED_MAX_MODEL_LEN
 from ...cli.batch import batch
 from ...cli.commands import COMMANDS, nanovllm
 from ...cli.generate import MAX_MODEL_LEN, POOL_TOKENS, generate
 from ...cli.stages import STAGES
 from ...log import tell
 from ...server.options import ServerOptions
-from ..helpers import Terminal, start
+from ..helpers import Terminal, start, write_checkpoint
 
 PACKAGE = Path(__file__).resolve().parents[2]
 REPOSITORY = PACKAGE.parent
@@ -86,8 +89,41 @@ def test_help_lists_options_with_their_defaults(command, capsys):
 def test_help_of_generate_states_its_own_defaults(capsys):
     assert main(["generate", "--help"]) == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert re.search(rf"--max-model-len INTEGER [^-]*default: {MAX_MODEL_LEN}\b", words)
-    assert re.search(rf"--kv-cache-tokens INTEGER [^-]*default: {POOL_TOKENS}\b", words)
+    own = f"the model's own limit, which is lowered to {MAX_MODEL_LEN} unless the size of the KV cache is set"
+    assert f"default: {own} --" in words
+    assert f"default: {POOL_TOKENS}, or twice --max-model-len if that is more --" in words
+
+
+@pytest.mark.parametrize(
+    ("given", "max_model_len", "num_slots"),
+    [
+        ([], MAX_MODEL_LEN, POOL_TOKENS),
+        (["--max-model-len", "1500"], 1500, 3000 // 16 * 16),
+        (["--max-model-len", "8"], 8, POOL_TOKENS),
+        (["--kv-cache-tokens", "512"], 3000, 512),
+    ],
+)
+def test_generate_has_the_defaults_that_its_help_states(given, max_model_len, num_slots, tmp_path, run, monkeypatch):
+    engines = []
+    make = LLM.__init__
+    monkeypatch.setattr(LLM, "__init__", lambda llm, **options: engines.append(llm) or make(llm, **options))
+    model = write_checkpoint(tmp_path, max_position_embeddings=3000)
+    assert run("generate", "the", "--max-tokens", "1", *given, model=str(model))[0] == 0
+    kv_cache = engines[0].llm_engine.kv_cache
+    assert (engines[0].max_model_len, kv_cache.num_blocks * kv_cache.block_size) == (max_model_len, num_slots)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "stated"),
+    [
+        ("offload", "recomputing them, or by the faster way [default: load]"),
+        ("published", f"default: {PUBLISHED_MAX_MODEL_LEN}, or the model's limit if lower --max-num-seqs"),
+        ("peers", f"default: {EngineConfig.model}, unless --shape is given --device"),
+    ],
+)
+def test_help_of_a_benchmark_states_its_own_defaults(benchmark, stated, capsys):
+    assert main(["bench", benchmark, "--help"]) == 0
+    assert stated in " ".join(capsys.readouterr().out.split())
 
 
 def test_serve_has_an_option_for_each_field_of_its_options(capsys):
@@ -209,7 +245,7 @@ def test_sigterm_while_torch_is_imported_ends_a_server_with_status_0(tmp_path):
 
 @pytest.mark.parametrize("command", ["generate", "batch", "chat", "bench latency"])
 def test_hub_model_is_fetched_at_the_given_revision(run, monkeypatch, tmp_path, command):
-    def find(model, revision):
+    def find(model, revision, overrides):
         calls.append((model, revision))
         raise ValueError("the hub cannot be reached")
 
@@ -239,6 +275,15 @@ def test_missing_device_is_a_one_line_error(run, tmp_path, device):
     status, out, err = run("batch", str(tmp_path / "a.jsonl"), "--device", device)
     assert (status, out) == (2, "") and err.startswith(f"error: device {device!r} ")
     assert err.count("\n") == 1
+
+
+def test_nan_weights_are_a_one_line_error_at_the_start(run, tmp_path):
+    model = write_checkpoint(tmp_path)
+    tensors = load_file(model / "model.safetensors")
+    save_file(tensors | {"model.norm.weight": tensors["model.norm.weight"] * math.nan}, model / "model.safetensors")
+    status, out, err = run("generate", "the", "--offload-policy", "auto", model=model)
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    assert err.startswith("error: the model's weights are damaged, or too large for dtype float32: the logits ")
 
 
 # Other output
