@@ -65,6 +65,7 @@ class HFTokenizer:
         has_bytes = b"ByteFallback" in (backend.decoder.__getstate__() if backend.decoder else b"")
         bytes_of = {i: BYTE_TOKEN.fullmatch(text) for text, i in self._vocab.items()} if has_bytes else {}
         self._bytes = {i: int(match[1], 16) for i, match in bytes_of.items() if match}
+        self._texts: dict[int, str] = {}  # from decode_one()
 
     def __len__(self) -> int:
         return self.backend.get_vocab_size(with_added_tokens=True)
@@ -94,6 +95,16 @@ class HFTokenizer:
         text: str = self.backend.decoder.decode(tokens)
         return text
 
+    def decode_one(self, token_id: int) -> str:
+        """Return the text of a token in the middle of a text. U+FFFD at its end may be part of a character.
+
+        Each token is decoded once, because log-probabilities list the same ones again and again.
+        """
+        if token_id not in self._texts:
+            num_characters = len(self.decode(self.anchor).rstrip(REPLACEMENT))
+            self._texts[token_id] = self.decode([*self.anchor, token_id])[num_characters:]
+        return self._texts[token_id]
+
     def visible(self, token_ids: Sequence[int], skip_special_tokens: bool | None = None) -> list[int]:
         """Return `token_ids` without hidden special tokens and without ids that are not in the vocabulary."""
         hidden = self._hidden if skip_special_tokens is None else self._special if skip_special_tokens else frozenset()
@@ -102,7 +113,7 @@ class HFTokenizer:
     def showing_special_tokens(self) -> "HFTokenizer":
         """Return a copy that decodes special tokens to text."""
         other = copy.copy(self)
-        other._hidden = frozenset()
+        other._hidden, other._texts = frozenset(), {}
         return other
 
     @cached_property
@@ -304,7 +315,10 @@ def decoded_token(token_id: int, before: list[int], tokenizer: HFTokenizer) -> s
 
     The last byte of a character has the text of the character, and the bytes before it have none.
     """
-    for count in range(len(before) + 1):
+    alone = tokenizer.decode_one(token_id)
+    if not alone.endswith(REPLACEMENT):
+        return alone
+    for count in range(1, len(before) + 1):  # a token that ends in the middle of a character
         earlier = tokenizer.anchor + before[len(before) - count :]
         text = tokenizer.decode([*earlier, token_id])
         if not text.endswith(REPLACEMENT):

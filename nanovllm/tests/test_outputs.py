@@ -195,6 +195,19 @@ def test_byte_has_the_text_of_the_character_that_it_completes(tokenizer):
     assert decoded_token(word[0], é[:1], tokenizer) == " fox", "the space belongs to the word"
 
 
+def test_text_of_a_listed_token_is_decoded_once(tokenizer, monkeypatch):
+    ids = tokenizer.encode("the fox jumps")
+    texts = [decoded_token(each, [], tokenizer) for each in ids]
+    monkeypatch.setattr(type(tokenizer), "decode", None)
+    assert [decoded_token(each, ids[:3], tokenizer) for each in ids] == texts
+
+
+def test_special_token_has_a_text_only_where_special_tokens_are_shown(tokenizer):
+    assert decoded_token(EOS, [], tokenizer) == ""
+    assert decoded_token(EOS, [], tokenizer.showing_special_tokens()) == "</s>"
+    assert decoded_token(EOS, [], tokenizer) == ""
+
+
 def test_logprobs_of_all_or_of_named_tokens(make):
     [every], [some] = (
         make().generate(FOX, SamplingParams(max_tokens=3, seed=3, **choices))
