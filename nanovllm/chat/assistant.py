@@ -20,7 +20,7 @@ from .formats import MessageFormat
 MAX_OPENING = 300  # characters before the arguments: a longer text is no call
 ARGUMENTS = {"arguments", "parameters"}  # keys of a call
 CALL_KEYS = {"name", "type", "id"} | ARGUMENTS
-OPENING = re.compile(r"\[?|([\w.-]+)\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*")  # of a list, or name[ARGS]
+OPENING = re.compile(r"(?:\[\s*)?|([\w.-]+)\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*")  # of a list, or name[ARGS]
 JSON_CHARACTERS = frozenset(' \t\r\n"{}[]:,0123456789+-.Etruefalsn')  # outside strings
 
 

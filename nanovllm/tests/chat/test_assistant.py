@@ -69,6 +69,7 @@ CASES = {
         '<tool_call>{"x": {"name": "no"}, "y": [1], "z": 2, "name": "add", "arguments": {}}</tool_call>',
         ("", "", [("add", "{}")]),
     ),
+    "spaces in a list": (REQUIRED, f"[ {ADD} , {ADD} ]", ("", "", [("add", '{"a": 1}')] * 2)),
     "no arguments": (HERMES, '<tool_call>{"name": "now"}</tool_call>', ("", "", [("now", "{}")])),
     "no closing tag": (HERMES, f"<tool_call>{ADD}", ("", "", [("add", '{"a": 1}')])),
     "escapes in the name": (
