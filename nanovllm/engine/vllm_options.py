@@ -28,6 +28,7 @@ class CompatibilityOptions:
     disable_sliding_window: bool = False
     distributed_executor_backend: Any = None
     enable_chunked_prefill: bool | None = None
+    enable_expert_parallel: bool = False  # the models here have no experts
     guided_decoding_backend: str | None = None
     limit_mm_per_prompt: Any = None
     max_logprobs: int = 20
@@ -70,7 +71,6 @@ class ServeCompatibilityOptions:
     disable_frontend_multiprocessing: bool = False
     disable_hybrid_kv_cache_manager: bool | None = None
     enable_auto_tool_choice: bool = False  # always on
-    enable_expert_parallel: bool = False  # the models here have no experts
     enable_flashinfer_autotune: bool | None = None
     enable_log_requests: bool = False
     enable_prompt_tokens_details: bool = False  # responses always have them

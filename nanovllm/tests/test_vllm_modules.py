@@ -1,5 +1,6 @@
 """Modules under vLLM's names: a script's imports work with `nanovllm` for `vllm`, and errors are one sentence."""
 
+import socket
 from importlib import import_module
 
 import pytest
@@ -11,6 +12,7 @@ from ..distributed import cleanup_dist_env_and_memory
 from ..engine.config import EngineArgs
 from ..platforms import current_platform
 from ..utils import FlexibleArgumentParser
+from ..utils.network_utils import get_open_port
 from ..utils.print_utils import print_embeddings
 
 NAMES = {  # of each module: names that vLLM's examples import from it
@@ -30,6 +32,7 @@ HELPERS = {
     "platforms": ["Platform", "current_platform"],
     "utils": ["FlexibleArgumentParser"],
     "utils.argparse_utils": ["FlexibleArgumentParser"],
+    "utils.network_utils": ["get_open_port"],
     "utils.print_utils": ["print_embeddings"],
 }
 PACKAGES = ["v1", "v1.engine", "v1.metrics"]
@@ -111,11 +114,16 @@ def test_cleanup_frees_what_only_a_cycle_holds():
     assert deleted == ["engine"]
 
 
+def test_open_port_can_be_used():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", get_open_port()))
+
+
 @pytest.mark.parametrize(
     ("numbers", "line"),
     [
-        ([0.5, 1.0], "Embeddings: [0.5, 1.0] (size=2)\n"),
-        ([0.5] * 5, "Embeddings: [0.5, 0.5, 0.5, 0.5, ...] (size=5)\n"),
+        ([0.5, 1.0], "[0.5, 1.0] (size=2)\n"),
+        ([0.5] * 5, "[0.5, 0.5, 0.5, 0.5, ...] (size=5)\n"),
     ],
 )
 def test_embeddings_are_printed_in_one_line(numbers, line, capsys):
