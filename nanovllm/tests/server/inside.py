@@ -60,7 +60,10 @@ class Inside:
 
 @asynccontextmanager
 async def inside(
-    model: Any, prepare: Callable[[LLMEngine], Any] | None = None, **options: Any
+    model: Any,
+    prepare: Callable[[LLMEngine], Any] | None = None,
+    template: str = "{{ messages[0].content }}",
+    **options: Any,
 ) -> AsyncIterator[Inside]:
     """Run a server inside a `with` block. `prepare` may change the engine before it serves."""
     engines: list[LLMEngine] = []
@@ -77,7 +80,7 @@ async def inside(
     thread.start()
     engine = EngineClient(pipe, thread)
     server = ServerOptions(**{"port": 0} | options)
-    front = await make_front(str(model), args, server, "{{ messages[0].content }}", engine)
+    front = await make_front(str(model), args, server, template, engine)
     with listening_sockets(server) as listeners:
         status = asyncio.create_task(front.run(*listeners))
         async with AsyncExitStack() as stack:

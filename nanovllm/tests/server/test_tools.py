@@ -1,0 +1,333 @@
+"""Tool calls in chats and responses, whole and streamed, in the formats of each family; and forced calls."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from .assistants import Assistant, assistant
+from .served import unset
+
+pytest.importorskip("llguidance")
+
+ADD = {
+    "name": "add",
+    "description": "Add two numbers.",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+}
+LOOK = {
+    "name": "look",
+    "parameters": {
+        "type": "object",
+        "properties": {"place": {"enum": ["wood", "house"]}},
+        "required": ["place"],
+        "additionalProperties": False,
+    },
+}
+TOOLS: Any = [{"type": "function", "function": each} for each in (ADD, LOOK)]
+RESPONSE_TOOLS: Any = [{"type": "function", **each} for each in (ADD, LOOK)]
+ARGUMENTS = '{"a": 1, "b": 22}'
+PLACE = '{"place": "wood"}'
+FORCED = f'[{{"name": "add", "arguments": {ARGUMENTS}}}, {{"name": "look", "arguments": {PLACE}}}]'
+
+HERMES = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
+LLAMA = '{{"name": "{}", "parameters": {}}}'
+BOTH = [("add", ARGUMENTS), ("look", PLACE)]
+FAMILIES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
+    "hermes": (
+        "qwen2",
+        "qwen25",
+        (),
+        {
+            "ONE": HERMES.format("add", ARGUMENTS),
+            "TWO": "Let me see.\n" + "\n".join(HERMES.format(*each) for each in BOTH),
+            "BROKEN": '<tool_call>\n{"name": "add", "arguments": {"a": oops}}\n</tool_call>',
+            "EITHER": [HERMES.format("add", ARGUMENTS), "No need."],
+        },
+    ),
+    "llama": (
+        "llama3",
+        "llama3",
+        (),
+        {
+            "ONE": "<|python_tag|>" + LLAMA.format("add", ARGUMENTS),
+            "TWO": "; ".join(LLAMA.format(*each) for each in BOTH),
+            "BROKEN": '{"name": "add", "parameters": {"a": oops}}',
+            "EITHER": [LLAMA.format("add", ARGUMENTS), "No need."],
+        },
+    ),
+    "mistral": (
+        "tekken",
+        "mistral",
+        ("[TOOL_CALLS]", "[ARGS]"),
+        {
+            "ONE": f'[TOOL_CALLS] [{{"name": "add", "arguments": {ARGUMENTS}}}]',
+            "TWO": "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in BOTH),
+            "BROKEN": '[TOOL_CALLS] [{"name": "add", "arguments": {"a": oops}}]',
+            "EITHER": [f'[TOOL_CALLS] [{{"name": "add", "arguments": {ARGUMENTS}}}]', "No need."],
+        },
+    ),
+}
+SHARED = {
+    "TEXT": "It is 23.",
+    "the result is 23": "So it is 23.",
+    "FORCED": FORCED,
+    "NAMED": ARGUMENTS,
+    "REFUSE": "No, I will not.",
+}
+
+
+@pytest.fixture(scope="module", params=["hermes", pytest.param("llama", marks=pytest.mark.full), "mistral"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Assistant]:
+    """Serve a family's format."""
+    form, template, special, script = FAMILIES[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    with assistant(folder, script | SHARED, form, template, *special) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Assistant]:
+    """Serve a model whose template knows no tools."""
+    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    with assistant(tmp_path_factory.mktemp("plain"), SHARED, "qwen2", template) as running:
+        yield running
+
+
+def calls_of(message: Any) -> list[tuple[str, Any]]:
+    return [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
+
+
+def streamed(chunks: Any) -> tuple[dict[str, Any], dict[int, dict[str, str]], list[str]]:
+    """Return the texts of a stream, its calls by index, and the finish_reasons, as a client adds them up."""
+    texts: dict[str, Any] = {"content": ""}
+    calls: dict[int, dict[str, str]] = {}
+    reasons = []
+    for chunk in chunks:
+        assert not unset(chunk)
+        for choice in chunk.choices:
+            texts["content"] += choice.delta.content or ""
+            for call in choice.delta.tool_calls or ():
+                if call.index not in calls:
+                    assert call.id and call.type == "function" and call.function.name, "a call begins with its name"
+                    calls[call.index] = {"id": call.id, "name": call.function.name, "arguments": ""}
+                else:
+                    assert call.id is None and call.function.name is None
+                calls[call.index]["arguments"] += call.function.arguments or ""
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+    return texts, calls, reasons
+
+
+# Calls that the model chooses
+
+
+def test_call_is_a_part_of_the_message(family):
+    completion = family.chat("ONE", tools=TOOLS)
+    [choice] = completion.choices
+    assert calls_of(choice.message) == [("add", {"a": 1, "b": 22})] and choice.finish_reason == "tool_calls"
+    assert choice.message.content is None and choice.message.tool_calls[0].type == "function"
+    assert choice.message.tool_calls[0].function.arguments == ARGUMENTS, "as the model wrote them"
+    assert not unset(completion) and completion.usage.completion_tokens > 10
+
+
+def test_streamed_call_equals_the_whole_one(family):
+    texts, calls, reasons = streamed(family.chat("ONE", tools=TOOLS, stream=True))
+    assert [(each["name"], each["arguments"]) for each in calls.values()] == [("add", ARGUMENTS)]
+    assert texts["content"] == "" and reasons == ["tool_calls"]
+
+
+def test_arguments_arrive_in_several_chunks(family):
+    chunks = [chunk.choices[0].delta for chunk in family.chat("ONE", tools=TOOLS, stream=True)]
+    assert sum(bool(delta.tool_calls) for delta in chunks) > 3
+
+
+def test_several_calls_have_their_own_ids(family):
+    whole = family.answer("TWO", tools=TOOLS).message
+    assert calls_of(whole) == [("add", {"a": 1, "b": 22}), ("look", {"place": "wood"})]
+    ids = [call.id for call in whole.tool_calls]
+    assert len({*ids}) == 2
+    texts, calls, _ = streamed(family.chat("TWO", tools=TOOLS, stream=True))
+    assert [each["name"] for each in calls.values()] == ["add", "look"] and [*calls] == [0, 1]
+    assert (texts["content"] or None) == whole.content
+
+
+def test_parallel_tool_calls_can_be_turned_off(family):
+    message = family.answer("TWO", tools=TOOLS, parallel_tool_calls=False).message
+    assert calls_of(message) == [("add", {"a": 1, "b": 22})]
+
+
+def test_text_stays_text_with_tools(family):
+    choice = family.answer("TEXT", tools=TOOLS)
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("It is 23.", None, "stop")
+    texts, calls, reasons = streamed(family.chat("TEXT", tools=TOOLS, stream=True))
+    assert (texts["content"], calls, reasons) == ("It is 23.", {}, ["stop"])
+
+
+def test_each_choice_has_its_own_message(family):
+    first, second = family.chat("EITHER", tools=TOOLS, n=2).choices
+    assert calls_of(first.message) == [("add", {"a": 1, "b": 22})] and second.message.content == "No need."
+    assert [first.finish_reason, second.finish_reason] == ["tool_calls", "stop"]
+    reasons = streamed(family.chat("EITHER", tools=TOOLS, n=2, stream=True))[2]
+    assert sorted(reasons) == ["stop", "tool_calls"]
+
+
+def test_tool_choice_none_makes_no_call(family):
+    choice = family.answer("ONE", tools=TOOLS, tool_choice="none")
+    assert choice.message.tool_calls is None and "22" in choice.message.content and choice.finish_reason == "stop"
+
+
+def test_broken_call_comes_back_as_text(family):
+    choice = family.answer("BROKEN", tools=TOOLS)
+    assert choice.message.tool_calls is None and "oops" in choice.message.content and choice.finish_reason == "stop"
+
+
+def test_call_that_is_cut_keeps_its_finish_reason(family):
+    assert family.answer("TWO", tools=TOOLS, max_tokens=12).finish_reason == "length"
+    assert streamed(family.chat("TWO", tools=TOOLS, max_tokens=30, stream=True))[2] == ["length"]
+
+
+def test_no_special_token_reaches_the_client(family):
+    for marker in ("ONE", "TWO", "TEXT"):
+        completion = family.chat(marker, tools=TOOLS).to_json()
+        assert not any(tag in completion for tag in ("[TOOL_CALLS]", "[ARGS]", "<|", "tool_call>", "</s>"))
+
+
+def test_calls_and_results_go_back_into_the_template(family):
+    first = family.answer("ONE", tools=TOOLS).message
+    [call] = first.tool_calls
+    messages = [
+        {"role": "user", "content": "ONE"},
+        first.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "the result is 23"},
+    ]
+    assert family.answer("", messages=messages, tools=TOOLS).message.content == "So it is 23."
+    prompt = family.prompt_of(messages, tools=TOOLS)
+    assert '{"a": 1, "b": 22}' in prompt, "arguments reach the template as an object, not as a string in a string"
+
+
+def test_logprobs_are_those_of_all_tokens(family):
+    completion = family.chat("ONE", tools=TOOLS, logprobs=True)
+    assert len(completion.choices[0].logprobs.content) == completion.usage.completion_tokens
+    choices = [chunk.choices[0] for chunk in family.chat("ONE", tools=TOOLS, logprobs=True, stream=True)]
+    places = [place for choice in choices if choice.logprobs for place in choice.logprobs.content]
+    assert places == completion.choices[0].logprobs.content
+
+
+# Forced calls
+
+
+def test_required_call_needs_no_format_of_the_family(family, plain):
+    for each in (family, plain):
+        choice = each.answer("FORCED", tools=TOOLS, tool_choice="required")
+        assert calls_of(choice.message) == [("add", {"a": 1, "b": 22}), ("look", {"place": "wood"})]
+        assert choice.message.content is None and choice.finish_reason == "tool_calls"
+
+
+def test_streamed_required_call(plain):
+    texts, calls, reasons = streamed(plain.chat("FORCED", tools=TOOLS, tool_choice="required", stream=True))
+    assert [(each["name"], each["arguments"]) for each in calls.values()] == [("add", ARGUMENTS), ("look", PLACE)]
+    assert (texts["content"], reasons) == ("", ["tool_calls"])
+
+
+def test_named_call_has_only_arguments_to_write(plain):
+    choice_of_tool = {"type": "function", "function": {"name": "add"}}
+    choice = plain.answer("NAMED", tools=TOOLS, tool_choice=choice_of_tool)
+    assert calls_of(choice.message) == [("add", {"a": 1, "b": 22})] and choice.finish_reason == "tool_calls"
+    calls = streamed(plain.chat("NAMED", tools=TOOLS, tool_choice=choice_of_tool, stream=True))[1]
+    assert [(each["name"], each["arguments"]) for each in calls.values()] == [("add", ARGUMENTS)]
+
+
+def test_model_that_refuses_is_forced_to_call(plain):
+    only_look: Any = TOOLS[1:]
+    message = plain.answer("REFUSE", tools=only_look, tool_choice="required", parallel_tool_calls=False).message
+    [(name, arguments)] = calls_of(message)
+    assert name == "look" and arguments["place"] in ("wood", "house")
+
+
+def test_allowed_tools_limit_a_required_call(plain):
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "look"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    message = plain.answer("REFUSE", tools=TOOLS, tool_choice=choice, parallel_tool_calls=False).message
+    assert [name for name, _ in calls_of(message)] == ["look"]
+
+
+def test_template_without_tools_gives_text(plain):
+    choice = plain.answer("TEXT", tools=TOOLS, tool_choice="auto")
+    assert (choice.message.content, choice.finish_reason) == ("It is 23.", "stop")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "fly"}}},
+        {"tools": TOOLS, "tool_choice": "always"},
+        {"tools": TOOLS, "tool_choice": {"type": "function"}},
+        {"tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}},
+    ],
+    ids=str,
+)
+def test_impossible_choice_is_refused(plain, fields):
+    with pytest.raises(openai.BadRequestError) as caught:
+        plain.chat("ONE", **fields)
+    assert caught.value.param == "tool_choice"
+
+
+# Responses
+
+
+def test_response_has_items_for_text_and_calls(family):
+    response = family.response("TWO", tools=RESPONSE_TOOLS)
+    calls = [item for item in response.output if item.type == "function_call"]
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+        ("add", {"a": 1, "b": 22}),
+        ("look", {"place": "wood"}),
+    ]
+    assert not unset(response) and response.status == "completed"
+    assert response.output_text == (family.answer("TWO", tools=TOOLS).message.content or "")
+
+
+def test_events_of_a_call(family):
+    events = list(family.response("ONE", tools=RESPONSE_TOOLS, stream=True))
+    for event in events:
+        assert not unset(event), event
+    names = [event.type.removeprefix("response.") for event in events]
+    assert names[:3] == ["created", "in_progress", "output_item.added"]
+    assert names[-3:] == ["function_call_arguments.done", "output_item.done", "completed"]
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == ARGUMENTS == events[-3].arguments and len(deltas) > 3
+    [item] = events[-1].response.output
+    assert (item.name, item.arguments, item.status) == ("add", ARGUMENTS, "completed")
+    assert events[2].item.id == item.id == events[-3].item_id and events[2].item.arguments == ""
+
+
+def test_client_reads_the_stream_of_a_call(family):
+    fields: Any = {"model": "scripted", "input": "TWO", "tools": RESPONSE_TOOLS, "max_output_tokens": 300}
+    with family.client.responses.stream(temperature=0, **fields) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response()
+    assert [item.name for item in final.output if item.type == "function_call"] == ["add", "look"]
+
+
+def test_output_and_results_can_be_sent_back_as_input(family):
+    first = family.response("ONE", tools=RESPONSE_TOOLS)
+    [call] = first.output
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "the result is 23"}
+    question = {"role": "user", "content": "ONE"}
+    assert family.response([question, *first.output, result], tools=RESPONSE_TOOLS).output_text == "So it is 23."
+
+
+def test_response_can_be_forced_to_call(plain):
+    choice: Any = {"type": "function", "name": "add"}
+    [call] = plain.response("NAMED", tools=RESPONSE_TOOLS, tool_choice=choice).output
+    assert (call.type, call.name, call.arguments) == ("function_call", "add", ARGUMENTS)
+    first, second = plain.response("FORCED", tools=RESPONSE_TOOLS, tool_choice="required").output
+    assert [first.name, second.name] == ["add", "look"]
