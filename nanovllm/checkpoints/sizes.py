@@ -4,13 +4,13 @@ A model is a ModelConfig or one of SHAPES, the dimensions of published models. N
 """
 
 import math
-import os
 import re
 import shutil
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from ..host_memory import host_memory
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Memory(NamedTuple):
 def find_memory() -> Memory:
     """Return the memory of the first GPU, or of this machine if it has none."""
     gpu = gpu_bytes()
-    return Memory(gpu, "this GPU", True) if gpu else Memory(host_bytes(), "this machine", False)
+    return Memory(gpu, "this GPU", True) if gpu else Memory(host_memory().total, "this machine", False)
 
 
 def gpu_bytes() -> int | None:
@@ -158,16 +158,6 @@ def gpu_bytes() -> int | None:
         return int(done.stdout.split()[0]) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
-
-
-def host_bytes() -> int:
-    """Return the memory of this machine, or the limit of the container that this process runs in."""
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    try:
-        return min(size, int(limit.read_text()))
-    except (OSError, ValueError):  # no limit is set
-        return size
 
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..host_memory import default_pool_bytes
 from ..llama import ModelConfig
 from .config import EngineConfig
 
@@ -141,7 +142,7 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int,
     """Return the size of the pool in blocks, once the weights are loaded. Raise ValueError if no block fits.
 
     By default, weights and pool take 90% of a GPU's memory, which leaves the rest to activations. Elsewhere the pool
-    takes 1 GiB, or less if max_num_seqs sequences cannot fill that.
+    takes 1 GiB, or less if max_num_seqs sequences cannot fill that or memory is short.
     """
     per_token = bytes_per_token(model, config.torch_dtype(model.dtype))
     if config.kv_cache_tokens is not None:
@@ -156,7 +157,7 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int,
         raise ValueError(f"gpu_memory_utilization needs a GPU, got device {device.type}: set kv_cache_tokens instead")
     else:
         slots_each = max_model_len + config.block_size - 1  # the last block may hold one token
-        room = min(DEFAULT_BYTES, config.max_num_seqs * slots_each * per_token)
+        room = min(default_pool_bytes(DEFAULT_BYTES), config.max_num_seqs * slots_each * per_token)
     num_slots = max(room, 0) // per_token
     if num_slots < config.block_size:
         raise ValueError(f"the pool must have at least one block of {config.block_size} slots, got {num_slots} slots")

@@ -15,6 +15,7 @@ from ..checkpoints.hub import find_checkpoint, find_tokenizer
 from ..checkpoints.model_config import eos_token_ids, read_model_config
 from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ..checkpoints.weights import dummy_model, load_model
+from ..host_memory import default_pool_bytes
 from ..profiling import start_profile, step_range, stop_profile
 from .block_manager import BlockManager, cdiv
 from .checks import check_unsupported
@@ -102,8 +103,8 @@ class LLMEngine:
     def _num_host_blocks(self) -> int:
         """Return the size of the host's pool: 0 if no hit is possible, or if computing a block again is faster.
 
-        A hit takes a full block and one more token. The default is the device's size, up to 4 GiB. Under "auto" the
-        machine is measured, with a prompt as long as a step, the model and the pool allow.
+        A hit takes a full block and one more token. The default is the device's size, up to 4 GiB, or less if memory is
+        short. Under "auto" the machine is measured, with a prompt as long as a step, the model and the pool allow.
         """
         config, num_blocks = self.config, self.kv_cache.num_blocks
         if config.offload_policy == "recompute" or not config.enable_prefix_caching:
@@ -111,7 +112,7 @@ class LLMEngine:
         if config.kv_offloading_tokens is not None:
             num_host_blocks = config.kv_offloading_tokens // config.block_size
         else:
-            num_host_blocks = min(num_blocks, MAX_DEFAULT_BYTES // self.kv_cache.blocks[0].nbytes)
+            num_host_blocks = min(num_blocks, default_pool_bytes(MAX_DEFAULT_BYTES) // self.kv_cache.blocks[0].nbytes)
         if num_host_blocks == 0 or self.max_model_len <= config.block_size:
             return 0
         if config.offload_policy == "auto":

@@ -19,12 +19,12 @@ from ...checkpoints.sizes import (
     Fit,
     Shape,
     gpu_bytes,
-    host_bytes,
     kv_bytes_per_token,
     parameters,
     parse_bytes,
 )
 from ...engine.kv_cache import bytes_per_token
+from ...host_memory import host_memory
 from ...llama import LlamaForCausalLM, ModelConfig
 from ...llama.weights import NoInit
 from ..helpers import OPTIONS
@@ -190,7 +190,7 @@ def test_folder_and_its_config_json_give_the_same_numbers(report, checkpoint, tm
 def test_default_memory_is_the_gpu_or_the_machine(report, monkeypatch, tmp_path):
     monkeypatch.setattr(of_memory.shutil, "which", lambda _: None)
     result = report("llama-3.2-1b")
-    assert result["memory"]["bytes"] == host_bytes() > 2**28 and result["dtype"] == "float32", (
+    assert result["memory"]["bytes"] == host_memory().total > 2**28 and result["dtype"] == "float32", (
         "the same as the engine on a CPU"
     )
     assert EngineConfig().torch_dtype("bfloat16") == torch.float32
