@@ -5,7 +5,7 @@ Each way has one more kernel than the way before. Without Numba there is one way
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -146,40 +146,20 @@ class ManyRows:
 @contextmanager
 def swapped_out(runner: ModelRunner, plain: PagedAttention, *kept: str) -> Iterator[Callable]:
     """Swap plain layers back in. `kept` may have PACKED, the linear layers, and ATTENTION, the kernel."""
+    from nanovllm.backends.cpu.model import pack_weights, unpack_weights
+
     model, kernels = runner.model, runner.backend
     layers = model.model
     model.model = layers.plain
-    packed = {} if PACKED in kept else unpack(model)
+    if PACKED not in kept:
+        unpack_weights(model)
     try:
         with computing_with(runner, TorchBackend(model, kernels.attention if ATTENTION in kept else plain)) as run:
             yield run
     finally:
-        pack(model, packed)
+        if PACKED not in kept:
+            pack_weights(model)
         model.model = layers
-
-
-def unpack(model: Any) -> dict[int, Any]:
-    """Swap in the plain linear layers. Return the packed ones, by the id of the plain one."""
-    from nanovllm.backends.cpu.matmul import PackedLinear
-    from nanovllm.backends.cpu.model import swap_linears
-
-    packed: dict[int, Any] = {}
-
-    def plain_of(module: Any) -> Any:
-        if not isinstance(module, PackedLinear):
-            return module
-        packed[id(module.plain)] = module
-        return module.plain
-
-    swap_linears(model, plain_of)
-    return packed
-
-
-def pack(model: Any, packed: Mapping[int, Any]) -> None:
-    """Undo unpack()."""
-    from nanovllm.backends.cpu.model import swap_linears
-
-    swap_linears(model, lambda module: packed.get(id(module), module))
 
 
 # ---- plain operations over time

@@ -251,7 +251,8 @@ def lanes_of_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def write_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Set memory[places[i]] to the lane of row i: the inverse of spread()."""
     for i, place in enumerate(parts_of(builder, args[1])):
-        builder.store(builder.extract_element(args[2], WORD(i)), builder.gep(args[0], [place]))
+        value = rounded(builder, signature.args[0].dtype, builder.extract_element(args[2], WORD(i)), one)
+        builder.store(value, element(context, builder, args[0], place, value.type), align=2)
     return context.get_dummy_value()
 
 

@@ -26,8 +26,9 @@ from torch import Tensor
 
 from ...llama import LlamaForCausalLM
 from .attention import PLACES, SPLIT, TILE, Pool, attend, merge, slot
+from .dot import depth_of
 from .elementwise import copy, norm_and_rotate, rms_norm, silu_and_mul_row
-from .matmul import PackedLinear, linear, matmul, outputs_per_task, type_of
+from .matmul import FEW_ROWS, PackedLinear, linear, matmul, outputs_per_task, packed_place, type_of
 from .team import STRIDE, Helpers, load_acquire, open_phases, store_release, tasks, wait_for_step
 from .vectors import Memory, at, entry, floats, get, integers, kernel, like_of, read, stored, write
 
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
 
 PHASES = 5  # of a layer
 QKV, OUT, GATE_UP, DOWN = range(4)
-FEW_ROWS = 4  # sequences: up to this many, weights are read as they are stored
-MAX_ROWS = 64  # sequences, if weights are packed
+MAX_ROWS = 64  # sequences, if weights are packed; otherwise FEW_ROWS
 
 # The arguments, as addresses and sizes
 
@@ -70,8 +70,8 @@ class Sizes(NamedTuple):
 class Weights(NamedTuple):
     """Addresses. Norms are float32, and everything else is as the model stores it."""
 
+    are_packed: int  # 1: all matrices are packed, and so is the embedding if it is the head
     matrices: int  # int64 [num_layers, 4], addresses: qkv, o, gate_up, down
-    packed: int  # int64 [num_layers, 4], addresses of the same, packed; 0: not packed
     biases: int  # int64 [num_layers, 4], addresses; 0: none
     no_bias: int  # zeros for every output of the largest matrix
     norms: int  # [num_layers, 2, hidden_size]
@@ -79,7 +79,6 @@ class Weights(NamedTuple):
     last_norm: int  # [hidden_size]
     embedding: int  # [vocab_size, hidden_size]
     head: int  # [vocab_size, hidden_size]
-    packed_head: int  # the same, packed
     cos: int  # [max_model_len, head_dim]
     sin: int  # [max_model_len, head_dim]
     pool: int  # KVCache.blocks
@@ -154,11 +153,15 @@ def run_layers(worker: int, step: Step, model: Model) -> None:
 @kernel
 def embed(step: Step, model: Model) -> None:
     """Set x [rows, hidden_size] to each token's embedding."""
-    size, embedding, x = model.sizes.hidden_size, stored(model.weights.embedding, model.like), floats(model.work.x)
+    size, vocab_size, weights = model.sizes.hidden_size, model.sizes.vocab_size, model.weights
+    embedding, x = stored(weights.embedding, model.like), floats(model.work.x)
+    depth = depth_of(stored(0, model.like_x), embedding)
+    is_packed = weights.are_packed and weights.embedding == weights.head
     for m in range(step.rows):
         token_id = get(integers(step.token_ids), m)
         for i in range(size):
-            write(x, m * size + i, read(embedding, token_id * size + i))
+            place = packed_place(token_id, i, vocab_size, size, depth) if is_packed else token_id * size + i
+            write(x, m * size + i, read(embedding, place))
 
 
 @kernel
@@ -333,7 +336,6 @@ def compute_logits(worker: int, phase: int, step: Step, model: Model) -> None:
     """Compute the last norm, and the logits of all rows."""
     size, outputs, logits = model.sizes.hidden_size, model.sizes.vocab_size, floats(step.logits)
     scratch, is_ready, each = scratch_of(worker, step, model), False, outputs_per_task(outputs, 4 * model.sizes.workers)
-    weight, packed, none = model.weights.head, model.weights.packed_head, 0
     for task in tasks(integers(model.work.counters), phase, step.number, -(-outputs // each)):
         if not is_ready:
             for row in range(step.rows):
@@ -343,7 +345,7 @@ def compute_logits(worker: int, phase: int, step: Step, model: Model) -> None:
         if task == 0:
             copy(scratch, step.rows * size, np.float32(1), stored(step.hidden, model.like))
         start, end = task * each, min((task + 1) * each, outputs)
-        multiply_weight(weight, packed, none, start, end, scratch, size, logits, outputs, step, model)
+        multiply_weight(model.weights.head, 0, start, end, scratch, size, logits, outputs, step, model)
 
 
 @kernel
@@ -355,26 +357,22 @@ def multiply_matrix(
 
     x [rows, size]; out [rows, outputs]
     """
-    weights, i = model.weights, layer * 4 + which
-    weight, packed = get(integers(weights.matrices), i), get(integers(weights.packed), i)
-    multiply_weight(weight, packed, get(integers(weights.biases), i), start, end, x, size, out, outputs, step, model)
+    i = layer * 4 + which
+    weight, bias = get(integers(model.weights.matrices), i), get(integers(model.weights.biases), i)
+    multiply_weight(weight, bias, start, end, x, size, out, outputs, step, model)
 
 
 @kernel
 def multiply_weight(
-    weight: int, packed: int, bias: int, start: int, end: int, x: Memory, size: int, out: Memory, outputs: int,
-    step: Step, model: Model,
+    weight: int, bias: int, start: int, end: int, x: Memory, size: int, out: Memory, outputs: int, step: Step,
+    model: Model,
 ) -> None:  # fmt: skip
-    """Multiply by the weight as it is stored, or by the packed one.
-
-    For a few rows the stored order is fine: there is little to compute while the weight is read.
-    """
     like = model.like
-    if step.rows <= FEW_ROWS:
-        linear(stored(weight, like), stored(bias, like), bias != 0, start, end, x, size, step.rows, out, outputs)
-    else:
+    if model.weights.are_packed:
         bias_or_zeros = stored(bias if bias else model.weights.no_bias, like)
-        matmul(x, step.rows, size, stored(packed, like), bias_or_zeros, start, end, outputs, out, outputs)
+        matmul(x, step.rows, size, stored(weight, like), bias_or_zeros, start, end, outputs, out, outputs)
+    else:
+        linear(stored(weight, like), stored(bias, like), bias != 0, start, end, x, size, step.rows, out, outputs)
 
 
 @kernel
@@ -467,12 +465,11 @@ class DecodeRunner:
 
     def _take_weights(self) -> Weights:
         model: Any = getattr(self._model.model, "plain", self._model.model)  # a CpuModel keeps the plain one
-        addresses, packed, biases = [], [], []
+        addresses, biases = [], []
         for layer in model.layers:
             attention, mlp = layer.self_attn, layer.mlp
             linears = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
             addresses.append([linear.weight.data_ptr() for linear in linears])
-            packed.append(list(map(packed_address, linears)))
             biases.append([0 if linear.bias is None else linear.bias.data_ptr() for linear in linears])
         norms = [norm for layer in model.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
         head_norms = 0
@@ -480,8 +477,8 @@ class DecodeRunner:
             of_heads = [norm for layer in model.layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
             head_norms = self._keep(torch.stack([norm.weight.detach().float() for norm in of_heads]))
         return Weights(
+            are_packed=int(isinstance(self._model.lm_head, PackedLinear)),
             matrices=self._keep(torch.tensor(addresses)),
-            packed=self._keep(torch.tensor(packed)),
             biases=self._keep(torch.tensor(biases)),
             no_bias=self._keep(self._blocks.new_zeros(max(map(len, self._model.parameters())))),
             norms=self._keep(torch.stack([norm.weight.detach().float() for norm in norms])),
@@ -489,7 +486,6 @@ class DecodeRunner:
             last_norm=self._keep(model.norm.weight.detach().float()),
             embedding=model.embed_tokens.weight.data_ptr(),
             head=self._model.lm_head.weight.data_ptr(),
-            packed_head=packed_address(self._model.lm_head),
             cos=model.rotary_emb.cos.data_ptr(),
             sin=model.rotary_emb.sin.data_ptr(),
             pool=self._blocks.data_ptr(),
@@ -523,10 +519,6 @@ class DecodeRunner:
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)
         return tensor.data_ptr()
-
-
-def packed_address(linear: Any) -> int:
-    return linear.packed.data_ptr() if isinstance(linear, PackedLinear) else 0
 
 
 def help_with(fixed: Model, kept: list[Tensor], worker: int, seen: int) -> int:

@@ -29,6 +29,7 @@ from .vectors import (
     one,
     reader,
     sixteen,
+    splat,
     sum_2,
 )
 
@@ -175,19 +176,19 @@ def dots(a: Memory, rows_a: tuple[int, ...], b: Memory, rows_b: tuple[int, ...],
 
 
 @kernel
-def dot_rows(row: Memory, x: Memory, size: int, rows: int, out: Memory, stride: int) -> None:
-    """Set out[m * stride] to the dot product of `row` and x[m], for at most 4 rows m.
+def dot_rows(row: Memory, x: Memory, size: int, rows: int, bias: float, out: Memory, stride: int) -> None:
+    """Set out[m * stride] to `bias` and the dot product of `row` and x[m], for at most 4 rows m.
 
-    row [size]; x [rows, size]; out float32
+    row [size]; x [rows, size]; out [rows, stride]
     """
     if rows == 1:
-        write_dots(row, x, (0,), size, out, stride)
+        write_dots(row, x, (0,), size, bias, out, stride)
     elif rows == 2:
-        write_dots(row, x, (0, 1), size, out, stride)
+        write_dots(row, x, (0, 1), size, bias, out, stride)
     else:  # three rows are computed as four, with the last one twice
-        write_dots(row, x, (0, 1, 2, rows - 1), size, out, stride)
+        write_dots(row, x, (0, 1, 2, rows - 1), size, bias, out, stride)
 
 
 @kernel
-def write_dots(row: Memory, x: Memory, rows: tuple[int, ...], size: int, out: Memory, stride: int) -> None:
-    write_rows(out, starts_of(rows, stride), dots(row, (0,), x, starts_of(rows, size), size))
+def write_dots(row: Memory, x: Memory, rows: tuple[int, ...], size: int, bias: float, out: Memory, stride: int) -> None:
+    write_rows(out, starts_of(rows, stride), add(dots(row, (0,), x, starts_of(rows, size), size), splat(bias)))

@@ -1,18 +1,17 @@
 """Linear layers: rows of x times a weight.
 
-With few rows, reading the weight takes most of the time, and linear() reads it as it is stored. With many rows,
-multiplication does, and registers are scarce: matmul() multiplies eight rows of x by two columns of sixteen outputs in
-sixteen registers. It broadcasts each number of x, loads each vector of the weight, and uses both in several products.
-The weight is packed so that it is read sequentially:
+With few rows, reading the weight takes most of the time. With many rows, multiplication does, and registers are scarce:
+matmul() multiplies up to eight rows of x by two columns of sixteen outputs in sixteen registers. It broadcasts each
+number of x, loads each vector of the weight, and uses both in several products. The weight is packed so that it is read
+sequentially:
 
     weight [outputs, size]                 packed [outputs / 16, size / depth, 16, depth]
     row 0    a0 a1 a2 a3 ...               a0 a1 b0 b1 c0 c1 ... | a2 a3 b2 b3 c2 c3 ... | ...
     row 1    b0 b1 b2 b3 ...               depth 2: pairs of bfloat16, where one instruction multiplies pairs; else 1
 
-While one column is in use, the next one is prefetched, and the eight rows take long enough for it to arrive in time.
+Packing swaps numbers inside each block of 32 rows, so it happens in place: a weight is never in memory twice. Up to 31
+rows at the end keep their order, and linear() reads them. While one column is in use, the next one is prefetched.
 """
-
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,10 +21,13 @@ from torch import Tensor, nn
 from ...llama import LlamaForCausalLM
 from .blocks import load_block, per_line, prefetch, starts_of, store_rows
 from .dot import add_outer, are_pairs, depth_of, dot_rows
-from .vectors import WIDTH, Memory, at, kernel, like_of, parallel_entry, read, stored, write
+from .threads import is_forked
+from .vectors import WIDTH, Memory, at, kernel, like_of, parallel_entry, read, stored
 
 COLUMNS = 2 * WIDTH  # outputs in a block of registers
 ROWS = 8  # of x, in a block of registers
+FEW_ROWS = 4  # rows of x that linear() takes
+PACKED_AT_A_TIME = 64  # columns of 16 outputs
 CHUNK = 256  # rows of x that stay in a core's cache while all columns go by
 
 
@@ -36,14 +38,11 @@ def linear(
 ) -> None:  # fmt: skip
     """Set out[m, r] to weight[r] * x[m] + bias[r] for r from start to end - 1.
 
-    weight [outputs, size]; bias [outputs]; x [rows, size] with at most 4 rows; out float32 [rows, outputs]
+    weight [outputs, size]; bias [outputs]; x [rows, size] with at most FEW_ROWS rows; out [rows, outputs]
     """
     for r in range(start, end):
-        dot_rows(at(weight, r * size), x, size, rows, at(out, r), outputs)
-    if has_bias:
-        for m in range(rows):
-            for r in range(start, end):
-                write(out, m * outputs + r, read(out, m * outputs + r) + read(bias, r))
+        more = read(bias, r) if has_bias else np.float32(0)
+        dot_rows(at(weight, r * size), x, size, rows, more, at(out, r), outputs)
 
 
 def type_of(dtype: torch.dtype) -> torch.dtype:
@@ -52,16 +51,42 @@ def type_of(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype == torch.bfloat16 and are_pairs(bits, bits) else torch.float32
 
 
-def pack(weight: Tensor) -> Tensor:
-    """Return `weight` [outputs, size] as a vector of numbers in the order above.
-
-    The weight must have at least 32 outputs and an even size. The last block always holds the last 32 outputs, so it
-    may overlap the one before it, and nothing is written past the end of a row.
-    """
+def columns_of(weight: Tensor) -> Tensor:
+    """Return a view of the packed part of a packed `weight`: [outputs / 16, size / depth, 16, depth]."""
     (outputs, size), depth = weight.shape, 2 if type_of(weight.dtype) == torch.bfloat16 else 1
-    firsts = torch.arange(0, outputs, COLUMNS).clamp(max=outputs - COLUMNS)
-    rows = (firsts[:, None] + torch.arange(COLUMNS)).flatten()
-    return weight[rows].view(-1, WIDTH, size // depth, depth).transpose(1, 2).flatten()
+    return weight[: outputs // COLUMNS * COLUMNS].view(-1, size // depth, WIDTH, depth)
+
+
+def pack(weight: Tensor) -> None:
+    """Put the numbers of `weight` [outputs, size] in the order above. `size` must be even."""
+    packed = columns_of(weight)
+    swap_in_place(packed.view(-1, WIDTH, packed.shape[1], packed.shape[3]), packed)
+
+
+def unpack(weight: Tensor) -> None:
+    """Undo pack()."""
+    packed = columns_of(weight)
+    swap_in_place(packed, packed.view(-1, WIDTH, packed.shape[1], packed.shape[3]))
+
+
+def swap_in_place(before: Tensor, after: Tensor) -> None:
+    """Set `after` to `before` with dimensions 1 and 2 swapped. Both are views of the same memory.
+
+    All memory that this needs is allocated first: an error leaves no weight half packed.
+    """
+    copy = torch.empty_like(after[:PACKED_AT_A_TIME])
+    for source, target in zip(before.split(PACKED_AT_A_TIME), after.split(PACKED_AT_A_TIME), strict=True):
+        part = copy[: len(source)]
+        part.copy_(source.transpose(1, 2))
+        target.copy_(part)
+
+
+@kernel
+def packed_place(row: int, i: int, outputs: int, size: int, depth: int) -> int:
+    """Return the position of number i of a row in a packed weight [outputs, size]."""
+    if row >= outputs // COLUMNS * COLUMNS:
+        return row * size + i
+    return row // WIDTH * WIDTH * size + (i // depth * WIDTH + row % WIDTH) * depth + i % depth
 
 
 @kernel
@@ -74,36 +99,42 @@ def matmul(
     x [rows, size] of type_of(weight); weight packed; bias [outputs]; out [rows, stride]
     """
     pace = COLUMNS // -(-rows // ROWS)  # prefetch the next block while all rows use this one
-    for r in range(start, end, COLUMNS):
-        first, columns = min(r, outputs - COLUMNS), (r * size, (r + WIDTH) * size)
-        for m in range(0, rows, ROWS):
-            last = rows - 1  # may appear several times in `eight`
-            eight = (
-                m, min(m + 1, last), min(m + 2, last), min(m + 3, last), min(m + 4, last), min(m + 5, last),
-                min(m + 6, last), min(m + 7, last),
-            )  # fmt: skip
-            ahead = (r + COLUMNS) * size + m // ROWS * size * pace
-            places = starts_of(eight, stride)
-            block(
-                x, starts_of(eight, size), size, weight, columns, ahead, pace, at(bias, first), at(out, first), places
-            )
+    num_packed, last = outputs // COLUMNS * COLUMNS, rows - 1  # the last row may appear several times in a block
+    for r in range(start, min(end, num_packed), COLUMNS):
+        columns, ahead, to = (r * size, (r + WIDTH) * size), (r + COLUMNS) * size, at(out, r)
+        if rows == 1:
+            block(x, (0,), size, weight, columns, ahead, pace, at(bias, r), to, stride)
+        elif rows == 2:
+            block(x, (0, 1), size, weight, columns, ahead, pace, at(bias, r), to, stride)
+        elif rows <= 4:
+            block(x, (0, 1, 2, last), size, weight, columns, ahead, pace, at(bias, r), to, stride)
+        else:
+            for m in range(0, rows, ROWS):
+                eight = (
+                    m, min(m + 1, last), min(m + 2, last), min(m + 3, last), min(m + 4, last), min(m + 5, last),
+                    min(m + 6, last), min(m + 7, last),
+                )  # fmt: skip
+                block(x, eight, size, weight, columns, ahead + m // ROWS * size * pace, pace, at(bias, r), to, stride)
+    if end > num_packed:
+        for m in range(0, rows, FEW_ROWS):
+            some, to = at(x, m * size), at(out, m * stride)
+            linear(weight, bias, True, max(start, num_packed), end, some, size, min(FEW_ROWS, rows - m), to, stride)
 
 
 @kernel
 def block(
     x: Memory, rows: tuple[int, ...], size: int, weight: Memory, columns: tuple[int, int], ahead: int, pace: int,
-    bias: Memory, out: Memory, places: tuple[int, ...],
+    bias: Memory, out: Memory, stride: int,
 ) -> None:  # fmt: skip
-    """Multiply eight rows of x by 32 outputs.
-
-    `rows`, `columns` and `places` are start positions in x, in the weight and in out.
-    """
-    sums, depth, line = load_block(bias, (0, 0, 0, 0, 0, 0, 0, 0), (0, WIDTH)), depth_of(x, weight), per_line(weight)
+    """Multiply some rows of x by 32 outputs. `columns` are start positions in the weight."""
+    starts, depth, line = starts_of(rows, size), depth_of(x, weight), per_line(weight)
+    sums = load_block(bias, starts_of(rows, 0), (0, WIDTH))
     for k in range(0, size, depth):
-        sums = add_outer(sums, x, rows, k, weight, columns, k * WIDTH)
-        prefetch(weight, ahead + k * pace)
-        prefetch(weight, ahead + k * pace + line)
-    store_rows(out, places, (0, WIDTH), sums)
+        sums = add_outer(sums, x, starts, k, weight, columns, k * WIDTH)
+        if len(rows) == ROWS:  # fewer rows read two columns as fast as the processor prefetches them
+            prefetch(weight, ahead + k * pace)
+            prefetch(weight, ahead + k * pace + line)
+    store_rows(out, starts_of(rows, stride), (0, WIDTH), sums)
 
 
 @parallel_entry
@@ -131,58 +162,83 @@ def outputs_per_task(outputs: int, workers: int) -> int:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with a second copy of its weight, packed for matmul().
+    """A linear layer whose weight is packed in place.
 
-    The plain weight stays in place: steps of few rows read it, and so do plain operations when kernels are dropped.
+    A child that was forked can run no kernels. There each layer is unpacked when it is first used, because changing all
+    weights in every child would copy the pages that it shares with its parent.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.plain = linear
+        self.plain = linear  # until unpack(), plain operations must not read its weight
         self.bias = linear.bias
         weight = linear.weight.detach()
-        self.packed = pack(weight)
         self._bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
         self._type = type_of(weight.dtype)  # cached, because computing it takes as long as a small matmul
         self._likes = like_of(self._type), like_of(weight.dtype)
+        pack(weight)
+        self._is_packed = True
 
     @property
     def weight(self) -> Tensor:
+        """The weight in its packed order."""
         return self.plain.weight
+
+    def unpack(self) -> nn.Linear:
+        """Unpack the weight, if that has not been done yet, and return the plain layer."""
+        if self._is_packed:
+            unpack(self.weight.detach())
+            self._is_packed = False
+        return self.plain
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x [num_rows, in_features] times the weight: [num_rows, out_features]."""
+        if is_forked():
+            result: Tensor = self.unpack()(x)
+            return result
         (rows, size), outputs = x.shape, len(self._bias)
         out = x.new_empty(rows, outputs)
         x = x.to(self._type).contiguous()
-        addresses = self.packed.data_ptr(), self._bias.data_ptr(), outputs, out.data_ptr()
+        addresses = self.weight.data_ptr(), self._bias.data_ptr(), outputs, out.data_ptr()
         packed_linear(x.data_ptr(), rows, size, *addresses, torch.get_num_threads(), *self._likes)
         return out
 
 
+class PackedEmbedding(nn.Module):
+    """An embedding that is tied to a packed linear layer."""
+
+    def __init__(self, embedding: nn.Embedding, head: PackedLinear) -> None:
+        super().__init__()
+        self.plain, self._head = embedding, head
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight in its packed order."""
+        return self.plain.weight
+
+    def unpack(self) -> nn.Embedding:
+        """Unpack the weight, if that has not been done yet, and return the plain embedding."""
+        self._head.unpack()
+        return self.plain
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Return the embeddings [num_tokens, size] of `input_ids`, int64 [num_tokens]."""
+        if is_forked():
+            plain: Tensor = self.unpack()(input_ids)
+            return plain
+        columns, result = columns_of(self.weight), self.weight[input_ids]  # [num_tokens, size], right if not packed
+        is_packed = input_ids < WIDTH * len(columns)
+        rows = input_ids[is_packed]
+        result[is_packed] = columns[rows // WIDTH, :, rows % WIDTH].flatten(1)
+        return result
+
+
 def why_not_packed(model: LlamaForCausalLM) -> str | None:
     """Return why the weights of `model` cannot be packed, or None if they can."""
-    linears = linears_of(model)
-    for linear in linears:
+    for linear in (module for module in model.modules() if isinstance(module, nn.Linear)):
         outputs, size = linear.weight.shape
-        if outputs < COLUMNS or size % 2:
-            return f"a weight of {outputs} x {size} cannot be packed in blocks of {COLUMNS} x 2"
+        if size % 2:
+            return f"a weight of {outputs} x {size} cannot be packed in pairs of columns"
     if model.config.intermediate_size % COLUMNS:
         return f"an MLP of {model.config.intermediate_size} cannot be packed in blocks of {COLUMNS} outputs"
-    needed, free = sum(linear.weight.nbytes for linear in linears), free_memory()
-    if free is not None and needed > free // 2:
-        return f"packed weights need {needed:,} bytes, more than half of the {free:,} bytes available"
     return None
-
-
-def linears_of(model: nn.Module) -> list[nn.Linear]:
-    return [module for module in model.modules() if isinstance(module, nn.Linear)]
-
-
-def free_memory() -> int | None:
-    """Return the bytes available without swapping, or None if the system does not report them."""
-    try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None

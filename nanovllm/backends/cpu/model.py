@@ -15,15 +15,16 @@ from torch import Tensor, nn
 
 from ...llama import LlamaForCausalLM
 from .elementwise import add_and_norm, silu_and_mul
-from .matmul import PackedLinear, why_not_packed
+from .matmul import PackedEmbedding, PackedLinear, why_not_packed
 from .step_attention import StepAttend, StepAttention
+from .threads import is_forked
 from .vectors import like_of
 
 if TYPE_CHECKING:
     from ...engine.kv_cache import KVCache
 
 PADDED = 16  # rows are padded to a multiple: plain linear layers generate, and keep, code for each number of rows
-LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
+LAYERS = ("embed_tokens", "qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
 
 
 class Layer(NamedTuple):
@@ -89,7 +90,7 @@ class CpuModel(nn.Module):
 
 
 def swap_in(model: LlamaForCausalLM, kv_cache: "KVCache", workers: int, packs: bool | None = None) -> StepAttention:
-    """Swap submodules of `model`, and return the attention backend for it. The weights stay in place.
+    """Swap submodules of `model`, and return the attention backend for it. Weights are packed in place.
 
     `workers` is the number of threads of a kernel. `packs` says whether to pack the weights; None packs them where
     why_not_packed() allows it.
@@ -97,7 +98,7 @@ def swap_in(model: LlamaForCausalLM, kv_cache: "KVCache", workers: int, packs: b
     if packs is None:
         packs = why_not_packed(model) is None
     if packs:
-        swap_linears(model, PackedLinear)
+        pack_weights(model)
     plain = model.model
     model.register_module("model", CpuModel(model, workers))
     dtype, rotary, config = kv_cache.blocks.dtype, plain.rotary_emb, model.config
@@ -106,14 +107,28 @@ def swap_in(model: LlamaForCausalLM, kv_cache: "KVCache", workers: int, packs: b
 
 
 def swap_out(model: LlamaForCausalLM) -> None:
-    """Undo swap_in(), even one that raised halfway."""
+    """Undo swap_in(), even one that raised halfway. In a forked child, layers unpack themselves when they are used."""
     model.register_module("model", getattr(model.model, "plain", model.model))
-    swap_linears(model, lambda linear: linear.plain if isinstance(linear, PackedLinear) else linear)
+    if not is_forked():
+        unpack_weights(model)
 
 
-def swap_linears(model: LlamaForCausalLM, swap: Callable[[Any], nn.Module]) -> None:
-    """Replace each linear layer of `model` by what `swap` returns for it."""
+def pack_weights(model: LlamaForCausalLM) -> None:
+    """Pack the weights of all linear layers in place."""
+    swap_layers(model, lambda layer: PackedLinear(layer) if isinstance(layer, nn.Linear) else layer)
+    embedding, head = model.model.embed_tokens, model.lm_head
+    if model.config.tie_word_embeddings and isinstance(head, PackedLinear):
+        model.model.register_module("embed_tokens", PackedEmbedding(embedding, head))
+
+
+def unpack_weights(model: LlamaForCausalLM) -> None:
+    """Undo pack_weights(), even one that raised halfway."""
+    swap_layers(model, lambda layer: layer.unpack() if isinstance(layer, PackedLinear | PackedEmbedding) else layer)
+
+
+def swap_layers(model: LlamaForCausalLM, swap: Callable[[nn.Module], nn.Module]) -> None:
+    """Replace each layer of `model` that has a matrix by what `swap` returns for it."""
     for parent in list(model.modules()):
-        for name, linear in list(parent.named_children()):
-            if name in LINEARS:
-                parent.register_module(name, swap(linear))
+        for name, layer in list(parent.named_children()):
+            if name in LAYERS:
+                parent.register_module(name, swap(layer))

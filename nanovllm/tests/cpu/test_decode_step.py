@@ -22,12 +22,12 @@ pytest.importorskip("numba")
 from ... import LLM, PoolingParams, SamplingParams
 from ...backends.attention_backend import VARIABLE
 from ...backends.cpu.attention import SPLIT
-from ...backends.cpu.decode_step import FEW_ROWS, MAX_ROWS, DecodeRunner
-from ...backends.cpu.matmul import PackedLinear, why_not_packed
-from ...backends.cpu.model import swap_linears
+from ...backends.cpu.decode_step import MAX_ROWS, DecodeRunner
+from ...backends.cpu.matmul import FEW_ROWS, why_not_packed
+from ...backends.cpu.model import pack_weights
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig
-from ..helpers import OPTIONS
+from ..helpers import OPTIONS, model_runner
 from . import plain
 
 FULL = pytest.mark.full
@@ -146,7 +146,7 @@ def check_model(rng: random.Random, dtype: torch.dtype, num_steps: int, workers:
     model = random_model(config, dtype)
     reference = in_float32(model, dtype)
     if why_not_packed(model) is None:
-        swap_linears(model, PackedLinear)
+        pack_weights(model)
     pool = KVCache(config, 1300, rng.choice((3, 4, 16, 17)), dtype, torch.device("cpu"))
     with torch_threads(workers):
         runner = DecodeRunner(model, pool, MAX_MODEL_LEN)
@@ -442,10 +442,13 @@ def test_a_forked_child_uses_plain_operations(checkpoint, with_kernels):
         expected = tokens(llm.generate([[5, 6, 7]], params()))
         x = torch.randn(300, 300)
         large = x @ x  # by two threads of OpenMP, for whose second thread the child would wait
+        weight = model_runner(llm.llm_engine).model.lm_head.weight
+        packed = weight.clone()
         if (child := os.fork()) == 0:
             try:
+                is_shared = torch.equal(weight, packed)  # a child that uses no engine copies no weights
                 result = tokens(llm.generate([[5, 6, 7]], params(), use_tqdm=False))
-                is_same = result == expected and torch.allclose(x @ x, large, atol=1e-3)
+                is_same = result == expected and torch.allclose(x @ x, large, atol=1e-3) and is_shared
                 os._exit(0 if is_same and not llm.llm_engine.kernels.uses_kernels else 1)
             finally:
                 os._exit(2)

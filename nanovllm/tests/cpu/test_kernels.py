@@ -101,7 +101,7 @@ def test_stores_round_as_torch_does_and_loads_are_exact(dtype, rng):
 
 @njit
 def call_dot_rows(row, x, size, rows, out, stride, like, like_x):
-    dot.dot_rows(stored(row, like), stored(x, like_x), size, rows, floats(out), stride)
+    dot.dot_rows(stored(row, like), stored(x, like_x), size, rows, np.float32(0), floats(out), stride)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,9 +139,22 @@ def test_linear_computes_a_range_of_outputs(dtype, rng):
 
 def test_packing_reorders_a_weight():
     weight = torch.arange(70 * 6.0).view(70, 6)
-    packed = matmul.pack(weight).view(6, 6, 16)  # [columns, size, 16]: the last two columns are outputs 38 to 69
-    firsts = [0, 16, 32, 48, 38, 54]
-    assert all(torch.equal(column.T, weight[first : first + 16]) for column, first in zip(packed, firsts, strict=True))
+    packed = weight.clone()
+    matmul.pack(packed)
+    columns = packed[:64].view(4, 6, 16)  # [columns, size, 16]
+    assert all(torch.equal(column.T, weight[16 * i : 16 * i + 16]) for i, column in enumerate(columns))
+    assert torch.equal(packed[64:], weight[64:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unpacking_restores_a_weight(dtype, rng):
+    for outputs in (1, 31, 32, 70, 32 * 70):
+        weight = torch.randn(outputs, 2 * rng.randint(2, 20)).to(dtype)
+        packed = weight.clone()
+        matmul.pack(packed)
+        assert torch.equal(packed, weight) == (outputs < 32)
+        matmul.unpack(packed)
+        assert torch.equal(packed, weight)
 
 
 @njit
@@ -153,12 +166,13 @@ def call_matmul(x, rows, size, weight, bias, start, end, outputs, out, stride, l
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_matmul_with_a_packed_weight(dtype, rng):
     for _ in range(ROUNDS):
-        size, rows, outputs, more = 2 * rng.randint(1, 70), rng.randint(1, 40), rng.randint(32, 150), rng.randint(0, 9)
+        size, rows, outputs, more = 2 * rng.randint(1, 70), rng.randint(1, 40), rng.randint(1, 150), rng.randint(0, 9)
         start = rng.randrange(0, outputs, 32)
         end = rng.choice([outputs, *range(start + 32, outputs, 32)])
         weight, bias = torch.randn(outputs, size).to(dtype), torch.randn(outputs).to(dtype)
         x, out = some_x(rows, size, dtype), guarded(rows, outputs + more).to(dtype)
-        packed, likes = matmul.pack(weight), (like_of(x.dtype), like_of(dtype))
+        packed, likes = weight.clone(), (like_of(x.dtype), like_of(dtype))
+        matmul.pack(packed)
         arguments = packed.data_ptr(), bias.data_ptr(), start, end, outputs, out.data_ptr(), outputs + more
         call_matmul(x.data_ptr(), rows, size, *arguments, *likes)
         result, expected = out[:rows, start:end], plain.linear(weight, bias, x.float())[:, start:end].to(dtype)

@@ -12,10 +12,9 @@ from torch import nn
 
 pytest.importorskip("numba")
 
-from ...backends.cpu import matmul
 from ...backends.cpu.attention import SPLIT
 from ...backends.cpu.elementwise import add_and_norm
-from ...backends.cpu.matmul import PackedLinear, why_not_packed
+from ...backends.cpu.matmul import PackedEmbedding, PackedLinear, pack, why_not_packed
 from ...backends.cpu.model import swap_in, swap_out
 from ...backends.cpu.sampler import CHUNK, sample_rows
 from ...backends.cpu.step_attention import JOB, MERGE, jobs_of
@@ -145,14 +144,54 @@ def test_the_attention_backend_serves_a_plain_model_too(compiled):
     assert_near(fast.run(model, attention, steps), expected, ROUNDINGS[torch.float32])
 
 
-def test_swap_out_restores_every_module():
+@pytest.mark.parametrize("tied", [False, True])
+def test_swap_out_restores_every_module_and_weight(tied):
     model = packable_model()
+    if tied:
+        model.config = replace(model.config, tie_word_embeddings=True)
+        model.tie_weights()
     before = {name: id(module) for name, module in model.named_modules()}
+    weights = {name: (weight.data_ptr(), weight.clone()) for name, weight in model.named_parameters()}
     kv_cache = KVCache(model.config, 3, 4, torch.float32, CPU)
     swap_in(model, kv_cache, 1, packs=True)
     assert isinstance(model.lm_head, PackedLinear)
     swap_out(model)
     assert {name: id(module) for name, module in model.named_modules()} == before
+    for name, weight in model.named_parameters():
+        address, expected = weights[name]
+        assert weight.data_ptr() == address and torch.equal(weight, expected), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [5, 64, 77])
+def test_tied_embedding_reads_the_packed_weight_of_the_head(vocab_size, dtype):
+    embedding, head = nn.Embedding(vocab_size, 18, dtype=dtype), nn.Linear(18, vocab_size, bias=False, dtype=dtype)
+    head.weight = embedding.weight.requires_grad_(False)
+    input_ids = torch.tensor([vocab_size - 1, 0, 3, 3, vocab_size // 2])
+    expected = embedding(input_ids)
+    packed = PackedEmbedding(embedding, PackedLinear(head))
+    assert torch.equal(packed(input_ids), expected) and packed(input_ids[:0]).shape == (0, 18)
+    assert packed.unpack() is embedding and torch.equal(embedding(input_ids), expected)
+
+
+def test_weight_stays_as_it_is_without_memory_to_pack_it(monkeypatch):
+    linear = nn.Linear(18, 64).requires_grad_(False)
+    before = linear.weight.clone()
+
+    def no_memory(*args, **options):
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(torch, "empty_like", no_memory)
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        PackedLinear(linear)
+    assert torch.equal(linear.weight, before)
+
+
+def test_packing_allocates_no_second_weight():
+    weight = torch.randn(4096, 512)  # 8 MiB, and a copy of 64 columns takes 2
+    with torch.profiler.profile(profile_memory=True) as profile:
+        pack(weight)
+    assert sum(max(event.self_cpu_memory_usage, 0) for event in profile.key_averages()) <= weight.nbytes // 4
 
 
 # Jobs
@@ -210,7 +249,7 @@ def test_add_and_norm(dtype, compiled):
 def test_packed_linear_computes_the_same_as_linear(dtype, compiled):
     compiled(dtype)
     torch.manual_seed(0)
-    for rows, size, outputs in [(1, 2, 32), (3, 34, 70), (40, 64, 33), (600, 48, 320)]:
+    for rows, size, outputs in [(1, 2, 32), (2, 18, 7), (3, 34, 70), (40, 64, 33), (600, 48, 320)]:
         for bias in (False, True):
             plain = nn.Linear(size, outputs, bias=bias, dtype=dtype).requires_grad_(False)
             x = torch.randn(rows, size, dtype=dtype)
@@ -222,16 +261,13 @@ def test_packed_linear_computes_the_same_as_linear(dtype, compiled):
             )
 
 
-def test_weights_are_packed_if_sizes_and_memory_allow(monkeypatch):
+def test_weights_are_packed_if_their_sizes_allow():
     model = packable_model()
-    monkeypatch.setattr(matmul, "free_memory", lambda: 1000)
-    assert why_not_packed(model).endswith("more than half of the 1,000 bytes available")
-    monkeypatch.setattr(matmul, "free_memory", lambda: None)  # the system does not report it
     assert why_not_packed(model) is None
     model.config = replace(model.config, intermediate_size=70)
     assert why_not_packed(model) == "an MLP of 70 cannot be packed in blocks of 32 outputs"
     model.lm_head = nn.Linear(33, 64)
-    assert why_not_packed(model) == "a weight of 64 x 33 cannot be packed in blocks of 32 x 2"
+    assert why_not_packed(model) == "a weight of 64 x 33 cannot be packed in pairs of columns"
 
 
 @pytest.mark.full
