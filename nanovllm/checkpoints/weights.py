@@ -102,11 +102,13 @@ class TensorFile(Protocol):
 
 
 class TensorReader:
-    """The tensors of a checkpoint by name, from model.safetensors or from the shards that its index lists."""
+    """The tensors of a checkpoint by name, from model.safetensors or from the shards that its index lists.
+
+    Each tensor is read through a mapping of its own: the pages that a mapping has read stay in memory until it ends.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files: dict[str, TensorFile] = {}
         self._file_of: dict[str, str] = {}  # tensor -> file name
         self._read: set[str] = set()
         index = folder / "model.safetensors.index.json"
@@ -156,12 +158,11 @@ class TensorReader:
             )
 
     def _open(self, file_name: str) -> TensorFile:
-        if file_name not in self._files:
-            path = self._folder / file_name
-            if not path.is_file():
-                raise ValueError(f"{self._folder}: {file_name} is missing, but the index lists it")
-            try:
-                self._files[file_name] = safe_open(path, framework="pt", device="cpu")
-            except (SafetensorError, OSError) as error:
-                raise ValueError(f"{path} is not a complete safetensors file: {error}") from None
-        return self._files[file_name]
+        path = self._folder / file_name
+        if not path.is_file():
+            raise ValueError(f"{self._folder}: {file_name} is missing, but the index lists it")
+        try:
+            file: TensorFile = safe_open(path, framework="pt", device="cpu")
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} is not a complete safetensors file: {error}") from None
+        return file
