@@ -70,6 +70,9 @@ class Work:
     prompt_logprobs: dict[int, Sequence[dict[int, Logprob] | None]] = field(default_factory=dict)  # by prompt
     num_cached: dict[str, int] = field(default_factory=dict)  # prompt tokens, by request
     messages: dict[int, MessageStream] = field(default_factory=dict)  # of a stream, by choice
+    thought_tags: tuple[int | None, int | None] = (None, None)  # tokens that begin and end a thought
+    is_thinking: dict[int, bool] = field(default_factory=dict)  # by choice
+    num_reasoning: int | None = None  # tokens; None if they are not counted
 
     @property
     def requests(self) -> list[Add]:
@@ -99,6 +102,7 @@ class Work:
                         piece = Piece(piece.sample, "", [], piece.logprobs and [], "length", None)
                     self.num_generated += len(piece.token_ids)
                     index = prompt * self.params.n + piece.sample
+                    self._count_reasoning(index, piece.token_ids)
                     is_first = index not in self.started
                     self.started.add(index)
                     yield index, joined(echoes[prompt], piece) if self.body.echo and is_first else piece
@@ -123,10 +127,21 @@ class Work:
         """Return the message of a whole output, or None if the text is the content."""
         return None if self.format is None else whole_message(sample.text, self.format, self.body.include_reasoning)
 
+    def _count_reasoning(self, index: int, token_ids: list[int]) -> None:
+        """Count new tokens of a choice that belong to its thought, if a token ends the thought."""
+        start, end = self.thought_tags
+        if self.format is None or self.format.reasoning is None or end is None:
+            return
+        if index not in self.is_thinking:
+            self.is_thinking[index] = self.format.starts_in_thought or start in token_ids[:1]
+        count = token_ids.index(end) if end in token_ids else len(token_ids)
+        self.num_reasoning = (self.num_reasoning or 0) + (count if self.is_thinking[index] else 0)
+        self.is_thinking[index] = self.is_thinking[index] and end not in token_ids
+
     def usage(self) -> dict[str, Any]:
         """Return the token counts so far."""
         num_prompt_tokens = sum(len(each.token_ids) for each in self.prompts)
-        return usage(num_prompt_tokens, self.num_generated, sum(self.num_cached.values()))
+        return usage(num_prompt_tokens, self.num_generated, sum(self.num_cached.values()), self.num_reasoning)
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields that each object of the response begins with."""
@@ -158,6 +173,9 @@ async def start_work(state: "ServerState", body: ParsedRequest, id: str) -> Work
         prompts = [model.with_text(each) for each in prompts]
     format = body.message_format(model.parsers, prompts[0].text or "", params)
     work = Work(body, model.name, prompts, params, f"{id}{uuid.uuid4().hex}", format, is_prompt_only)
+    if format is not None and format.reasoning is not None:
+        token_id = model.require_tokenizer().backend.token_to_id
+        work.thought_tags = token_id(format.reasoning.start), token_id(format.reasoning.end)
     check_size(work.requests, state.options, model.max_model_len)
     check_load(work.requests, state.options, state.engine, state.rejections)
     return work
@@ -405,6 +423,6 @@ def response_usage(used: dict[str, Any]) -> dict[str, Any]:
         "input_tokens": used["prompt_tokens"],
         "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},
         "output_tokens": used["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": used.get("completion_tokens_details", {"reasoning_tokens": 0}),
         "total_tokens": used["total_tokens"],
     }

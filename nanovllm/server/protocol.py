@@ -819,17 +819,21 @@ def ending(sample: Sample, has_calls: bool = False) -> dict[str, Any]:
     return {"finish_reason": reason, "stop_reason": sample.stop_reason}
 
 
-def usage(num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
+def usage(
+    num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int, num_reasoning_tokens: int | None = None
+) -> dict[str, Any]:
     """Return the token counts of a response.
 
     >>> usage(3, 2, 0)["total_tokens"]
     5
     """
+    reasoning = {"completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens}}
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_completion_tokens,
         "total_tokens": num_prompt_tokens + num_completion_tokens,
         "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
+        **(reasoning if num_reasoning_tokens is not None else {}),
     }
 
 
