@@ -1,7 +1,9 @@
-"""The applications, one per address: their routes, and the state that all requests share."""
+"""The applications, one per address: their routes, the state that all requests share, and the access log."""
 
+import logging
 import time
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -9,18 +11,21 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
+from ..log import logger
 from .engine_client import EngineClient
 from .errors import handlers
 from .metrics import show_metrics
-from .openai import create_chat_completion, create_completion, create_response
+from .openai import create_chat_completion, create_completion, create_embedding, create_response
 from .options import ServerOptions, read_list
 from .page import Feed, page_routes
-from .protocol import CHAT, COMPLETIONS, RESPONSES
+from .protocol import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
 from .security import ApiKeys, OwnOrigin, RequestIds
 from .served_model import ServedModel, detokenize, list_models, retrieve_model, tokenize
+
+MAX_PATH = 200  # characters of a path in the access log
 
 
 @dataclass
@@ -34,6 +39,7 @@ class ServerState:
     start_time: float = field(default_factory=time.time)
     is_stopping: bool = False  # refuse new requests
     rejections: Counter[str] = field(default_factory=Counter)  # since the start, by limit
+    ignored: set[str] = field(default_factory=set)  # names of unknown fields, each of which the log has once
     feed: Feed = field(init=False)  # the page's events
 
     def __post_init__(self) -> None:
@@ -54,6 +60,7 @@ def make_apps(state: ServerState) -> list[ASGIApp]:
         Route(COMPLETIONS, create_completion, methods=["POST"]),
         Route(CHAT, create_chat_completion, methods=["POST"]),
         Route(RESPONSES, create_response, methods=["POST"]),
+        Route(EMBEDDINGS, create_embedding, methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
     ]
@@ -77,7 +84,38 @@ def make_app(state: ServerState, routes: list[Route]) -> ASGIApp:
     app = OwnOrigin(app, origins, hosts)
     if origins:
         app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    return RequestIds(app)
+    app = RequestIds(app)
+    if state.options.disable_uvicorn_access_log or not logger.isEnabledFor(logging.INFO):
+        return app
+    return AccessLog(app, read_list(state.options.disable_access_log_for_endpoints))
+
+
+class AccessLog:
+    """Middleware that logs each request once it has ended: its client, method, path, status and seconds.
+
+    The status is 499 if the client has hung up before the response. Queries are left out, since they may be secret.
+    """
+
+    def __init__(self, app: ASGIApp, excluded_paths: Container[str]) -> None:
+        self._app, self._excluded_paths = app, excluded_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self._excluded_paths:
+            await self._app(scope, receive, send)
+            return
+        start, status = time.perf_counter(), 499
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        finally:
+            client, path = scope["client"] or ("?", 0), scope["raw_path"].decode("latin-1")[:MAX_PATH]
+            when, seconds = time.strftime("%Y-%m-%d %H:%M:%S"), time.perf_counter() - start
+            logger.info(f"{when} {client[0]}:{client[1]} {scope['method']} {path} {status} {seconds:.3f} s")
 
 
 async def health(request: Request) -> Response:

@@ -18,7 +18,7 @@ from typing import Any
 from ..async_llm import EngineDeadError
 from ..engine.config import EngineArgs
 from ..engine.stats import Metric
-from ..log import tell
+from ..log import logger
 from . import engine_process
 from .engine_process import (
     Abort,
@@ -213,7 +213,7 @@ class EngineClient:
                 if not (reply := self._replies.popleft()).done():
                     reply.set_result(metrics)
             case Note(text):
-                tell(text)
+                logger.info(text)
             case Failed(error):
                 self._die(error)
 
@@ -241,7 +241,7 @@ def failure(request_id: str, error: str) -> Exception:
 
     A ValueError is the client's fault: its constraints leave no token.
     """
-    tell(f"error: request {request_id}: {error}")
+    logger.error(f"error: request {request_id}: {error}")
     kind, _, text = error.partition(": ")
     if kind == "ValueError":
         return ValueError(text)

@@ -22,6 +22,8 @@ from ..engine.config import EngineArgs
 from ..engine.executor import Scheduled
 from ..engine.llm_engine import LLMEngine
 from ..engine.outputs import CompletionOutput, Logprob, RequestOutput
+from ..engine.pooling_params import PoolingParams
+from ..engine.prompts import TokensPrompt
 from ..engine.sampling_params import SamplingParams
 from ..engine.sequence import Sequence as EngineSequence
 from ..engine.stats import PER_TOKEN, STEP_TOKENS, Histogram, Metric, Observations
@@ -40,6 +42,8 @@ class Add(NamedTuple):
     token_ids: list[int]
     params: SamplingParams
     prompt: str | None  # the text of the tokens, if it is known
+    pooling_params: PoolingParams | None = None  # of a request for an embedding
+    cache_salt: str | None = None
 
 
 class Abort(NamedTuple):
@@ -98,6 +102,7 @@ class Delta(NamedTuple):
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     error: str | None = None
     is_refused: bool = False  # the engine never took it: the request is invalid
+    embedding: list[float] | None = None
 
 
 class StepResult(NamedTuple):
@@ -251,7 +256,11 @@ class Worker:
             self._held.append(message)
             return
         try:
-            self.engine.add_request(message.request_id, message.token_ids, message.params, prompt_text=message.prompt)
+            params = message.params if message.pooling_params is None else message.pooling_params
+            prompt = TokensPrompt(prompt_token_ids=message.token_ids)
+            if message.cache_salt:
+                prompt["cache_salt"] = message.cache_salt
+            self.engine.add_request(message.request_id, prompt, params, prompt_text=message.prompt)
         except ValueError as error:
             self._refused.append(Delta(message.request_id, [], True, 0, error=str(error), is_refused=True))
         except BaseException as error:  # unforeseen, or a panic in Rust: it must not end other requests
@@ -264,8 +273,9 @@ class Worker:
 def delta_of(output: RequestOutput) -> Delta:
     """Return an output, which holds new parts only, as a message."""
     pieces = [piece_of(each) for each in output.outputs]
-    cached = output.num_cached_tokens
-    return Delta(output.request_id, pieces, output.finished, cached, output.prompt_logprobs, output.error)
+    cached, embedding = output.num_cached_tokens, output.embedding
+    rest = output.prompt_logprobs, output.error
+    return Delta(output.request_id, pieces, output.finished, cached, *rest, embedding=embedding)
 
 
 def piece_of(output: CompletionOutput) -> Piece:

@@ -13,22 +13,28 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import h11
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..engine.sampling_params import SamplingParams
+from ..log import logger
 from .engine_client import EngineClient
 from .engine_process import Add
 from .errors import ApiError, error_object
 from .options import ServerOptions
-from .protocol import MAX_CHOICES, InvalidRequest
+from .protocol import MAX_CHOICES, Body, InvalidRequest, shortened
 
+if TYPE_CHECKING:
+    from .app import ServerState
+
+B = TypeVar("B", bound=Body)
 MAX_HEAD_BYTES = 1 << 15
 MIN_CHUNK_BYTES = 64  # smaller chunks of a body count as this many, because each costs the event loop time
 LINGER = 0.5  # seconds for a client to read an error before its connection is aborted
+MAX_IGNORED = 64  # names of unknown fields in the log, because clients choose them
 MAX_PARTS = 1 << 17  # objects, arrays and fields of a body, because Python takes long to build more
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # of JSON
 
@@ -220,6 +226,20 @@ async def read_body(request: Request) -> bytes:
     return body
 
 
+async def read_as(kind: type[B], request: Request) -> B:
+    """Return the body of a request. Raise ApiError or InvalidRequest.
+
+    The log has each unknown field once.
+    """
+    body = kind.parse(await read_body(request))
+    state: ServerState = request.app.state.server
+    for name in body.unknown_fields() - state.ignored:
+        if len(state.ignored) < MAX_IGNORED:
+            state.ignored.add(name)
+            logger.warning(f"warning: ignoring the unknown field {shortened(name)} of {request.url.path}")
+    return body
+
+
 def check_num_parts(body: bytes) -> None:
     """Raise InvalidRequest if the JSON has too many objects, arrays and fields."""
     if num_parts(body) > MAX_PARTS and (count := num_parts(STRING.sub(b"", body))) > MAX_PARTS:
@@ -243,9 +263,11 @@ def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: i
         message = f"The request needs {num_choices:,} choices, but a response can have at most {MAX_CHOICES:,}."
         raise InvalidRequest(message, "n")
     for request in requests:
-        if len(request.token_ids) >= max_model_len:  # the engine would read them all first
+        generates = request.params.max_tokens != 0
+        if len(request.token_ids) + generates > max_model_len:  # the engine would read them all first
             message = f"This model's maximum context length is {max_model_len} tokens. However, your prompt has"
-            message = f"{message} {len(request.token_ids)} tokens, and at least one must be generated."
+            message = f"{message} {len(request.token_ids)} tokens"
+            message += ", and at least one must be generated." if generates else "."
             raise InvalidRequest(f"{message} Please shorten the prompt.", code="context_length_exceeded")
     check_logprobs(requests[0].params, options)
     num_tokens = sum(request.params.n * max_num_tokens(request, max_model_len) for request in requests)

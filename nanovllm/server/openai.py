@@ -22,11 +22,13 @@ from ..engine.sampling_params import RequestOutputKind, SamplingParams
 from .engine_client import EngineClient
 from .engine_process import Add, Delta, Piece, joined
 from .errors import ApiError, as_error
-from .limits import check_load, check_size, read_body
+from .limits import check_load, check_size, read_as
 from .protocol import (
     Chat,
     ChatCompletionRequest,
     CompletionRequest,
+    EmbeddingRequest,
+    InvalidRequest,
     MessageStream,
     ParsedRequest,
     ResponsesRequest,
@@ -36,6 +38,7 @@ from .protocol import (
     chat_logprobs,
     completion_choice,
     echoed,
+    embedding_object,
     prompt_logprobs,
     usage,
     whole_message,
@@ -61,7 +64,8 @@ class Work:
     model: str  # the name in the response
     prompts: list[Tokens]
     params: SamplingParams
-    id: str
+    id: str  # of the response
+    engine_id: str  # of the request in the engine; clients may send the same request_id twice
     format: MessageFormat | None = None  # of a chat's messages; None: the text is the content
     is_prompt_only: bool = False  # the response echoes the prompt; the engine generates a token, which is dropped
     created: int = field(default_factory=lambda: int(time.time()))
@@ -77,9 +81,10 @@ class Work:
     @property
     def requests(self) -> list[Add]:
         """One request for each prompt."""
-        ids = [self.id] if len(self.prompts) == 1 else [f"{self.id}-{i}" for i in range(len(self.prompts))]
+        name, salt, pooling = self.engine_id, self.body.cache_salt, self.body.pooling_params
+        ids = [name] if len(self.prompts) == 1 else [f"{name}-{i}" for i in range(len(self.prompts))]
         pairs = zip(ids, self.prompts, strict=True)
-        return [Add(id, tokens.token_ids, self.params, tokens.text) for id, tokens in pairs]
+        return [Add(id, tokens.token_ids, self.params, tokens.text, pooling, salt) for id, tokens in pairs]
 
     async def pieces(self, engine: EngineClient) -> AsyncGenerator[tuple[int, Piece], None]:
         """Run the requests. Yield each piece with the index of its choice: a prompt's choices are neighbors.
@@ -115,6 +120,15 @@ class Work:
                 samples[index] = joined(samples[index], piece) if index in samples else piece
         return dict(sorted(samples.items()))
 
+    async def embeddings(self, engine: EngineClient) -> list[list[float]]:
+        """Run the requests. Return the embedding of each prompt."""
+        embeddings: dict[str, list[float]] = {}
+        async with aclosing(engine.generate(self.requests)) as deltas:
+            async for delta in deltas:
+                self.num_cached[delta.request_id] = delta.num_cached_tokens
+                embeddings[delta.request_id] = delta.embedding or []
+        return [embeddings[request.request_id] for request in self.requests]
+
     def message_part(self, index: int, piece: Piece) -> MessageDelta | None:
         """Return the part of a choice's message in the next piece of a stream, or None if the text is the content."""
         if self.format is None:
@@ -126,6 +140,18 @@ class Work:
     def message(self, sample: Piece) -> MessageDelta | None:
         """Return the message of a whole output, or None if the text is the content."""
         return None if self.format is None else whole_message(sample.text, self.format, self.body.include_reasoning)
+
+    def token_ids(self, index: int, piece: Piece, is_first: bool = True) -> dict[str, Any]:
+        """Return a choice's fields for return_token_ids. A completion's first piece has the prompt's tokens, too."""
+        if not self.body.return_token_ids:
+            return {}
+        prompt, own = self.prompts[index // self.params.n].token_ids, piece.token_ids
+        own = own[len(prompt) :] if self.body.echo and is_first else own
+        return {"token_ids": own} | ({"prompt_token_ids": prompt} if is_first and not self.body.is_chat else {})
+
+    def prompt_token_ids(self) -> dict[str, Any]:
+        """Return the field of a chat's response for return_token_ids."""
+        return {"prompt_token_ids": self.prompts[0].token_ids} if self.body.return_token_ids else {}
 
     def _count_reasoning(self, index: int, token_ids: list[int]) -> None:
         """Count new tokens of a choice that belong to its thought, if a token ends the thought."""
@@ -164,15 +190,26 @@ async def start_work(state: "ServerState", body: ParsedRequest, id: str) -> Work
     arguments = body.sampling_params(model.recommended)
     is_prompt_only = body.echo and arguments.get("max_tokens") == 0
     params = SamplingParams(**arguments | ({"max_tokens": 1} if is_prompt_only else {}))
+    if body.pooling_params is not None:
+        params.max_tokens = 0  # the engine generates nothing
     params.output_kind = RequestOutputKind.DELTA
-    params.stream_interval = None if body.stream else NEVER
+    params.stream_interval = params.stream_interval if body.stream else NEVER
     given = [body.prompts] if isinstance(body.prompts, Chat) else body.prompts
-    prompts = [await model.tokens(each, body.add_special_tokens, model.max_characters) for each in given]
+    limit = model.max_characters if body.truncate_prompt_tokens is None else None
+    prompts = [await model.tokens(each, body.add_special_tokens, limit) for each in given]
+    format = body.message_format(model.parsers, prompts[0].text or "", params)
+    if (most := body.truncate_prompt_tokens) is not None:
+        room = model.max_model_len - (1 if params.max_tokens is None else params.max_tokens)
+        if max(most, 1) > room:
+            message = f"Invalid 'truncate_prompt_tokens': at most {room} tokens leave room for the output, got {most}."
+            raise InvalidRequest(message, "truncate_prompt_tokens", "invalid_value")
+        prompts = [each.truncated(room if most < 0 else most, body.truncation_side) for each in prompts]
     if body.echo:
         params.prompt_logprobs = params.logprobs if params.prompt_logprobs is None else params.prompt_logprobs
         prompts = [model.with_text(each) for each in prompts]
-    format = body.message_format(model.parsers, prompts[0].text or "", params)
-    work = Work(body, model.name, prompts, params, f"{id}{uuid.uuid4().hex}", format, is_prompt_only)
+    id += body.request_id or uuid.uuid4().hex
+    engine_id = f"{id}-{uuid.uuid4().hex[:8]}" if body.request_id else id
+    work = Work(body, model.name, prompts, params, id, engine_id, format, is_prompt_only)
     if format is not None and format.reasoning is not None:
         token_id = model.require_tokenizer().backend.token_to_id
         work.thought_tags = token_id(format.reasoning.start), token_id(format.reasoning.end)
@@ -186,12 +223,12 @@ async def start_work(state: "ServerState", body: ParsedRequest, id: str) -> Work
 
 async def create_completion(request: Request) -> Response:
     """Complete one prompt or several."""
-    return await create(request, CompletionRequest.parse(await read_body(request)).parsed(), "cmpl-")
+    return await create(request, (await read_as(CompletionRequest, request)).parsed(), "cmpl-")
 
 
 async def create_chat_completion(request: Request) -> Response:
     """Answer a conversation."""
-    return await create(request, ChatCompletionRequest.parse(await read_body(request)).parsed(), "chatcmpl-")
+    return await create(request, (await read_as(ChatCompletionRequest, request)).parsed(), "chatcmpl-")
 
 
 async def create(request: Request, body: ParsedRequest, id: str) -> Response:
@@ -201,7 +238,7 @@ async def create(request: Request, body: ParsedRequest, id: str) -> Response:
     if body.stream:
         return await stream(events_of(state.engine, work, body.stream), error_event, request.receive)
     samples = await unless_hung_up(request.receive, work.samples(state.engine))
-    chat_prompt = prompt_logprobs(work.prompt_logprobs.get(0)) if body.is_chat else {}
+    chat_prompt = prompt_logprobs(work.prompt_logprobs.get(0)) | work.prompt_token_ids() if body.is_chat else {}
     choices = [choice(work, index, sample) for index, sample in samples.items()]
     head = work.head("chat.completion" if body.is_chat else "text_completion")
     return JSONResponse({**head, "choices": choices, "usage": work.usage(), **chat_prompt})
@@ -210,8 +247,10 @@ async def create(request: Request, body: ParsedRequest, id: str) -> Response:
 def choice(work: Work, index: int, sample: Piece) -> dict[str, Any]:
     """Return a choice of a whole response."""
     if work.body.is_chat:
-        return chat_choice(sample, index, work.params.num_logprobs, work.message(sample))
-    return completion_choice(sample, index) | prompt_logprobs(work.prompt_logprobs.get(index // work.params.n))
+        choice = chat_choice(sample, index, work.params.num_logprobs, work.message(sample))
+    else:
+        choice = completion_choice(sample, index) | prompt_logprobs(work.prompt_logprobs.get(index // work.params.n))
+    return choice | work.token_ids(index, sample)
 
 
 def error_event(error: Exception) -> bytes:
@@ -224,8 +263,8 @@ async def events_of(engine: EngineClient, work: Work, options: StreamOptions) ->
     head = work.head("chat.completion.chunk" if work.body.is_chat else "text_completion")
     offsets: dict[int, int] = {}  # of each choice's next token: its text may lag behind the tokens
 
-    def event(choice: dict[str, Any]) -> bytes:
-        chunk = {**head, "choices": [choice]}
+    def event(choice: dict[str, Any], **fields: Any) -> bytes:
+        chunk = {**head, "choices": [choice], **fields}
         if options.continuous_usage_stats:
             chunk["usage"] = work.usage()
         elif options.include_usage:
@@ -236,18 +275,18 @@ async def events_of(engine: EngineClient, work: Work, options: StreamOptions) ->
         async for index, piece in pieces:
             is_first, start = index not in offsets, offsets.setdefault(index, 0)
             if not work.body.is_chat:
-                choice = completion_choice(piece, index, start)
+                choice = completion_choice(piece, index, start) | work.token_ids(index, piece, is_first)
                 if logprobs := choice["logprobs"]:
                     offsets[index] = start + sum(map(len, logprobs["tokens"]))
                 yield event(choice)
                 continue
             role = {"role": "assistant", "content": ""}
             first = {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
-            part, new = work.message_part(index, piece), b""
-            if part is None or part != MessageDelta() or piece.logprobs or piece.finish_reason:
+            part, new, ids = work.message_part(index, piece), b"", work.token_ids(index, piece)
+            if part is None or part != MessageDelta() or piece.logprobs or piece.finish_reason or ids:
                 has_calls = part is not None and work.messages[index].has_calls
-                new = event(chat_chunk_choice(piece, index, work.params.num_logprobs, part, has_calls))
-            if new := event(first) + new if is_first else new:
+                new = event(chat_chunk_choice(piece, index, work.params.num_logprobs, part, has_calls) | ids)
+            if new := event(first, **work.prompt_token_ids()) + new if is_first else new:
                 yield new
     if options.include_usage:
         yield event_of({**head, "choices": [], "usage": work.usage()})
@@ -260,7 +299,7 @@ async def events_of(engine: EngineClient, work: Work, options: StreamOptions) ->
 async def create_response(request: Request) -> Response:
     """Answer a conversation through OpenAI's newer Responses API. It takes text only, and nothing is stored."""
     state: ServerState = request.app.state.server
-    body = ResponsesRequest.parse(await read_body(request))
+    body = await read_as(ResponsesRequest, request)
     work = await start_work(state, body.parsed(), "resp_")
     builder = ResponseBuilder(work, body.repeated())
     if work.body.stream:
@@ -426,3 +465,16 @@ def response_usage(used: dict[str, Any]) -> dict[str, Any]:
         "output_tokens_details": used.get("completion_tokens_details", {"reasoning_tokens": 0}),
         "total_tokens": used["total_tokens"],
     }
+
+
+# /v1/embeddings
+
+
+async def create_embedding(request: Request) -> Response:
+    """Return the embeddings of one input or several."""
+    state: ServerState = request.app.state.server
+    body = await read_as(EmbeddingRequest, request)
+    work = await start_work(state, body.parsed(), "embd-")
+    embeddings = await unless_hung_up(request.receive, work.embeddings(state.engine))
+    data = [embedding_object(each, index, body.encoding_format) for index, each in enumerate(embeddings)]
+    return JSONResponse({**work.head("list"), "data": data, "usage": work.usage()})

@@ -8,7 +8,9 @@ from dataclasses import dataclass, fields
 
 from ..chat.formats import REASONING_FORMATS, TOOL_FORMATS
 from ..engine.checks import AT_LEAST_0, AT_LEAST_1, Rule, check_field, cli_option
+from ..log import LEVELS
 
+UVICORN_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 PORT: Rule = ("from 0 to 65535", lambda port: 0 <= port <= 65535)  # 0 picks a free one
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("port", "page_port"), PORT),
@@ -24,7 +26,7 @@ class ServerOptions:
     """The options of `nanovllm serve`."""
 
     host: str = cli_option("127.0.0.1", "address to listen on; 0.0.0.0 for all of this machine's")
-    port: int = cli_option(8000, "port; 0 picks a free one, shown in the first line of output")
+    port: int = cli_option(8000, "port; 0 picks a free one, shown once the server is ready")
     page_port: int | None = cli_option(None, "separate port for the page and /metrics; default: the same port")
     page_host: str | None = cli_option(None, "address of that port; default: 127.0.0.1")
     chat_template: str | None = cli_option(
@@ -55,6 +57,12 @@ class ServerOptions:
     max_body_bytes: int = cli_option(1 << 22, "most bytes of a request's body")
     header_timeout: float = cli_option(10.0, "seconds in which a request's head must arrive")
     body_timeout: float = cli_option(60.0, "seconds in which its body must arrive, and in which a client must read")
+    log_level: str = cli_option("info", "least important lines to print on standard error", LEVELS)
+    uvicorn_log_level: str = cli_option("error", "the same for the lines of uvicorn, the HTTP server", UVICORN_LEVELS)
+    disable_uvicorn_access_log: bool = cli_option(False, "print no line for each request")
+    disable_access_log_for_endpoints: str | None = cli_option(
+        None, "paths without such lines, separated by commas: /health,/metrics"
+    )
     api_keys: tuple[str, ...] = ()  # --api-key may be repeated, and has an environment variable
 
     def __post_init__(self) -> None:

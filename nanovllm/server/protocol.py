@@ -4,9 +4,11 @@ A model checks types and sizes, and ignores unknown fields. SamplingParams check
 and vLLM's.
 """
 
+import base64
 import itertools
 import json
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -30,6 +32,7 @@ from ..chat.forced_calls import ForcedCall, forced_call
 from ..chat.formats import MessageFormat, Parsers, parsers_for
 from ..checkpoints.chat_template import choose_template
 from ..engine.outputs import CompletionOutput, Logprob
+from ..engine.pooling_params import PoolingParams
 from ..engine.prompts import Prompt
 from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from .engine_process import Piece
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+EMBEDDINGS = "/v1/embeddings"
 MAX_CHOICES = 2048  # of one response: the engine holds a sequence for each from the moment the request arrives
 MAX_IDS = 1 << 16  # of tokens, in a list or in logit_bias
 MAX_FORM = 1 << 16  # characters of a JSON schema: building the grammar of a longer one takes half a second
@@ -209,6 +213,7 @@ class ParsedRequest:
     stream: StreamOptions | None = None  # None: the response is one object
     echo: bool = False  # the prompt's text precedes the output's
     add_special_tokens: bool = True  # to a prompt that is a text
+    pooling_params: PoolingParams | None = None  # set if the body wants embeddings
     request_id: str | None = None  # the end of the response's id
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None  # most tokens of a prompt; -1: as many as leave room for the output
@@ -256,6 +261,9 @@ class ParsedRequest:
         return format
 
 
+RequestId = Annotated[str, Field(pattern=r"^[!-~]{1,200}$")]  # a log has it on one line
+
+
 class SamplingBody(Body):
     """The fields that all endpoints that generate text share."""
 
@@ -283,7 +291,7 @@ class SamplingBody(Body):
     bad_words: Annotated[Texts, Field(max_length=128)] | None = None
     skip_reading_prefix_cache: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None  # a log has it on one line
+    request_id: RequestId | None = None
     include_reasoning: bool | None = None
     repetition_detection: RepetitionDetectionParams | None = None
 
@@ -362,6 +370,7 @@ class StreamableBody(SamplingBody):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     return_token_ids: bool | None = None
+    stream_interval: Annotated[int, Field(ge=1)] | None = None
 
     def checked_stream_options(self) -> StreamOptions | None:
         """Return the options of the stream, or None if the response isn't streamed."""
@@ -649,7 +658,6 @@ class Text(Object):
     """The form of a response's text."""
 
     format: Format | None = None
-    verbosity: Literal["medium"] | None = None
 
 
 class Reasoning(Object):
@@ -737,6 +745,35 @@ class DetokenizeRequest(Body):
     """The body of /detokenize."""
 
     tokens: TokenIds
+
+
+class EmbeddingRequest(Body):
+    """The body of /v1/embeddings."""
+
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    use_activation: bool | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    request_id: RequestId | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    user: str | None = None
+
+    def parsed(self) -> ParsedRequest:
+        """Translate the body for the engine. As in vLLM, truncation keeps the first tokens by default."""
+        return ParsedRequest(
+            prompts=prompts_of(self.input),
+            params={"max_tokens": 1},
+            model=self.model,
+            add_special_tokens=self.add_special_tokens is not False,
+            pooling_params=PoolingParams(self.use_activation, self.dimensions),
+            request_id=self.request_id,
+            cache_salt=self.cache_salt,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            truncation_side=self.truncation_side or "right",
+        )
 
 
 # Responses
@@ -835,6 +872,17 @@ def usage(
         "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
         **(reasoning if num_reasoning_tokens is not None else {}),
     }
+
+
+def embedding_object(embedding: list[float], index: int, encoding_format: str | None) -> dict[str, Any]:
+    """Return the embedding of the input `index`, as numbers or as base64 of little-endian float32.
+
+    >>> embedding_object([1.0], 0, "base64")
+    {'object': 'embedding', 'index': 0, 'embedding': 'AACAPw=='}
+    """
+    packed = struct.pack(f"<{len(embedding)}f", *embedding) if encoding_format == "base64" else None
+    value = embedding if packed is None else base64.b64encode(packed).decode()
+    return {"object": "embedding", "index": index, "embedding": value}
 
 
 # Log-probabilities

@@ -18,7 +18,7 @@ from ..async_llm import EngineDeadError
 from ..checkpoints.chat_template import read_template
 from ..engine.config import EngineArgs
 from ..engine.llm_engine import LLMEngine
-from ..log import tell
+from ..log import logger
 from .app import ServerState, make_apps
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
@@ -36,6 +36,7 @@ def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Buil
 
     Raise ValueError or OSError for invalid options or a taken port, before the model is read.
     """
+    logger.setLevel(options.log_level.upper())
     template = read_template(options.chat_template)
     args.engine_config()
     with listening_sockets(options) as listeners:
@@ -51,6 +52,7 @@ async def serve(
     build: Build,
 ) -> int:
     """Start both processes and serve. Return the exit status."""
+    logger.info(f"loading {model}")
     engine = EngineClient(*start_engine(args, build))
     try:
         front = await make_front(model, args, options, template, engine)
@@ -60,7 +62,7 @@ async def serve(
         prepare()
         return await front.run(*listeners)
     except EngineDeadError as error:
-        tell(f"error: {error}")
+        logger.error(f"error: {error}")
         return 1
     finally:
         await engine.close()
@@ -88,7 +90,7 @@ def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         http=partial(HttpProtocol, limits=options),  # type: ignore[arg-type]  # uvicorn calls it as it would a class
         ws="none",
         lifespan="off",
-        log_level="error",
+        log_level=options.uvicorn_log_level,
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=int(options.shutdown_timeout + GRACE) + 1,
@@ -117,9 +119,9 @@ class Front:
         for listener in listeners:
             listener.listen()  # a client may connect as soon as it reads the lines below
         first, *others = map(address_of, listeners)
-        tell(f"serving {self.state.model.name} at {first}, {self.state.kernels}")
+        logger.info(f"serving {self.state.model.name} at {first}, {self.state.kernels}")
         for address in others:
-            tell(f"the page and /metrics are at {address}")
+            logger.info(f"the page and /metrics are at {address}")
         pairs = zip(self.servers, listeners, strict=True)
         await asyncio.gather(*(server.serve([listener]) for server, listener in pairs))
         return 1 if self.failed else 0
@@ -139,14 +141,14 @@ class Front:
         self.state.feed.close()
         seconds = self.state.options.shutdown_timeout
         if running := self.state.engine.num_requests:
-            tell(f"stopping: {running} requests have {seconds:g} seconds to finish")
+            logger.info(f"stopping: {running} requests have {seconds:g} seconds to finish")
         asyncio.get_running_loop().call_later(seconds, self._cut)
 
     def die(self) -> None:
         """Report the end of the engine to clients for a moment, then stop."""
         self.failed = True
         self.state.feed.close()
-        tell(f"error: {self.state.engine.error}")
+        logger.error(f"error: {self.state.engine.error}")
         asyncio.get_running_loop().call_later(UNHEALTHY, self.stop)
 
     def _cut(self) -> None:

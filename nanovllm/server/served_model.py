@@ -16,7 +16,7 @@ from ..checkpoints.model_config import default_sampling_params
 from ..checkpoints.tokenizer import HFTokenizer, decoded_token, load_tokenizer
 from ..engine.prompts import Prompt, valid_text
 from .errors import ApiError
-from .limits import read_body
+from .limits import read_as
 from .protocol import Chat, DetokenizeRequest, InvalidRequest, TokenizeRequest, parsers_of
 
 MAX_CHARACTERS = 128  # in a token of today's vocabularies
@@ -31,6 +31,13 @@ class Tokens:
     token_ids: list[int]
     text: str | None = None  # None if the prompt came as token ids
     first_text: str = ""  # of the first token, if the response echoes the prompt
+
+    def truncated(self, most: int, side: str) -> "Tokens":
+        """Return `most` of the tokens at most: the last ones, or the first ones if `side` is "right"."""
+        ids = self.token_ids
+        if len(ids) <= most:
+            return self
+        return Tokens(ids[:most] if side == "right" else ids[len(ids) - most :])
 
 
 @dataclass(frozen=True)
@@ -164,7 +171,7 @@ def model_object(request: Request, name: str) -> dict[str, Any]:
 async def tokenize(request: Request) -> Response:
     """Return a text or a conversation as token ids."""
     model: ServedModel = request.app.state.server.model
-    body = TokenizeRequest.parse(await read_body(request))
+    body = await read_as(TokenizeRequest, request)
     model.check_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Set either 'prompt' or 'messages'.", "prompt")
@@ -178,7 +185,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """Return token ids as a text."""
     model: ServedModel = request.app.state.server.model
-    body = DetokenizeRequest.parse(await read_body(request))
+    body = await read_as(DetokenizeRequest, request)
     model.check_name(body.model)
     tokenizer = model.require_tokenizer()
     if wrong := [id for id in body.tokens if not 0 <= id < len(tokenizer)]:

@@ -71,9 +71,10 @@ def serving(*flags: str, module: str = "nanovllm", model: Path = STORYTELLER) ->
         [sys.executable, "-m", module, *arguments], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
     try:
-        line = process.stderr.readline()
-        address = re.search(r"at (http://\S+),", line)
-        assert address, line + process.stderr.read()
+        lines: list[str] = []
+        while not (address := re.search(r"at (http://\S+),", lines[-1] if lines else "")):
+            lines.append(process.stderr.readline())
+            assert lines[-1], "".join(lines)
         yield Served(process, address[1])
     finally:
         process.kill()
