@@ -40,7 +40,8 @@ class BlockManager:
         """Return the cached blocks that `seq` begins with. None stands for a block that only the tier has.
 
         They end before the first block that neither the device nor the tier has. The last token of `seq` is in none of
-        them: it must be computed, because its logits choose the next token.
+        them: it must be computed, because its logits choose the next token. There are no hits if caching is
+        turned off.
         """
         if not self._enable_caching or not seq.may_hit:
             return []
@@ -103,7 +104,7 @@ class BlockManager:
         self.pool.free_blocks(self.tier.collect(wait))
 
     def cache_blocks(self, seq: Sequence, num_tokens: int) -> None:
-        """Add the blocks that the last `num_tokens` computed tokens of `seq` have filled to the cache."""
+        """Add the blocks that the last `num_tokens` computed tokens of `seq` have filled, unless caching is turned off."""
         if not self._enable_caching:
             return
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size, seq.root_hash)
