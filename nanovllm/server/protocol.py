@@ -485,9 +485,12 @@ def tool_use(
         if mode != "required":
             kinds = "'none', 'auto', 'required', a function or allowed_tools"
             raise ValueError(f"Input should be {kinds}, got {shortened(choice)}")
-        return ToolUse(names, forced_call(functions, name, is_parallel), is_parallel)
+        forced = forced_call(functions, name, is_parallel)
     except ValueError as error:
         raise InvalidRequest(f"Invalid 'tool_choice': {error}.", "tool_choice", "invalid_value") from None
+    if not any(each.get("strict") for each in functions if name in (None, each["name"])):
+        forced = replace(forced, schema={**forced.schema, "x-guidance": {"lenient": True}})  # ignore unknown keywords
+    return ToolUse(names, forced, is_parallel)
 
 
 def function_name(value: Any) -> str | None:

@@ -251,6 +251,19 @@ def test_model_that_refuses_is_forced_to_call(plain):
     assert name == "look" and arguments["place"] in ("wood", "house")
 
 
+def test_unsupported_keyword_matters_only_to_a_strict_function(plain):
+    """Libraries write keywords for validators, such as uniqueItems, which no grammar can enforce."""
+    items = {"type": "array", "items": {"enum": [1]}, "maxItems": 1, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"a": items}, "required": ["a"], "additionalProperties": False}
+    function = {"name": "sum", "parameters": schema}
+    choice: Any = {"type": "function", "function": {"name": "sum"}}
+    message = plain.answer("REFUSE", tools=[{"type": "function", "function": function}], tool_choice=choice).message
+    [(name, arguments)] = calls_of(message)
+    assert name == "sum" and arguments["a"] in ([], [1])
+    with pytest.raises(openai.BadRequestError, match="uniqueItems"):
+        plain.chat("REFUSE", tools=[{"type": "function", "function": function | {"strict": True}}], tool_choice=choice)
+
+
 def test_allowed_tools_limit_a_required_call(plain):
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "look"}}]}
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
