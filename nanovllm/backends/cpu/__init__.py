@@ -7,7 +7,7 @@ Kernels, in reading order:
 vectors.py         sixteen numbers at a time, whatever type they are stored in; pointers; exp
 blocks.py          several vectors at a time, kept in registers
 dot.py             some rows times some rows: the inner loop of linear layers and of scores
-matmul.py          linear layers for few rows, and for many rows with packed weights
+matmul.py          linear layers, whose weights are packed in place
 elementwise.py     the rest of a layer: RMSNorm, rotary embedding, SiLU
 attention.py       attention to keys and values that are read in place
 team.py            workers that share a step, and never wait for one that isn't running
