@@ -1,4 +1,4 @@
-"""Scripts written for vLLM run here with two changes: the import and the model's name."""
+"""Scripts written for vLLM run here with two changes: `nanovllm` for `vllm`, and the model's name."""
 
 import re
 import runpy
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ..engine.cost_model import CostModel
+from .vllm_examples import STORYTELLER, renamed, with_model
 
 SCRIPTS = Path(__file__).parent / "scripts"
-STORYTELLER = Path(__file__).resolve().parents[2] / "models" / "storyteller"
 pytestmark = pytest.mark.skipif(not STORYTELLER.exists(), reason="the shipped checkpoint is missing")
 MODELS = ("facebook/opt-125m", "meta-llama/Llama-3.2-1B-Instruct")
 ARGUMENTS = {
@@ -44,11 +44,8 @@ def test_every_script_runs():
 
 
 def changed(script: str) -> str:
-    """Return the script with the changes that a user makes: the import and the model's name."""
-    text = re.sub(r"^from vllm[\w.]* import", "from nanovllm import", script, flags=re.MULTILINE)
-    for model in MODELS:
-        text = text.replace(f'"{model}"', repr(str(STORYTELLER)))
-    return text
+    """Return the script with the changes that a user makes: `nanovllm` for `vllm`, and the model's name."""
+    return with_model(renamed(script), STORYTELLER)
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
@@ -71,4 +68,4 @@ def test_only_the_import_and_the_models_name_change(name):
     for before, after in lines:
         if before != after:
             assert before.startswith("from vllm") or any(model in before for model in MODELS)
-    assert "vllm" not in changed(script).replace("nanovllm", "").replace("vllm:", "")
+    assert not re.search(r"\bvllm\b(?!:)", changed(script)) and not any(model in changed(script) for model in MODELS)
