@@ -180,7 +180,7 @@ class AssistantParser:
             self._give_up()
         elif brace:
             self._in_list |= self._opening.startswith("[")
-            self._call, self._state = CallReader(match[1] or (forced and forced.name)), self._read_call
+            self._call, self._state = CallReader(match[1] or (forced.name if forced else None)), self._read_call
             self._opening = ""
         return brace + rest
 

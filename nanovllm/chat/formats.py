@@ -98,7 +98,7 @@ class Parsers:
         if reasoning is not None and end.endswith(reasoning.end):
             reasoning = None
         tools = self.tools if tool_names else None
-        if reasoning is tools is forced is None:
+        if reasoning is None and tools is None and forced is None:
             return None
         return MessageFormat(
             reasoning=reasoning,
