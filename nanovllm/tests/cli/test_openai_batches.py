@@ -231,3 +231,21 @@ def test_file_may_mix_both_forms(run, tmp_path):
     assert sorted("custom_id" in result for result in results) == [False, True]
     file = write(file, line({"prompt": "the"}), {"id": "a", "prompt": "the"})
     assert "request 1 (line 2): id 'a'" in run("batch", str(file))[2]
+
+
+def test_result_has_the_call_that_the_request_forces(run, tmp_path):
+    pytest.importorskip("llguidance")
+    schema = {"type": "object", "properties": {"at": {"enum": ["owl"]}}, "required": ["at"]}
+    function = {"name": "look", "parameters": schema | {"additionalProperties": False}}
+    choice = {"type": "function", "function": {"name": "look"}}
+    body = {"messages": HELLO, "tools": [{"type": "function", "function": function}], "tool_choice": choice}
+    file = write(
+        tmp_path / "a.jsonl", line(body, CHAT), line({"messages": HELLO, "max_tokens": 2}, CHAT, custom_id="b")
+    )
+    (tmp_path / "template").write_text(TEMPLATE)
+    status, out, _ = run("batch", str(file), "--chat-template", str(tmp_path / "template"))
+    results = {each["custom_id"]: each["response"]["body"]["choices"][0] for each in parsed(out)}
+    [call] = results["a"]["message"]["tool_calls"]
+    assert status == 0 and results["a"]["finish_reason"] == "tool_calls" and results["a"]["message"]["content"] is None
+    assert call["function"]["name"] == "look" and json.loads(call["function"]["arguments"]) == {"at": "owl"}
+    assert results["b"]["message"].keys() == {"role", "content", "refusal"}
