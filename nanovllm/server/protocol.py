@@ -255,9 +255,11 @@ class ParsedRequest:
         if format is not None:
             params.skip_special_tokens = False
             if params.structured_outputs is not None and format.reasoning is not None:
-                start = None if format.starts_in_thought else format.reasoning.start
-                thought = {"reasoning_start_str": start, "reasoning_end_str": format.reasoning.end}
-                params.structured_outputs = replace(params.structured_outputs, **thought)
+                params.structured_outputs = replace(
+                    params.structured_outputs,
+                    reasoning_start_str=None if format.starts_in_thought else format.reasoning.start,
+                    reasoning_end_str=format.reasoning.end,
+                )
         return format
 
 
@@ -518,8 +520,8 @@ def parsers_of(
             template = choose_template(tokenizer, chat_template, tools=())
         added = tokenizer.backend.get_added_tokens_decoder().values()
         special = [token.content for token in added if token.special]
-    names = (None if name == "none" else name for name in (tool_call_parser, reasoning_parser))
-    return parsers_for(template, *names, special)
+    tools, reasoning = (None if name == "none" else name for name in (tool_call_parser, reasoning_parser))
+    return parsers_for(template, tools, reasoning, special)
 
 
 def form_of(tools: ToolUse, form: Mapping[str, Any], form_name: str) -> tuple[Mapping[str, Any], str]:
