@@ -3,8 +3,9 @@
     ~/.cache/nanovllm/kernels-0.2.0/bfloat16-1f0c.../   Numba's files, and `complete`, which lists them with their sizes
 
 Numba's own cache checks the file of a function, but not the files of functions that it calls. Here the folder's name
-has a hash of all sources, so a change of any of them leads to another folder. Two dtypes never share a folder, because
-two processes that write to one index would mix up their code.
+has a hash of all sources, so a change of any of them leads to another folder. Their path is in it too, because Numba
+looks for code by path: a second install of the same sources would find none in the first one's folder. Two dtypes never
+share a folder, because two processes that write to one index would mix up their code.
 
     python -m nanovllm.backends.cpu.compiler bfloat16 FOLDER
 
@@ -52,10 +53,10 @@ def cache_root() -> Path:
 
 
 def fingerprint(sources: Path = Path(__file__).parent) -> str:
-    """Return a hash of everything that the machine code depends on."""
+    """Return a hash of everything that the machine code, and the way to it in Numba's cache, depend on."""
     from llvmlite import binding
 
-    parts = [path.read_bytes() for path in sorted(sources.glob("*.py"))]
+    parts = [os.fsencode(os.path.abspath(sources)), *(path.read_bytes() for path in sorted(sources.glob("*.py")))]
     names = [version("numba"), version("llvmlite"), sys.version, platform.machine(), binding.get_host_cpu_name()]
     names.append(binding.get_host_cpu_features().flatten())  # a virtual machine may hide some
     names += [os.environ.get(name, "") for name in NUMBA_SETTINGS]
@@ -258,7 +259,10 @@ class Compiler:
 
 def start(dtype: str, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the process, which imports modules from the same paths as this one, and ignores the terminal's Ctrl-C."""
-    paths = [str(Path(__file__).resolve().parents[3]), *filter(None, sys.path)]
+    package = Path(
+        os.path.abspath(__file__)
+    )  # without following links, because the process must store code by our path
+    paths = [str(package.parents[3]), *filter(None, sys.path)]
     return subprocess.Popen(
         [sys.executable, "-m", f"{__package__}.compiler", dtype, str(folder)],
         stdin=subprocess.PIPE,  # closes when this process ends, however it ends

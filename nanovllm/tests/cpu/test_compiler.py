@@ -55,6 +55,25 @@ def test_the_folder_depends_on_sources_numba_and_the_machine(tmp_path, monkeypat
     assert len(set(hashes)) == 5
 
 
+def test_a_second_install_of_the_same_sources_has_its_own_folder(tmp_path):
+    """Numba looks for code by path, so a complete folder of the first install holds none for the second one."""
+    for install in ("first", "second"):
+        (tmp_path / install).mkdir()
+        (tmp_path / install / "kernel.py").write_text("ONE = 1\n")
+    assert compiler.fingerprint(tmp_path / "first") != compiler.fingerprint(tmp_path / "second")
+
+
+def test_the_process_imports_the_package_by_the_path_of_this_one(tmp_path, monkeypatch):
+    """An install may be reached through a link. Kernels stored by the path that it leads to would not be found."""
+    environments = []
+    (tmp_path / "install").symlink_to(PACKAGE.parent)
+    linked = tmp_path / "install" / Path(compiler.__file__).relative_to(PACKAGE.parent)
+    monkeypatch.setattr(compiler, "__file__", str(linked))
+    monkeypatch.setattr(compiler.subprocess, "Popen", lambda *_, env, **__: environments.append(env))
+    compiler.start("float32", tmp_path, None)
+    assert environments[0]["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path / "install")
+
+
 def test_each_dtype_has_a_folder_in_the_named_cache(user, monkeypatch, tmp_path):
     folders = {dtype: compiler.find_folder(dtype) for dtype in ("float32", "bfloat16")}
     assert len(set(folders.values())) == 2 and all(folder.is_relative_to(user) for folder in folders.values())
@@ -237,11 +256,11 @@ def test_the_process_ends_with_its_owner_and_leaves_no_zombie(process, way):
 # With real kernels
 
 
-def run_script(script: str, home: Path, **variables: str) -> subprocess.Popen[str]:
+def run_script(script: str, home: Path, install: Path = PACKAGE.parent, **variables: str) -> subprocess.Popen[str]:
     environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "NUMBA_CACHE_DIR")}
-    environment |= {"XDG_CACHE_HOME": str(home), "PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "2"} | variables
+    environment |= {"XDG_CACHE_HOME": str(home), "PYTHONPATH": str(install), "OMP_NUM_THREADS": "2"} | variables
     command, pipe = [sys.executable, "-c", script], subprocess.PIPE
-    return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe)
+    return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe, cwd=home)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -276,6 +295,17 @@ def test_the_first_engine_starts_at_once_and_the_second_one_has_kernels(checkpoi
     results = json.loads(finish(run_script(script, tmp_path)))
     assert [each[:2] for each in results] == [[plain, "kernel"]] * 2
     assert results[0][2] < 5, "takes 3 s on an idle machine"
+
+
+@pytest.mark.nightly
+def test_a_second_install_compiles_in_the_background_too(checkpoint, tmp_path):
+    (tmp_path / "install").symlink_to(PACKAGE.parent)
+    script = GENERATE.format(package=PACKAGE.name, checkpoint=str(checkpoint))
+    finish(run_script(script, tmp_path))
+    script = script.replace("kernels.wait(200)", "kernels.wait(200)\nstart = time.perf_counter()")
+    (_, said, first), (_, description, second) = json.loads(finish(run_script(script, tmp_path, tmp_path / "install")))
+    assert (said, description) == ("plain ", "kernel") and first < 10
+    assert second < 10, "once the process has ended, nothing is left to compile"
 
 
 @pytest.mark.full
