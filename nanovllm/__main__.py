@@ -5,11 +5,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from .cli.terminal import end_at_once, handled_by
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. A user's error prints one line to standard error."""
+    from .cli.terminal import end_at_once, handled_by
+
     with handled_by(end_at_once):
         from .cli.commands import run
 
@@ -27,7 +27,12 @@ def shorten_spinning() -> None:
 
 
 def console() -> None:
-    """Run the command as a process: Ctrl-C prints one line from the first import until Python has ended."""
+    """Run the command as a process: Ctrl-C prints one line at most from the first import until Python has ended."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # end silently until our handler is imported: Python's prints a traceback
+    from .cli.terminal import end_at_once
+
     shorten_spinning()
     signal.signal(signal.SIGINT, end_at_once)
     status = main()

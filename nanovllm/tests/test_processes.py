@@ -91,7 +91,7 @@ def wait_for(process: subprocess.Popen[str], seconds: float) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["generate", "batch", "chat", "bench"])
 def test_ctrl_c_at_any_moment_ends_in_one_line_and_leaves_whole_results(command, checkpoint, tmp_path, name):
-    """Python itself takes the first hundredths of a second, before any line of this package runs."""
+    """Python itself takes the first hundredths of a second, and until our handler is imported the process just ends."""
     requests, out = tmp_path / "many.jsonl", tmp_path / "out.jsonl"
     requests.write_text((json.dumps({"prompt": "the", "max_tokens": 4}) + "\n") * 3000)
     lasting = {
@@ -110,7 +110,7 @@ def test_ctrl_c_at_any_moment_ends_in_one_line_and_leaves_whole_results(command,
         process.send_signal(signal.SIGINT)  # a chat continues after the first one
         status, _, err = finish(process, "")
         message = [line for line in err.splitlines() if "interrupted" in line]
-        assert "Traceback" not in err and (status, len(message)) in ((130, 1), (0, 0)), (moment, status, err)
+        assert "Traceback" not in err and (status, len(message)) in ((130, 1), (0, 0), (-2, 0)), (moment, status, err)
         if out.exists():
             assert all(json.loads(line) for line in out.read_text().splitlines())
             assert out.read_text()[-1:] in ("", "\n")

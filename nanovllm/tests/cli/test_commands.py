@@ -232,6 +232,15 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
     assert process.communicate(timeout=30) == ("", "interrupted\n") and process.returncode == 130
 
 
+def test_ctrl_c_before_the_commands_are_imported_prints_no_traceback(tmp_path):
+    """Even modules of the standard library take a moment on a busy machine."""
+    (tmp_path / "logging.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
+    process = start("generate", path=tmp_path)
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "") and process.returncode == -signal.SIGINT
+
+
 def test_sigterm_while_torch_is_imported_ends_a_server_with_status_0(tmp_path):
     (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
     process = start("serve", path=tmp_path)

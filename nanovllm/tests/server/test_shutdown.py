@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -81,10 +82,21 @@ def test_server_that_is_still_loading_ends_at_once(number):
     process.communicate()
 
 
-def start(*flags: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "nanovllm", "serve", "--port", "0", *flags], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
+@pytest.mark.full
+@pytest.mark.parametrize("seconds", [0, 2])
+def test_ctrl_c_in_a_terminal_reaches_both_processes_and_is_one_line(seconds):
+    """A terminal sends it to the engine's process too, which loads for some seconds."""
+    process = start(start_new_session=True)
+    until(lambda: engines_of(process) != [])
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert "Traceback" not in err and err.count("interrupted") == (process.returncode == 130)
+
+
+def start(*flags: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "nanovllm", "serve", "--port", "0", *flags]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **options)
 
 
 def engines_of(process: subprocess.Popen[str]) -> list[int]:
