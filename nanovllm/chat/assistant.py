@@ -64,10 +64,11 @@ class AssistantParser:
         With `streams`, arguments are returned as they come. Without it, a call is returned once it is complete, in one
         part, and a call whose arguments are not valid JSON becomes content.
         """
-        self._format, self._streams, self._reasoning = format, streams, format.reasoning
+        self._format, self._streams = format, streams
         self._tools = None if format.forced else format.tools
-        own = self._tools.tags if self._tools else set()
-        own |= {self._reasoning.start, self._reasoning.end} if self._reasoning else set()
+        thought = format.reasoning
+        self._thought_start, self._thought_end = (thought.start, thought.end) if thought else ("", "")
+        own = {self._thought_start, self._thought_end, *(self._tools.tags if self._tools else ())} - {""}
         self._special = frozenset(format.special_tokens)
         self._dropped = self._special - own
         self._tags = tag_pattern(self._special | own)
@@ -75,13 +76,12 @@ class AssistantParser:
         self._held: list[str] = []  # whitespace that is dropped if a call or the end of a thought follows
         self._raw: list[str] = []  # the text of a call, until it is certain to be one
         self._opening = ""
-        self._part: dict[str, list[str]] = {"reasoning": [], "content": []}  # not returned yet
-        self._calls: list[ToolCallDelta] = []
+        self._reasoning, self._content, self._calls = list[str](), list[str](), list[ToolCallDelta]()  # new parts
         self._num_calls = 0
         self._in_list = self._has_content = self._skips_space = self._takes_bare_call = False
         self._call = CallReader()
         self._state: Callable[[str], str] = self._before_thought
-        if self._reasoning is None:
+        if thought is None:
             self._begin_content()
 
     def feed(self, text: str) -> MessageDelta:
@@ -98,7 +98,7 @@ class AssistantParser:
         if self._state in (self._open_call, self._read_call):
             self._give_up()
         if self._state == self._read_content and not (self._num_calls or self._skips_space):
-            self._part["content"] += self._held
+            self._content += self._held
         return self._new_part()
 
     def _read(self, items: Sequence[str]) -> None:
@@ -108,20 +108,20 @@ class AssistantParser:
                 item = self._state(item)
 
     def _new_part(self) -> MessageDelta:
-        part = MessageDelta("".join(self._part["reasoning"]), "".join(self._part["content"]), tuple(self._calls))
-        self._part, self._calls = {"reasoning": [], "content": []}, []
+        part = MessageDelta("".join(self._reasoning), "".join(self._content), tuple(self._calls))
+        self._reasoning, self._content, self._calls = [], [], []
         return part
 
-    def _write(self, name: str, text: str) -> None:
-        """Add text to the thought or the content. Whitespace at its end waits for what follows."""
+    def _write(self, parts: list[str], text: str) -> None:
+        """Add text to the parts of the thought or the content. Whitespace at its end waits for what follows."""
         if text in self._special:
             return
         if self._skips_space:
             self._held, text = [], text.lstrip()
         if body := text.rstrip():
-            self._part[name] += [*self._held, body]
+            parts += [*self._held, body]
             self._held, self._skips_space = [], False
-            self._has_content |= name == "content"
+            self._has_content |= parts is self._content
         self._held.append(text[len(body) :])
 
     def _hold_space(self, text: str, separators: str = "") -> str:
@@ -133,10 +133,9 @@ class AssistantParser:
     # States
 
     def _before_thought(self, item: str) -> str:
-        assert self._reasoning is not None, "the format has thoughts"
         if not (text := self._hold_space(item)):
             return ""
-        has_tag = text == self._reasoning.start
+        has_tag = text == self._thought_start
         if has_tag or self._format.starts_in_thought:
             self._skips_space, self._state = True, self._read_thought
         else:
@@ -144,12 +143,11 @@ class AssistantParser:
         return "" if has_tag else text
 
     def _read_thought(self, item: str) -> str:
-        assert self._reasoning is not None, "the format has thoughts"
-        if item == self._reasoning.end:
+        if item == self._thought_end:
             self._skips_space = True
             self._begin_content()
         else:
-            self._write("reasoning", item)
+            self._write(self._reasoning, item)
         return ""
 
     def _begin_content(self) -> None:
@@ -166,7 +164,7 @@ class AssistantParser:
             if item.startswith("{"):
                 self._call, self._state = CallReader(known=self._format.tool_names), self._read_call
                 return item
-        self._write("content", item)
+        self._write(self._content, item)
         return ""
 
     def _open_call(self, item: str) -> str:
@@ -185,11 +183,9 @@ class AssistantParser:
         return brace + rest
 
     def _read_call(self, item: str) -> str:
-        call, count = self._call, 0
-        if item in self._special:
-            call.is_broken = True
-        else:
-            count = call.read(item)
+        call = self._call
+        call.is_broken = item in self._special
+        count = 0 if call.is_broken else call.read(item)
         self._raw.append(item[:count])
         if call.is_ready and (self._streams or call.is_valid):
             self._pass_on(call)
@@ -229,7 +225,7 @@ class AssistantParser:
         """Return what was read of a broken call to the content."""
         text = "".join(part for part in self._raw if part not in self._special)
         self._raw, self._opening, self._in_list, self._state = [], "", False, self._read_content
-        self._write("content", text)
+        self._write(self._content, text)
 
 
 class CallReader:
@@ -257,12 +253,7 @@ class CallReader:
     @property
     def is_valid(self) -> bool:
         """True if the call is complete, and its arguments, none of which was passed on, are JSON."""
-        if not self.is_complete or self.is_broken:
-            return False
-        try:
-            return from_json("".join(self.arguments), allow_inf_nan=False) is not None
-        except ValueError:
-            return False
+        return self.is_complete and not self.is_broken and parse("".join(self.arguments)) is not None
 
     def read(self, text: str) -> int:
         """Read up to the end of the call, or to where it breaks. Return the number of characters."""
@@ -303,17 +294,23 @@ class CallReader:
 
     def _read_header(self, rest: str = "") -> dict[str, Any]:
         """Return the object so far, completed by `rest`. It has to be JSON."""
-        fields: dict[str, Any] = {}
-        try:
-            fields = from_json(self._header + rest)
-        except ValueError:
-            self.is_broken = True
+        parsed = parse(self._header + rest)
+        fields = parsed or {}
         name = fields.get("name")
         if isinstance(name, str) and name and (self._known is None or name in self._known):
             self.name = name
-        elif name is not None or (self._known is not None and fields.keys() - CALL_KEYS):
+        elif parsed is None or name is not None or (self._known is not None and fields.keys() - CALL_KEYS):
             self.is_broken = True
         return fields
+
+
+def parse(text: str) -> dict[str, Any] | None:
+    """Return the fields of a JSON object, or None if the text is no JSON."""
+    try:
+        fields: dict[str, Any] = from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return None
+    return fields
 
 
 class TagPattern:
@@ -331,7 +328,4 @@ class TagPattern:
         return next((i for i in starts if text[i:] in self._beginnings), len(text))
 
 
-@lru_cache(maxsize=32)
-def tag_pattern(tags: frozenset[str]) -> TagPattern:
-    """Return the pattern of these tags. A vocabulary can have hundreds of special tokens."""
-    return TagPattern(tags)
+tag_pattern = lru_cache(maxsize=32)(TagPattern)  # a vocabulary can have hundreds of special tokens

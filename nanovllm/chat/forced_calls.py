@@ -27,11 +27,10 @@ def forced_call(
     `functions` are like {"name": "add", "parameters": {...}}. Raise ValueError if none has the name.
     """
     if name is not None:
-        named = [function for function in functions if function["name"] == name]
-        if not named:
-            names = ", ".join(function["name"] for function in functions)
-            raise ValueError(f"tool_choice must name one of the tools ({names}), got {name!r}")
-        return ForcedCall(parameters_of(named[0]), name)
+        by_name = {function["name"]: function for function in functions}
+        if name not in by_name:
+            raise ValueError(f"tool_choice must name one of the tools ({', '.join(by_name)}), got {name!r}")
+        return ForcedCall(parameters_of(by_name[name]), name)
     if not functions:
         raise ValueError("tool_choice 'required' needs at least 1 tool, got 0")
     schema: JsonDict = {

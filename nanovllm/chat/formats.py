@@ -34,7 +34,7 @@ class ToolFormat:
     @property
     def tags(self) -> set[str]:
         """All tags around calls and in them."""
-        return ({self.start, self.end} - {""}) | ({"[CALL_ID]", "[ARGS]"} if self.takes_names else set())
+        return {self.start, self.end, *(("[CALL_ID]", "[ARGS]") if self.takes_names else ())} - {""}
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,6 @@ class Parsers:
     def for_prompt(
         self,
         prompt: str,
-        *,
         tool_names: Collection[str] = (),
         forced: ForcedCall | None = None,
         parallel_tool_calls: bool = True,
@@ -100,15 +99,8 @@ class Parsers:
         tools = self.tools if tool_names else None
         if reasoning is None and tools is None and forced is None:
             return None
-        return MessageFormat(
-            reasoning=reasoning,
-            starts_in_thought=reasoning is not None and (reasoning.always_thinks or end.endswith(reasoning.start)),
-            tools=tools,
-            tool_names=frozenset(tool_names),
-            forced=forced,
-            parallel_tool_calls=parallel_tool_calls,
-            special_tokens=self.special_tokens,
-        )
+        is_inside = reasoning is not None and (reasoning.always_thinks or end.endswith(reasoning.start))
+        return MessageFormat(reasoning, is_inside, tools, tool_names, forced, parallel_tool_calls, self.special_tokens)
 
 
 def parsers_for(
