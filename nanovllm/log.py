@@ -1,12 +1,17 @@
-"""Lines on standard error for the person who runs a command: tell(), and the server's logger."""
+"""Lines on standard error for the person who runs a command: tell(), the server's logger, and progress."""
 
 import logging
 import os
 import select
 import sys
+import time
+from collections.abc import Collection, Iterator
 from contextlib import suppress
+from typing import TypeVar
 
+Item = TypeVar("Item")
 LEVELS = ("debug", "info", "warning", "error")
+BAR_DELAY, LINE_SECONDS = 1.0, 10.0  # before a bar appears, and between two lines
 
 
 def tell(line: str, is_after_key: bool = False) -> None:
@@ -40,3 +45,18 @@ class Lines(logging.Handler):
 logger = logging.getLogger("nanovllm")
 logger.setLevel(logging.INFO)
 logger.addHandler(Lines())
+
+
+def with_progress(items: Collection[Item], description: str) -> Iterator[Item]:
+    """Yield the items, and show how many are done: with a bar in a terminal, and with lines in a log file."""
+    if sys.stderr.isatty() and logger.isEnabledFor(logging.INFO):
+        from tqdm import tqdm
+
+        yield from tqdm(items, description, delay=BAR_DELAY, leave=False, dynamic_ncols=True)
+        return
+    last = time.monotonic()
+    for i, item in enumerate(items):
+        if time.monotonic() - last >= LINE_SECONDS:
+            last = time.monotonic()
+            logger.info(f"{description}: {i / len(items):.0%}")
+        yield item

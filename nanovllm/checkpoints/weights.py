@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
+from ..log import with_progress
 from .entries import Entries
 
 IGNORED = ("rotary_emb.inv_freq",)  # in old checkpoints; config.json already determines it
@@ -38,7 +39,8 @@ def load_model(
     if config.tie_word_embeddings:
         reader.check_tied_head((config.vocab_size, config.hidden_size))
     state = {}
-    for name, parameter in model.named_parameters():  # lists a tied head once, as embed_tokens
+    parameters = dict(model.named_parameters())  # lists a tied head once, as embed_tokens
+    for name, parameter in with_progress(parameters.items(), "loading weights"):
         state[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
         parts = checkpoint_tensors(name, parameter.shape, config)
         for rows, part in zip(torch.split(state[name], [shape[0] for _, shape in parts]), parts, strict=True):

@@ -394,7 +394,7 @@ class LLMEngine:
             )
 
 
-def tokenizer_of(config: EngineConfig) -> HFTokenizer | None:
+def tokenizer_of(config: EngineConfig | EngineArgs) -> HFTokenizer | None:
     """Return the tokenizer that `config` names, or the checkpoint's. Raise ValueError if the named one is missing."""
     if config.skip_tokenizer_init:
         return None

@@ -50,7 +50,7 @@ def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connect
     context = multiprocessing.get_context("spawn")
     pipe, engines_end = context.Pipe()
     process = context.Process(
-        target=engine_process.run, args=(engines_end, args, build), name="nanovllm engine", daemon=True
+        target=engine_process.run, args=(engines_end, args, build, logger.level), name="nanovllm engine", daemon=True
     )
     resource_tracker.ensure_running()  # its start would unblock the signals
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})

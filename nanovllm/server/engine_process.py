@@ -27,6 +27,7 @@ from ..engine.prompts import TokensPrompt
 from ..engine.sampling_params import SamplingParams
 from ..engine.sequence import Sequence as EngineSequence
 from ..engine.stats import PER_TOKEN, STEP_TOKENS, Histogram, Metric, Observations
+from ..log import logger
 from ..trace import tracer
 
 Build = Callable[[EngineArgs], LLMEngine]
@@ -152,8 +153,9 @@ def joined(first: Piece, second: Piece) -> Piece:
 # The process
 
 
-def run(pipe: Connection, args: EngineArgs, build: Build) -> None:
+def run(pipe: Connection, args: EngineArgs, build: Build, log_level: int) -> None:
     """Run the process until Stop, or until the front ends."""
+    logger.setLevel(log_level)
     Thread(target=exit_with_front, args=(pipe.fileno(),), daemon=True).start()
     status = serve(pipe, args, build)
     sys.stderr.flush()

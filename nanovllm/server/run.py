@@ -76,7 +76,7 @@ async def make_front(
     names = args.served_model_name
     names = [names] if isinstance(names, str) else names or []
     parsers = options.tool_call_parser, options.reasoning_parser
-    served = served_model(model, str(args.model), names, template, parsers, ready.max_model_len)
+    served = served_model(model, args, names, template, parsers, ready.max_model_len)
     state = ServerState(options, engine, served, ready.kernels)
     front = Front(state, [Server(uvicorn_config(app, options)) for app in make_apps(state)])
     engine.on_death = front.die

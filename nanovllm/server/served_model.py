@@ -13,7 +13,9 @@ from starlette.responses import JSONResponse, Response
 from ..chat.formats import Parsers
 from ..checkpoints.chat_template import render_chat
 from ..checkpoints.model_config import default_sampling_params
-from ..checkpoints.tokenizer import HFTokenizer, decoded_token, load_tokenizer
+from ..checkpoints.tokenizer import HFTokenizer, decoded_token
+from ..engine.config import EngineArgs
+from ..engine.llm_engine import tokenizer_of
 from ..engine.prompts import Prompt, valid_text
 from .errors import ApiError
 from .limits import read_as
@@ -111,7 +113,7 @@ def encode_long(tokenizer: HFTokenizer, text: str, add_special_tokens: bool) -> 
 
 def served_model(
     model: str,
-    folder: str,
+    args: EngineArgs,
     names: Sequence[str],
     chat_template: str | None,
     parsers: Sequence[str],
@@ -120,13 +122,13 @@ def served_model(
     """Build the model that the user named `model`, a folder or a name on the Hub.
 
     Without `names`, clients use that name, or the last part of the folder's path. `parsers` are the names of the
-    parsers of tool calls and of reasoning. Raise ValueError for a checkpoint
-    whose tokenizer or generation config cannot be read.
+    parsers of tool calls and of reasoning. Raise ValueError for a checkpoint whose tokenizer or generation config
+    cannot be read.
     """
     own = Path(model).resolve().name if Path(model).exists() else model
-    recommended: dict[str, Any] = default_sampling_params(folder)
+    recommended = default_sampling_params(args.model, args.generation_config, args.override_generation_config)
     recommended.pop("max_tokens", None)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = tokenizer_of(args)
     return ServedModel(
         names=names or [own],
         other_names=[] if names else [model],

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from multiprocessing import Pipe
 from threading import Thread
 from typing import Any
@@ -74,7 +74,9 @@ async def inside(
             prepare(engines[0])
         return engines[0]
 
-    args = EngineArgs(model=str(model), offload_policy="load")
+    engine_options = {field.name for field in fields(EngineArgs)} - {field.name for field in fields(ServerOptions)}
+    given = {name: options.pop(name) for name in engine_options & options.keys()}
+    args = EngineArgs(model=str(model), **{"offload_policy": "load"} | given)
     pipe, engines_end = Pipe()
     thread = ThreadAsProcess(target=engine_process.serve, args=(engines_end, args, build), daemon=True)
     thread.start()

@@ -84,10 +84,10 @@ async def test_exception_while_a_request_is_added_ends_only_that_request(checkpo
     def refuses_bad_tokens(engine):
         process = engine.input_processor.process
 
-        def process_or_panic(request_id, prompt, params):
+        def process_or_panic(request_id, prompt, *rest):
             if BAD in prompt:
                 raise Panic("no such file: /home/somebody/secret")
-            return process(request_id, prompt, params)
+            return process(request_id, prompt, *rest)
 
         engine.input_processor.process = process_or_panic
 

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import logging
-import os
 
 import pytest
 
-from ...log import Lines, logger
+from ...checkpoints.tokenizer import load_tokenizer
+from ...log import logger
 from ...server.limits import MAX_IGNORED
+from ..tiny_tokenizers import write_form
 from .inside import LONG, SHORT, error_of, inside, slow, until
 
 pytestmark = pytest.mark.anyio
@@ -177,6 +178,25 @@ async def test_page_never_shows_a_salt(checkpoint):
         assert "pepper" not in text and "admit" in text
 
 
+# Options of the engine that the front needs, too
+
+
+async def test_server_has_the_defaults_that_its_options_recommend(checkpoint, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.0, "top_k": 7}')
+    override = {"override_generation_config": {"top_k": 3}}
+    async with inside(checkpoint, generation_config=str(tmp_path), **override) as server:
+        assert server.front.state.model.recommended == {"temperature": 0.0, "top_k": 3}
+        one, two = [(await server.post(prompt=PROMPT, max_tokens=9, ignore_eos=True)).json() for _ in range(2)]
+        assert one["choices"] == two["choices"]
+
+
+async def test_server_tokenizes_with_the_named_tokenizer(checkpoint, tmp_path):
+    write_form(tmp_path, "llama3")
+    async with inside(checkpoint, tokenizer=str(tmp_path)) as server:
+        expected = load_tokenizer(tmp_path).encode("the fox")
+        assert (await server.post("/tokenize", prompt="the fox")).json()["tokens"] == expected
+
+
 # The log
 
 
@@ -213,12 +233,3 @@ async def test_access_log_can_be_turned_off(checkpoint, caplog, level, is_off):
     async with inside(checkpoint, disable_uvicorn_access_log=is_off) as server:
         assert (await server.post(**SHORT)).status_code == 200
     assert lines_of(caplog, "POST") == [] and len(lines_of(caplog, "serving")) == is_off
-
-
-def test_line_is_dropped_if_nobody_reads_standard_error(monkeypatch):
-    reading, writing = os.pipe()
-    with os.fdopen(reading), os.fdopen(writing, "w") as pipe:
-        monkeypatch.setattr("sys.stderr", pipe)
-        for i in range(3000):  # a pipe holds 64 KiB
-            Lines().emit(logging.makeLogRecord({"msg": f"{i} {'x' * 100}"}))
-        assert os.read(reading, 1 << 20).startswith(b"0 xxx")
