@@ -35,11 +35,10 @@ class Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message."""
-        can_write = [True]
         with suppress(OSError, ValueError):  # a stream of Python's own is always ready
-            can_write = select.select([], [sys.stderr], [], 0)[1]
-        if can_write:
-            tell(self.format(record))
+            if not select.select([], [sys.stderr], [], 0)[1]:
+                return
+        tell(self.format(record))
 
 
 logger = logging.getLogger("nanovllm")

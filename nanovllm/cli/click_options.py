@@ -4,15 +4,14 @@ A field with a help text in its metadata is an option: `max_num_seqs: int = fiel
 becomes `--max-num-seqs INTEGER`. Nothing here imports torch, so `--help` appears immediately.
 """
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ..engine.config import EngineArgs, EngineConfig
+from ..engine.config import EngineArgs, EngineConfig, json_object
 from ..engine.sampling_params import SamplingParams
 from ..engine.vllm_options import ServeCompatibilityOptions
 
@@ -28,24 +27,19 @@ def option(field: Field[Any], **changes: Any) -> click.Option:
     if kind is bool:
         name = f"{name}/--no-{name[2:]}"
     if dict[str, Any] in kinds:
-        kind = JsonObject()
+        kind = json_option
     choices = field.metadata.get("choices")
     settings: dict[str, Any] = {"type": click.Choice(choices) if choices else kind, "default": field.default}
     settings |= {"help": field.metadata.get("help")} | changes
     return click.Option([name, *field.metadata.get("flags", ())], show_default=True, **settings)
 
 
-class JsonObject(click.ParamType):
-    """A JSON object on the command line."""
-
-    name = "JSON"
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
-        """Return the object as a dictionary."""
-        with suppress(ValueError, RecursionError):
-            if isinstance(parsed := json.loads(value), dict):
-                return parsed
-        self.fail(f"{value!r} is not a JSON object.", param, context)
+def json_option(text: str) -> dict[str, Any]:
+    """Return the JSON object that an option holds."""
+    try:
+        return json_object(text)
+    except (ValueError, RecursionError):
+        raise click.BadParameter(f"{text!r} is not a JSON object.") from None
 
 
 def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[click.Parameter]:
