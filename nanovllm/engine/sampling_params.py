@@ -73,6 +73,7 @@ class StructuredOutputsParams:
     structural_tag: str | None = None  # unsupported
     reasoning_end_str: str | None = None  # the format begins after this text, which ends the model's thought
     reasoning_start_str: str | None = None  # begins a thought that the model may skip; default: the prompt began it
+    tool_call_start_str: str | None = None  # begins a tool call, which the model may write instead of the format
 
     FORMATS: ClassVar = ("json", "regex", "choice", "grammar", "json_object")
     RULES: ClassVar[dict[str, Rule]] = {
@@ -83,6 +84,7 @@ class StructuredOutputsParams:
         "json_object": ("True", bool),
         "reasoning_end_str": ("a non-empty string", bool),
         "reasoning_start_str": ("a non-empty string", bool),
+        "tool_call_start_str": ("a non-empty string", bool),
     }
 
     def __post_init__(self) -> None:

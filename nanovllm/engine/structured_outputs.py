@@ -34,36 +34,46 @@ class GrammarProcessor:
         logits[~allowed_tokens(self._matcher, len(logits)).to(logits.device)] = -math.inf
 
 
-class AfterThought:
-    """A logits processor that keeps one sequence within a grammar once its thought has ended."""
+class AnswerProcessor:
+    """A logits processor that keeps one sequence's answer within a grammar: what follows the thought, if there is one.
+
+    An answer that begins with a call of a tool is free.
+    """
 
     def __init__(
-        self, grammar: GrammarProcessor, tokenizer: HFTokenizer, end: str, start_token_id: int | None = None
+        self,
+        grammar: GrammarProcessor,
+        tokenizer: HFTokenizer,
+        thought_start: int | None,
+        thought_end: str | None,
+        call_start: int | None,
     ) -> None:
-        """Take the text that ends the thought. The output begins inside the thought, unless there is a start token.
+        """Take the text that ends a thought, and the tokens that begin a thought and a call.
 
-        With one, the first token of the output is either that or the grammar's.
+        With a `thought_end`, the output begins inside the thought, unless a token may begin it.
         """
         self._grammar, self._tokenizer = grammar, tokenizer.showing_special_tokens()
-        self._end, self._start_token_id = end, start_token_id
+        self._thought_start, self._thought_end, self._call_start = thought_start, thought_end or "", call_start
+        self._has_thought_ended = thought_end is None
         self._num_read = 0  # output tokens of the thought
-        self._has_ended = False
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
-        start = self._start_token_id
-        if start is not None and not output_token_ids:
-            kept = logits[start].clone()
-            self._grammar.apply(logits, [])
-            logits[start] = kept
-            return
-        if start is not None and output_token_ids[0] != start:
-            self._has_ended = True
-        while not self._has_ended and self._num_read < len(output_token_ids):
+        start = self._thought_start
+        may_think = start is not None and not output_token_ids
+        if start is not None and output_token_ids and output_token_ids[0] != start:
+            self._has_thought_ended = True
+        while not self._has_thought_ended and self._num_read < len(output_token_ids):
             self._num_read += 1
-            last = output_token_ids[max(0, self._num_read - len(self._end)) : self._num_read]
-            self._has_ended = self._end in self._tokenizer.decode(last)
-        if self._has_ended:
-            self._grammar.apply(logits, output_token_ids[self._num_read :])
+            last = output_token_ids[max(0, self._num_read - len(self._thought_end)) : self._num_read]
+            self._has_thought_ended = self._thought_end in self._tokenizer.decode(last)
+        answer = output_token_ids[self._num_read :]
+        if not (self._has_thought_ended or may_think) or answer[:1] == [self._call_start]:
+            return
+        first = ((start, may_think), (self._call_start, not answer))
+        free = [token_id for token_id, is_free in first if is_free and token_id is not None]
+        kept = logits[free]  # [num_free], a copy
+        self._grammar.apply(logits, answer)
+        logits[free] = kept
 
 
 class Grammars:
@@ -74,16 +84,20 @@ class Grammars:
         self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, eos_token_ids
         self._compiled = lru_cache(MAX_GRAMMARS)(self._compile)
 
-    def processor(self, params: StructuredOutputsParams) -> GrammarProcessor | AfterThought:
+    def processor(self, params: StructuredOutputsParams) -> GrammarProcessor | AnswerProcessor:
         """Return a processor for one sequence. Raise ValueError if no output can follow the grammar."""
         if self._tokenizer is None:
             raise ValueError("structured_outputs need a tokenizer, and this engine has none")
         grammar = GrammarProcessor(self._compiled(params.format, grammar_text(self._library, params)).deep_copy())
-        if params.reasoning_end_str is None:
+        if params.reasoning_end_str is None and params.tool_call_start_str is None:
             return grammar
-        start = self._tokenizer.encode(params.reasoning_start_str or "", add_special_tokens=False)[:1]
-        can_start = bool(start) and start[0] < self._vocab_size
-        return AfterThought(grammar, self._tokenizer, params.reasoning_end_str, start[0] if can_start else None)
+        thought_start = self._first_token(params.reasoning_start_str)
+        call_start = self._first_token(params.tool_call_start_str)
+        return AnswerProcessor(grammar, self._tokenizer, thought_start, params.reasoning_end_str, call_start)
+
+    def _first_token(self, text: str | None) -> int | None:
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False) if self._tokenizer and text else []
+        return token_ids[0] if token_ids and token_ids[0] < self._vocab_size else None
 
     def _compile(self, name: str, text: str) -> Any:
         matcher = self._library.LLMatcher(self._vocabulary, text, log_level=0)

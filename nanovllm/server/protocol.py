@@ -240,7 +240,8 @@ class ParsedRequest:
     def message_format(self, parsers: Parsers, prompt: str, params: SamplingParams) -> MessageFormat | None:
         """Return the format of the outputs for a chat's rendered prompt, or None if they are plain text.
 
-        Outputs with a format show their special tokens, and structured outputs begin after the thought: set `params`.
+        Set `params`: outputs with a format show their special tokens, and structured outputs begin after the thought.
+        A call may take their place.
         """
         if not isinstance(self.prompts, Chat):
             return None
@@ -248,17 +249,19 @@ class ParsedRequest:
             parsers = replace(parsers, reasoning=None)  # the thought is in the prompt
         if self.params.get("skip_special_tokens") is False:
             parsers = replace(parsers, special_tokens=())
-        tools = self.tools
+        use = self.tools
         format = parsers.for_prompt(
-            prompt, tool_names=tools.names, forced=tools.forced, parallel_tool_calls=tools.parallel_tool_calls
+            prompt, tool_names=use.names, forced=use.forced, parallel_tool_calls=use.parallel_tool_calls
         )
         if format is not None:
             params.skip_special_tokens = False
-            if params.structured_outputs is not None and format.reasoning is not None:
+            if params.structured_outputs is not None:
+                thought, tools = format.reasoning, None if format.forced else format.tools
                 params.structured_outputs = replace(
                     params.structured_outputs,
-                    reasoning_start_str=None if format.starts_in_thought else format.reasoning.start,
-                    reasoning_end_str=format.reasoning.end,
+                    reasoning_start_str=None if thought is None or format.starts_in_thought else thought.start,
+                    reasoning_end_str=None if thought is None else thought.end,
+                    tool_call_start_str=None if tools is None else tools.start,
                 )
         return format
 

@@ -209,6 +209,8 @@ def test_request_ends_with_an_error_if_grammar_and_params_leave_no_token(llm):
         ({"json": "[" * 99 + "]" * 99}, "json must be nested at most 64 levels deep"),
         ({"json": "[" * 99_999 + "]" * 99_999}, "json must be nested at most 64 levels deep"),
         ({"json": {}, "disable_any_whitespace": 1}, "disable_any_whitespace must be True or False, got 1"),
+        ({"json": {}, "reasoning_end_str": ""}, "reasoning_end_str must be a non-empty string, got ''"),
+        ({"json": {}, "reasoning_start_str": "<a>"}, "reasoning_start_str is '<a>', but reasoning_end_str is missing"),
         (
             {"regex": "a", "whitespace_pattern": " "},
             "whitespace_pattern needs json or json_object, got regex",

@@ -20,6 +20,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORM: Any = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA, "strict": True}}
+NO_THOUGHT = {"chat_template_kwargs": {"enable_thinking": False}}
 THOUGHT = "A {fox} or an owl?"
 SCRIPT = {
     "THINK": f"<think>\n{THOUGHT}\n</think>\n\nThe fox.",
@@ -31,6 +32,8 @@ SCRIPT = {
     "WRONG": f"<think>\n{THOUGHT}\n</think>The fox.",
     "UNTHOUGHT": '{"animal": "owl"}',
     "AT ONCE": FORCED,
+    "CALL THEN": f"<think>\nHm.\n</think>{HERMES.format('add', ARGUMENTS)}",
+    "CALL NOW": HERMES.format("add", ARGUMENTS),
     "BOTH": ["<think>\nOne.\n</think>\n\nFirst.", "Second."],
 }
 OPENED = {  # the prompt has the opening tag
@@ -86,9 +89,8 @@ def test_unfinished_thought_is_reasoning(distill):
 
 
 def test_thinking_can_be_turned_off(qwen):
-    off = {"chat_template_kwargs": {"enable_thinking": False}}
-    assert qwen.answer("SHORT", extra_body=off).message.content == "The fox."
-    structured = qwen.answer("WRONG", extra_body=off, response_format=FORM).message
+    assert qwen.answer("SHORT", extra_body=NO_THOUGHT).message.content == "The fox."
+    structured = qwen.answer("WRONG", extra_body=NO_THOUGHT, response_format=FORM).message
     assert json.loads(structured.content)["animal"] in ("fox", "owl"), "the format begins at once"
 
 
@@ -190,6 +192,15 @@ def test_preempted_samples_keep_their_place_in_the_grammar(tmp_path, seed):
         thought, tag, answer = sample.text.rpartition("</think>")
         assert json.loads(answer)["animal"] in ("fox", "owl") and bool(tag) == ("<think>" in reply)
         assert thought == "" or THOUGHT in thought
+
+
+def test_model_may_call_a_tool_instead_of_the_format(qwen):
+    for marker, field in (("CALL THEN", {}), ("CALL NOW", {"extra_body": NO_THOUGHT})):
+        message = qwen.answer(marker, tools=TOOLS, response_format=FORM, **field).message
+        assert calls_of(message) == [("add", {"a": 1, "b": 22})]
+    assert qwen.answer("FORM", tools=TOOLS, response_format=FORM).message.content == '{"animal": "owl"}'
+    content = qwen.answer("WRONG", tools=TOOLS[:1], response_format=FORM, tool_choice="none").message.content
+    assert json.loads(content)["animal"] in ("fox", "owl")
 
 
 # Responses
