@@ -4,7 +4,7 @@
 
 An offline example is a script that builds an engine. Each one runs on the shipped checkpoint, in a process without a
 network, in an empty folder. One that fails must need something that NEEDS describes. With names, only these examples
-run, and the page stays as it is.
+run, and the other rows of the table stay as they are.
 """
 
 import ast
@@ -40,10 +40,10 @@ NEEDS = {  # by a pattern in the text; the first match counts
     r"\bspeculative_config\b": "speculative decoding",
     r"\b(AudioAsset|ImageAsset|VideoAsset|fetch_image|multi_modal_data|prithvi\w*)\b": "images, audio or video",
     r"\b(KVTransferConfig|flexkv)\b": "a KV connector",
+    r"\b(ShardedStateLoader|sharded_state|tensorizer)\b": "sharded or tensorized checkpoints",
     r"\bWeightTransferConfig\b": "weights that change while the engine runs",
     r"\b(tensor|pipeline|data)_parallel_size=([2-9]|args)": "several devices",
     r"\benable_return_routed_experts\b": "a mixture of experts",
-    r"\b(ShardedStateLoader|sharded_state|tensorizer)\b": "sharded or tensorized checkpoints",
     r"\b(LoRARequest|enable_lora)\b": "LoRA",
     r"\.(classify|score|encode|reward)\(": "pooling other than embeddings",
     r"\bdimensions=": "embeddings of any size",
@@ -122,7 +122,8 @@ def run(name: str, text: str, checkpoint: Path) -> Outcome:
     if done.returncode == 0 and not unserved:
         return Outcome(name, "runs")
     errors = [unserved[0]] if unserved else ERROR.findall(done.stderr) or [f"exit status {done.returncode}"]
-    return Outcome(name, outcome_of(text), reason(errors[-1].replace(str(checkpoint), "the checkpoint")))
+    error = errors[-1].replace(str(checkpoint), "the checkpoint").replace(f"{folder}/", "")
+    return Outcome(name, outcome_of(text), reason(error))
 
 
 def outcome_of(text: str) -> str:
@@ -171,16 +172,17 @@ def examples(folder: Path) -> Iterator[tuple[str, str]]:
 
 def main(source: str, *names: str) -> int:
     """Run the examples of a checkout, and write the table. Return 1 if one fails that should run."""
-    outcomes = []
+    page = PAGE.read_text(encoding="utf-8")
+    outcomes = {each.example: each for each in outcomes_on(page) if names}
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_checkpoint(Path(folder) / "storyteller")
         for name, text in examples(Path(source) / "examples"):
             if not names or name in names:
-                outcomes.append(run(name, text, checkpoint))
-                print(*outcomes[-1], sep=" | ", flush=True)
-    if not names:
-        PAGE.write_text(BLOCK.sub(lambda _: block(outcomes), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    return int(any(each.outcome == "fails" for each in outcomes))
+                outcomes[name] = run(name, text, checkpoint)
+                print(*outcomes[name], sep=" | ", flush=True)
+    rows = [outcomes[name] for name in sorted(outcomes)]
+    PAGE.write_text(BLOCK.sub(lambda _: block(rows), page), encoding="utf-8")
+    return int(any(each.outcome == "fails" for each in rows))
 
 
 if __name__ == "__main__":
