@@ -270,7 +270,7 @@ RULES: dict[str, Rule] = {
     "n": ("between 1 and 16,384", lambda n: 1 <= n <= 1 << 14),  # all samples are made when the request arrives
     "presence_penalty": PENALTY,
     "frequency_penalty": PENALTY,
-    "repetition_penalty": ("above 0", lambda penalty: penalty > 0),
+    "repetition_penalty": ("between 1e-9 and 1e9", lambda penalty: 1e-9 <= penalty <= 1e9),  # float32 holds the logits
     "temperature": ("at least 0", lambda temperature: temperature >= 0),
     "top_p": ("above 0 and at most 1", lambda p: 0 < p <= 1),
     "top_k": COUNT,
@@ -282,6 +282,7 @@ RULES: dict[str, Rule] = {
     "logprobs": COUNT,
     "prompt_logprobs": COUNT,
     "logprob_token_ids": TOKEN_IDS,
+    "logit_bias": ("numbers of at most 1e9", lambda biases: max(biases.values(), default=0.0) <= 1e9),
     "stream_interval": AT_LEAST_1,
     "allowed_token_ids": TOKEN_IDS,
     "bad_words": ("a list of non-empty strings", all),

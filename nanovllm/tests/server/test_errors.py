@@ -5,7 +5,7 @@ import time
 import pytest
 
 from .inside import error_of
-from .served import CLIENT
+from .served import CLIENT, stream
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,7 @@ from .served import CLIENT
         ({"prompt": "a", "logit_bias": {"9999": 1}}, 400, "logit_bias"),
         ({"prompt": "a", "structured_outputs": {"regex": "("}}, 400, "structured_outputs"),
         ({"prompt": "a", "n": 5000}, 400, "5,000 choices"),
+        ({"prompt": "a", "repetition_penalty": 1e-300}, 400, "repetition_penalty must be "),
         ({"prompt": "a", "logprobs": -1}, 400, "logprobs"),
         ({"prompt": "a", "logprobs": 21}, 400, "this server's max_logprobs is 20, but got 21"),
         ({"prompt": [5] * 1024}, 400, "maximum context length is 1024 tokens. However, your prompt has 1024 tokens"),
@@ -34,6 +35,29 @@ from .served import CLIENT
 def test_request_that_cannot_be_served(served, body, status, message):
     error = error_of(served.post("/v1/completions", **body), status)
     assert error["type"] == "invalid_request_error" and message in error["message"]
+
+
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        {"allowed_token_ids": [500], "bad_words": [" wor"]},
+        {"allowed_token_ids": [500, 501], "structured_outputs": {"regex": "[0-9]"}},
+        {"allowed_token_ids": [2], "min_tokens": 2},
+    ],
+    ids=" and ".join,
+)
+def test_constraints_that_leave_no_token_are_the_clients_error(served, constraints):
+    for body in ({"n": 2}, {"stream": True}, {"prompt": ["a", "b"]}):
+        error = error_of(served.post("/v1/completions", **{"prompt": "a"} | body, **constraints), 400)
+        assert error["type"] == "invalid_request_error" and "no token is left to sample from" in error["message"]
+    assert "no token is left" in error_of(served.post("/v1/responses", input="a", **constraints), 400)["message"]
+
+
+def test_constraints_that_leave_no_second_token_are_the_clients_error(served):
+    constraints = {"prompt": "a", "allowed_token_ids": [500], "bad_words": [" wor wor"]}
+    assert "no token is left" in error_of(served.post("/v1/completions", **constraints), 400)["message"]
+    first, last = stream(served, "/v1/completions", **constraints)
+    assert first["choices"][0]["text"] == " wor" and last["error"]["type"] == "invalid_request_error"
 
 
 def test_param_and_code_are_the_ones_that_clients_know(served):
@@ -55,7 +79,7 @@ def test_body_must_be_declared_as_json(served, kind):
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        *[("POST", path, 404) for path in ("/v1/embeddings", "/v1/audio/speech", "/v1/audio/transcriptions", "/x")],
+        *[("POST", path, 404) for path in ("/v1/audio/speech", "/v1/audio/transcriptions", "/v1/images", "/x")],
         *[("GET", path, 404) for path in ("/v1/responses/resp_1", "/v1/models/gpt-4", "/v1/completions/", "//")],
         *[("GET", path, 405) for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize")],
         *[("PUT", "/v1/completions", 405), ("DELETE", "/v1/models/storyteller", 405), ("POST", "/v1/models", 405)],
