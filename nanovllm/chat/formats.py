@@ -11,11 +11,11 @@
 """
 
 import secrets
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from .forced_calls import ForcedCall
+from .forced_calls import ForcedCall, strict_grammar
 
 T = TypeVar("T")
 
@@ -30,6 +30,8 @@ class ToolFormat:
     takes_bare_calls: bool = False  # a call needs no tag at the start of a message or after another call
     takes_names: bool = False  # a name may stand before the arguments, as in add[ARGS]{"a": 1}
     has_short_ids: bool = False  # the chat template accepts only ids of nine letters and digits
+    key: str = "arguments"  # of a call's arguments
+    layout: str = ""  # of an output, as a rule of a Lark grammar
 
     @property
     def tags(self) -> set[str]:
@@ -47,9 +49,17 @@ class ReasoningFormat:
 
 
 TOOL_FORMATS = {
-    "hermes": ToolFormat("<tool_call>", "</tool_call>"),
-    "llama3_json": ToolFormat("<|python_tag|>", separators=";", takes_bare_calls=True),
-    "mistral": ToolFormat("[TOOL_CALLS]", takes_names=True, has_short_ids=True),
+    "hermes": ToolFormat("<tool_call>", "</tool_call>", layout=r'(head "\n" call "\n" end)* TEXT?'),
+    "llama3_json": ToolFormat(
+        "<|python_tag|>",
+        separators=";",
+        takes_bare_calls=True,
+        key="parameters",
+        layout=r"head? call (/;\s?/ call)* | TEXT?",
+    ),
+    "mistral": ToolFormat(
+        "[TOOL_CALLS]", takes_names=True, has_short_ids=True, layout=r'(head / ?\[/ call (", " call)* "]")* TEXT?'
+    ),
 }
 REASONING_FORMATS = {"qwen3": ReasoningFormat(), "deepseek_r1": ReasoningFormat(always_thinks=True)}
 
@@ -79,6 +89,13 @@ class Parsers:
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
     special_tokens: Collection[str] = ()
+    token_ids: Mapping[str, int] = field(default_factory=dict)  # of the tags that are tokens of their own
+
+    def strict_grammar(self, functions: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return a grammar that holds the calls of strict functions to their schemas, or None if there are none."""
+        if self.tools is None or not any(function.get("strict") for function in functions):
+            return None
+        return strict_grammar(functions, self.tools, self.token_ids)
 
     def for_prompt(
         self,
@@ -108,6 +125,7 @@ def parsers_for(
     tool_call_parser: str | None = "auto",
     reasoning_parser: str | None = "auto",
     special_tokens: Collection[str] = (),
+    token_ids: Mapping[str, int] | None = None,
 ) -> Parsers:
     """Return the parsers with these names. "auto" takes them from the chat template, None turns them off.
 
@@ -116,7 +134,7 @@ def parsers_for(
     template = template or ""
     tools = choose("tool_call_parser", tool_call_parser, tool_parser_of(template), TOOL_FORMATS)
     reasoning = choose("reasoning_parser", reasoning_parser, reasoning_parser_of(template), REASONING_FORMATS)
-    return Parsers(tools, reasoning, special_tokens)
+    return Parsers(tools, reasoning, special_tokens, token_ids or {})
 
 
 def choose(argument: str, name: str | None, detected: str | None, formats: Mapping[str, T]) -> T | None:
