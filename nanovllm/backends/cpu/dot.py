@@ -1,4 +1,4 @@
-"""Dot products of stored rows: the inner loop of a linear layer for few rows, and of queries times keys.
+"""Dot products of stored rows: the inner loop of queries times keys, and of weights that are not packed.
 
 Several rows of a are multiplied by several rows of b in registers. Reading a row of a weight from
 memory is expensive, so one read serves up to four rows of x.

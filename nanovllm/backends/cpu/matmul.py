@@ -27,7 +27,7 @@ from .vectors import WIDTH, Memory, at, kernel, like_of, parallel_entry, read, s
 COLUMNS = 2 * WIDTH  # outputs in a block of registers
 ROWS = 8  # of x, in a block of registers
 FEW_ROWS = 4  # rows of x that linear() takes
-PACKED_AT_A_TIME = 64  # columns of 16 outputs
+PACKED_AT_A_TIME = 4  # columns of 16 outputs: a copy of more leaves holes among the weights
 CHUNK = 256  # rows of x that stay in a core's cache while all columns go by
 
 

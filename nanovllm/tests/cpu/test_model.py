@@ -188,10 +188,10 @@ def test_weight_stays_as_it_is_without_memory_to_pack_it(monkeypatch):
 
 
 def test_packing_allocates_no_second_weight():
-    weight = torch.randn(4096, 512)  # 8 MiB, and a copy of 64 columns takes 2
+    weight = torch.randn(4096, 512)  # 8 MiB, and a copy of 4 columns takes 128 KiB
     with torch.profiler.profile(profile_memory=True) as profile:
         pack(weight)
-    assert sum(max(event.self_cpu_memory_usage, 0) for event in profile.key_averages()) <= weight.nbytes // 4
+    assert sum(max(event.self_cpu_memory_usage, 0) for event in profile.key_averages()) <= weight.nbytes // 50
 
 
 # Jobs
