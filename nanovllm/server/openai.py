@@ -19,6 +19,7 @@ from ..chat.assistant import MessageDelta, ToolCallDelta
 from ..chat.formats import MessageFormat
 from ..engine.outputs import Logprob
 from ..engine.sampling_params import RequestOutputKind, SamplingParams
+from ..log import logger
 from .engine_client import EngineClient
 from .engine_process import Add, Delta, Piece, joined
 from .errors import ApiError, as_error
@@ -215,6 +216,8 @@ async def start_work(state: "ServerState", body: ParsedRequest, id: str) -> Work
         work.thought_tags = token_id(format.reasoning.start), token_id(format.reasoning.end)
     check_size(work.requests, state.options, model.max_model_len)
     check_load(work.requests, state.options, state.engine, state.rejections)
+    num_tokens, limits = sum(len(each.token_ids) for each in prompts), f"n {params.n}, max_tokens {params.max_tokens}"
+    logger.debug(f"request {work.engine_id}: {num_tokens} tokens in {len(prompts)} prompts, {limits}")
     return work
 
 

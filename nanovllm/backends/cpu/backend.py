@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...llama import LlamaForCausalLM
+from ...log import logger
 from ..torch.attention import AttentionMetadata
 from ..torch.backend import Backend, Computed
 from ..torch.model_runner import ModelRunner
@@ -186,6 +187,8 @@ class CpuChoice:
             self._compiler, self.reason = None, "the engine was closed"
 
     def _require(self) -> None:
+        if self._folder is None or not is_complete(self._folder):
+            logger.info("compiling kernels (once per machine)")
         try:
             compile_here(self._dtype, self._folder)
             self._runner.backend = self._build()

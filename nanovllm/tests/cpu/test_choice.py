@@ -147,6 +147,14 @@ def test_an_unsupported_device_is_described_or_raised():
     assert choose("torch", "the device is cuda")[0].description == "plain operations: as requested"
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_wait_for_required_kernels_is_announced(monkeypatch, caplog, kernels_folder, is_compiled):
+    monkeypatch.setattr(backend, "is_complete", lambda folder: is_compiled)
+    caplog.set_level("INFO", "nanovllm")
+    choose("numba")
+    assert [record.getMessage() for record in caplog.records] == ["compiling kernels (once per machine)"][is_compiled:]
+
+
 def test_required_kernels_are_compiled_before_the_engine_starts(monkeypatch):
     assert choose("numba")[1] == ["build"] and not COMPILERS
 

@@ -201,7 +201,7 @@ async def test_server_tokenizes_with_the_named_tokenizer(checkpoint, tmp_path):
 
 
 async def test_each_request_is_a_line(checkpoint, caplog):
-    caplog.set_level(logging.INFO, logger.name)
+    caplog.set_level(logging.DEBUG, logger.name)
     async with inside(checkpoint, disable_access_log_for_endpoints="/health,/metrics") as server:
         for path in ("/health", "/metrics", "/version?key=secret", "/no%0Asuch"):
             await server.client.get(path)
@@ -216,6 +216,8 @@ async def test_each_request_is_a_line(checkpoint, caplog):
         ["POST", "/v1/completions", "400"],
     ]
     assert not any("secret" in line for line in lines)
+    [detail] = lines_of(caplog, "request cmpl-")
+    assert detail.endswith(": 2 tokens in 1 prompts, n 1, max_tokens 2"), "a refused request has none"
 
 
 async def test_request_whose_client_hangs_up_is_a_line(checkpoint, caplog):
