@@ -201,6 +201,7 @@ class ToolUse:
     names: frozenset[str] = frozenset()  # of the functions that the model may call
     forced: ForcedCall | None = None
     parallel_tool_calls: bool = True
+    functions: Sequence[Mapping[str, Any]] = ()  # that the model may call unforced
 
 
 @dataclass(frozen=True)
@@ -255,8 +256,10 @@ class ParsedRequest:
         )
         if format is not None:
             params.skip_special_tokens = False
+            thought, tools = format.reasoning, None if format.forced else format.tools
+            if params.structured_outputs is None and (grammar := parsers.strict_grammar(use.functions)):
+                params.structured_outputs, tools = StructuredOutputsParams(grammar=grammar), None
             if params.structured_outputs is not None:
-                thought, tools = format.reasoning, None if format.forced else format.tools
                 params.structured_outputs = replace(
                     params.structured_outputs,
                     reasoning_start_str=None if thought is None or format.starts_in_thought else thought.start,
@@ -485,7 +488,7 @@ def tool_use(
     if mode == "none":
         return ToolUse()
     if mode == "auto":
-        return ToolUse(names, None, is_parallel)
+        return ToolUse(names, None, is_parallel, functions)
     try:
         if mode != "required":
             kinds = "'none', 'auto', 'required', a function or allowed_tools"
@@ -517,14 +520,15 @@ def parsers_of(
     reasoning_parser: str = "auto",
 ) -> Parsers:
     """Return the parsers for a model's chats. "auto" takes them from the chat template, and "none" turns them off."""
-    template, special = None, []
+    template, special, token_ids = None, [], {}
     if tokenizer is not None:
         with suppress(ValueError):  # there is no template
             template = choose_template(tokenizer, chat_template, tools=())
-        added = tokenizer.backend.get_added_tokens_decoder().values()
-        special = [token.content for token in added if token.special]
+        added = tokenizer.backend.get_added_tokens_decoder()
+        special = [token.content for token in added.values() if token.special]
+        token_ids = {token.content: token_id for token_id, token in added.items()}
     tools, reasoning = (None if name == "none" else name for name in (tool_call_parser, reasoning_parser))
-    return parsers_for(template, tools, reasoning, special)
+    return parsers_for(template, tools, reasoning, special, token_ids)
 
 
 def form_of(tools: ToolUse, form: Mapping[str, Any], form_name: str) -> tuple[Mapping[str, Any], str]:

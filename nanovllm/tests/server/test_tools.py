@@ -50,6 +50,7 @@ FAMILIES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
             "TWO": "Let me see.\n" + "\n".join(HERMES.format(*each) for each in BOTH),
             "BROKEN": '<tool_call>\n{"name": "add", "arguments": {"a": oops}}\n</tool_call>',
             "EITHER": [HERMES.format("add", ARGUMENTS), "No need."],
+            "OTHER": HERMES.format("look", '{"place": "sea"}'),
         },
     ),
     "llama": (
@@ -61,6 +62,7 @@ FAMILIES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
             "TWO": "; ".join(LLAMA.format(*each) for each in BOTH),
             "BROKEN": '{"name": "add", "parameters": {"a": oops}}',
             "EITHER": [LLAMA.format("add", ARGUMENTS), "No need."],
+            "OTHER": LLAMA.format("look", '{"place": "sea"}'),
         },
     ),
     "mistral": (
@@ -72,6 +74,7 @@ FAMILIES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
             "TWO": "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in BOTH),
             "BROKEN": '[TOOL_CALLS] [{"name": "add", "arguments": {"a": oops}}]',
             "EITHER": [f'[TOOL_CALLS] [{{"name": "add", "arguments": {ARGUMENTS}}}]', "No need."],
+            "OTHER": '[TOOL_CALLS]look[ARGS]{"place": "sea"}',
         },
     ),
 }
@@ -178,6 +181,14 @@ def test_each_choice_has_its_own_message(family):
     assert sorted(reasons) == ["stop", "tool_calls"]
 
 
+def test_strict_function_gets_only_arguments_of_its_schema(family):
+    strict: Any = [{"type": "function", "function": each | {"strict": True}} for each in (ADD, LOOK)]
+    assert calls_of(family.answer("OTHER", tools=TOOLS).message) == [("look", {"place": "sea"})]
+    [(name, arguments)] = calls_of(family.answer("OTHER", tools=strict, parallel_tool_calls=False).message)
+    assert name == "look" and arguments["place"] in ("wood", "house")
+    assert family.answer("TEXT", tools=strict).message.content == "It is 23."
+
+
 def test_tool_choice_none_makes_no_call(family):
     choice = family.answer("ONE", tools=TOOLS, tool_choice="none")
     assert choice.message.tool_calls is None and "22" in choice.message.content and choice.finish_reason == "stop"
@@ -186,6 +197,13 @@ def test_tool_choice_none_makes_no_call(family):
 def test_broken_call_comes_back_as_text(family):
     choice = family.answer("BROKEN", tools=TOOLS)
     assert choice.message.tool_calls is None and "oops" in choice.message.content and choice.finish_reason == "stop"
+
+
+def test_call_of_a_strict_function_follows_its_schema(family):
+    schema = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "add", "strict": True, "parameters": schema}}
+    message = family.answer("BROKEN", tools=[tool], max_tokens=100).message
+    assert calls_of(message)[0] == ("add", {"a": "x"})
 
 
 def test_call_that_is_cut_keeps_its_finish_reason(family):
