@@ -8,7 +8,7 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   the package index for torch alone; this one has its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run serve test test-all test-triton soak storm setup notebooks notebook page open-page book exercise check play
+.PHONY: help run serve test test-all test-triton soak storm clients setup notebooks notebook page open-page book exercise check play
 .PHONY: diff scoreboard measure gpu lint train clean FORCE
 
 # $(value) and the environment protect these from expansion by make and the shell.
@@ -66,6 +66,10 @@ soak: $(call needs,test) ## check a million random steps of the stages, and a mi
 storm: $(call needs,test) ## attack the server with 1,000 clients, 10,000 bad requests and kill -9; ARGS="clients --rounds 5 --seed 1"
 	@$(PY) -m nanovllm.tests.server.storm $(ARGS)
 
+clients: $(call needs,test) ## run programs of 12 client libraries against the server, in environments of their own; ARGS="litellm.py"
+	@$(PY) .ci/setup_clients.py $(ARGS)
+	@$(PY) -m nanovllm.tests.clients $(ARGS)
+
 setup: $(call needs,test lint) ## install everything for tests and lint, and run nothing
 
 notebooks: $(call needs,notebooks) ## execute all notebooks in place, with this machine's results
@@ -117,6 +121,6 @@ lint: $(call needs,lint) ## check style and types, with ruff and mypy
 train: $(call needs,core) ## train the storyteller on a folder of text files; TEXT=folder
 	@$(PY) -m models.training --text "$(if $(TEXT),$$TEXT,$(error make train needs a folder of text files: make train TEXT=folder))" $(ARGS)
 
-clean: ## remove .venv, .venv-triton, caches, and exercises/ including your solutions
-	rm -rf .venv .venv-triton .pytest_cache .hypothesis .mypy_cache .ruff_cache exercises build dist *.egg-info
+clean: ## remove .venv, .venv-triton, .venv-clients, caches, and exercises/ including your solutions
+	rm -rf .venv .venv-triton .venv-clients .pytest_cache .hypothesis .mypy_cache .ruff_cache exercises build dist *.egg-info
 	find . -path ./models -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -39,6 +39,8 @@ OF_FOLDERS = {  # the package's folders that listen, send HTTP requests, or test
 }
 CONNECTING = {"connect", "connect_ex", "create_connection", "open_connection", "start_tls"}
 NETWORK = {"asyncio", "ftplib", "http", "imaplib", "poplib", "smtplib", "socket", "socketserver", "ssl", "urllib"}
+# vLLM's scripts and programs of client libraries, which run in environments of their own
+OF_OTHERS = ("tests/scripts/", "tests/clients/programs/")
 THROUGH_THE_HUB = {"checkpoints/hub.py", "tests/fake_hub.py", "tests/test_hub.py"}
 NETWORK_NAMES = {"hub", "load_state_dict_from_url", "download_url_to_file", "urlopen", "snapshot_download"}
 
@@ -135,8 +137,8 @@ def import_faults(folder: Path) -> list[str]:
     installed = INSTALLED | OF_THE_PACKAGE if folder.name == PACKAGE else INSTALLED
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()
-        if folder.name == PACKAGE and (name in THROUGH_THE_HUB or name.startswith("tests/scripts/")):
-            continue  # tests use a hub on loopback; the scripts are those of vLLM's users
+        if folder.name == PACKAGE and (name in THROUGH_THE_HUB or name.startswith(OF_OTHERS)):
+            continue  # tests use a hub on loopback
         depth = len(path.relative_to(folder).parts)
         allowed = installed if path.is_relative_to(folder / "tests") else installed - {"pytest"}
         if folder.name == PACKAGE:

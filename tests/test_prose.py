@@ -38,6 +38,14 @@ every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for p
 
 # Names of other projects that our prose may mention, and words of shell commands.
 FOREIGN = {"transformers", "uv", "HF_HOME", "HF_ENDPOINT", "yarn", "longrope"}
+FOREIGN |= {
+    "check_embedding_ctx_length",
+    "hosted_vllm",
+    "OpenAIEmbeddings",
+    "OpenAILike",
+    "is_chat_model",
+    "is_function_calling_model",
+}
 # Numbers with a unit that define something, or that others measured. They must be in the text word for word.
 DEFINITIONS: dict[str, list[str]] = {
     "nanovllm/README.md": ["200 MB", "2.7 GB", "100 MB"],  # as pip reports them
