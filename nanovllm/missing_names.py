@@ -17,12 +17,16 @@ from typing import Any
 
 
 def import_or_raise(module: str, sources: Mapping[str, str] = MappingProxyType({})) -> Callable[[str], Any]:
-    """Return `__getattr__` for a module: it imports the names in `sources`, each from the module that it maps to."""
+    """Return `__getattr__` for a module: it imports the names in `sources`, each from the module that it maps to.
+
+    >>> import_or_raise("nanovllm.engine.async_llm_engine", {"RequestOutput": ".outputs"})("RequestOutput").__name__
+    'RequestOutput'
+    """
 
     def get(name: str) -> Any:
         if name not in sources:
             raise missing_name(module, name)
-        return getattr(import_module(sources[name]), name)
+        return getattr(import_module(sources[name], module.rpartition(".")[0]), name)
 
     return get
 

@@ -8,4 +8,4 @@ if TYPE_CHECKING:
     from ..async_llm import AsyncLLMEngine
 
 __all__ = ["AsyncLLMEngine"]
-__getattr__ = import_or_raise(__name__, {"AsyncLLMEngine": "nanovllm.async_llm"})
+__getattr__ = import_or_raise(__name__, {"AsyncLLMEngine": "..async_llm"})
