@@ -198,10 +198,9 @@ class Chat:
 class ToolUse:
     """The tool calls that a chat allows."""
 
-    names: frozenset[str] = frozenset()  # of the functions that the model may call
+    functions: Sequence[Mapping[str, Any]] = ()  # that the model may call
     forced: ForcedCall | None = None
     parallel_tool_calls: bool = True
-    functions: Sequence[Mapping[str, Any]] = ()  # that the model may call unforced
 
 
 @dataclass(frozen=True)
@@ -250,15 +249,13 @@ class ParsedRequest:
             parsers = replace(parsers, reasoning=None)  # the thought is in the prompt
         if self.params.get("skip_special_tokens") is False:
             parsers = replace(parsers, special_tokens=())
-        use = self.tools
-        format = parsers.for_prompt(
-            prompt, tool_names=use.names, forced=use.forced, parallel_tool_calls=use.parallel_tool_calls
-        )
+        use, names = self.tools, [each["name"] for each in self.tools.functions]
+        format = parsers.for_prompt(prompt, names, use.forced, use.parallel_tool_calls)
         if format is not None:
             params.skip_special_tokens = False
             thought, tools = format.reasoning, None if format.forced else format.tools
             if params.structured_outputs is None and (grammar := parsers.strict_grammar(use.functions)):
-                params.structured_outputs, tools = StructuredOutputsParams(grammar=grammar), None
+                params.structured_outputs, tools = structured_outputs("tools", {"grammar": grammar}), None
             if params.structured_outputs is not None:
                 params.structured_outputs = replace(
                     params.structured_outputs,
@@ -483,12 +480,11 @@ def tool_use(
             "allowed_tools": {"mode": str(mode), "tools": [*tools]},
         }:
             functions = [each for each in functions if each["name"] in map(function_name, tools)]
-    names = frozenset(each["name"] for each in functions)
     is_parallel = parallel_tool_calls is not False
     if mode == "none":
         return ToolUse()
     if mode == "auto":
-        return ToolUse(names, None, is_parallel, functions)
+        return ToolUse(functions, None, is_parallel)
     try:
         if mode != "required":
             kinds = "'none', 'auto', 'required', a function or allowed_tools"
@@ -498,7 +494,7 @@ def tool_use(
         raise InvalidRequest(f"Invalid 'tool_choice': {error}.", "tool_choice", "invalid_value") from None
     if not any(each.get("strict") for each in functions if name in (None, each["name"])):
         forced = replace(forced, schema={**forced.schema, "x-guidance": {"lenient": True}})  # ignore unknown keywords
-    return ToolUse(names, forced, is_parallel)
+    return ToolUse(functions, forced, is_parallel)
 
 
 def function_name(value: Any) -> str | None:

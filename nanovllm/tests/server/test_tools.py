@@ -50,7 +50,6 @@ FAMILIES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
             "TWO": "Let me see.\n" + "\n".join(HERMES.format(*each) for each in BOTH),
             "BROKEN": '<tool_call>\n{"name": "add", "arguments": {"a": oops}}\n</tool_call>',
             "EITHER": [HERMES.format("add", ARGUMENTS), "No need."],
-            "OTHER": HERMES.format("look", '{"place": "sea"}'),
         },
     ),
     "llama": (
@@ -62,7 +61,6 @@ FAMILIES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
             "TWO": "; ".join(LLAMA.format(*each) for each in BOTH),
             "BROKEN": '{"name": "add", "parameters": {"a": oops}}',
             "EITHER": [LLAMA.format("add", ARGUMENTS), "No need."],
-            "OTHER": LLAMA.format("look", '{"place": "sea"}'),
         },
     ),
     "mistral": (
@@ -74,7 +72,6 @@ FAMILIES: dict[str, tuple[str, str, tuple[str, ...], dict[str, Any]]] = {
             "TWO": "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in BOTH),
             "BROKEN": '[TOOL_CALLS] [{"name": "add", "arguments": {"a": oops}}]',
             "EITHER": [f'[TOOL_CALLS] [{{"name": "add", "arguments": {ARGUMENTS}}}]', "No need."],
-            "OTHER": '[TOOL_CALLS]look[ARGS]{"place": "sea"}',
         },
     ),
 }
@@ -179,14 +176,6 @@ def test_each_choice_has_its_own_message(family):
     assert [first.finish_reason, second.finish_reason] == ["tool_calls", "stop"]
     reasons = streamed(family.chat("EITHER", tools=TOOLS, n=2, stream=True))[2]
     assert sorted(reasons) == ["stop", "tool_calls"]
-
-
-def test_strict_function_gets_only_arguments_of_its_schema(family):
-    strict: Any = [{"type": "function", "function": each | {"strict": True}} for each in (ADD, LOOK)]
-    assert calls_of(family.answer("OTHER", tools=TOOLS).message) == [("look", {"place": "sea"})]
-    [(name, arguments)] = calls_of(family.answer("OTHER", tools=strict, parallel_tool_calls=False).message)
-    assert name == "look" and arguments["place"] in ("wood", "house")
-    assert family.answer("TEXT", tools=strict).message.content == "It is 23."
 
 
 def test_tool_choice_none_makes_no_call(family):
