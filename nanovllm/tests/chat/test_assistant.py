@@ -173,7 +173,7 @@ ALPHABET = st.sampled_from(
 FORMATS = [HERMES, LLAMA, MISTRAL, QWEN3, R1, NAMED, REQUIRED]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(FORMATS), st.lists(ALPHABET, max_size=30), st.data())
 def test_random_text_splits_the_same_everywhere(format, words, data):
     text = "".join(words)
@@ -191,7 +191,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=4), st.booleans(), st.sampled_from([None, 2]), st.data())
 def test_any_arguments_come_back_as_they_were_written(arguments, is_ascii, indent, data):
     text = json.dumps(arguments, ensure_ascii=is_ascii, indent=indent)
