@@ -104,7 +104,7 @@ class BlockManager:
         self.pool.free_blocks(self.tier.collect(wait))
 
     def cache_blocks(self, seq: Sequence, num_tokens: int) -> None:
-        """Add the blocks that the last `num_tokens` computed tokens of `seq` have filled, unless caching is turned off."""
+        """Cache the blocks that the last `num_tokens` computed tokens of `seq` have filled, unless caching is off."""
         if not self._enable_caching:
             return
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size, seq.root_hash)

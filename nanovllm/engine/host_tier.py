@@ -92,6 +92,7 @@ class HostTier:
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
         """Hold the blocks with these hashes, and return them. They are not evicted until they are released."""
+        assert all(block_hash in self for block_hash in hashes), "a block of the host was evicted before it was held"
         held = [self.pool.cached[block_hash] for block_hash in hashes]
         self.pool.touch(held)
         return held

@@ -116,8 +116,8 @@ class Scheduler:
     def _take(self, seq: Sequence, output: SchedulerOutput) -> None:
         """Add as many tokens of `seq` to the step as the budget allows, and the copy that it needs to write them.
 
-        Add nothing if its blocks have not arrived, or without a token to add. A sequence that carries samples leaves out
-        its last token: each sample computes that one for itself.
+        Add nothing if its blocks have not arrived, or without a token to add. A sequence that carries samples leaves
+        out its last token: each sample computes that one for itself.
         """
         num_tokens = min(seq.num_uncomputed_tokens - bool(seq.to_fork), output.budget)
         if num_tokens == 0 or not self._kv_cache_manager.is_ready(seq):

@@ -65,7 +65,7 @@ class BlockManager:
         self._observer.tell("admit", seq, hits)
 
     def cache_blocks(self, seq: Sequence, num_tokens: int) -> None:
-        """Add the blocks that the last `num_tokens` computed tokens of `seq` have filled, unless caching is turned off."""
+        """Cache the blocks that the last `num_tokens` computed tokens of `seq` have filled, unless caching is off."""
         if not self._enable_caching:
             return
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)

@@ -1,7 +1,7 @@
 """An engine whose model is a script, for tests of which sequences run in which step. It is fast, and misses no fault.
 
 Computing a token writes its id to its slot. The next token depends on all ids that the sequence reads through its block
-table, so a block that is lost, overwritten or not computed again changes the output: it differs from said_alone().
+table, so a block that is lost, overwritten or not computed again changes the output: it differs from tokens_alone().
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ def next_token(token_ids: list[int], seed: int = 0, sample_index: int = 0) -> in
     return 3 + crc32(repr((token_ids, seed, sample_index)).encode()) % 300
 
 
-def said_alone(prompt: list[int], num_tokens: int, seed: int = 0, sample_index: int = 0) -> list[int]:
+def tokens_alone(prompt: list[int], num_tokens: int, seed: int = 0, sample_index: int = 0) -> list[int]:
     """Return the output of a sample that runs alone and never runs out of blocks."""
     token_ids = list(prompt)
     for _ in range(num_tokens):
@@ -143,7 +143,7 @@ def run(engine: LLMEngine) -> dict[str, RequestOutput]:
     return finished
 
 
-def said(output: RequestOutput) -> list[int]:
+def tokens_of(output: RequestOutput) -> list[int]:
     return output.outputs[0].token_ids
 
 

@@ -7,7 +7,19 @@ import pytest
 
 from ..engine import LLMEngine
 from ..outputs import RequestOutput
-from .scripted import BLOCK_SIZE, add, check, names, reason, run, said, said_alone, scripted_engine, step, steps_of
+from .scripted import (
+    BLOCK_SIZE,
+    add,
+    check,
+    names,
+    reason,
+    run,
+    scripted_engine,
+    step,
+    steps_of,
+    tokens_alone,
+    tokens_of,
+)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -43,8 +55,8 @@ def play(engine: LLMEngine, rng: random.Random) -> list[str]:
     finished |= run(engine)
     assert finished.keys() == prompts.keys(), "a request was lost"
     for request_id, output in finished.items():
-        prompt, num_said = prompts[request_id], len(said(output))
-        assert said(output) == said_alone(prompt, num_said), f"request {request_id} has other tokens than alone"
+        prompt, num_said = prompts[request_id], len(tokens_of(output))
+        assert tokens_of(output) == tokens_alone(prompt, num_said), f"request {request_id} has other tokens than alone"
         if reason(output) == "length":
             assert num_said == min(max_tokens[request_id], 64 - len(prompt))
         elif reason(output) == "error":

@@ -10,7 +10,7 @@ from ..engine import LLMEngine
 from ..llm import LLM
 from ..sampling import SamplingParams
 from .helpers import greedy_without_cache
-from .scripted import run, said, step
+from .scripted import run, step, tokens_of
 
 PROMPTS = [[1, 5, 9], [1], [1, 300, 301, 302, 303], list(range(3, 15)), [1, 44]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -30,7 +30,7 @@ def answers(engine: LLMEngine, params: list[SamplingParams]) -> list[list[int]]:
     for i, prompt in enumerate(PROMPTS):
         engine.add_request(str(i), prompt, params[i])
     outputs = run(engine)
-    return [said(outputs[str(i)]) for i in range(len(PROMPTS))]
+    return [tokens_of(outputs[str(i)]) for i in range(len(PROMPTS))]
 
 
 @pytest.mark.parametrize("budget", [1, 3, 7, 512])
@@ -52,14 +52,14 @@ def test_tokens_do_not_depend_on_other_requests_or_order_of_arrival(checkpoint, 
             finished |= step(engine)
         engine.abort_request(f"stranger {rng.randrange(5)}")
     finished |= run(engine)
-    assert [said(finished[str(i)]) for i in range(5)] == expected
+    assert [tokens_of(finished[str(i)]) for i in range(5)] == expected
 
 
 def test_seeded_samples_do_not_depend_on_preemption(checkpoint):
     params = [SamplingParams(seed=i, temperature=1.5, top_p=0.9, max_tokens=24, ignore_eos=True) for i in range(5)]
     engine = real_engine(checkpoint, 9, max_num_batched_tokens=5)
     alone = [LLM(checkpoint).generate([prompt], each)[0] for prompt, each in zip(PROMPTS, params, strict=True)]
-    assert answers(engine, params) == [said(output) for output in alone]
+    assert answers(engine, params) == [tokens_of(output) for output in alone]
     assert engine.scheduler.num_preemptions > 3
 
 

@@ -5,7 +5,19 @@ import pytest
 from ..engine import LLMEngine
 from ..observer import Observer
 from ..scheduler import Scheduler, SchedulerOutput
-from .scripted import add, batch_of, queues, reason, run, said, said_alone, scripted_engine, start, step, steps_of
+from .scripted import (
+    add,
+    batch_of,
+    queues,
+    reason,
+    run,
+    scripted_engine,
+    start,
+    step,
+    steps_of,
+    tokens_alone,
+    tokens_of,
+)
 
 
 class Recorder(Observer):
@@ -231,7 +243,7 @@ def test_a_preempted_sequence_computes_its_prompt_and_its_output_again_like_one_
         [("b", 9)],
         [("b", 1)],
     ], "b comes back with 7 tokens of prompt and 2 of output"
-    assert [said(outputs[name]) for name in "ab"] == [said_alone(prompt, 4) for prompt in prompts]
+    assert [tokens_of(outputs[name]) for name in "ab"] == [tokens_alone(prompt, 4) for prompt in prompts]
 
 
 def test_a_preempted_sequence_waits_in_front_of_new_requests(checkpoint):
@@ -292,7 +304,7 @@ def test_a_sequence_that_fills_the_pool_alone_ends_with_an_error_and_keeps_its_o
     counted = engine.scheduler.num_preemptions
     assert counted == 1, f"only b is preempted: one that runs alone ends instead, and num_preemptions is {counted}"
     for name, prompt in zip("ab", prompts, strict=True):
-        assert (reason(outputs[name]), said(outputs[name])) == ("error", said_alone(prompt, 5))
+        assert (reason(outputs[name]), tokens_of(outputs[name])) == ("error", tokens_alone(prompt, 5))
         assert "3 blocks" in outputs[name].error and "2" in outputs[name].error
 
 

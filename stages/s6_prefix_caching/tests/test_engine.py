@@ -5,7 +5,7 @@ import pytest
 from ..llm import LLM
 from ..observer import Observer
 from ..sampling import SamplingParams
-from .scripted import add, check, reason, run, said, said_alone, scripted_engine, step
+from .scripted import add, check, reason, run, scripted_engine, step, tokens_alone, tokens_of
 
 
 def test_a_request_joins_others_in_the_middle_of_their_outputs(checkpoint):
@@ -16,7 +16,7 @@ def test_a_request_joins_others_in_the_middle_of_their_outputs(checkpoint):
     step(engine)
     assert engine.model_runner.steps[1] == [("a", 1), ("b", 3)]
     outputs = run(engine)
-    assert [said(outputs[name]) for name in "ab"] == [said_alone(prompt, 8) for prompt in (first, second)]
+    assert [tokens_of(outputs[name]) for name in "ab"] == [tokens_alone(prompt, 8) for prompt in (first, second)]
 
 
 def test_a_request_that_ends_makes_room_in_the_next_step(checkpoint):
@@ -32,9 +32,9 @@ def test_a_step_returns_the_output_so_far_of_each_request_with_a_new_token(check
     add(engine, "b", 9)
     outputs = [step(engine) for _ in range(3)]
     assert [list(each) for each in outputs] == [["a"], ["a"], ["b"]]
-    assert [(said(each["a"]), each["a"].finished) for each in outputs[:2]] == [
-        (said_alone(prompt, 1), False),
-        (said_alone(prompt, 2), True),
+    assert [(tokens_of(each["a"]), each["a"].finished) for each in outputs[:2]] == [
+        (tokens_alone(prompt, 1), False),
+        (tokens_alone(prompt, 2), True),
     ]
 
 
@@ -48,9 +48,9 @@ def test_a_request_id_can_be_used_again_only_after_its_request_has_finished(chec
     add(engine, "a", 3)
     with pytest.raises(ValueError, match="a"):
         add(engine, "a", 5)
-    assert len(said(run(engine)["a"])) == 8
+    assert len(tokens_of(run(engine)["a"])) == 8
     add(engine, "a", 5)
-    assert len(said(run(engine)["a"])) == 8
+    assert len(tokens_of(run(engine)["a"])) == 8
 
 
 @pytest.mark.parametrize("prompt", [[], "", [7] * 64, [320], [-1]], ids=str)
@@ -59,7 +59,7 @@ def test_a_request_that_cannot_be_served_ends_with_an_error_in_the_next_step(che
     add(engine, "a", 3)
     engine.add_request("bad", prompt)
     output = step(engine)["bad"]
-    assert output.finished and (reason(output), said(output)) == ("error", []) and output.error
+    assert output.finished and (reason(output), tokens_of(output)) == ("error", []) and output.error
     assert list(run(engine)) == ["a"]
 
 
@@ -68,7 +68,7 @@ def test_an_aborted_request_returns_its_output_so_far_and_frees_its_blocks(check
     prompt = add(engine, "a", 5)
     step(engine)
     output = engine.abort_request("a")
-    assert (reason(output), said(output), output.finished) == ("abort", said_alone(prompt, 1), True)
+    assert (reason(output), tokens_of(output), output.finished) == ("abort", tokens_alone(prompt, 1), True)
     assert run(engine) == {}
 
 

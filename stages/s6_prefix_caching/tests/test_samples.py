@@ -4,11 +4,11 @@ import pytest
 
 from ..llm import LLM
 from ..sampling import SamplingParams
-from .scripted import add, check, queues, reason, run, said_alone, said_by_all, scripted_engine, step, steps_of
+from .scripted import add, check, queues, reason, run, scripted_engine, step, steps_of, tokens_alone, tokens_of_all
 
 
 def alone(prompt: list[int], num_tokens: int, n: int) -> list[list[int]]:
-    return [said_alone(prompt, num_tokens, sample_index=i) for i in range(n)]
+    return [tokens_alone(prompt, num_tokens, sample_index=i) for i in range(n)]
 
 
 def test_samples_share_all_of_a_prompt_but_its_last_token(checkpoint):
@@ -16,7 +16,7 @@ def test_samples_share_all_of_a_prompt_but_its_last_token(checkpoint):
     prompt = add(engine, "a", 6, max_tokens=2, n=3)
     output = run(engine)["a"]
     assert steps_of(engine) == [[("a", 5)], [("a", 1)] * 3, [("a", 1)] * 3], "5 tokens for all, then one for each"
-    assert said_by_all(output) == alone(prompt, 2, n=3), "a sample has read keys and values that are not its own"
+    assert tokens_of_all(output) == alone(prompt, 2, n=3), "a sample has read keys and values that are not its own"
     assert [completion.index for completion in output.outputs] == [0, 1, 2]
 
 
@@ -32,14 +32,14 @@ def test_a_prompt_with_two_tokens_left_is_not_forked_yet(checkpoint):
 def test_samples_of_a_prompt_of_one_token_run_in_the_step_that_admits_it(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16)
     prompt = add(engine, "a", 1, max_tokens=3, n=3)
-    assert said_by_all(step(engine)["a"]) == alone(prompt, 1, n=3)
-    assert said_by_all(run(engine)["a"]) == alone(prompt, 3, n=3)
+    assert tokens_of_all(step(engine)["a"]) == alone(prompt, 1, n=3)
+    assert tokens_of_all(run(engine)["a"]) == alone(prompt, 3, n=3)
 
 
 def test_a_prompt_with_samples_is_computed_in_chunks_too(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_batched_tokens=4)
     prompt = add(engine, "a", 9, max_tokens=1, n=2)
-    assert said_by_all(run(engine)["a"]) == alone(prompt, 1, n=2)
+    assert tokens_of_all(run(engine)["a"]) == alone(prompt, 1, n=2)
     assert steps_of(engine) == [[("a", 4)], [("a", 4)], [("a", 1)] * 2]
 
 
@@ -66,7 +66,7 @@ def test_samples_run_right_behind_the_first_one(checkpoint):
 def test_a_budget_smaller_than_the_samples_serves_them_in_turn(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_batched_tokens=2)
     prompt = add(engine, "a", 3, max_tokens=4, n=5)
-    assert said_by_all(run(engine)["a"]) == alone(prompt, 4, n=5)
+    assert tokens_of_all(run(engine)["a"]) == alone(prompt, 4, n=5)
     assert max(len(batch) for batch in steps_of(engine)) == 2
 
 
@@ -83,7 +83,7 @@ def test_samples_that_are_not_forked_yet_keep_their_seats(checkpoint):
 def test_more_samples_than_seats_run_in_groups(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_seqs=2)
     prompt = add(engine, "a", 5, max_tokens=3, n=5)
-    assert said_by_all(run(engine)["a"]) == alone(prompt, 3, n=5)
+    assert tokens_of_all(run(engine)["a"]) == alone(prompt, 3, n=5)
     assert max(len(batch) for batch in steps_of(engine)) == 2
 
 
@@ -91,14 +91,14 @@ def test_a_preempted_sample_comes_back_alone_and_goes_on_with_its_own_tokens(che
     """Prompts of 8 tokens and 8 more: 4 blocks for each of 3 samples, and there are 7."""
     engine = scripted_engine(checkpoint, num_blocks=7)
     prompt = add(engine, "a", 8, max_tokens=8, n=3)
-    assert said_by_all(run(engine)["a"]) == alone(prompt, 8, n=3)
+    assert tokens_of_all(run(engine)["a"]) == alone(prompt, 8, n=3)
     assert engine.scheduler.num_preemptions > 0
 
 
 def test_a_request_finishes_with_its_last_sample_and_each_sample_frees_its_blocks(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16)
     prompt = [7] * 5
-    stops = [said_alone(prompt, 4, sample_index=i)[3 - i] for i in range(3)]
+    stops = [tokens_alone(prompt, 4, sample_index=i)[3 - i] for i in range(3)]
     engine.add_request("a", prompt, SamplingParams(n=3, seed=0, max_tokens=4, stop_token_ids=stops[1:]))
     outputs, running = [], []
     while engine.has_unfinished_requests():
@@ -117,8 +117,8 @@ def test_an_abort_ends_all_samples_before_and_after_the_fork(checkpoint, num_ste
         step(engine)
     output = engine.abort_request("a")
     assert [completion.finish_reason for completion in output.outputs] == ["abort"] * 4
-    for i, said in enumerate(said_by_all(output)):
-        assert said == said_alone(prompt, len(said), sample_index=i), f"sample {i} has other tokens than alone"
+    for i, tokens in enumerate(tokens_of_all(output)):
+        assert tokens == tokens_alone(prompt, len(tokens), sample_index=i), f"sample {i} has other tokens than alone"
     check(engine)
     assert run(engine) == {}
 
@@ -134,7 +134,7 @@ def test_a_sample_that_outgrows_the_pool_does_not_touch_the_output_of_others(che
     engine = scripted_engine(checkpoint, num_blocks=2)
     prompt = add(engine, "a", 6, max_tokens=20, n=2)
     output = run(engine)["a"]
-    assert reason(output) == "error" and said_by_all(output) == alone(prompt, 3, n=2)
+    assert reason(output) == "error" and tokens_of_all(output) == alone(prompt, 3, n=2)
 
 
 def test_n_below_1_is_a_value_error():
@@ -147,9 +147,9 @@ def test_samples_do_not_depend_on_chunks_or_preemption(checkpoint, num_blocks, b
     """A real model: sample i has the same 12 tokens, whatever n is."""
     options = {"kv_cache_tokens": num_blocks * 4, "max_num_batched_tokens": budget, "watermark": 0.0}
     params = [SamplingParams(n=n, seed=5, temperature=1.2, max_tokens=12, ignore_eos=True) for n in (1, 8)]
-    [one] = said_by_all(LLM(checkpoint, block_size=4).generate(list(range(3, 13)), params[0])[0])
-    expected = said_by_all(LLM(checkpoint, block_size=4).generate(list(range(3, 13)), params[1])[0])
+    [one] = tokens_of_all(LLM(checkpoint, block_size=4).generate(list(range(3, 13)), params[0])[0])
+    expected = tokens_of_all(LLM(checkpoint, block_size=4).generate(list(range(3, 13)), params[1])[0])
     llm = LLM(checkpoint, block_size=4, max_model_len=48, **options)
-    assert said_by_all(llm.generate(list(range(3, 13)), params[1])[0]) == expected
+    assert tokens_of_all(llm.generate(list(range(3, 13)), params[1])[0]) == expected
     assert expected[0] == one and len(set(map(tuple, expected))) == 8
     assert (llm.llm_engine.scheduler.num_preemptions > 0) == (num_blocks == 12)

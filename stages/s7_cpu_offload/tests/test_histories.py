@@ -7,7 +7,7 @@ import pytest
 
 from ..engine import LLMEngine
 from ..outputs import RequestOutput
-from .scripted import BLOCK_SIZE, add, check, names, run, said_alone, scripted_engine, slow_loads, step, steps_of
+from .scripted import BLOCK_SIZE, add, check, names, run, scripted_engine, slow_loads, step, steps_of, tokens_alone
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -55,7 +55,7 @@ def play(engine: LLMEngine, rng: random.Random) -> list[str]:
     for request_id, output in finished.items():
         for sample in output.outputs:
             prompt, num_said = prompts[request_id], len(sample.token_ids)
-            expected = said_alone(prompt, num_said, sample_index=sample.index)
+            expected = tokens_alone(prompt, num_said, sample_index=sample.index)
             assert sample.token_ids == expected, f"sample {sample.index} of {request_id} has other tokens than alone"
             if sample.finish_reason == "length":
                 assert num_said == min(max_tokens[request_id], 64 - len(prompt))

@@ -9,7 +9,7 @@ from ..outputs import RequestOutput
 from ..prefix_cache import BlockHash, extend_block_hashes
 from ..sampling import SamplingParams
 from ..sequence import Sequence
-from .scripted import BLOCK_SIZE, add, check, run, said_alone, said_by_all, scripted_engine, slow_loads, step
+from .scripted import BLOCK_SIZE, add, check, run, scripted_engine, slow_loads, step, tokens_alone, tokens_of_all
 
 TEXT = list(range(10, 26))  # four blocks
 
@@ -23,8 +23,8 @@ def computed(engine: LLMEngine, prompt: list[int], n: int = 1) -> int:
     """Return how many tokens a request for one token computes, and check that its output is the one without a cache."""
     before = engine.model_runner.num_tokens
     engine.add_request("x", prompt, SamplingParams(max_tokens=1, seed=0, n=n))
-    alone = [said_alone(prompt, 1, sample_index=i) for i in range(n)]
-    assert said_by_all(run(engine)["x"]) == alone, "the output differs from the one without a cache"
+    alone = [tokens_alone(prompt, 1, sample_index=i) for i in range(n)]
+    assert tokens_of_all(run(engine)["x"]) == alone, "the output differs from the one without a cache"
     return engine.model_runner.num_tokens - before
 
 
@@ -177,7 +177,7 @@ def test_others_run_while_a_request_waits_for_its_blocks(engine):
     first_outputs(engine, 2)
     assert ("b", 4) in steps[-2] + steps[-1], 'the blocks of "b" have arrived: its other 4 tokens can be computed'
     assert [batch[0] for batch in steps[-5:]] == [("a", 1)] * 5
-    assert said_by_all(run(engine)["b"]) == [said_alone(TEXT, 4)]
+    assert tokens_of_all(run(engine)["b"]) == [tokens_alone(TEXT, 4)]
 
 
 def test_requests_behind_one_that_waits_for_its_blocks_run(checkpoint):
@@ -192,7 +192,7 @@ def test_requests_behind_one_that_waits_for_its_blocks_run(checkpoint):
     add(engine, "c", 2)
     for _ in range(2):
         assert sorted(step(engine)) == ["a", "c"], 'the blocks of "b" have not arrived: "a" and "c" can run'
-    assert said_by_all(run(engine)["b"]) == [said_alone(TEXT[:13], 4)]
+    assert tokens_of_all(run(engine)["b"]) == [tokens_alone(TEXT[:13], 4)]
 
 
 def test_a_sequence_that_waits_for_its_blocks_preempts_no_other(engine):
@@ -205,7 +205,7 @@ def test_a_sequence_that_waits_for_its_blocks_preempts_no_other(engine):
     assert engine.scheduler.num_preemptions == 0, '"b" can\'t run yet, so it needs no block'
     assert engine.kv_cache_manager.num_free_blocks == 0
     assert [list(each) for each in outputs] == [["c"], ["c"]], 'the blocks of "b" have not arrived: only "c" can run'
-    assert said_by_all(run(engine)["b"]) == [said_alone(TEXT[:13], 1, sample_index=i) for i in range(2)]
+    assert tokens_of_all(run(engine)["b"]) == [tokens_alone(TEXT[:13], 1, sample_index=i) for i in range(2)]
 
 
 def test_requests_with_the_same_prompt_wait_for_one_load(checkpoint):
@@ -231,7 +231,7 @@ def test_the_engine_waits_for_a_load_if_nothing_else_can_run(engine):
     engine.add_request("b", TEXT, SamplingParams(max_tokens=1, seed=0))
     outputs = first_outputs(engine, 3)
     assert transfers[0].has_arrived, "nothing else can run, so the engine must wait for the load"
-    assert said_by_all(outputs["b"]) == [said_alone(TEXT, 1)]
+    assert tokens_of_all(outputs["b"]) == [tokens_alone(TEXT, 1)]
 
 
 def test_samples_of_a_cached_prompt_run_while_another_request_waits_for_its_blocks(checkpoint):
@@ -247,7 +247,7 @@ def test_samples_of_a_cached_prompt_run_while_another_request_waits_for_its_bloc
     engine.add_request("b", TEXT, SamplingParams(max_tokens=1, seed=0))
     engine.add_request("c", prompt, SamplingParams(max_tokens=1, seed=0, n=2))
     outputs = step(engine)
-    assert said_by_all(outputs["c"]) == [said_alone(prompt, 1, sample_index=i) for i in range(2)]
+    assert tokens_of_all(outputs["c"]) == [tokens_alone(prompt, 1, sample_index=i) for i in range(2)]
     assert len(transfers) == 1 and not transfers[0].has_arrived
 
 
@@ -286,7 +286,7 @@ def test_a_preempted_request_hits_the_blocks_that_its_load_brings(engine):
         step(engine)
     assert engine.scheduler.num_preemptions == 1 and not transfers[0].has_arrived
     outputs = run(engine)
-    assert said_by_all(outputs["b"]) == [said_alone(TEXT, 4)]
+    assert tokens_of_all(outputs["b"]) == [tokens_alone(TEXT, 4)]
     assert loaded(engine) == 3, "one load is enough"
 
 
@@ -301,8 +301,8 @@ def test_the_last_running_sequence_waits_for_blocks_that_a_load_holds(checkpoint
     engine.add_request("b", TEXT[:8], SamplingParams(max_tokens=1, seed=0))
     outputs = run(engine)
     assert engine.scheduler.num_preemptions > 0
-    assert said_by_all(outputs["a"]) == [said_alone(prompt, 10)], '"a" fits the pool once the load has arrived'
-    assert said_by_all(outputs["b"]) == [said_alone(TEXT[:8], 1)]
+    assert tokens_of_all(outputs["a"]) == [tokens_alone(prompt, 10)], '"a" fits the pool once the load has arrived'
+    assert tokens_of_all(outputs["b"]) == [tokens_alone(TEXT[:8], 1)]
 
 
 def test_a_beam_search_waits_for_the_blocks_of_its_prompt(checkpoint):
@@ -312,4 +312,4 @@ def test_a_beam_search_waits_for_the_blocks_of_its_prompt(checkpoint):
     llm.generate([7] * 36, SamplingParams(max_tokens=4, ignore_eos=True))
     slow_loads(llm.llm_engine)
     [second] = llm.beam_search(TEXT, params)
-    assert said_by_all(second) == said_by_all(first) and loaded(llm.llm_engine) == 3
+    assert tokens_of_all(second) == tokens_of_all(first) and loaded(llm.llm_engine) == 3

@@ -12,7 +12,7 @@ from ..observer import Observer
 from ..prefix_cache import BlockHash, extend_block_hashes, hash_block_tokens
 from ..sampling import SamplingParams
 from ..sequence import Sequence
-from .scripted import add, run, said, said_alone, said_by_all, scripted_engine, step
+from .scripted import add, run, scripted_engine, step, tokens_alone, tokens_of, tokens_of_all
 
 # The chained hash
 
@@ -161,7 +161,7 @@ def computed(engine: LLMEngine, prompt: list[int], max_tokens: int = 1, n: int =
     before = engine.model_runner.num_tokens
     engine.add_request("x", prompt, SamplingParams(max_tokens=max_tokens, n=n, seed=0))
     output = run(engine)["x"]
-    assert said_by_all(output) == [said_alone(prompt, max_tokens, sample_index=i) for i in range(n)]
+    assert tokens_of_all(output) == [tokens_alone(prompt, max_tokens, sample_index=i) for i in range(n)]
     return engine.model_runner.num_tokens - before
 
 
@@ -200,7 +200,7 @@ def test_hits_end_at_the_first_block_that_is_not_cached(engine):
 def test_generated_tokens_are_hit_like_a_prompt(engine):
     """A prompt of 5 tokens and its output of 8 begin the next prompt, of 14: 12 of these tokens are cached."""
     computed(engine, TEXT[:5], max_tokens=8)
-    assert computed(engine, [*TEXT[:5], *said_alone(TEXT[:5], 8), 9]) == 14 - 12
+    assert computed(engine, [*TEXT[:5], *tokens_alone(TEXT[:5], 8), 9]) == 14 - 12
 
 
 def test_only_computed_blocks_are_hit(checkpoint):
@@ -228,7 +228,7 @@ def test_equal_prompts_in_one_step_are_both_computed_and_cached_once(engine):
     prompts = [add(engine, name, 9, max_tokens=1) for name in ("a", "a2")]
     outputs = run(engine)
     assert engine.model_runner.steps == [[("a", 9), ("a2", 9)]]
-    assert [said(output) for output in outputs.values()] == [said_alone(prompt, 1) for prompt in prompts]
+    assert [tokens_of(output) for output in outputs.values()] == [tokens_alone(prompt, 1) for prompt in prompts]
     assert len(engine.kv_cache_manager.pool.cached) == 2
 
 
@@ -259,7 +259,7 @@ def test_a_preempted_request_hits_its_own_blocks(checkpoint):
     outputs = run(engine)
     assert engine.scheduler.num_preemptions == 1
     assert engine.model_runner.steps[-2:] == [[("b", 3)], [("b", 1)]]
-    assert [said(outputs[name]) for name in "ab"] == [said_alone(prompts[name], 4) for name in "ab"]
+    assert [tokens_of(outputs[name]) for name in "ab"] == [tokens_alone(prompts[name], 4) for name in "ab"]
 
 
 def test_stats_count_the_tokens_of_each_admission_and_those_that_were_cached(engine):
@@ -291,7 +291,7 @@ def test_a_repeated_beam_search_hits_its_prompt(checkpoint):
         counts.append(llm.model_runner.num_tokens)
     assert [counts[1] - counts[0], counts[2] - counts[1]] == [13 + 2 * 5, 1 + 2 * 5]
     assert llm.kv_cache_manager.prefix_cache_stats.hits == 12
-    assert said_by_all(outputs[0]) == said_by_all(outputs[1])
+    assert tokens_of_all(outputs[0]) == tokens_of_all(outputs[1])
 
 
 def test_beam_searches_and_requests_hit_each_others_blocks(checkpoint):
@@ -299,5 +299,5 @@ def test_beam_searches_and_requests_hit_each_others_blocks(checkpoint):
     llm.generate(TEXT[:9], SamplingParams(max_tokens=1))
     [output] = llm.beam_search(TEXT, BeamSearchParams(1, 10, ignore_eos=True))
     assert llm.kv_cache_manager.prefix_cache_stats.hits == 8
-    llm.generate([*TEXT, *said(output)], SamplingParams(max_tokens=1))
+    llm.generate([*TEXT, *tokens_of(output)], SamplingParams(max_tokens=1))
     assert llm.kv_cache_manager.prefix_cache_stats.hits == 8 + 24
