@@ -51,11 +51,7 @@ class ReasoningFormat:
 TOOL_FORMATS = {
     "hermes": ToolFormat("<tool_call>", "</tool_call>", layout=r'(head "\n" call "\n" end)* TEXT?'),
     "llama3_json": ToolFormat(
-        "<|python_tag|>",
-        separators=";",
-        takes_bare_calls=True,
-        key="parameters",
-        layout=r"head? call (/;\s?/ call)* | TEXT?",
+        "<|python_tag|>", "", ";", takes_bare_calls=True, key="parameters", layout=r"head? call (/;\s?/ call)* | TEXT?"
     ),
     "mistral": ToolFormat(
         "[TOOL_CALLS]", takes_names=True, has_short_ids=True, layout=r'(head / ?\[/ call (", " call)* "]")* TEXT?'
