@@ -47,7 +47,7 @@ def expected(signature: list[list], **ours) -> list[list]:
     return [[name, kind, ours.get(name, default)] for name, kind, default in plain]
 
 
-@pytest.mark.parametrize("name", ["generate", "chat", "beam_search", "reset_prefix_cache"])
+@pytest.mark.parametrize("name", ["generate", "chat", "embed", "beam_search", "reset_prefix_cache"])
 def test_methods_of_llm(name):
     assert rows(getattr(LLM, name)) == expected(DATA["llm"][name])
 
