@@ -456,6 +456,7 @@ class Function(Object):
     """A function that a model may call."""
 
     name: str
+    parameters: dict[str, Any] | None = None  # a JSON schema
 
 
 class Tool(Object):
@@ -484,7 +485,7 @@ def tool_use(
     if mode == "none":
         return ToolUse()
     if mode == "auto":
-        return ToolUse(functions, None, is_parallel)
+        return ToolUse(tuple(functions), None, is_parallel)
     try:
         if mode != "required":
             kinds = "'none', 'auto', 'required', a function or allowed_tools"
@@ -494,7 +495,7 @@ def tool_use(
         raise InvalidRequest(f"Invalid 'tool_choice': {error}.", "tool_choice", "invalid_value") from None
     if not any(each.get("strict") for each in functions if name in (None, each["name"])):
         forced = replace(forced, schema={**forced.schema, "x-guidance": {"lenient": True}})  # ignore unknown keywords
-    return ToolUse(functions, forced, is_parallel)
+    return ToolUse(tuple(functions), forced, is_parallel)
 
 
 def function_name(value: Any) -> str | None:
@@ -660,6 +661,7 @@ class ResponseTool(Object):
 
     type: Literal["function"]
     name: str
+    parameters: dict[str, Any] | None = None
 
 
 class Text(Object):

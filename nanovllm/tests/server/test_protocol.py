@@ -173,6 +173,8 @@ def test_field_of_the_wrong_type_is_named(url, field, path, expected):
         (CHAT, {"reasoning_effort": "much"}, "reasoning_effort"),
         (CHAT, {"tools": [{"type": "search"}]}, "tools[0].type"),
         (CHAT, {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        (CHAT, {"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        (CHAT, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
         (CHAT, {"messages": [{"content": "Hi"}]}, "messages[0].role"),
@@ -237,6 +239,16 @@ def test_missing_field_is_named(url):
 def test_too_many_entries_are_refused(url, field, limit):
     error = refusal(url, MINIMAL[url] | field)
     assert error.param == next(iter(field)) and f"{limit}" in str(error)
+
+
+@pytest.mark.parametrize("parameters", ["x", [], 5, True])
+def test_parameters_of_a_function_must_be_an_object(parameters):
+    function = {"name": "look", "parameters": parameters}
+    forms = [(CHAT, {"type": "function", "function": function}, "tools[0].function.parameters")]
+    forms += [(RESPONSES, {"type": "function", **function}, "tools[0].parameters")]
+    for url, tool, path in forms:
+        for choice in ("auto", "required", {"type": "function", "name": "look"}):
+            assert refusal(url, MINIMAL[url] | {"tools": [tool], "tool_choice": choice}).param == path
 
 
 def test_large_bodies_are_allowed():

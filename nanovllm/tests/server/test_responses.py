@@ -102,7 +102,7 @@ def test_fields_without_an_effect(responses):
 
 
 def test_client_reads_an_error_within_a_stream():
-    work = Work(ParsedRequest([], {}), "m", [], SamplingParams(), "resp_1")
+    work = Work(ParsedRequest([], {}), "m", [], SamplingParams(), "resp_1", "resp_1")
     name, data = ResponseBuilder(work, {}).error_event(ApiError("it broke off", 500)).decode().strip().split("\n")
     event = ResponseErrorEvent.model_validate_json(data.removeprefix("data: "), strict=True)
     assert (name, event.message, event.code) == ("event: error", "it broke off", "server_error")
