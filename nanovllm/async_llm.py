@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import abc, deque
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -24,8 +24,7 @@ from .checkpoints.tokenizer import HFTokenizer
 from .engine.checks import check_unsupported
 from .engine.config import EngineArgs
 from .engine.llm_engine import LLMEngine
-from .engine.outputs import EmbeddingRequestOutput, RequestOutput
-from .engine.pooling_params import PoolingParams
+from .engine.outputs import RequestOutput
 from .engine.prompts import PromptType
 from .engine.sampling_params import RequestOutputKind, SamplingParams
 from .engine.stats import EngineStats, Metric
@@ -96,37 +95,7 @@ class AsyncLLM:
             tokenization_kwargs=tokenization_kwargs,
             prompt_text=prompt_text,
         )
-        async with aclosing(self._outputs(request_id, request, sampling_params.output_kind)) as outputs:
-            async for output in outputs:
-                yield output
-
-    async def encode(
-        self,
-        prompt: PromptType,
-        pooling_params: PoolingParams,
-        request_id: str,
-        lora_request: object = None,
-        trace_headers: object = None,
-        priority: int = 0,
-        tokenization_kwargs: dict[str, Any] | None = None,
-        reasoning_ended: bool | None = None,
-    ) -> abc.AsyncGenerator[EmbeddingRequestOutput, None]:
-        """Yield the embedding of a prompt, once it is computed. It behaves like generate() otherwise."""
-        check_unsupported(lora_request=lora_request, trace_headers=trace_headers, priority=priority)
-        check_unsupported(reasoning_ended=reasoning_ended)
-        if not isinstance(pooling_params, PoolingParams):
-            raise ValueError(f"pooling_params must be PoolingParams, got {type(pooling_params).__name__}")
-        options = {"prompt": prompt, "params": pooling_params, "tokenization_kwargs": tokenization_kwargs}
-        request = partial(LLMEngine.add_request, request_id=request_id, **options)
-        async with aclosing(self._outputs(request_id, request, RequestOutputKind.FINAL_ONLY)) as outputs:
-            async for output in outputs:
-                yield EmbeddingRequestOutput.from_base(output)
-
-    async def _outputs(
-        self, request_id: str, request: abc.Callable[[LLMEngine], str], kind: RequestOutputKind
-    ) -> abc.AsyncGenerator[RequestOutput, None]:
-        """Add a request, and yield its outputs. Abort it if the caller stops early."""
-        stream = Stream(is_cumulative=kind is not RequestOutputKind.DELTA)
+        stream = Stream(is_cumulative=sampling_params.output_kind is not RequestOutputKind.DELTA)
         is_finished = False
         try:
             await self._call(partial(self._thread.add, request=request, stream=stream))

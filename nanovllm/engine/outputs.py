@@ -76,10 +76,6 @@ class EmbeddingOutput:
 
     embedding: list[float]
 
-    @property
-    def hidden_size(self) -> int:
-        return len(self.embedding)
-
 
 @dataclass(frozen=True)
 class EmbeddingRequestOutput:

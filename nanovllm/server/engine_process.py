@@ -275,9 +275,8 @@ class Worker:
 def delta_of(output: RequestOutput) -> Delta:
     """Return an output, which holds new parts only, as a message."""
     pieces = [piece_of(each) for each in output.outputs]
-    cached, embedding = output.num_cached_tokens, output.embedding
-    rest = output.prompt_logprobs, output.error
-    return Delta(output.request_id, pieces, output.finished, cached, *rest, embedding=embedding)
+    cached, rest = output.num_cached_tokens, (output.prompt_logprobs, output.error)
+    return Delta(output.request_id, pieces, output.finished, cached, *rest, embedding=output.embedding)
 
 
 def piece_of(output: CompletionOutput) -> Piece:

@@ -73,6 +73,7 @@ class Work:
     num_generated: int = 0  # tokens
     started: set[int] = field(default_factory=set)  # choices with a piece
     prompt_logprobs: dict[int, Sequence[dict[int, Logprob] | None]] = field(default_factory=dict)  # by prompt
+    embeddings: dict[int, list[float]] = field(default_factory=dict)  # by prompt
     num_cached: dict[str, int] = field(default_factory=dict)  # prompt tokens, by request
     messages: dict[int, MessageStream] = field(default_factory=dict)  # of a stream, by choice
     thought_tags: tuple[int | None, int | None] = (None, None)  # tokens that begin and end a thought
@@ -101,6 +102,8 @@ class Work:
                 self.num_cached[delta.request_id] = delta.num_cached_tokens
                 if delta.prompt_logprobs and "prompt_logprobs" in self.body.params:
                     self.prompt_logprobs[prompt] = delta.prompt_logprobs
+                if delta.embedding is not None:
+                    self.embeddings[prompt] = delta.embedding
                 if self.body.echo and prompt not in echoes:
                     echoes[prompt] = echo_of(self.prompts[prompt], delta)
                 for piece in delta.pieces:
@@ -120,15 +123,6 @@ class Work:
             async for index, piece in pieces:
                 samples[index] = joined(samples[index], piece) if index in samples else piece
         return dict(sorted(samples.items()))
-
-    async def embeddings(self, engine: EngineClient) -> list[list[float]]:
-        """Run the requests. Return the embedding of each prompt."""
-        embeddings: dict[str, list[float]] = {}
-        async with aclosing(engine.generate(self.requests)) as deltas:
-            async for delta in deltas:
-                self.num_cached[delta.request_id] = delta.num_cached_tokens
-                embeddings[delta.request_id] = delta.embedding or []
-        return [embeddings[request.request_id] for request in self.requests]
 
     def message_part(self, index: int, piece: Piece) -> MessageDelta | None:
         """Return the part of a choice's message in the next piece of a stream, or None if the text is the content."""
@@ -478,6 +472,6 @@ async def create_embedding(request: Request) -> Response:
     state: ServerState = request.app.state.server
     body = await read_as(EmbeddingRequest, request)
     work = await start_work(state, body.parsed(), "embd-")
-    embeddings = await unless_hung_up(request.receive, work.embeddings(state.engine))
-    data = [embedding_object(each, index, body.encoding_format) for index, each in enumerate(embeddings)]
+    await unless_hung_up(request.receive, work.samples(state.engine))
+    data = [embedding_object(each, index, body.encoding_format) for index, each in sorted(work.embeddings.items())]
     return JSONResponse({**work.head("list"), "data": data, "usage": work.usage()})

@@ -153,6 +153,8 @@ class Body(Object):
     """A request's body."""
 
     model: str | None = None
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None  # a log has it on one line
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
@@ -175,6 +177,10 @@ class Body(Object):
     def unknown_fields(self) -> set[str]:
         """Return the names of the fields that are set and ignored."""
         return {name for name, value in (self.model_extra or {}).items() if value is not None} - UNSUPPORTED.keys()
+
+    def handling(self) -> dict[str, Any]:
+        """Return the fields of ParsedRequest that have the same names as the body's."""
+        return {name: value for name, value in self.__dict__.items() if value is not None and name in HANDLING}
 
 
 class StreamOptions(BaseModel):
@@ -266,9 +272,6 @@ class ParsedRequest:
         return format
 
 
-RequestId = Annotated[str, Field(pattern=r"^[!-~]{1,200}$")]  # a log has it on one line
-
-
 class SamplingBody(Body):
     """The fields that all endpoints that generate text share."""
 
@@ -295,8 +298,6 @@ class SamplingBody(Body):
     allowed_token_ids: Annotated[TokenIds, Field(max_length=MAX_IDS)] | None = None
     bad_words: Annotated[Texts, Field(max_length=128)] | None = None
     skip_reading_prefix_cache: bool | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    request_id: RequestId | None = None
     include_reasoning: bool | None = None
     repetition_detection: RepetitionDetectionParams | None = None
 
@@ -317,10 +318,6 @@ class SamplingBody(Body):
             name, given = (form_name, form) if form else ("structured_outputs", self.structured_outputs or {})
             params["structured_outputs"] = structured_outputs(name, given)
         return params
-
-    def handling(self) -> dict[str, Any]:
-        """Return the fields of ParsedRequest that have the same names as the body's."""
-        return {name: value for name, value in self.__dict__.items() if value is not None and name in HANDLING}
 
 
 HANDLING = {"model", "request_id", "cache_salt", "truncate_prompt_tokens", "truncation_side", "return_token_ids"}
@@ -766,24 +763,13 @@ class EmbeddingRequest(Body):
     use_activation: bool | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    request_id: RequestId | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    user: str | None = None
+    truncation_side: Literal["left", "right"] | None = "right"  # vLLM's default for embeddings
 
     def parsed(self) -> ParsedRequest:
-        """Translate the body for the engine. As in vLLM, truncation keeps the first tokens by default."""
-        return ParsedRequest(
-            prompts=prompts_of(self.input),
-            params={"max_tokens": 1},
-            model=self.model,
-            add_special_tokens=self.add_special_tokens is not False,
-            pooling_params=PoolingParams(self.use_activation, self.dimensions),
-            request_id=self.request_id,
-            cache_salt=self.cache_salt,
-            truncate_prompt_tokens=self.truncate_prompt_tokens,
-            truncation_side=self.truncation_side or "right",
-        )
+        """Translate the body for the engine."""
+        options = {"add_special_tokens": self.add_special_tokens is not False, **self.handling()}
+        pooling_params = PoolingParams(self.use_activation, self.dimensions)
+        return ParsedRequest(prompts_of(self.input), {"max_tokens": 1}, pooling_params=pooling_params, **options)
 
 
 # Responses

@@ -17,7 +17,6 @@ from ..utils.print_utils import print_embeddings
 
 NAMES = {  # of each module: names that vLLM's examples import from it
     "sampling_params": ["SamplingParams", "RequestOutputKind", "StructuredOutputsParams", "BeamSearchParams"],
-    "pooling_params": ["PoolingParams"],
     "outputs": ["RequestOutput", "CompletionOutput", "EmbeddingRequestOutput", "EmbeddingOutput"],
     "inputs": ["TextPrompt", "TokensPrompt", "PromptType"],
     "engine.arg_utils": ["EngineArgs", "AsyncEngineArgs"],

@@ -167,7 +167,7 @@ def main() -> None:
     write("engine_args.json", {name: fields(args, name) for name in ("EngineArgs", "AsyncEngineArgs")})
     engine = "v1/engine/llm_engine.py"
     write("llm_engine.json", {name: signature(engine, "LLMEngine", name) for name in ("add_request", "abort_request")})
-    names = ("generate", "encode", "abort", "shutdown", "from_engine_args", "check_health", "reset_prefix_cache")
+    names = ("generate", "abort", "shutdown", "from_engine_args", "check_health", "reset_prefix_cache")
     write("async_llm.json", {name: signature("v1/engine/async_llm.py", "AsyncLLM", name) for name in names})
     kinds = {name: fields(f"{beams}/utils.py", name) for name in ("BeamSearchSequence", "BeamSearchOutput")}
     write("beam_search.json", kinds | {"BeamSearchParams": fields("sampling_params.py", "BeamSearchParams")})
