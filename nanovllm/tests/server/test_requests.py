@@ -7,8 +7,11 @@ import logging
 import pytest
 
 from ...checkpoints.tokenizer import load_tokenizer
+from ...engine.config import EngineArgs
 from ...log import logger
 from ...server.limits import MAX_IGNORED
+from ...server.options import ServerOptions
+from ...server.run import run_server, uvicorn_config
 from ..tiny_tokenizers import write_form
 from .inside import LONG, SHORT, error_of, inside, slow, until
 
@@ -235,3 +238,12 @@ async def test_access_log_can_be_turned_off(checkpoint, caplog, level, is_off):
     async with inside(checkpoint, disable_uvicorn_access_log=is_off) as server:
         assert (await server.post(**SHORT)).status_code == 200
     assert lines_of(caplog, "POST") == [] and len(lines_of(caplog, "serving")) == is_off
+
+
+def test_log_levels_are_those_of_the_options(caplog, tmp_path):
+    caplog.set_level(logging.INFO, logger.name)  # restored at the end
+    options = ServerOptions(log_level="warning", uvicorn_log_level="info", chat_template=str(tmp_path / "missing"))
+    with pytest.raises(ValueError, match="chat template"):
+        run_server("model", EngineArgs(), options)
+    assert logger.level == logging.WARNING
+    assert uvicorn_config(lambda *_: None, options).log_level == "info"
