@@ -29,11 +29,7 @@ class InputProcessor:
         self._showing_tokenizer = tokenizer.showing_special_tokens() if tokenizer else None
 
     def process(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | PoolingParams,
-        cache_salt: str | None = None,
+        self, request_id: str, prompt: Prompt, params: SamplingParams | PoolingParams, cache_salt: str | None = None
     ) -> list[Sequence]:
         """Return a sequence for each sample, with a copy of `params`.
 
