@@ -88,7 +88,7 @@ def test_client_raises_its_own_errors(client):
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.completions.create(model="gpt-4", prompt="a")
     with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model="storyteller", input="a")
+        client.moderations.create(model="storyteller", input="a")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing")
