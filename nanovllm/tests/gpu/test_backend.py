@@ -221,7 +221,7 @@ def test_unwritten_slots_are_never_read(checkpoint):
     assert fast.llm_engine.executor.num_steps > 0 and torch.isnan(fast.llm_engine.kv_cache.blocks).any()
 
 
-def test_kernels_generate_the_tokens_of_plain_operations(checkpoint, device):
+def test_kernels_give_the_tokens_and_embeddings_of_plain_operations(checkpoint, device):
     """The real kernels compute prefills in chunks, mixed steps and decodes."""
     options = {"device": device, "dtype": "float32", "max_num_batched_tokens": 8}
     plain, fast = make_llm(checkpoint, **options), make_llm(checkpoint, **options)
@@ -229,6 +229,9 @@ def test_kernels_generate_the_tokens_of_plain_operations(checkpoint, device):
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     result, expected = (llm.generate(PROMPTS[1:4], params) for llm in (fast, plain))  # few, the interpreter is slow
     assert [each.outputs[0].token_ids for each in result] == [each.outputs[0].token_ids for each in expected]
+    one, other = (llm.embed([[5], [5, 6, 7, 8, 9]], use_tqdm=False) for llm in (fast, plain))
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.outputs.embedding == pytest.approx(theirs.outputs.embedding, abs=1e-5)
 
 
 # GpuChoice
