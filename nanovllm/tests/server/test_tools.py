@@ -206,8 +206,10 @@ def test_no_special_token_reaches_the_client(family):
         assert not any(tag in completion for tag in ("[TOOL_CALLS]", "[ARGS]", "<|", "tool_call>", "</s>"))
 
 
-def test_calls_and_results_go_back_into_the_template(family):
-    first = family.answer("ONE", tools=TOOLS).message
+@pytest.mark.parametrize("marker", ["ONE", "NAMED"])
+def test_calls_and_results_go_back_into_the_template(family, marker):
+    choice: Any = {"type": "function", "function": {"name": "add"}} if marker == "NAMED" else "auto"
+    first = family.answer(marker, tools=TOOLS, tool_choice=choice).message
     [call] = first.tool_calls
     messages = [
         {"role": "user", "content": "ONE"},
