@@ -34,11 +34,17 @@ class Call(NamedTuple):
         return json.dumps({"name": "get_weather", arguments: {"city": self.city}})
 
 
+THOUGHT = "<think>\nOslo is a city.\n</think>"
+
 # The text that occurs last in a prompt, and the assistant's answer. After calls, that is the result of the last one.
 ANSWERS: dict[str, str | Sequence[Call]] = {
     "Tell me about a fox.": "A fox lives in the wood.",
     "How many legs has a fox?": "<think>\nA fox is an animal with four legs.\n</think>\n\nFour.",
     "Count without a thought.": "One, two.",
+    "Think, then call (auto).": f"{THOUGHT}\n\n<tool_call>{Call('Oslo').json('arguments')}</tool_call>",
+    # a grammar begins right after the thought
+    "Think, then call (required).": f"{THOUGHT}[{Call('Oslo').json('arguments')}]",
+    "Think about it: Tom is 9 years old.": '<think>\nA name and an age.\n</think>{"name": "Tom", "age": 9}',
     "What is the weather in Paris?": [Call("Paris")],
     "18 degrees": "It is 18 degrees in Paris.",
     "Which is warmer, Oslo or Rome?": [Call("Oslo"), Call("Rome")],

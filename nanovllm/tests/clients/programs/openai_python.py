@@ -2,7 +2,7 @@
 
 import json
 
-from openai import OpenAI
+from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
 client = OpenAI()
@@ -19,6 +19,12 @@ TOOLS = [{"type": "function", "function": GET_WEATHER}]
 class Person(BaseModel):
     name: str
     age: int
+
+
+class GetWeather(BaseModel):
+    """Return the weather in a city."""
+
+    city: str
 
 
 def ask(question, **options):
@@ -77,6 +83,22 @@ def try_required_tool():
     assert call.function.name == "get_weather" and json.loads(call.function.arguments) == {"city": "Lima"}
 
 
+def try_streamed_required_tool():
+    deltas = [
+        chunk.choices[0].delta for chunk in ask("Call it for Lima.", tools=TOOLS, tool_choice="required", stream=True)
+    ]
+    first, *others = [delta.tool_calls[0].function for delta in deltas if delta.tool_calls]
+    assert first.name == "get_weather" and not any(delta.content for delta in deltas)
+    assert json.loads("".join(each.arguments or "" for each in [first, *others])) == {"city": "Lima"}
+
+
+def try_strict_tool():
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    tools = [pydantic_function_tool(GetWeather, name="get_weather")]
+    [call] = client.chat.completions.parse(model=MODEL, messages=messages, tools=tools).choices[0].message.tool_calls
+    assert call.function.parsed_arguments == GetWeather(city="Paris")
+
+
 def try_no_tool():
     message = ask("Tell me about a fox.", tools=TOOLS, tool_choice="none").choices[0].message
     assert message.tool_calls is None and message.content == "A fox lives in the wood."
@@ -97,6 +119,20 @@ def try_reasoning():
     assert thought == message.reasoning_content
     without = ask("Count without a thought.", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
     assert without.choices[0].message.content == "One, two."
+
+
+def try_reasoning_before_a_call():
+    for choice in ("auto", "required"):
+        message = ask(f"Think, then call ({choice}).", tools=TOOLS, tool_choice=choice).choices[0].message
+        [call] = message.tool_calls
+        assert json.loads(call.function.arguments) == {"city": "Oslo"} and not message.content
+        assert message.reasoning_content == "Oslo is a city."
+
+
+def try_reasoning_before_structured_output():
+    messages = [{"role": "user", "content": "Think about it: Tom is 9 years old."}]
+    message = client.chat.completions.parse(model=MODEL, messages=messages, response_format=Person).choices[0].message
+    assert message.parsed == Person(name="Tom", age=9) and message.reasoning_content == "A name and an age."
 
 
 def try_responses():
