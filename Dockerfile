@@ -15,7 +15,7 @@ COPY constraints.txt ./
 RUN pip install --no-cache-dir --index-url "$TORCH_INDEX" -c constraints.txt torch
 COPY pyproject.toml README.md LICENSE ./
 COPY nanovllm ./nanovllm
-RUN pip install --no-cache-dir -c constraints.txt ".[serve,structured,kernels]"
+RUN pip install --no-cache-dir -c constraints.txt ".[serve,kernels]"
 
 WORKDIR /app
 COPY models/storyteller ./models/storyteller

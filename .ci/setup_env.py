@@ -31,7 +31,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 FAILED = "setup: failed, see above; run the same make command to continue"
 PROGRESS = re.compile(r"Progress (\d+) of (\d+)")  # pip's --progress-bar raw, in bytes
 FETCHED = re.compile(r" *(?:Downloading|Using cached|Processing) (\S+\.(?:whl|tar\.gz))(?!\S)(?: \((?!from)(.+)\))?")
-MEGABYTES = {"core": 35, "serve": 1, "test": 125, "lint": 30, "notebooks": 65, "book": 25}  # to download, without torch
+MEGABYTES = {"core": 35, "serve": 4, "test": 125, "lint": 30, "notebooks": 65, "book": 25}  # to download, without torch
 
 
 class Torch(NamedTuple):
