@@ -45,7 +45,7 @@ class CpuModel(nn.Module):
     def __init__(self, model: LlamaForCausalLM, workers: int) -> None:
         super().__init__()
         self.plain = model.model
-        self.config, self.embed_tokens = model.config, model.model.embed_tokens
+        self.config = model.config
         self._workers = workers
         self._kept: list[Tensor] = []  # tensors whose addresses the layers hold
         self._layers = [self._layer(layer) for layer in model.model.layers]
@@ -70,7 +70,7 @@ class CpuModel(nn.Module):
         """Return the hidden states [num_tokens, hidden_size]. `input_ids` and `positions` are int64 [num_tokens]."""
         config, like, workers, rows = self.config, self._like, self._workers, len(input_ids)
         size, eps, middle = config.hidden_size, config.rms_norm_eps, config.intermediate_size
-        x = self.embed_tokens(input_ids).float()  # [num_tokens, hidden_size]
+        x = self.plain.embed_tokens(input_ids).float()  # [num_tokens, hidden_size]
         padded = -(-rows // self._padded) * self._padded  # results of the extra rows are never read
         normed = torch.empty(padded, size, dtype=self._dtype)
         heads = torch.empty(padded, config.num_attention_heads * config.head_dim, dtype=self._dtype)
