@@ -82,7 +82,7 @@ def read_dataset(path: str, output_len: int) -> list[tuple[str, int]]:
         try:
             request = json.loads(line)
             prompt, num_tokens = request["prompt"], request.get("output_tokens", output_len)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(f'{path}, line {number}: expected {{"prompt": ...}}, got {line[:80]}') from None
         if not isinstance(prompt, str) or not prompt:
             raise ValueError(f"{path}, line {number}: prompt must be a string of at least 1 character, got {prompt!r}")

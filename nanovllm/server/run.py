@@ -173,8 +173,9 @@ def listening_socket(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except OSError as error:
-        raise OSError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from None
+    except (OSError, UnicodeError) as error:  # a name that DNS cannot have is the second
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise OSError(f"cannot listen at {host}, port {port}: {reason or error}") from None
     return listener
 
 

@@ -74,6 +74,7 @@ def test_throughput_serves_a_dataset(bench, tmp_path):
         ('{"prompt": "a"}\nfox', 'line 2: expected {"prompt": ...}, got fox'),
         ('{"text": "a"}', 'line 1: expected {"prompt": ...}'),
         ('["a"]', "line 1: expected"),
+        ("[" * 100_000, "line 1: expected"),
         ('{"prompt": ["a"]}', "line 1: prompt must be a string of at least 1 character, got ['a']"),
         ('{"prompt": "a", "output_tokens": 0}', "line 1: output_tokens must be an integer, at least 1, got 0"),
         ('{"prompt": "a", "output_tokens": true}', "got True"),

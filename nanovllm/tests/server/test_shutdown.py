@@ -116,6 +116,7 @@ def test_taken_port_is_a_one_line_error_before_the_model_is_read(run):
     [
         (("--port", "70000"), "port must be from 0 to 65535, got 70000"),
         (("--host", "no such host", "--port", "0"), "cannot listen at no such host, port 0: "),
+        (("--host", "..", "--port", "0"), "cannot listen at .., port 0: "),
         (
             ("--chat-template", "/nothing"),
             "chat template /nothing cannot be read: [Errno 2] No such file or directory: '/nothing'",
