@@ -138,6 +138,8 @@ NO_VALUES: list[object] = [b"1", [], {}, 1j, object(), math.inf, torch.ones(2, 2
 @pytest.mark.parametrize("name", [field.name for field in fields(EngineConfig)])
 @pytest.mark.parametrize("value", NO_VALUES, ids=lambda value: type(value).__name__)
 def test_no_option_takes_a_value_of_an_unrelated_type(name, value):
+    if name == "hf_overrides" and isinstance(value, dict):
+        pytest.skip("this option is a dictionary")
     with pytest.raises(ValueError, match=f"^{name} must be .+, got .+$"):
         EngineConfig(**{name: value})
 
