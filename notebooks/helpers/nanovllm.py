@@ -25,6 +25,8 @@ from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.bench import harness
 from nanovllm.bench.floor import read_bandwidth, weight_bytes
 from nanovllm.bench.peers import prompts_taken_as_computed
+from nanovllm.checkpoints.weights import load_model
+from nanovllm.llama import LlamaForCausalLM
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PAPER, USED
 from stages.bench.counting import silent_stderr
@@ -71,8 +73,9 @@ class DecodeStep:
         self.seqs = list(self.engine.scheduler.running)
         assert len(self.seqs) == max_rows, f"{len(self.seqs)} of {max_rows} sequences are running"
         self.runner = self.engine.executor
-        plain = PagedAttention(self.engine.kv_cache, self.engine.config.slots_in_a_tile())
-        self._ways = ways_of(self.runner, plain)
+        attention = PagedAttention(self.engine.kv_cache, self.engine.config.slots_in_a_tile())
+        model = load_model(folder, self.llm.model_config, self.engine.dtype, torch.device("cpu"))
+        self._ways = ways_of(self.runner, model, attention)
 
     def ways(self, rows: int) -> list[str]:
         """Return the ways in which this machine can compute a step of `rows` rows."""
@@ -103,14 +106,20 @@ class DecodeStep:
         return 2 * rows * num_parameters(self.llm.model_config)
 
 
-def ways_of(runner: ModelRunner, plain: PagedAttention) -> dict[str, Callable[[], Any]]:
-    """Return a context for each way, which yields a function that runs a step. Most undo some of the engine's swaps."""
+def ways_of(runner: ModelRunner, model: LlamaForCausalLM, attention: PagedAttention) -> dict[str, Callable[[], Any]]:
+    """Return a context for each way, which yields a function that runs a step.
+
+    `model` and `attention` are plain. The runner's own model has packed weights if kernels are available.
+    """
     if not isinstance(runner.backend, NumbaBackend):
         return {PLAIN: partial(unchanged, runner)}
-    added = {PLAIN: (), PACKED: (PACKED,), ATTENTION: (PACKED, ATTENTION)}
-    swapped = {way: partial(swapped_out, runner, plain, *kept) for way, kept in added.items()}
-    many_rows = partial(computing_with, runner, ManyRows(runner.backend))
-    return swapped | {MANY: many_rows, FEW: partial(unchanged, runner)}
+    return {
+        PLAIN: partial(computing_with, runner, TorchBackend(model, attention)),
+        PACKED: partial(with_plain_layers, runner, attention),
+        ATTENTION: partial(with_plain_layers, runner, runner.backend.attention),
+        MANY: partial(computing_with, runner, ManyRows(runner.backend)),
+        FEW: partial(unchanged, runner),
+    }
 
 
 @contextmanager
@@ -144,21 +153,15 @@ class ManyRows:
 
 
 @contextmanager
-def swapped_out(runner: ModelRunner, plain: PagedAttention, *kept: str) -> Iterator[Callable]:
-    """Swap plain layers back in. `kept` may have PACKED, the linear layers, and ATTENTION, the kernel."""
-    from nanovllm.backends.cpu.model import pack_weights, unpack_weights
-
-    model, kernels = runner.model, runner.backend
+def with_plain_layers(runner: ModelRunner, attention: Any) -> Iterator[Callable]:
+    """Compute everything but the packed linear layers, and maybe attention, with plain operations."""
+    model = runner.model
     layers = model.model
     model.model = layers.plain
-    if PACKED not in kept:
-        unpack_weights(model)
     try:
-        with computing_with(runner, TorchBackend(model, kernels.attention if ATTENTION in kept else plain)) as run:
+        with computing_with(runner, TorchBackend(model, attention)) as run:
             yield run
     finally:
-        if PACKED not in kept:
-            pack_weights(model)
         model.model = layers
 
 
