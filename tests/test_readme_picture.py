@@ -43,13 +43,15 @@ def test_slots_change_color_at_each_step_and_the_still_shows_one_step():
 
 
 def test_bars_of_the_peers_are_to_scale():
-    """tests/test_prose.py compares the file with results.json."""
-    ours = {"tokens_per_second": 50.0, "tokens_per_second_spread": [40.0, 100.0]}
-    half = {"tokens_per_second": 25.0, "tokens_per_second_spread": [25.0, 25.0]}
-    one = {"ours": 10.0, "ours_spread": [9.0, 10.0], "transformers": 5.0, "transformers_spread": [5.0, 5.0]}
-    serving = {"machine": "2 cores < 3, bfloat16", "peers": {"s4": ours, "generate": half, "generate_batch": half}}
-    text = peers.picture({"peers": one, "serving": serving})
+    """tests/test_prose.py compares the file with its report."""
+    column = "mixed: tokens per second"
+    speeds = {"nanovllm": [50.0, 40.0, 100.0], "vllm": [25.0, 25.0, 25.0]}
+    measured = {
+        name: {column: dict(zip(("median", "least", "largest"), each, strict=True))} for name, each in speeds.items()
+    }
+    machine = {"nanovllm": "1", "vllm": "2", "model": "x < y", "dtype": "bfloat16", "threads": 2, "device": "cpu"}
+    text = peers.picture({"measured": measured, "machine": machine})
     widths = [float(bar.get("width")) for bar in ElementTree.fromstring(text).iter(f"{SVG}rect")]
     room = peers.WIDTH - peers.LEFT - peers.RIGHT
-    assert widths == [room, room / 2, room / 2, room / 4, room / 4]
-    assert "prefers-color-scheme:dark" in text and "2 cores &lt; 3" in text and "bfloat16." not in text
+    assert widths == [room / 2, room / 4], "the longest spread fills the room"
+    assert "prefers-color-scheme:dark" in text and "x &lt; y" in text and "vLLM 2" in text

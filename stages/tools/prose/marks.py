@@ -6,7 +6,7 @@ A generated block stands between two comments, which a code host does not show, 
 
 A number inside a sentence has no mark. numbers.toml lists, for each file, pieces of its sentences with a place for the
 number: "puts {serving.s4.tokens:,} tokens through". A place is a path into results.json and a format, and each piece
-occurs exactly once in its file. peers.py draws a picture of the same results, which `python -m stages.bench` writes.
+occurs exactly once in its file. `python -m stages.bench` writes results.json, and peers.py has a report of its own.
 """
 
 import json
@@ -56,9 +56,9 @@ def prose_files(root: Path) -> list[Path]:
 
 def render(path: Path, root: Path) -> str:
     """Return the text of a file with its numbers filled in. Raise ValueError if a key or a sentence is missing."""
-    results = known(root)
     if path.name == peers.PICTURE:
-        return peers.picture(results)
+        return peers.picture(json.loads(path.with_name(peers.REPORT).read_text(encoding="utf-8")))
+    results = known(root)
 
     def show(key: str, spec: str) -> str:
         try:

@@ -1,11 +1,20 @@
-"""The picture of speed in README.md, notebooks/peers.svg: stages of the course next to transformers."""
+"""The picture of speed in README.md, notebooks/peers.svg, drawn from the report of `nanovllm bench peers --json`."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
-PICTURE = "peers.svg"
-WIDTH, LEFT, RIGHT = 720, 280, 70  # of the picture, and of the margins for names and numbers
+PICTURE, REPORT = "peers.svg", "peers.json"
+OWN = "nanovllm"
+SPEED = ": tokens per second"
+TITLES = {"mixed": "32 requests of mixed lengths"}  # of jobs; others are named for their sequences
+NAMES = {
+    "vllm": "vLLM",
+    "llama.cpp": "llama-cpp-python",
+    "transformers": "transformers generate",
+    "transformers-batch": "transformers generate_batch",
+}
+WIDTH, LEFT, RIGHT = 720, 210, 70  # of the picture, and of the margins for names and numbers
 BAR, ROW = 16, 26
 STYLE = """<style>
 text{font:13px system-ui,sans-serif;fill:#57606a}.title,.ours{font-weight:600;fill:#24292f}
@@ -25,32 +34,23 @@ class Bar(NamedTuple):
     high: float
 
 
-def panels(results: dict[str, Any]) -> Iterator[tuple[str, list[Bar]]]:
-    """Yield each comparison: its title and its bars."""
-    one, many = results["peers"], results["serving"]
-    names = {"ours": "nanovllm, stage 1", "transformers": "transformers generate"}
-    yield (
-        "One sequence, 7M parameters, float32",
-        [Bar(name, key == "ours", one[key], *one[f"{key}_spread"]) for key, name in names.items()],
-    )
-    rows = {
-        "nanovllm, stage 4": many["peers"]["s4"],
-        "transformers generate, a static batch": many["peers"]["generate"],
-        "transformers generate_batch": many["peers"]["generate_batch"],
-    }
-    yield (
-        "32 requests of mixed lengths, 135M parameters, bfloat16",
-        [
-            Bar(name, name.startswith("nanovllm"), row["tokens_per_second"], *row["tokens_per_second_spread"])
-            for name, row in rows.items()
-        ],
-    )
+def panels(report: dict[str, Any]) -> Iterator[tuple[str, list[Bar]]]:
+    """Yield each job of the race: its title and its bars, our own first."""
+    measured, versions = report["measured"], report["machine"]
+    for column in measured[OWN]:
+        if column.endswith(SPEED):
+            job = column.removesuffix(SPEED)
+            speeds = {name: [*row[column].values()] for name, row in measured.items()}
+            bars = [
+                Bar(f"{NAMES.get(name, name)} {versions[name]}", name == OWN, *speed) for name, speed in speeds.items()
+            ]
+            yield TITLES.get(job, job), bars
 
 
-def picture(results: dict[str, Any]) -> str:
+def picture(report: dict[str, Any]) -> str:
     """Return the picture as SVG, readable on light and dark pages."""
     parts, y = [], 8
-    for title, bars in panels(results):
+    for title, bars in panels(report):
         y += 20
         parts.append(f'<text x="12" y="{y}" class="title">{escape(title)}</text>')
         y += 10
@@ -58,10 +58,12 @@ def picture(results: dict[str, Any]) -> str:
         for bar in bars:
             parts += [*draw(bar, y, scale)]
             y += ROW
-    machine = results["serving"]["machine"].rsplit(", ", 1)[0]
-    parts.append(f'<text x="12" y="{y + 22}">Tokens per second; the line spans all rounds. {escape(machine)}.</text>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 34}" width="{WIDTH}" role="img">'
-    title = "<title>Tokens per second of nanovllm and of transformers</title>"
+    machine = report["machine"]
+    where = f"Model {machine['model']} in {machine['dtype']}, {machine['threads']} threads, device {machine['device']}"
+    parts.append(f'<text x="12" y="{y + 22}">Tokens per second; the line spans all rounds.</text>')
+    parts.append(f'<text x="12" y="{y + 40}">{escape(where)}.</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 52}" width="{WIDTH}" role="img">'
+    title = "<title>Tokens per second of nanovllm, vLLM, llama.cpp and transformers</title>"
     return "\n".join([head, title, STYLE, *parts, "</svg>"]) + "\n"
 
 
