@@ -5,6 +5,7 @@ Each check yields faults as text. tests/test_prose.py also shows on made-up pros
 
 import ast
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from stages.tools.prose.markdown import look_up
 from stages.tools.prose.marks import fill_in, parse, sentences
 
-SKIPPED = {"exercises", "build", "dist", "node_modules"}  # and hidden folders
+SKIPPED = {"exercises", "build", "dist", "node_modules", "__pycache__"}  # and hidden folders
 GENERATED = re.compile(r"<!-- figures: (\w+) -->.*?<!-- /figures -->", re.DOTALL)
 MEMORY = re.compile(r"<!-- memory -->.*?<!-- /memory -->", re.DOTALL)  # by nanovllm/tests/peak_memory.py
 FENCE = re.compile(r"^```([\w ]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -55,11 +56,14 @@ class Prose(NamedTuple):
 
 
 def find_prose(root: Path, suffix: str = ".md") -> list[Path]:
-    return sorted(path for path in root.rglob(f"*{suffix}") if is_ours(path.relative_to(root)))
+    return sorted(path for path in find_files(root) if path.suffix == suffix)
 
 
-def is_ours(path: Path) -> bool:
-    return not any(part in SKIPPED or part.startswith(".") for part in path.parts[:-1])
+def find_files(root: Path) -> Iterator[Path]:
+    """Yield the files below `root`. Skipped folders are never entered: environments have tens of thousands of files."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in SKIPPED and not name.startswith(".")]
+        yield from (Path(folder, name) for name in names)
 
 
 def read(path: Path) -> Prose:
@@ -96,8 +100,7 @@ class Repository:
 
     @cached_property
     def files(self) -> list[Path]:
-        files = (path for path in self.root.rglob("*") if path.is_file())
-        return [path for path in files if is_ours(path.relative_to(self.root)) and "__pycache__" not in path.parts]
+        return [*find_files(self.root)]
 
     @cached_property
     def stages(self) -> list[Path]:
