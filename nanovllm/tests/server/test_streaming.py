@@ -1,10 +1,13 @@
 """Streams: their pieces join to the whole response."""
 
+import asyncio
 import random
+import socket
 from typing import Any
 
 import pytest
 
+from ...server.run import listening_socket
 from .served import answer, stream
 
 PROMPT = "Once upon a time"
@@ -146,3 +149,16 @@ def test_random_stream_joins_to_the_whole_response(served, seed):
 def test_many_random_streams_join_to_the_whole_responses(served):
     for seed in range(8, 300):
         check_random_stream(served, seed)
+
+
+@pytest.mark.anyio
+async def test_small_pieces_are_sent_at_once():
+    """With Nagle's algorithm, a piece waits until the client acknowledges the one before it."""
+    accepted: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    with listening_socket("127.0.0.1", 0) as listener:
+        async with await asyncio.start_server(lambda _, writer: accepted.put_nowait(writer), sock=listener):
+            _, client = await asyncio.open_connection(*listener.getsockname())
+            server = await accepted.get()
+            assert server.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            client.close()
+            server.close()
