@@ -845,6 +845,7 @@ class TestExerciseCheck:
 
 
 class TestProof:
+    @pytest.mark.full
     def test_steps_are_red_before_and_green_after(self, chain: Run) -> None:
         assert chain("check", "--exercises") == (0, "stages and exercises are as chain.toml says: s1, s2, s3, final\n")
 

@@ -32,21 +32,9 @@ MEASUREMENT = re.compile(
 )
 
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
-each_in_full = pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=pytest.mark.full if path.stem == "nanovllm" else pytest.mark.nightly)
-        for path in PATHS
-    ],
-)
-LONG = {"claims", "s1_contiguous_cache", "s4_continuous_batching", "s6_prefix_caching"}
-each_in_its_time = pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.full] * (path.stem in LONG))
-        for path in PATHS
-        if path.stem != "nanovllm"  # small loads do not make it faster, so it runs only once, in full
-    ],
+SHORT = {"s5_cow_sampling", "s7_cpu_offload"}
+each_with_small_loads = pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.full] * (path.stem not in SHORT)) for path in PATHS]
 )
 
 
@@ -77,7 +65,7 @@ def shown_kinds(notebook):
     return ["SVG" if "image/svg+xml" in kind else "Markdown" for kind in kinds]
 
 
-@each_in_its_time
+@each_with_small_loads
 def test_runs_top_to_bottom_with_small_loads(path, monkeypatch):
     """Run the cells in this process, which saves starting a kernel."""
     pytest.importorskip(SHOWS_WITH.get(path.stem, "torch"))
@@ -96,7 +84,8 @@ def seconds_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-@each_in_full
+@pytest.mark.nightly
+@each_notebook
 def test_runs_top_to_bottom(path, tmp_path):
     """Run a copy in full, from the root of the repository.
 
