@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..checkpoints.model_config import read_model_config
-from ..engine.block_manager import cdiv
 from ..engine.config import POOL_SIZES, EngineArgs
 from ..engine.cost_model import measure as measure_cost
 from ..llm import LLM
@@ -67,14 +66,24 @@ def compare(name: str, llm: LLM, tasks: list[Task], options: Throughput | Latenc
     own: dict[str, Call] = {OWN: partial(serve, llm, tasks)}
     with transformers(llm, tasks, options.peer) as (calls, says):
         results = take_turns(own | calls, options.rounds, title=name)
-    bandwidth, more = read_bandwidth(llm), dict[str, Any]()
-    measured = {key: numbers([each[key] for each in results]) for key in results[0]}
-    floor = Floor.of(llm).num_bytes(tasks, measured[OWN]["steps"]) / bandwidth
-    measured[OWN]["floor_share"] = floor / measured[OWN]["seconds"]
-    if "transformers" in calls:
-        speedup = ratio(results, "transformers", OWN, lambda run: run.seconds)
-        more, says = {"speedup": speedup._asdict()}, [f"{OWN} is " + speedup.text("times as fast")]
-    return report_of(name, named, machine(llm), measured, [NOTE, floor_note(bandwidth), *says], **more)
+    bandwidth = read_bandwidth(llm)
+    measured = scores(results, tasks, Floor.of(llm), bandwidth)
+    return report_of(name, named, machine(llm), measured, [NOTE, floor_note(bandwidth), *says])
+
+
+def scores(
+    results: Sequence[Mapping[str, Run]], tasks: Sequence[Task], floor: Floor, bandwidth: float
+) -> dict[str, dict[str, Any]]:
+    """Return each engine's numbers, its share of the floor of the tokens that it generated, and this one's speedup."""
+    measured = {name: numbers([each[name] for each in results]) for name in results[0]}
+    for name, run in results[0].items():
+        done = [task._replace(num_output_tokens=len(each)) for task, each in zip(tasks, run.tokens, strict=True)]
+        least = floor.num_bytes(done, measured[name]["steps"]) / bandwidth
+        measured[name] |= {"tokens": run.num_tokens, "floor_share": least / measured[name]["seconds"]}
+        if name != OWN:
+            speedup = ratio(results, OWN, name, lambda run: run.tokens_per_second)
+            measured[name][f"{OWN}'s speedup"] = speedup._asdict()
+    return measured
 
 
 @contextmanager
@@ -180,34 +189,32 @@ def serve_after(llm: LLM, task: Task, *prompts: list[int]) -> Run:
 
 
 def published(engine: dict[str, Any], options: Published) -> Report:
-    """Serve the workload with this engine and, if options.peer, with transformers."""
-    engine, tasks = workload(engine, options)
-    bandwidth = device_bandwidth(EngineArgs(**engine).engine_config().torch_device())  # before a pool fills a GPU
+    """Serve the workload with this engine, free its memory, and serve it with transformers if options.peer."""
+    longest, tasks = workload(engine, options)
+    llm = load_llm(engine | {"max_model_len": longest})
+    serve(llm, [tasks[0].shortened(WARM_UP_TOKENS)], detokenize=False)
+    own = serve(llm, tasks, detokenize=False)
+    tell(f"{OWN}: {own.tokens_per_second:,.1f} tokens per second")  # the peer takes minutes, and may be stopped
+    peer = peer_settings(llm, tasks, temperature=options.temperature, max_seconds=options.peer_seconds)
+    floor, where, device, runs, says = Floor.of(llm), machine(llm), llm.llm_engine.device, {OWN: own}, list[str]()
+    del llm
     free_memory()
-    own, num_bytes, where, peer = serve_published(engine, tasks, options.peer_seconds)
-    runs, versions, says = {OWN: own}, dict[str, str](), list[str]()
+    bandwidth = device_bandwidth(device)  # needs memory, which the pool filled
     if options.peer:
         try:
-            runs[BATCHES], versions[BATCHES] = serve_by_peer(peer, tasks)
+            runs[BATCHES], where[BATCHES] = serve_by_peer(peer, tasks)
         except ValueError as error:
             says.append(f"{BATCHES}: {error}")
-    measured = {name: numbers([run]) for name, run in runs.items()}
-    for name, run in runs.items():
-        share = num_bytes(tasks, run) / bandwidth / run.seconds
-        measured[name] |= {"tokens": run.num_tokens, "share of the floor": share}
-    if peer_run := runs.get(BATCHES):
-        measured[BATCHES][f"{OWN}'s speedup"] = own.tokens_per_second / peer_run.tokens_per_second
-        if peer_run.num_tokens < own.num_tokens:
-            counts = f"{peer_run.num_tokens:,} of {own.num_tokens:,} tokens"
-            says.append(f"{BATCHES} was stopped after {peer_run.seconds:.0f} seconds, with {counts}")
-    named: dict[str, Any] = {"num_requests": options.num_requests, "temperature": options.temperature}
-    named |= {"lengths": f"{options.min_len} to {options.max_len}", "prompt_tokens": sum(len(t.prompt) for t in tasks)}
-    says += ["tokens: of outputs; times in ms: p50 / p90 / p99; all requests come at once", floor_note(bandwidth)]
-    return report_of("published", named, where | versions, measured, says)
+    if BATCHES in runs and runs[BATCHES].num_tokens < own.num_tokens:
+        counts = f"{runs[BATCHES].num_tokens:,} of {own.num_tokens:,} tokens"
+        says.append(f"{BATCHES} was stopped after {runs[BATCHES].seconds:.0f} seconds, with {counts}")
+    named = settings(options) | {"prompt_tokens": sum(len(task.prompt) for task in tasks)}
+    measured = scores([runs], tasks, floor, bandwidth)
+    return report_of("published", named, where, measured, [NOTE, floor_note(bandwidth), *says])
 
 
-def workload(engine: dict[str, Any], options: Published) -> tuple[dict[str, Any], list[Task]]:
-    """Return the engine's options and the tasks. Raise ValueError if a task has too many tokens for the model."""
+def workload(engine: dict[str, Any], options: Published) -> tuple[int, list[Task]]:
+    """Return max_model_len and the tasks. Raise ValueError if a task has too many tokens for the model."""
     if options.min_len > options.max_len:
         raise ValueError(f"--min-len must be at most --max-len {options.max_len}, got {options.min_len}")
     config = EngineArgs(**engine).engine_config()
@@ -216,36 +223,13 @@ def workload(engine: dict[str, Any], options: Published) -> tuple[dict[str, Any]
     lengths = options.min_len, options.max_len
     tasks = published_tasks(model.vocab_size, options.num_requests, *lengths, options.temperature)
     check_lengths(tasks, longest)
-    return engine | {"max_model_len": longest}, tasks
-
-
-def serve_published(
-    engine: dict[str, Any], tasks: list[Task], peer_seconds: float
-) -> tuple[Run, Callable[[Sequence[Task], Run], int], dict[str, Any], Settings]:
-    """Return the run, bytes_read() and machine of this engine, whose memory it frees, and a peer's settings."""
-    llm = load_llm(engine)
-    serve(llm, [tasks[0].shortened(WARM_UP_TOKENS)], detokenize=False)
-    run = serve(llm, tasks, detokenize=False)
-    tell(f"{OWN}: {run.tokens_per_second:,.1f} tokens per second")  # the peer takes minutes, and may be stopped
-    peer = peer_settings(llm, tasks, temperature=tasks[0].temperature, max_seconds=peer_seconds)
-    return run, partial(bytes_read, Floor.of(llm), llm.config.max_num_seqs), machine(llm), peer
-
-
-def bytes_read(floor: Floor, max_num_seqs: int, tasks: Sequence[Task], run: Run) -> int:
-    """Return the least that a device reads for the tokens that a run has generated, which may have been cut.
-
-    Computing the prompts is left out: it is a small part on a GPU.
-    """
-    lengths = [len(each) for each in run.tokens]
-    done = [task._replace(num_output_tokens=count) for task, count in zip(tasks, lengths, strict=True)]
-    return floor.num_bytes(done, num_steps=max(*lengths, cdiv(sum(lengths), max_num_seqs)))
+    return longest, tasks
 
 
 def serve_by_peer(peer: Settings, tasks: list[Task]) -> tuple[Run, str]:
     """Return transformers' run and version."""
     if find_spec("transformers") is None:
         raise ValueError("transformers is not installed")
-    free_memory()
     with closing(PeerProcess(TRANSFORMERS._replace(name="transformers-batch"), peer)) as process:
         process.serve([tasks[0].shortened(WARM_UP_TOKENS)], may_be_cut=True)
         run = process.serve(tasks, may_be_cut=True)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from ... import LLM
 from ...__main__ import main
 from ...bench import floor, peers, throughput
 from ...bench.bench_options import Published
@@ -16,7 +15,7 @@ from ...bench.workers import serve_transformers
 from ...bench.workload import Task, published_tasks
 from ...checkpoints.model_config import read_model_config
 from ...checkpoints.sizes import SHAPES
-from ..helpers import CONFIG, OPTIONS, UNMEASURED
+from ..helpers import CONFIG, UNMEASURED
 from .fake_peer import ANSWERS, write_fake_peer
 
 SMALL = ("--num-requests", "3", "--min-len", "4", "--max-len", "9")
@@ -58,9 +57,9 @@ def test_both_engines_serve_the_workload_once(serve):
     assert (ours["tokens"], report["settings"]["prompt_tokens"]) == (theirs["tokens"], 18)
     longest = max(task.num_output_tokens for task in published_tasks(320, 3, 4, 9, 0.6))
     assert theirs["seconds"] == 0.5 + 0.25 * (longest - 1), "as the fake one claims"
-    assert theirs["nanovllm's speedup"] == ours["tokens_per_second"] / theirs["tokens_per_second"]
-    shares = [each["share of the floor"] * each["seconds"] for each in (ours, theirs)]
-    assert shares[0] == pytest.approx(shares[1]) and 0 < ours["share of the floor"] < 1
+    assert theirs["nanovllm's speedup"]["median"] == ours["tokens_per_second"] / theirs["tokens_per_second"]
+    shares = [each["floor_share"] * each["seconds"] for each in (ours, theirs)]
+    assert shares[0] == pytest.approx(shares[1]) and 0 < ours["floor_share"] < 1
     assert report["machine"]["generate_batch"] == "9.9 (fake)" and "stopped" not in table
 
 
@@ -108,12 +107,12 @@ def test_invalid_option_is_a_one_line_error(run, flags, expected):
     assert (status, out) == (2, "") and err.startswith("error: ") and expected in err and err.count("\n") == 1
 
 
-def test_floor_counts_the_tokens_that_were_generated(checkpoint):
-    llm = LLM(checkpoint, **OPTIONS, max_num_seqs=1)
-    run = Run([[5, 6, 7], [8, 9]], [[1.0, 2.0, 3.0], [1.0, 2.0]])
-    steps, slots = 3 + 2, 4 + 5 + 2  # one at a time; the tokens before each but the first of an output
-    num_bytes = throughput.bytes_read(floor.Floor.of(llm), 1, [Task([1, 2, 3], 9), Task([4], 2)], run)
-    assert num_bytes == steps * floor.weight_bytes(llm) + slots * llm.llm_engine.kv_cache.bytes_per_token
+def test_floor_counts_the_tokens_that_were_generated():
+    run = Run([[5, 6, 7], [8, 9]], [[1.0, 2.0, 3.0], [1.0, 2.0]], num_steps=5)
+    tasks, bytes_read = [Task([1, 2, 3], 9), Task([4], 2)], floor.Floor(step_bytes=1000, slot_bytes=10)
+    measured = throughput.scores([{"nanovllm": run}], tasks, bytes_read, bandwidth=1e6)
+    slots = 4 + 5 + 2  # the tokens before each but the first of an output
+    assert measured["nanovllm"]["floor_share"] * 3.0 * 1e6 == pytest.approx(5 * 1000 + slots * 10)
 
 
 # A shape, without its weights
