@@ -43,6 +43,11 @@ def full(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.full)
 
 
+def nightly(*values: Any) -> Any:
+    """Mark a test's parameters for `make test-all` and .ci/nightly, but not for .ci/run."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 class Greedy(NamedTuple):
     token_ids: list[int]  # the likeliest token at each position
     margins: list[float]  # the best logit minus the second best, in standard deviations of the row's logits

@@ -7,7 +7,7 @@ pytest.importorskip("numba")
 from tests import soak
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_100_requests_on_kernels(capsys, monkeypatch, request):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(request.config.cache.mkdir("kernels")))
     assert soak.main(["--kernels", "--requests", "100", "--seed", "5"]) == 0, capsys.readouterr().out

@@ -88,8 +88,10 @@ def wait_for(process: subprocess.Popen[str], seconds: float) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["generate", "batch", "chat", "bench"])
+@pytest.mark.parametrize("name", [
+    pytest.param("generate", marks=pytest.mark.full),
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("batch", "chat", "bench")),
+])  # fmt: skip
 def test_ctrl_c_at_any_moment_ends_in_one_line_and_leaves_whole_results(command, checkpoint, tmp_path, name):
     """Python itself takes the first hundredths of a second, and until our handler is imported the process just ends."""
     requests, out = tmp_path / "many.jsonl", tmp_path / "out.jsonl"

@@ -213,7 +213,7 @@ def test_engine_holds_few_requests_of_a_long_file(run, monkeypatch, tmp_path):
     assert [result["index"] for result in parsed(out.read_text())] == [*range(500)]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_the_file(checkpoint, tmp_path):
     """100,000 requests take less than 30 MiB more than 100: their text alone has 10 MB, their objects 300."""
 

@@ -308,7 +308,7 @@ def test_a_second_install_compiles_in_the_background_too(checkpoint, tmp_path):
     assert second < 10, "once the process has ended, nothing is left to compile"
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_two_engines_finish_the_work_of_a_killed_one(checkpoint, tmp_path):
     """The first engine is killed while its compiler runs, which must end too."""
     script = GENERATE.format(package=PACKAGE.name, checkpoint=str(checkpoint))
@@ -366,7 +366,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_forked_engine_survives_parallel_loops(checkpoint, tmp_path):
     """Numba itself would end the child. A spawned process may use kernels."""
     script = tmp_path / "fork.py"

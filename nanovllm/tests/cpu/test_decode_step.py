@@ -184,8 +184,10 @@ def check_step(
 @pytest.mark.parametrize(("dtype", "models", "workers"), [
     (torch.float32, 6, 1),
     pytest.param(torch.float32, 60, 3, marks=FULL),
-    pytest.param(torch.bfloat16, 40, 2, marks=FULL),
-    pytest.param(torch.float16, 40, 1, marks=FULL),
+    pytest.param(torch.bfloat16, 8, 2, marks=FULL),
+    pytest.param(torch.float16, 8, 1, marks=FULL),
+    pytest.param(torch.bfloat16, 40, 2, marks=pytest.mark.nightly),
+    pytest.param(torch.float16, 40, 1, marks=pytest.mark.nightly),
 ])  # fmt: skip
 def test_a_step_of_any_model_gives_the_plain_logits(dtype, models, workers, compiled):
     compiled(dtype)

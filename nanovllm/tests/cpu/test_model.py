@@ -103,7 +103,7 @@ def random_steps(rng: random.Random, num_seqs: int, num_steps: int) -> list[list
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=FULL)])
+@pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_any_mix_of_tokens_gives_the_plain_logits(workers, rounds, dtype, compiled):
     compiled(dtype)
