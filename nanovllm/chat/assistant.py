@@ -45,10 +45,7 @@ class MessageDelta:
 
 def read_message(text: str, format: MessageFormat) -> MessageDelta:
     """Return the whole message of an output. A call that is cut or has invalid JSON comes back as content."""
-    parser = AssistantParser(format, streams=False)
-    first, last = parser.feed(text), parser.finish()
-    calls = (*first.tool_calls, *last.tool_calls)
-    return MessageDelta(first.reasoning + last.reasoning, first.content + last.content, calls)
+    return AssistantParser(format, streams=False).feed(text, is_last=True)
 
 
 class AssistantParser:
@@ -84,33 +81,32 @@ class AssistantParser:
         if thought is None:
             self._begin_content()
 
-    def feed(self, text: str) -> MessageDelta:
-        """Return the part of the message that `text` completes. It can be empty."""
+    def feed(self, text: str, is_last: bool = False) -> MessageDelta:
+        """Return the part of the message that `text` completes. It can be empty.
+
+        With the last text of an output, nothing is held back.
+        """
         *items, last = self._tags.split(self._unread + text)  # text and tags by turns
-        end = self._tags.beginning(last)
+        end = len(last) if is_last else self._tags.beginning(last)
         self._unread = last[end:]
         self._read([*items, last[:end]])
-        return self._new_part()
+        if is_last:
+            self._finish()
+        part = MessageDelta("".join(self._reasoning), "".join(self._content), tuple(self._calls))
+        self._reasoning, self._content, self._calls = [], [], []
+        return part
 
-    def finish(self) -> MessageDelta:
-        """Return what was held back, at the end of the output."""
-        self._read([self._unread])
+    def _finish(self) -> None:
         if self._state in (self._open_call, self._read_call):
             self._give_up()
         if self._state == self._read_content and not (self._num_calls or self._skips_space):
             self._content += self._held
-        return self._new_part()
 
     def _read(self, items: Sequence[str]) -> None:
         """Let the states read text and tags. Each returns the rest, for the next state."""
         for item in items:
             while item and item not in self._dropped:
                 item = self._state(item)
-
-    def _new_part(self) -> MessageDelta:
-        part = MessageDelta("".join(self._reasoning), "".join(self._content), tuple(self._calls))
-        self._reasoning, self._content, self._calls = [], [], []
-        return part
 
     def _write(self, parts: list[str], text: str) -> None:
         """Add text to the parts of the thought or the content. Whitespace at its end waits for what follows."""

@@ -792,11 +792,9 @@ class MessageStream:
 
     def take(self, text: str, is_last: bool) -> MessageDelta:
         """Return the part of the message in new text."""
-        parts = [self._parser.feed(text), *([self._parser.finish()] if is_last else [])]
-        calls = [call for part in parts for call in part.tool_calls]
-        self.has_calls = self.has_calls or bool(calls)
-        reasoning = "".join(part.reasoning for part in parts) if self._include_reasoning else ""
-        return MessageDelta(reasoning, "".join(part.content for part in parts), tuple(calls))
+        part = self._parser.feed(text, is_last)
+        self.has_calls |= bool(part.tool_calls)
+        return part if self._include_reasoning else replace(part, reasoning="")
 
 
 def whole_message(text: str, format: MessageFormat, include_reasoning: bool) -> MessageDelta:

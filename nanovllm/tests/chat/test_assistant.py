@@ -27,7 +27,7 @@ ADD = '{"name": "add", "arguments": {"a": 1}}'
 def streamed(pieces: list[str], format: MessageFormat) -> tuple[str, str, list[tuple[str, str]]]:
     """Return the thought, the content, and the name and arguments of each call."""
     parser = AssistantParser(format)
-    parts = [*(parser.feed(piece) for piece in pieces), parser.finish()]
+    parts = [*(parser.feed(piece) for piece in pieces), parser.feed("", is_last=True)]
     calls: list[list[str]] = []
     for part in parts:
         for call in part.tool_calls:
