@@ -32,7 +32,7 @@ MEASUREMENT = re.compile(
 )
 
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
-SHORT = {"s5_cow_sampling", "s7_cpu_offload"}
+SHORT = {"s7_cpu_offload"}
 each_with_small_loads = pytest.mark.parametrize(
     "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.full] * (path.stem not in SHORT)) for path in PATHS]
 )

@@ -169,6 +169,7 @@ def test_logprobs_are_from_the_model_without_the_grammar(llm):
     assert output.outputs[0].logprobs[0][output.outputs[0].token_ids[0]].rank > 1
 
 
+@pytest.mark.full
 def test_text_is_the_same_with_preemption_and_in_any_batch(llm):
     params = [params_of("json", temperature=1.2, seed=seed) for seed in range(6)]
     scarce = LLM(str(STORYTELLER), dtype="float32", device="cpu", max_model_len=96, kv_cache_tokens=192, **OPTIONS)

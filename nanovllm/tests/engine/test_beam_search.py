@@ -288,6 +288,7 @@ def test_search_switches_to_kernels_that_were_compiled_meanwhile(checkpoint, mon
     assert calls == ["take up"]
 
 
+@pytest.mark.full
 def test_ctrl_c_before_any_line_of_a_search_leaks_nothing(checkpoint):
     def search(llm: LLM) -> None:
         llm.beam_search([PROMPTS[0], []], BeamSearchParams(2, 3))  # the second prompt is refused
