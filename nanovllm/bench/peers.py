@@ -2,8 +2,7 @@
 
 Each other engine runs in a process of its own, by an interpreter that has it; workers/worker.py has the protocol.
 
-At long contexts, this engine is measured alone: a decode step at a short context costs the same except for attention,
-so the difference is the cost of attention.
+At long contexts, this engine decodes alone, from prompts that it doesn't compute.
 """
 
 import json
@@ -21,8 +20,9 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from ..checkpoints.model_config import read_model_config
 from ..engine import sequence
-from ..engine.config import POOL_SIZES
+from ..engine.config import POOL_SIZES, EngineArgs
 from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
 from .bench_options import Peers, whole_numbers
@@ -39,8 +39,8 @@ LOADERS |= {"transformers": "serve_transformers:load", "transformers-batch": "se
 WORKER = Path(__file__).with_name("workers") / "worker.py"
 NEEDS_FILE = ("llama.cpp",)
 LENGTHS = 512  # max_model_len is rounded up to a multiple of it: vLLM compiles for a minute for each new length
-SHORT, NUM_STEPS = 16, 8  # tokens of a short context, and measured steps
 DECODE_LENGTH, WARM_UP_TOKENS = 128, 8
+NUM_STEPS = 8  # decode steps at a long context
 MAX_IDLE_SHARE = 0.05  # of a core, while other engines compute
 Serve = Callable[[Sequence[Task]], Run]
 
@@ -165,6 +165,7 @@ class Job(NamedTuple):
     name: str
     tasks: list[Task]
     is_decode: bool
+    is_own: bool = False  # for this engine alone, which takes the prompts as computed
 
     def speed(self, run: Run) -> float:
         """Return tokens per second."""
@@ -177,50 +178,62 @@ class Job(NamedTuple):
 
 
 def peers(engine: dict[str, Any], options: Peers) -> Report:
-    """Race the engines on all jobs; then measure this engine's steps at long contexts."""
-    specs = peer_specs(options.peer, options.transformers)
-    lengths = whole_numbers("--contexts", options.contexts)
-    llm = load_llm(engine)
-    named = {name: settings(options)[name] for name in ("jobs", "rounds", *(("contexts",) if lengths else ()))}
-    report = compare(llm, specs, make_jobs(llm, options.jobs), options.rounds, named)
-    if lengths:
-        del llm  # free its pool before the next engine takes one
-        report["measured"][OWN] |= measure_contexts(engine, options.rounds, lengths, options.context_batch)
-        report["says"].append(
-            f"a context's attention: a step of {options.context_batch} sequences, minus the same step at {SHORT} tokens"
-        )
-    return report
+    """Race the engines on all jobs, and let this one decode at long contexts."""
+    specs, config = peer_specs(options.peer, options.transformers), EngineArgs(**engine).engine_config()
+    jobs = make_jobs(options, read_model_config(config.model, config.hf_overrides).vocab_size)
+    llm = load_llm(engine | with_room(engine, jobs))
+    num_slots = llm.llm_engine.kv_cache.num_blocks * config.block_size
+    for job in jobs:
+        check_lengths(job.tasks, llm.max_model_len)
+        if job.is_own and sum(task.num_tokens for task in job.tasks) > num_slots:
+            lengths = f"{len(job.tasks)} contexts of {len(job.tasks[0].prompt)} tokens"
+            raise ValueError(f"{lengths} do not fit in the pool of {num_slots} slots")
+    shown = ("jobs", "rounds", *(("contexts",) if options.contexts else ()))
+    return compare(llm, specs, jobs, options.rounds, {name: settings(options)[name] for name in shown})
 
 
-def make_jobs(llm: LLM, text: str) -> list[Job]:
-    """Return the jobs that --jobs names: `mixed`, and numbers of sequences that decode together."""
-    names, vocab_size = [name.strip() for name in text.split(",") if name.strip()], llm.model_config.vocab_size
+def make_jobs(options: Peers, vocab_size: int) -> list[Job]:
+    """Return the jobs of --jobs (`mixed`, and numbers of sequences that decode together) and of --contexts."""
+    names = [name.strip() for name in options.jobs.split(",") if name.strip()]
     jobs = [Job("mixed", mixed_tasks(vocab_size), is_decode=False)] if "mixed" in names else []
     for count in whole_numbers("--jobs", ",".join(name for name in names if name != "mixed")):
         tasks = random_tasks(vocab_size, count, DECODE_LENGTH, DECODE_LENGTH)
         jobs.append(Job(f"{count} sequence{'s' * (count > 1)}", tasks, is_decode=True))
-    for job in jobs:
-        check_lengths(job.tasks, llm.max_model_len)
+    for context in whole_numbers("--contexts", options.contexts):
+        tasks = random_tasks(vocab_size, options.context_batch, context, 1 + NUM_STEPS)
+        jobs.append(Job(f"context {context:,}", tasks, is_decode=True, is_own=True))
     return jobs
+
+
+def with_room(engine: dict[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
+    """Return options for long contexts: a pool for any of the jobs, unless its size is given, and all in one step."""
+    batches = [len(job.tasks) for job in jobs if job.is_own]
+    slots = [sum(task.num_tokens + engine["block_size"] for task in job.tasks) for job in jobs]
+    if not batches:
+        return {}
+    room = int(max(slots) / (1 - engine["watermark"])) + 1  # with what admission leaves free
+    pool = {} if any(engine[size] for size in POOL_SIZES) else {"kv_cache_tokens": room}
+    return pool | {name: max(engine[name], *batches) for name in ("max_num_seqs", "max_num_batched_tokens")}
 
 
 def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: int, named: dict[str, Any]) -> Report:
     """Load all engines, then serve each job with one engine at a time."""
     engines: dict[str, Serve] = {OWN: partial(serve, llm, detokenize=False)}
     versions, says, floor = dict[str, str](), list[str](), Floor.of(llm)
+    shared_tasks = [task for job in jobs if not job.is_own for task in job.tasks]
     with ExitStack() as stack:
-        for spec in specs if jobs else ():
-            tasks = [task for job in jobs for task in job.tasks]
-            process = stack.enter_context(closing(PeerProcess(spec, peer_settings(llm, tasks))))
+        for spec in specs if shared_tasks else ():
+            process = stack.enter_context(closing(PeerProcess(spec, peer_settings(llm, shared_tasks))))
             engines[spec.name], versions[spec.name] = process.serve, process.version
         measured: dict[str, dict[str, Any]] = {name: {} for name in engines}
         for job in jobs:
-            for warm_up in engines.values():
+            racing: dict[str, Serve] = {OWN: partial(serve_as_computed, llm)} if job.is_own else engines
+            for warm_up in racing.values():
                 warm_up([task.shortened(WARM_UP_TOKENS) for task in job.tasks])
-            calls: dict[str, Callable[[], Any]] = {name: partial(each, job.tasks) for name, each in engines.items()}
+            calls: dict[str, Callable[[], Any]] = {name: partial(each, job.tasks) for name, each in racing.items()}
             calls["read"] = partial(read_bandwidth, llm)
             results = take_turns(calls, rounds, warm_ups=0, title=job.name)
-            for name in engines:
+            for name in racing:
                 measured[name] |= numbers(floor, job, name, results)
             says += [f"{job.name}: {line}" for line in conclusions(llm, floor, job, results)]
     return report_of("peers", named, machine(llm) | versions, measured, says)
@@ -288,59 +301,10 @@ def margins(llm: LLM, texts: Sequence[list[int]]) -> list[float]:
 # ---- long contexts
 
 
-def measure_contexts(engine: dict[str, Any], rounds: int, contexts: Sequence[int], batch_size: int) -> dict[str, Any]:
-    """Return numbers by name. Raise ValueError if a context does not fit the model or the pool."""
-    llm = load_llm(engine | needed(engine, max(contexts), batch_size))
-    cache = llm.llm_engine.kv_cache
-    room = cache.num_blocks * cache.block_size
-    for context in contexts:
-        check_lengths([task_of(llm, context)], llm.max_model_len)
-        if batch_size * (context + 1 + NUM_STEPS) > room:
-            raise ValueError(f"{batch_size} contexts of {context} tokens do not fit in the pool of {room} slots")
-    calls = {str(context): partial(step_seconds, llm, context, batch_size) for context in {SHORT, *contexts}}
-    results = take_turns({**calls, "read": partial(read_bandwidth, llm)}, rounds, title="contexts")
-    kv_bytes = {n: batch_size * (n + (NUM_STEPS + 1) / 2) * cache.bytes_per_token for n in contexts}
-    return {key: value for n in contexts for key, value in numbers_of(n, kv_bytes[n], results).items()}
-
-
-def needed(engine: dict[str, Any], context: int, batch_size: int) -> dict[str, Any]:
-    """Return options for a pool with room for all sequences, unless its size is given, and for all in one step."""
-    slots = batch_size * (context + 1 + NUM_STEPS + engine["block_size"])
-    room = int(slots / (1 - engine["watermark"])) + 1  # with what admission leaves free
-    pool = {} if any(engine[size] for size in POOL_SIZES) else {"kv_cache_tokens": room}
-    seats = {name: max(engine[name], batch_size) for name in ("max_num_seqs", "max_num_batched_tokens")}
-    return pool | seats | {"enable_prefix_caching": False}
-
-
-def task_of(llm: LLM, context: int) -> Task:
-    """Return a task that decodes NUM_STEPS tokens after `context` tokens."""
-    return Task([1 + i % (llm.model_config.vocab_size - 1) for i in range(context)], 1 + NUM_STEPS)
-
-
-def numbers_of(context: int, num_bytes: float, results: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return medians of the rounds. A share is None if a long step was ever faster than the short one.
-
-    >>> rounds = [{"16": 0.010, "1000": 0.014, "read": 1e9}] * 3
-    >>> numbers_of(1000, 2e6, rounds)["context 1,000: attention's share of the bandwidth"]
-    0.5
-    """
-    attention = [each[str(context)] - each[str(SHORT)] for each in results]
-    share = None
-    if min(attention) > 0:
-        shares = [num_bytes / own / each["read"] for own, each in zip(attention, results, strict=True)]
-        share = statistics.median(shares)
-    return {
-        f"context {context:,}: step ms": 1000 * statistics.median(each[str(context)] for each in results),
-        f"context {context:,}: attention ms": 1000 * statistics.median(attention),
-        f"context {context:,}: attention's share of the bandwidth": share,
-    }
-
-
-def step_seconds(llm: LLM, context: int, batch_size: int) -> float:
-    """Return the median decode step of a batch at this context."""
+def serve_as_computed(llm: LLM, tasks: Sequence[Task]) -> Run:
+    """Decode all tasks from prompts that are taken as computed."""
     with prompts_taken_as_computed(llm):
-        run = serve(llm, [task_of(llm, context)] * batch_size, detokenize=False)
-    return statistics.median(run.gaps[:NUM_STEPS])  # of the first sequence
+        return serve(llm, tasks, detokenize=False)
 
 
 @contextmanager

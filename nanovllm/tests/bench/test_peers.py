@@ -10,6 +10,7 @@ import torch
 
 from ... import LLM
 from ...bench import floor, peers
+from ...bench.bench_options import Peers
 from ...bench.engine import Run, serve
 from ...bench.floor import Floor
 from ...bench.peers import WORKER, Job, PeerSpec, agreement, conclusions, margins, numbers, peer_specs
@@ -180,21 +181,30 @@ def test_mixed_tasks_are_the_same_on_every_machine():
 
 
 def test_step_at_a_long_context_computes_no_prompt(checkpoint):
-    llm = LLM(checkpoint, **OPTIONS, kv_cache_tokens=1024, enable_prefix_caching=False)
+    llm = LLM(checkpoint, **OPTIONS, kv_cache_tokens=1024)
+    [job] = peers.make_jobs(Peers(jobs="", contexts="50", context_batch=4), vocab_size=320)
     before = llm.llm_engine.executor.num_tokens
-    assert peers.step_seconds(llm, 50, batch_size=4) > 0
+    run = peers.serve_as_computed(llm, job.tasks)
+    assert (run.num_steps, run.num_cached_tokens) == (1 + peers.NUM_STEPS, 0)
     assert llm.llm_engine.executor.num_tokens - before == 4 * (1 + peers.NUM_STEPS)
     assert not llm.llm_engine.has_unfinished_requests() and "allocate" not in vars(llm.llm_engine.kv_cache_manager)
 
 
-def test_contexts_are_in_the_table(run):
-    _, out, _ = run("bench peers", "--jobs", "", "--contexts", "40", "--context-batch", "2", "--rounds", "1")
-    assert re.search(r"context 40: step ms +[\d.]+\n", out) and "attention's share of the bandwidth" in out
+def test_pool_has_room_for_every_job_and_keeps_a_given_size():
+    jobs = peers.make_jobs(Peers(jobs="1,4", contexts="10", context_batch=2), vocab_size=320)
+    engine = {"block_size": 4, "watermark": 0.5, "max_num_seqs": 1, "max_num_batched_tokens": 64}
+    sizes = dict.fromkeys(("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization"))
+    seats = {"max_num_seqs": 2, "max_num_batched_tokens": 64}
+    assert peers.with_room(engine | sizes, jobs) == seats | {"kv_cache_tokens": 2 * 4 * (8 + 8 + 4) + 1}
+    assert peers.with_room(engine | sizes | {"kv_cache_tokens": 9}, jobs) == seats
+    assert peers.with_room(engine | sizes, jobs[:2]) == {}, "nothing changes without long contexts"
 
 
-def test_share_is_missing_if_the_long_step_was_not_slower():
-    rounds = [{"16": 0.010, "40": seconds, "read": 1e9} for seconds in (0.012, 0.009)]
-    assert peers.numbers_of(40, 1e6, rounds)["context 40: attention's share of the bandwidth"] is None
+def test_engine_decodes_alone_at_long_contexts(run, fake):
+    flags = ("--jobs", "1", "--contexts", "40", "--context-batch", "2", "--rounds", "1", "--no-transformers")
+    status, out, _ = run("bench peers", *flags, "--peer", f"vllm={fake()}")
+    assert status == 0 and re.search(r"context 40: step ms +[\d.]+ +-\n", out)
+    assert "context 40: the floor is 8 steps that read weights of" in out
 
 
 # The peers' processes
