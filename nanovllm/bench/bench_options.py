@@ -10,6 +10,7 @@ from ..checkpoints.sizes import SHAPES
 
 PEER = "vllm=PYTHON or llama.cpp=PYTHON,FILE.gguf: an interpreter that can import it; repeatable"
 DTYPES = ("float32", "bfloat16", "float16")
+PUBLISHED_SHAPE = "qwen3-0.6b"
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
@@ -37,6 +38,12 @@ def dataset() -> Any:
     """Return the option to read requests from a file."""
     lines = 'JSON lines with "prompt", and "output_tokens" if --output-len does not apply'
     return option(None, f"a file of requests instead of random ones: {lines}", metavar="FILE")
+
+
+def shape(more: str = "") -> Any:
+    """Return the option to measure random weights."""
+    help = f"a published shape, with random weights, instead of --model{more}"
+    return option(None, help, choices=(*SHAPES,), metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +119,7 @@ class Peers:
     All engines take turns with the same requests, each in its own process, and their tokens are compared.
     """
 
+    shape: str | None = shape("; vllm and llama.cpp cannot take one")
     peer: tuple[str, ...] = option((), PEER, metavar="NAME=PYTHON[,FILE]", multiple=True)
     transformers: bool = option(True, "measure transformers too, if it is installed")
     jobs: str = option("mixed,1,2,4", "mixed: 32 requests of mixed lengths; a number: that many decoding sequences")
@@ -128,6 +136,7 @@ class Published:
     transformers' generate_batch(). The default of --max-model-len is 4096.
     """
 
+    shape: str | None = shape(f"; default: {PUBLISHED_SHAPE}, unless --model names a checkpoint")
     num_requests: int = count(256, "requests, all at once")
     min_len: int = count(100, "fewest tokens in a prompt and in an output")
     max_len: int = count(1024, "most tokens in a prompt and in an output")
@@ -145,6 +154,7 @@ class Launches:
     Counts kernels, graphs, copies and waits of a step with plain operations, with kernels, and with CUDA graphs.
     """
 
+    shape: str | None = shape()
     batch_size: int = count(1, "sequences that decode")
     input_len: int = count(128, "tokens of each sequence's prompt")
     rounds: int = rounds(20)

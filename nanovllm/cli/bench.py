@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 import click
 
 from ..bench import bench_options
-from ..checkpoints.sizes import SHAPES
 from ..engine.config import EngineConfig
 from .click_options import engine_options, option, split, usage_errors, with_checkpoint
 from .terminal import read_prompt
 
-PUBLISHED_SHAPE = "qwen3-0.6b"
 Report = dict[str, Any]
 
 
@@ -26,11 +24,10 @@ class Benchmark(NamedTuple):
     function: str  # module:name
     options: type
     takes_engine: bool = True
-    shape: str | None = None  # help of --shape
     engine: Mapping[str, dict[str, Any]] = MappingProxyType({})  # other defaults and help texts of engine options
 
 
-MODEL, SHAPE = "checkpoint folder, or a model on the hub", "a published shape, with random weights, instead of --model"
+MODEL = "checkpoint folder, or a model on the hub"
 MODEL_OR_SHAPE = {
     "model": {"default": None, "help": f"{MODEL}; default: {EngineConfig.model}, unless --shape is given"}
 }
@@ -52,20 +49,10 @@ BENCHMARKS = {
     "offload": Benchmark("throughput:offload", bench_options.Offload, engine=OFFLOAD),
     "http": Benchmark("load:http", bench_options.Http),
     "serve": Benchmark("load:serve_load", bench_options.ServerLoad, takes_engine=False),
-    "peers": Benchmark(
-        "peers:peers",
-        bench_options.Peers,
-        shape=f"{SHAPE}; vllm and llama.cpp cannot take one",
-        engine=MODEL_OR_SHAPE,
-    ),
-    "published": Benchmark(
-        "throughput:published",
-        bench_options.Published,
-        shape=f"{SHAPE}; default: {PUBLISHED_SHAPE}, unless --model names a checkpoint",
-        engine=PUBLISHED,
-    ),
+    "peers": Benchmark("peers:peers", bench_options.Peers, engine=MODEL_OR_SHAPE),
+    "published": Benchmark("throughput:published", bench_options.Published, engine=PUBLISHED),
     "paged": Benchmark("paged:paged", bench_options.Paged, takes_engine=False),
-    "launches": Benchmark("launches:launches", bench_options.Launches, shape=SHAPE, engine=MODEL_OR_SHAPE),
+    "launches": Benchmark("launches:launches", bench_options.Launches, engine=MODEL_OR_SHAPE),
 }
 
 
@@ -82,8 +69,6 @@ def command_of(name: str, benchmark: Benchmark) -> click.Command:
     names, to_json = fields(benchmark.options), "write JSON to a file; - is standard output"
     given: list[click.Parameter] = [option(each, **settings_of(each)) for each in names]
     given.append(click.Option(["--json", "json_file"], metavar="PATH", help=to_json))
-    if benchmark.shape:
-        given.append(click.Option(["--shape"], type=click.Choice([*SHAPES]), metavar="NAME", help=benchmark.shape))
     if benchmark.takes_engine:
         given += engine_options(**benchmark.engine)
 
@@ -93,7 +78,7 @@ def command_of(name: str, benchmark: Benchmark) -> click.Command:
         def measure() -> Report:
             arguments = [chosen]
             if benchmark.takes_engine:
-                arguments.insert(0, with_model(split(values)[0], values.get("shape"), name))
+                arguments.insert(0, with_model(split(values)[0], chosen))
             if isinstance(chosen, bench_options.Throughput) and chosen.prompts:
                 arguments.append([line for line in read_prompt(chosen.prompts).split("\n") if line.strip()])
             module, _, function = benchmark.function.partition(":")
@@ -125,15 +110,16 @@ def show(measure: Callable[[], Report], json_file: str | None) -> Report:
     return report
 
 
-def with_model(engine: dict[str, Any], shape: str | None, name: str) -> dict[str, Any]:
+def with_model(engine: dict[str, Any], options: Any) -> dict[str, Any]:
     """Return the engine's options with a folder as the model: a checkpoint, or a shape with random weights.
 
     Raise ValueError if both are given, or if the checkpoint is missing.
     """
+    shape: str | None = getattr(options, "shape", None)
     if shape is not None and engine["model"] is not None:
         raise ValueError(f"--shape {shape} and --model {engine['model']} must not both be set")
-    if shape is None and engine["model"] is None and name == "published":
-        shape = PUBLISHED_SHAPE
+    if shape is None and engine["model"] is None and isinstance(options, bench_options.Published):
+        shape = bench_options.PUBLISHED_SHAPE
     if shape is None:
         return with_checkpoint(engine | {"model": engine["model"] or EngineConfig.model})
     from ..bench.engine import folder_of_shape
