@@ -161,11 +161,14 @@ def sums_of_16(builder: Any, values: list[Any]) -> Any:
 
 @intrinsic(lambda memory, i: types.void(memory, types.intp))
 def prefetch(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Start to load the cache line of element i, ahead of its use."""
+    """Start to load the cache line of element i, ahead of its use.
+
+    It goes to L2: L1 is too small for lines that wait.
+    """
     pointer = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
     function_type = ir.FunctionType(ir.VoidType(), [pointer.type, WORD, WORD, WORD])
     function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], function_type)
-    builder.call(function, [pointer, WORD(0), WORD(3), WORD(1)])  # for reading, into L1, data
+    builder.call(function, [pointer, WORD(0), WORD(2), WORD(1)])  # for reading, into L2, data
     return context.get_dummy_value()
 
 
