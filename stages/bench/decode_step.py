@@ -11,7 +11,7 @@ import gc
 import itertools
 import random
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,7 +181,6 @@ CASES = [
     *(Case("storyteller", "float32", MANY, context, is_mixed=True) for context in (512, 1000, 2000, 4000)),
     *(Case("135M", "bfloat16", batch, context) for context in (128, 512) for batch in (1, 8, 32)),
 ]
-Results = Mapping[str, Mapping[str, Any]]  # of each case, by its key
 
 
 def measure(args: Namespace) -> dict[str, Any]:
@@ -190,16 +189,7 @@ def measure(args: Namespace) -> dict[str, Any]:
     cases: dict[str, Any] = {}
     for case in tqdm(CASES, "decode steps"):
         cases[case.key] = measure_case(case, folders[case.model], STAGES, reading)
-    return {"decode": {"cases": cases, "alone": alone(cases)}}
-
-
-def alone(results: Results) -> dict[str, Any]:
-    """Return how one sequence alone compares with stage 1."""
-    cases = {"storyteller": Case("storyteller", "float32", 1, SHORT), "135M": Case("135M", "bfloat16", 1, SHORT)}
-    cases["storyteller_bfloat16"] = Case("storyteller", "bfloat16", 1, SHORT)
-    cases["storyteller_1000"] = Case("storyteller", "float32", 1, 1000)
-    names = [(name, case, end) for name, case in cases.items() for end in ("", "_spread")]
-    return {f"{name}{end}": results[case.key][f"s3_over_s1{end}"] for name, case, end in names}
+    return {"decode": {"cases": cases}}
 
 
 def measure_case(

@@ -14,13 +14,13 @@ About two minutes on two cores.
 
 import random
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from nanovllm.bench.harness import Scores, median_scores, ratio, ratios, seconds_of, speed, take_turns, with_spreads
+from nanovllm.bench.harness import Scores, median_scores, ratio, seconds_of, take_turns, with_spreads
 from nanovllm.bench.workload import Task, random_tokens
 from stages.bench.engines import stage, without_model
 from stages.bench.models import SHAPE_135M, STORYTELLER, model_135m
@@ -67,30 +67,19 @@ def stage_of(policy: str) -> str:
 
 
 def measure_pools(folder: Path, dtype: str) -> dict[str, Any]:
-    """Return the scores of stage 6 and of each policy, and how many times as fast "auto" is."""
+    """Return the scores and counts of stage 6 and of each policy."""
     tasks, pool = workload(SHAPE_135M.vocab_size)
-    rounds = []
+    rounds: list[dict[str, Scores]] = []
     for number in range(POOL_ROUNDS):
         racers = {}
         for policy in ("s6", *POLICIES):
             llm = stage(stage_of(policy)).LLM(folder, dtype=dtype, **options_of(policy, pool))
             racers[policy] = Racer(stage_of(policy), llm, tasks)
         race(racers, f"a pool of a third, round {number + 1} of {POOL_ROUNDS}")
-        rounds.append({policy: row_of(policy, racer, tasks) for policy, racer in racers.items()})
-    sizes = {"requests": len(tasks), "pool_tokens": pool, "share": pool / sum(task.num_tokens for task in tasks)}
-    pairs = {f"auto_over_{policy}": ("auto", policy) for policy in ("s6", "load")}
-    return {**median_scores(rounds), **sizes, **ratios(rounds, pairs, speed)}
-
-
-def row_of(policy: str, racer: Racer, tasks: Sequence[Task]) -> Scores:
-    """Return the scores and counts of a run; for "auto" also the speeds that it measured at the start."""
-    row, engine = racer.scores(), racer.llm.llm_engine
-    row |= counts(stage_of(policy), engine, row["tokens_computed"], tasks)
-    if policy == "auto":
-        cost = engine.cost_model
-        row |= {"bytes_per_second": cost.load_bytes_per_second, "store_bytes_per_second": cost.store_bytes_per_second}
-        row["prefill_tokens_per_second"] = cost.tokens_per_second
-    return row
+        rounds.append({policy: racer.scores() for policy, racer in racers.items()})
+        for policy, row in rounds[-1].items():
+            row |= counts(stage_of(policy), racers[policy].llm.llm_engine, row["tokens_computed"], tasks)
+    return median_scores(rounds)
 
 
 def count_without_model(policy: str) -> dict[str, int]:
