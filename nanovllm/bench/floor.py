@@ -56,16 +56,15 @@ class Floor(NamedTuple):
         return cls(weight_bytes(llm), llm.llm_engine.kv_cache.bytes_per_token)
 
     def num_bytes(self, tasks: Sequence[Task], num_steps: int) -> int:
-        """Return the bytes of all steps: the weights in each one, and the slots before each decoded token."""
-        return num_steps * self.step_bytes + slots_read(tasks) * self.slot_bytes
+        """Return the bytes of all steps: the weights in each one, and the slots before each decoded token.
+
+        Reads of prompts are left out.
+        """
+        slots = sum(len(task.prompt) + i for task in tasks for i in range(1, task.num_output_tokens))
+        return num_steps * self.step_bytes + slots * self.slot_bytes
 
 
 def weight_bytes(llm: "LLM") -> int:
     """Return the bytes of weights that a step reads: only a few rows of an embedding that is not also the head."""
     parts, is_tied = parameters(llm.model_config), llm.model_config.tie_word_embeddings
     return (sum(parts.values()) - (0 if is_tied else parts["embedding"])) * llm.llm_engine.dtype.itemsize
-
-
-def slots_read(tasks: Sequence[Task]) -> int:
-    """Return the slots that decoding reads: all tokens before each decoded one. Reads of prompts are left out."""
-    return sum(len(task.prompt) + i for task in tasks for i in range(1, task.num_output_tokens))

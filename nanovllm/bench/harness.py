@@ -144,8 +144,7 @@ def ratio(rounds: Sequence[Mapping[Key, Any]], above: Key, below: Key, number: N
 
 def ratios(rounds: Sequence[Mapping[Key, Any]], pairs: Mapping[str, tuple[Key, Key]], number: Number = float) -> Scores:
     """Return ratio() of several pairs by name, each with its spread."""
-    spreads = {name: ratio(rounds, *pair, number) for name, pair in pairs.items()}
-    return {key: value for name, spread in spreads.items() for key, value in spread.named(name).items()}
+    return figures({name: [number(each[a]) / number(each[b]) for each in rounds] for name, (a, b) in pairs.items()})
 
 
 def milliseconds(calls: Mapping[Key, Callable[[], object]], rounds: int = 5) -> dict[Key, float]:

@@ -8,6 +8,7 @@ On a GPU all layers are one CUDA graph, so that launching kernels costs next to 
 """
 
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -165,37 +166,28 @@ class Attention:
         return self._memory.view(-1, case.num_layers, 2, block_size, heads, size)
 
 
+@torch.inference_mode()
 def measure_cases(
     cases: Sequence[Case], ops: Ops, block_sizes: Sequence[int], layers: int | None, rounds: int
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the numbers of each way, and a line for each failure."""
-    measured: dict[str, dict[str, Any]] = {}
-    failures: list[str] = []
+    """Return the numbers of each way that works, and a line for each failure."""
+    measured, failures = defaultdict[str, dict[str, Any]](dict), list[str]()
     for case in cases:
         with failure_reported(case.name, failures):
-            for name, numbers in measure_case(case.fitted(layers), ops, block_sizes, rounds, failures).items():
-                measured[name] = measured.get(name, {}) | numbers
+            fitted, calls = case.fitted(layers), dict[str, Callable[[], float]]()
+            bandwidth, attention = device_bandwidth(case.device), Attention(fitted, ops)
+            sizes = {f"blocks of {size}": size for size in block_sizes} | {CONTIGUOUS: case.context}
+            ways = {name: attention.paged(size) for name, size in sizes.items()} | {SDPA: attention.sdpa()}
+            for name, way in ways.items():
+                with failure_reported(f"{case.name}, {name}", failures):
+                    way.call()  # compiles the kernels, before a graph records them
+                    attention.check(way)
+                    is_cuda = case.device.type == "cuda"
+                    calls[name] = partial(seconds_on_gpu, CudaCapture()(way.call)) if is_cuda else timed(way.call)
+            results = take_turns(calls, rounds, title=case.name)
+            for name in calls:
+                measured[name] |= numbers_of(fitted, name, results, bandwidth)
     return measured, failures
-
-
-@torch.inference_mode()
-def measure_case(
-    case: Case, ops: Ops, block_sizes: Sequence[int], rounds: int, failures: list[str]
-) -> dict[str, dict[str, Any]]:
-    """Return the numbers of each way that works."""
-    bandwidth = device_bandwidth(case.device)
-    attention = Attention(case, ops)
-    sizes = {f"blocks of {size}": size for size in block_sizes} | {CONTIGUOUS: case.context}
-    ways = {name: attention.paged(size) for name, size in sizes.items()} | {SDPA: attention.sdpa()}
-    calls: dict[str, Callable[[], float]] = {}
-    for name, way in ways.items():
-        with failure_reported(f"{case.name}, {name}", failures):
-            way.call()  # compiles the kernels, before a graph records them
-            attention.check(way)
-            is_cuda = case.device.type == "cuda"
-            calls[name] = partial(seconds_on_gpu, CudaCapture()(way.call)) if is_cuda else timed(way.call)
-    results = take_turns(calls, rounds, title=case.name)
-    return {name: numbers_of(case, name, results, bandwidth) for name in calls}
 
 
 def numbers_of(case: Case, name: str, results: Sequence[dict[str, float]], bandwidth: float) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Parts 2 to 5: steps of the stages, copies between host and device, and claims that a GPU decides.
 
 Claim 5: a free list in Python does 833,000 operations per second, 7 times as many as the framework's caching allocator
-and 267 times as many as the device's own; the block freed last is kinder to caches than the one freed first.
+and 267 times as many as the device's own.
 Claim 10: paged attention costs 4% of the speed of one sequence (1,198 tokens per second instead of 1,247, at batch 8)
 and allows larger batches with 2 to 4 times the throughput.
 Claim 13: copying a block takes 1.6 us on the device.
@@ -21,7 +21,7 @@ import torch
 
 from nanovllm.bench.floor import Reading, device_bandwidth
 from nanovllm.bench.harness import Spread, medians, repeated, with_spreads
-from stages.bench.claims import POOLS, books, shape_of_70b, write_in_turn
+from stages.bench.claims import books, shape_of_70b
 from stages.bench.decode_step import STAGES, Case, DecodeStep, measure_case
 from stages.bench.engines import silent
 from stages.bench.gpu.common import SHAPES, PartReport, Row, Setup
@@ -179,10 +179,8 @@ def loads_beside_steps(setup: Setup) -> Row:
 
 
 def claims(setup: Setup, report: PartReport) -> None:
-    """Measure allocators, the order of reuse, copies of blocks, and swapping."""
+    """Measure allocators, copies of blocks, and swapping."""
     report.table("Claim 5: take a piece and return it, us", [books(setup.size(9, 1), setup.size(1000, 20))])
-    sizes = setup.size((2**20, 2**23, 2**25), (2**10,))
-    report.table("Claim 5: which free block is taken, ms for 800 writes", [order_of_reuse(setup, n) for n in sizes])
     shapes = {name: SHAPES[name] for name in setup.models} | setup.size({"70B": shape_of_70b()}, {})
     report.table("Claim 13: copy blocks on the device, us", [block_copies(setup, *each) for each in shapes.items()])
     lengths, folder = setup.size((16, 64, 256, 1024, 4096), (16, 32)), setup.folder(setup.size("1B", "tiny"))
@@ -190,14 +188,6 @@ def claims(setup: Setup, report: PartReport) -> None:
     fitting = (n for n in lengths if report.has_time(n))
     rows = [{"tokens": n, **measure_first_token(folder, setup.dtype, n, **options)} for n in fitting]
     report.table("Claim 16: to the first token, loaded or recomputed, seconds", rows)
-
-
-def order_of_reuse(setup: Setup, num_bytes: int) -> Row:
-    """Measure writes to the blocks freed last, as LIFO takes them, and to those freed first, as FIFO does."""
-    num_blocks = setup.size(256, 16)
-    memory = torch.zeros(num_blocks, num_bytes // 4, device=setup.device)
-    calls = {f"freed {name}": partial(write_in_turn, kind(num_blocks), memory) for name, kind in POOLS.items()}
-    return {"bytes": num_bytes, **with_spreads(setup.turns(calls), 1000)}
 
 
 def block_copies(setup: Setup, name: str, shape: Any) -> Row:
