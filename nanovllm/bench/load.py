@@ -35,7 +35,6 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MAX_LINE_BYTES = 1 << 24
 DEFAULT_MAX_MODEL_LEN = 2048  # for a server that does not report one
 DEFAULT_OUTPUT_LEN = 256  # of a dataset's requests, as in vLLM
-FRONT_SECONDS = re.compile(r"^process_cpu_seconds_total (\S+)", re.MULTILINE)
 ERRORS = (OSError, aiohttp.ClientError, ValueError)
 ALONE = 8  # requests per round that are sent one at a time
 ALONE_TOKENS = 2  # in each of their outputs
@@ -70,7 +69,6 @@ class Streamed(NamedTuple):
     outcomes: list[Outcome]
     seconds: float
     client: float  # processor time of this process
-    front: float | None  # processor time of the server's HTTP process, in hundredths, or None if unknown
 
 
 class Client:
@@ -79,14 +77,6 @@ class Client:
     def __init__(self, session: aiohttp.ClientSession, base_url: URL) -> None:
         self._session, self._base_url = session, str(base_url).rstrip("/")
         self.server = f"{base_url.host}:{base_url.port}"
-
-    async def get(self, path: str) -> str:
-        """Return the body of a page. Raise BadResponse for a status other than 200."""
-        async with self._session.get(f"{self._base_url}{path}") as response:
-            body = await response.text()
-            if response.status != 200:
-                raise BadResponse(f"status {response.status}: {body[:200]}")
-            return body
 
     async def stream(self, path: str, body: dict[str, Any]) -> Outcome:
         """Send a request and read its stream. A stream must end with a finish_reason and [DONE]."""
@@ -114,10 +104,10 @@ class Client:
 
     async def stream_all(
         self, path: str, bodies: Sequence[dict[str, Any]], times: Sequence[float] | None = None, most: int | None = None
-    ) -> "Streamed":
+    ) -> Streamed:
         """Send each request at its time, or all together, with at most `most` at a time."""
         gate = asyncio.Semaphore(most) if most else nullcontext()
-        front, client, start = await self._front_seconds(), time.process_time(), time.perf_counter()
+        client, start = time.process_time(), time.perf_counter()
 
         async def one(body: dict[str, Any], when: float) -> Outcome:
             await asyncio.sleep(start + when - time.perf_counter())
@@ -126,24 +116,19 @@ class Client:
 
         pairs = zip(bodies, times or [0.0] * len(bodies), strict=True)
         outcomes = await asyncio.gather(*(one(body, when) for body, when in pairs))
-        seconds, client, later = time.perf_counter() - start, time.process_time() - client, await self._front_seconds()
-        return Streamed(outcomes, seconds, client, None if front is None or later is None else later - front)
+        return Streamed(outcomes, time.perf_counter() - start, time.process_time() - client)
 
     async def first_model(self) -> tuple[str, int]:
         """Return the server's first model and its max_model_len. Raise ValueError if there is none."""
         try:
-            [first, *_] = json.loads(await self.get("/v1/models"))["data"]
+            async with self._session.get(f"{self._base_url}/v1/models") as response:
+                body = await response.text()
+            if response.status != 200:
+                raise BadResponse(f"status {response.status}: {body[:200]}")
+            [first, *_] = json.loads(body)["data"]
             return first["id"], first.get("max_model_len") or DEFAULT_MAX_MODEL_LEN
         except (*ERRORS, BadResponse, KeyError, TypeError) as error:
             raise ValueError(f"the server at {self.server} does not list its models: {error}") from None
-
-    async def _front_seconds(self) -> float | None:
-        """Return the processor time of the server's HTTP process so far, or None if /metrics doesn't report it."""
-        try:
-            match = FRONT_SECONDS.search(await self.get("/metrics"))
-        except (*ERRORS, BadResponse):
-            return None
-        return float(match[1]) if match else None
 
 
 @asynccontextmanager
@@ -213,8 +198,6 @@ async def measure(options: ServerLoad) -> Report:
         streamed = await client.stream_all(path, bodies, times, options.max_concurrency)
     measured = numbers(streamed.outcomes, streamed.seconds)
     measured["client_share_of_a_core"] = streamed.client / streamed.seconds
-    if streamed.front is not None and measured["total_output_tokens"]:
-        measured["front_ms_per_token"] = 1000 * streamed.front / measured["total_output_tokens"]
     errors = [each.error for each in streamed.outcomes if each.error]
     named = {
         "num_prompts": count,
@@ -261,7 +244,6 @@ class HttpTurn(NamedTuple):
 
     run: Run  # of the requests that are served together
     alone: list[float]  # times to first token of requests that are sent one at a time
-    streamed: Streamed | None = None  # with the processor time of both sides
 
 
 def http(engine: dict[str, Any], options: Http) -> Report:
@@ -308,22 +290,21 @@ async def through_http(url: str, load: TasksOfRound) -> HttpTurn:
     """Serve a round's tasks through the server."""
     together, alone = load
     async with connect(url) as client:
-        run, streamed = await serve_by(client, together)
-        return HttpTurn(run, [(await serve_by(client, [task]))[0].first_tokens[0] for task in alone], streamed)
+        run = await serve_by(client, together)
+        return HttpTurn(run, [(await serve_by(client, [task])).first_tokens[0] for task in alone])
 
 
-async def serve_by(client: Client, tasks: Sequence[Task]) -> tuple[Run, Streamed]:
+async def serve_by(client: Client, tasks: Sequence[Task]) -> Run:
     """Serve tasks through the server and time each piece. Raise ValueError if a response is incomplete."""
     model, _ = await client.first_model()
     common = {"model": model, "temperature": 0, "ignore_eos": True}
     bodies = [{"prompt": task.prompt, "max_tokens": task.num_output_tokens, **common} for task in tasks]
-    streamed = await client.stream_all(COMPLETIONS, bodies)
-    for outcome, task in zip(streamed.outcomes, tasks, strict=True):
+    outcomes = (await client.stream_all(COMPLETIONS, bodies)).outcomes
+    for outcome, task in zip(outcomes, tasks, strict=True):
         if outcome.error or outcome.num_tokens != task.num_output_tokens:
             got = f"expected {task.num_output_tokens} tokens, got {outcome.num_tokens}"
             raise ValueError(f"a request failed: {outcome.error or got}")
-    tokens = [[0] * each.num_tokens for each in streamed.outcomes]
-    return Run(tokens, [each.pieces for each in streamed.outcomes]), streamed
+    return Run([[0] * each.num_tokens for each in outcomes], [each.pieces for each in outcomes])
 
 
 def numbers_of(turns: Sequence[HttpTurn]) -> dict[str, Any]:
@@ -331,10 +312,6 @@ def numbers_of(turns: Sequence[HttpTurn]) -> dict[str, Any]:
     results = numbers_of_runs([turn.run for turn in turns])
     results["tokens_per_second"] = statistics.median(turn.run.tokens_per_second for turn in turns)
     results["first_token_alone_ms"] = percentiles([each for turn in turns for each in turn.alone])
-    streams = [(turn.run.num_tokens, turn.streamed) for turn in turns if turn.streamed]
-    if fronts := [1000 * each.front / count for count, each in streams if each.front is not None]:
-        results["front_ms_per_token"] = statistics.median(fronts)
-        results["client_ms_per_token"] = statistics.median(1000 * each.client / count for count, each in streams)
     return results
 
 

@@ -116,7 +116,7 @@ def test_load_on_another_server(bench, endpoint):
     assert numbers["request_throughput"] == pytest.approx(6 / numbers["duration"])
     assert numbers["output_throughput"] == pytest.approx(18 / numbers["duration"])
     assert numbers["total_token_throughput"] == pytest.approx(42 / numbers["duration"])
-    assert "front_ms_per_token" not in numbers, "it has no /metrics"
+    assert numbers["client_share_of_a_core"] > 0
     assert all(body["max_tokens"] == 3 and body["ignore_eos"] and body["temperature"] == 0 for body in other.bodies)
     prompts = [body["prompt"] if endpoint == "completions" else body["messages"][0]["content"] for body in other.bodies]
     assert {len(prompt.split()) for prompt in prompts} == {4} and len(set(prompts)) == 6
@@ -161,7 +161,7 @@ def test_load_on_this_server(bench, served):
     assert status == 0 and numbers["completed"] == 3 and report["machine"]["model"] == "storyteller"
     load = workload.chats(3, None, 1024 * 4 // 5, 0)
     assert numbers["total_output_tokens"] == sum(num_tokens for _, num_tokens in load)
-    assert numbers["front_ms_per_token"] >= 0 and "front ms per token" in table
+    assert "client share of a core" in table
 
 
 @pytest.mark.parametrize("is_own", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -177,21 +177,15 @@ def test_http_is_compared_with_the_engine_itself(bench, served, monkeypatch, is_
     assert offline["tokens_per_second"] > 0 and online["tokens_per_second"] > 0
     assert 0 < share["least"] <= share["median"] <= share["largest"]
     assert later["least"] <= later["median"] <= later["largest"]
-    assert online["front_ms_per_token"] >= 0, "0 if so short a turn falls between two ticks of the clock"
-    assert online["client_ms_per_token"] > 0 and "front_ms_per_token" not in offline
     assert all(each["first_token_alone_ms"]["p50"] > 0 for each in (offline, online))
     assert ("the kernels differ" in table) != is_own
-    assert "HTTP reaches " in table and "front ms per token" in table
+    assert "HTTP reaches " in table and "first token alone ms" in table
 
 
-@pytest.mark.parametrize(("fronts", "expected"), [((0.2, 0.4, 0.3), 3.0), ((0.0, 0.0, 0.0), 0.0), ((None,) * 3, None)])
-def test_front_time_per_token_is_the_median_of_the_rounds(fronts, expected):
-    turns = []
-    for front in fronts:
-        streamed = load.Streamed([], seconds=2.0, client=0.1, front=front)
-        turns.append(load.HttpTurn(Run([[0] * 100], [[0.1, 2.0]]), [0.1], streamed))
+def test_throughput_is_the_median_of_the_rounds():
+    turns = [load.HttpTurn(Run([[0] * 100], [[0.1, seconds]]), [seconds]) for seconds in (2.0, 1.0, 4.0)]
     numbers = load.numbers_of(turns)
-    assert numbers["tokens_per_second"] == 50 and numbers.get("front_ms_per_token") == pytest.approx(expected)
+    assert (numbers["tokens_per_second"], numbers["first_token_alone_ms"]["p50"]) == (50, 2000)
 
 
 def test_prompts_are_unique():
