@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..host_memory import MADV_COLLAPSE, use_huge_pages
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
 from ..log import with_progress
@@ -17,6 +18,7 @@ from .entries import Entries
 
 IGNORED = ("rotary_emb.inv_freq",)  # in old checkpoints; config.json already determines it
 STD = 0.02  # of random matrices and biases; norms get ones
+ALIGNED = 32  # numbers: each tensor begins at a cache line
 
 
 def load_model(
@@ -38,15 +40,13 @@ def load_model(
     reader = TensorReader(Path(folder))
     if config.tie_word_embeddings:
         reader.check_tied_head((config.vocab_size, config.hidden_size))
-    state = {}
-    parameters = dict(model.named_parameters())  # lists a tied head once, as embed_tokens
-    for name, parameter in with_progress(parameters.items(), "loading weights"):
-        state[name] = torch.empty(parameter.shape, dtype=dtype, device=device)
-        parts = checkpoint_tensors(name, parameter.shape, config)
-        for rows, part in zip(torch.split(state[name], [shape[0] for _, shape in parts]), parts, strict=True):
+    region, state = empty_weights(model, dtype, device)
+    for name, tensor in with_progress(state.items(), "loading weights"):
+        parts = checkpoint_tensors(name, tensor.shape, config)
+        for rows, part in zip(torch.split(tensor, [shape[0] for _, shape in parts]), parts, strict=True):
             rows.copy_(reader.read(*part))  # straight to its place and dtype, so no tensor exists twice
     reader.check_all_read()
-    return with_weights(model, state, dtype, device)
+    return with_weights(model, region, state)
 
 
 def dummy_model(
@@ -60,21 +60,40 @@ def dummy_model(
     generator = torch.Generator(device).manual_seed(0)
     with torch.device("meta"), NoInit():
         model = LlamaForCausalLM(config, max_model_len)
-    state = {}
-    for name, parameter in model.named_parameters():
-        state[name] = torch.ones(parameter.shape, dtype=dtype, device=device)
-        if not name.endswith("norm.weight"):
-            state[name].normal_(std=STD, generator=generator)
-    return with_weights(model, state, dtype, device)
+    region, state = empty_weights(model, dtype, device)
+    for name, tensor in state.items():
+        if name.endswith("norm.weight"):
+            tensor.fill_(1.0)
+        else:
+            tensor.normal_(std=STD, generator=generator)
+    return with_weights(model, region, state)
 
 
-def with_weights(
-    model: LlamaForCausalLM, state: dict[str, Tensor], dtype: torch.dtype, device: torch.device
-) -> LlamaForCausalLM:
-    """Return the model, ready to run, with these tensors as its parameters."""
+def empty_weights(
+    model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return an uninitialized region, and a tensor in it for each parameter.
+
+    A region of all weights fills huge pages, which small matrices of their own could not. Raise ValueError if there is
+    no room for it.
+    """
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # lists a tied head once
+    sizes = [-(-shape.numel() // ALIGNED) * ALIGNED for shape in shapes.values()]
+    try:
+        region = torch.empty(sum(sizes), dtype=dtype, device=device)
+    except RuntimeError:
+        raise ValueError(f"{device} has no room for the weights, {sum(sizes) * dtype.itemsize:,} bytes") from None
+    use_huge_pages(region)
+    parts = zip(shapes.items(), region.split(sizes), strict=True)
+    return region, {name: part[: shape.numel()].view(shape) for (name, shape), part in parts}
+
+
+def with_weights(model: LlamaForCausalLM, region: Tensor, state: dict[str, Tensor]) -> LlamaForCausalLM:
+    """Return the model, ready to run, with these tensors of the region as its parameters."""
+    use_huge_pages(region, MADV_COLLAPSE)  # for systems that give none to new memory
     model.load_state_dict(state, assign=True, strict=False)  # only a tied head is missing
     model.tie_weights()
-    return model.to(device, dtype).eval().requires_grad_(False)
+    return model.to(region.device, region.dtype).eval().requires_grad_(False)
 
 
 def check_window(sliding_window: int | None, max_model_len: int, folder: Path) -> None:

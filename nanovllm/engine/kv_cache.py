@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..host_memory import default_pool_bytes
+from ..host_memory import default_pool_bytes, use_huge_pages
 from ..llama import ModelConfig
 from .config import EngineConfig
 
@@ -41,6 +41,7 @@ class KVCache:
         except RuntimeError:
             size = num_blocks * block_size * bytes_per_token(model, dtype)
             raise ValueError(f"{device} has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
+        use_huge_pages(self.blocks)
         # Two views that one index can address: a row per slot and a piece per block, for each layer's keys and values.
         self._rows = self.blocks.view(-1, *shape[4:])  # [num_blocks * num_layers * 2 * block_size, num_kv_heads, ...]
         self._pieces = self.blocks.view(-1, *shape[3:])  # [num_blocks * num_layers * 2, block_size, num_kv_heads, ...]

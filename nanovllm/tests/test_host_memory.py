@@ -1,15 +1,18 @@
 """The memory that a process may use: the machine's, or less in a control group, in both versions of their interface."""
 
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from .. import host_memory as module
+from ..checkpoints.weights import dummy_model
 from ..engine.config import EngineConfig
-from ..engine.kv_cache import bytes_per_token, num_blocks_for
-from ..host_memory import HostMemory, default_pool_bytes, host_memory
+from ..engine.kv_cache import KVCache, bytes_per_token, num_blocks_for
+from ..host_memory import HUGE_PAGE, MADV_HUGEPAGE, HostMemory, default_pool_bytes, host_memory, use_huge_pages
 from ..llama import ModelConfig
 from . import limited
 
@@ -151,3 +154,40 @@ def test_pool_that_the_user_sizes_is_not_changed(monkeypatch):
     monkeypatch.setattr(module, "host_memory", lambda: HostMemory(2**20, 2**20))
     config = EngineConfig(model="x", dtype="float32", device="cpu", kv_cache_tokens=4096)
     assert num_blocks_for(config, MODEL, 4096, torch.device("cpu")) * config.block_size == 4096
+
+
+# Huge pages
+
+
+def is_advised(tensor: torch.Tensor) -> bool:
+    """Return whether Linux has been asked for huge pages in the middle of a tensor."""
+    middle = tensor.data_ptr() + tensor.nbytes // 2
+    mappings = re.split(r"^([0-9a-f]+)-([0-9a-f]+) .*$", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]
+    [flags] = [
+        re.search(r"^VmFlags:(.*)$", text, re.MULTILINE)
+        for start, end, text in zip(*(mappings[i::3] for i in range(3)), strict=True)
+        if int(start, 16) <= middle < int(end, 16)
+    ]
+    return flags is not None and "hg" in flags[1].split()
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this system has no huge pages")
+def test_weights_and_pool_are_in_huge_pages_where_the_system_has_them(tmp_path):
+    model = replace(MODEL, hidden_size=512, intermediate_size=1024, head_dim=128)
+    pool = KVCache(model, 1024, 16, torch.float32, torch.device("cpu"))
+    weights = dummy_model(tmp_path, model, torch.float32, torch.device("cpu"), 64)
+    assert is_advised(pool.blocks) and is_advised(weights.model.layers[0].mlp.gate_up_proj.weight)
+    assert not is_advised(torch.empty(2 * HUGE_PAGE, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(("size", "advice"), [(0, MADV_HUGEPAGE), (100, MADV_HUGEPAGE), (3 * HUGE_PAGE, 99)])
+def test_refused_or_impossible_huge_pages_change_nothing(size, advice):
+    tensor = torch.ones(size, dtype=torch.uint8)
+    use_huge_pages(tensor, advice)
+    assert tensor.sum() == size
+
+
+def test_weights_without_room_are_an_error_that_names_their_size(tmp_path):
+    model = replace(MODEL, vocab_size=2**50)
+    with pytest.raises(ValueError, match=r"^cpu has no room for the weights, [\d,]{22,} bytes$"):
+        dummy_model(tmp_path, model, torch.float32, torch.device("cpu"), 64)
