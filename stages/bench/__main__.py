@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from stages.bench import claims, decode_step, offload, predict, results, samples, scoreboard, serving
+from stages.bench.engines import PACKAGES
 
 Table = Callable[[argparse.Namespace], dict[str, Any]]
 TABLES: dict[str, Table] = {  # decode first: the answers of stages 2 and 3 need it
@@ -28,7 +29,7 @@ TABLES: dict[str, Table] = {  # decode first: the answers of stages 2 and 3 need
     "prefix_cache": serving.measure_prefix_cache,
     "offload": offload.measure,
     "claims": claims.measure,
-    **{name: partial(predict.measure, name) for name in predict.stages()},
+    **{name: partial(predict.measure, name) for name in PACKAGES},
 }
 
 

@@ -42,9 +42,8 @@ def reads(rounds: int = 7, num_bytes: int = 2**28, most: int = 2**16) -> Scores:
         random_rows = torch.randperm(len(rows), generator=generator)[:count]  # [count]
         for name, at in (("random", random_rows), ("in_a_row", torch.arange(count))):
             calls[piece, name] = timed(partial(read, rows, at, start))
-    turns = take_turns(calls, rounds)
     pairs: Any = {f"{piece}": ((piece, "random"), (piece, "in_a_row")) for piece in PIECES}
-    return ratios(turns, pairs)
+    return ratios(take_turns(calls, rounds), pairs)
 
 
 def read(rows: torch.Tensor, at: torch.Tensor, start: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,6 @@ from stages.bench.engines import stage, without_model
 from stages.bench.models import SHAPE_135M, STORYTELLER, model_135m
 from stages.bench.racing import Racer, counts, race, serve
 from stages.bench.results import machine
-from stages.bench.workloads import growing_tasks
 
 BLOCK_SIZE, TIMES_ON_HOST, PARTS = 16, 4, 3
 NUM_REQUESTS, PROMPT, OUTPUT, SPREAD = 16, 64, 96, 32
@@ -49,8 +48,10 @@ def measure(args: Namespace) -> dict[str, Any]:
 
 
 def workload(vocab_size: int) -> tuple[list[Task], int]:
-    """Return the tasks, and the size of a pool that holds a third of their tokens."""
-    tasks = growing_tasks(vocab_size, NUM_REQUESTS, PROMPT, OUTPUT, SPREAD)
+    """Return the tasks, whose outputs vary by SPREAD, and the size of a pool that holds a third of their tokens."""
+    rng = random.Random(0)
+    lengths = [OUTPUT + 7 * number % (SPREAD + 1) for number in range(NUM_REQUESTS)]
+    tasks = [Task(random_tokens(rng, vocab_size, PROMPT), length) for length in lengths]
     return tasks, sum(task.num_tokens for task in tasks) // PARTS
 
 

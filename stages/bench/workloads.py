@@ -3,7 +3,7 @@
 import random
 from typing import NamedTuple
 
-from nanovllm.bench.workload import Task, random_tokens
+from nanovllm.bench.workload import random_tokens
 
 
 def even_prompt(num_tokens: int) -> list[int]:
@@ -25,19 +25,6 @@ def shared_prompts(vocab_size: int, prefix: int, tail: int, count: int) -> list[
     rng = random.Random(0)
     first = random_tokens(rng, vocab_size, prefix)
     return [first + random_tokens(rng, vocab_size, tail) for _ in range(count)]
-
-
-def growing_tasks(vocab_size: int, count: int, prompt: int, output: int, spread: int) -> list[Task]:
-    """Return prompts of one length, with outputs of `output` to `output + spread` tokens.
-
-    Many of them fit in a small pool at the start and few at the end, so it preempts.
-
-    >>> [task.num_output_tokens for task in growing_tasks(4096, 4, prompt=8, output=100, spread=30)]
-    [100, 107, 114, 121]
-    """
-    rng = random.Random(0)
-    lengths = [output + 7 * number % (spread + 1) for number in range(count)]
-    return [Task(random_tokens(rng, vocab_size, prompt), length) for length in lengths]
 
 
 class Traffic(NamedTuple):

@@ -6,18 +6,10 @@ for numbers: `{cache_at_16:.1f}` is a number of s1.py, and `{offload.first_token
 """
 
 import importlib
-import re
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 from stages.bench.models import STORYTELLER
-
-
-def stages() -> list[str]:
-    """Return the stages that have a file here, in order."""
-    result = (re.fullmatch(r"s(\d+)", path.stem) for path in Path(__file__).parent.glob("s*.py"))
-    return [match[0] for match in sorted(filter(None, result), key=lambda match: int(match[1]))]
 
 
 def measure(stage: str, args: Namespace) -> dict[str, Any]:

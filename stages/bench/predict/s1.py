@@ -1,17 +1,14 @@
 """Stage 1: the gain of a cache, and how it fills a pool."""
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nanovllm.bench.harness import Scores, ratios, take_turns, timed
-from stages import s1_contiguous_cache as s1
 from stages.bench.decode_step import Case, DecodeStep
 from stages.bench.engines import silent
 from stages.bench.replay import Admits, Moment, admitted, arrivals, replay
-from stages.bench.workloads import traffic
-from stages.s1_contiguous_cache.input_processor import InputProcessor
+from stages.bench.workloads import Traffic, traffic
 from stages.s1_contiguous_cache.llama import ModelConfig
 from stages.s1_contiguous_cache.slot_manager import SlotManager
 
@@ -40,11 +37,10 @@ def step(model: Path, batch: int, context: int, count: int) -> Callable[[], obje
 
 def num_seats(model: Path) -> int:
     """Return how many sequences SlotManager admits when each reserves max_model_len slots."""
-    llm = s1.LLM(model, dtype="float32")
-    inputs = InputProcessor(llm.model_config, None, llm.max_model_len, seed=0)
-    sequences = (inputs.process(str(number), [1], s1.SamplingParams()) for number in itertools.count())
-    manager = SlotManager(POOL, "max_model_len", llm.max_model_len, silent("s1"))
-    return admitted(manager, sequences, SlotManager.can_allocate)
+    config = ModelConfig.from_folder(model)
+    requests = arrivals("s1", config, [Traffic(1, 1, 1)] * POOL, config.max_position_embeddings)
+    manager = SlotManager(POOL, "max_model_len", config.max_position_embeddings, silent("s1"))
+    return admitted(manager, (seq for seq, _ in requests), SlotManager.can_allocate)
 
 
 # ---- holes
