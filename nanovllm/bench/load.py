@@ -57,11 +57,6 @@ class Outcome:
     num_tokens: int = 0
     error: str | None = None
 
-    @property
-    def gaps(self) -> list[float]:
-        """Times between pieces."""
-        return [later - earlier for earlier, later in pairwise(self.pieces)]
-
 
 class Streamed(NamedTuple):
     """The responses to many requests, and the seconds that they took."""
@@ -230,7 +225,7 @@ def numbers(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
         "output_throughput": tokens / seconds,
         "total_token_throughput": (prompts + tokens) / seconds,
         "ttft_ms": percentiles([each.pieces[0] for each in started]),
-        "itl_ms": percentiles([gap for each in started for gap in each.gaps]),
+        "itl_ms": percentiles([after - before for each in started for before, after in pairwise(each.pieces)]),
         "tpot_ms": percentiles(means),
         "e2el_ms": percentiles([each.seconds for each in complete]),
     }

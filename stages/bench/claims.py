@@ -97,9 +97,6 @@ class FirstInFirstOut(BlockPool):
         self.free.extend(blocks)
 
 
-POOLS: dict[str, type[BlockPool]] = {"last": BlockPool, "first": FirstInFirstOut}  # the block freed last, or first
-
-
 def write_in_turn(pool: BlockPool, memory: torch.Tensor, times: int = 100, count: int = 8) -> None:
     """Take some blocks, write each one completely, free them, and repeat.
 
@@ -120,7 +117,7 @@ def order(rounds: int = 9, num_blocks: int = 2048) -> Scores:
     memory = torch.zeros(num_blocks, BLOCK * 2048)  # a block of the storyteller in float32
     params = stage("s2").SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
     calls: dict[Hashable, Callable[[], float]] = {}
-    for name, kind in POOLS.items():
+    for name, kind in (("last", BlockPool), ("first", FirstInFirstOut)):
         llm = stage("s2").LLM(STORYTELLER, dtype="float32", kv_cache_tokens=num_blocks * BLOCK, max_num_seqs=8)
         llm.kv_cache_manager.pool = kind(num_blocks)
         calls["written", name] = timed(partial(write_in_turn, kind(num_blocks), memory))
