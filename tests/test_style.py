@@ -1,4 +1,4 @@
-"""Rules of style that a test can check: types, private names, printing and devices."""
+"""Rules of style that a test can check: types, private names, printing, devices, and the size of measuring code."""
 
 import ast
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nanovllm.tests.test_house import code_lines
 from tests.helpers import PACKAGE, ROOT, find_stages, folder_of
 
 STAGES = [folder_of(name) for name in [*find_stages(ROOT), PACKAGE]]
@@ -113,6 +114,16 @@ MAY_PRINT = ("__main__.py", "print_utils.py")  # commands, and vLLM's function t
 @each([path for path in STAGE_FILES if path.name not in MAY_PRINT and path.parent.name != "cli"])
 def test_only_the_command_line_prints(path):
     assert list(prints(tree_of(path))) == []
+
+
+MEASURING = [*ROOT.glob("stages/bench/**/*.py"), *ROOT.glob("nanovllm/bench/**/*.py"), ROOT / "nanovllm/cli/bench.py"]
+MAX_MEASURING_LINES = 3_620  # of code, without comments and docstrings
+
+
+def test_measuring_code_stays_small():
+    num_lines = sum(code_lines(path.read_text(encoding="utf-8")) for path in MEASURING)
+    assert num_lines <= MAX_MEASURING_LINES, f"{num_lines} lines of code"
+    assert {path.name for path in MEASURING} >= {"bench.py", "throughput.py", "decode_step.py", "parts.py", "worker.py"}
 
 
 CONFIGURATION = [*(folder / "config.py" for folder in STAGES), folder_of(PACKAGE) / "engine" / "config.py"]
