@@ -4,9 +4,10 @@ import ctypes
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROOT = Path("/")
 HUGE_PAGE = 1 << 21  # bytes
@@ -70,7 +71,7 @@ def default_pool_bytes(limit: int) -> int:
     return min(limit, host_memory().available // 4)
 
 
-def use_huge_pages(tensor: Tensor, advice: int = MADV_HUGEPAGE) -> None:
+def use_huge_pages(tensor: "Tensor", advice: int = MADV_HUGEPAGE) -> None:
     """Ask Linux for huge pages, where the tensor fills them: reading memory in order is faster with fewer pages.
 
     The default advice is for a tensor that has not been written yet. Refusals are ignored: they only cost time.
