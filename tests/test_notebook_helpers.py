@@ -1,6 +1,7 @@
 """Helpers of the notebooks of stages 1 to 3, and the drawing functions of all notebooks, on pools of a few slots."""
 
 import doctest
+import itertools
 from importlib import import_module
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from matplotlib.colors import to_rgb
 from torch.nn import functional as F
 
-from notebooks.helpers import pictures, s1, s2, s3, size
+from notebooks.helpers import pictures, s1, s2, s3, size, timing
 from stages.bench.claims import FirstInFirstOut
 from stages.bench.replay import Holder
 from stages.s2_block_manager.block_pool import BlockPool
@@ -29,6 +30,13 @@ def test_notebooks_quick_makes_loads_small(monkeypatch):
     assert size(1500, 10) == 1500
     monkeypatch.setenv("NOTEBOOKS_QUICK", "1")
     assert size(1500, 10) == 10
+
+
+def test_calls_are_timed_in_turns_or_many_in_a_row():
+    clock = itertools.count()
+    times = timing.milliseconds({name: lambda: next(clock) for name in "ab"}, rounds=2)
+    assert {*times} == {"a", "b"} and min(times.values()) > 0 and next(clock) == 6, "the first round warms up"
+    assert 0 < timing.microseconds(lambda: next(clock), times=10, rounds=2) < 1000 and next(clock) == 27
 
 
 def test_pictures_are_reproducible():

@@ -29,7 +29,7 @@ def test_preempted_request_waits_and_starts_over():
     """Both requests hold two of four blocks and need a third one for token 9. The second one is preempted."""
     run = continuous([request(0, 7, 5), request(0, 6, 4)], num_blocks=4, watermark=0.0)
     assert s4.mean_toll([run]) == Toll(1, 0, 7 / 27, 7, 27, for_100=50)
-    assert s4.preempted_at(run) == [2]
+    assert s4.times_preempted(run) == [0, 1] and s4.preempted_at(run) == [2]
     assert s4.spans(run, 1) == [
         Span("prefill", 0, 1),
         Span("decode", 1, 2),
@@ -37,6 +37,11 @@ def test_preempted_request_waits_and_starts_over():
         Span("prefill", 5, 6),
         Span("decode", 6, 7),
     ]
+
+
+def test_first_token_is_timed_from_the_arrival_and_others_from_the_token_before():
+    run = continuous([request(0, 2, 4), request(1.5, 3, 2)])
+    assert s4.ttft(run) == [1, 1.5] and s4.itl(run) == [1, 1, 1, 1]
 
 
 def test_chunk_of_one_token_is_prefill_after_waiting():

@@ -39,13 +39,12 @@ def test_request_joins_a_running_batch():
     assert works(run) == [{0: (0, 2)}, {0: (2, 1)}, {0: (3, 1), 1: (0, 3)}, {0: (4, 1), 1: (3, 1)}]
     assert [(step.start, step.end) for step in run.steps] == [(0, 1), (1, 2), (2, 3), (3, 4)]
     assert run.token_times() == [[1, 2, 3, 4], [3, 4]]
-    assert run.first_token_waits() == [1, 1.5] and run.gaps() == [1, 1, 1, 1]
 
 
 def test_request_waits_for_the_end_of_a_static_batch():
     run = static([request(0, 2, 4), request(1.5, 3, 2)])
     assert works(run) == [{0: (0, 2)}, {0: (2, 1)}, {0: (3, 1)}, {0: (4, 1)}, {1: (0, 3)}, {1: (3, 1)}]
-    assert run.first_token_waits() == [1, 3.5]
+    assert run.token_times() == [[1, 2, 3, 4], [5, 6]]
 
 
 def test_static_batch_respects_seats_and_promises():
@@ -59,7 +58,7 @@ def test_static_batch_respects_seats_and_promises():
 def test_clock_jumps_over_idle_times(serve):
     run = serve([request(0, 2, 1), request(10.5, 2, 1)])
     assert [(step.start, step.end) for step in run.steps] == [(0, 1), (10.5, 11.5)]
-    assert run.first_token_waits() == [1, 1]
+    assert run.token_times() == [[1], [11.5]]
 
 
 def test_recomputed_tokens_are_counted_each_time():
@@ -74,7 +73,7 @@ def test_recomputed_tokens_are_counted_each_time():
         {1: (0, 8)},
         {1: (8, 1)},
     ]
-    assert run.num_preemptions == 1 and run.losses == [0, 1]
+    assert run.num_preemptions == 1
     assert run.recomputed == Again(of_prompts=6, generated=1)
     assert run.tokens_computed == 7 + 4 + 6 + 3 + 7
 

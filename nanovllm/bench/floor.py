@@ -35,11 +35,6 @@ def device_bandwidth(device: torch.device) -> float:
     return reading.num_bytes / statistics.median(reading() for _ in range(REPEATS))
 
 
-def read_bandwidth(llm: "LLM") -> float:
-    """Return the bytes per second that the engine's device reads now."""
-    return device_bandwidth(llm.llm_engine.device)
-
-
 def floor_note(bandwidth: float) -> str:
     """Return a line for a report."""
     return f"floor: reading the weights once per step, and the KV cache, at {bandwidth / 1e9:.1f} GB/s"

@@ -147,21 +147,6 @@ def ratios(rounds: Sequence[Mapping[Key, Any]], pairs: Mapping[str, tuple[Key, K
     return figures({name: [number(each[a]) / number(each[b]) for each in rounds] for name, (a, b) in pairs.items()})
 
 
-def milliseconds(calls: Mapping[Key, Callable[[], object]], rounds: int = 5) -> dict[Key, float]:
-    """Return the median time of each call in milliseconds."""
-    times = take_turns({key: timed(call) for key, call in calls.items()}, rounds)
-    return {key: 1000 * seconds for key, seconds in medians(times).items()}
-
-
-def microseconds(call: Callable[[], object], times: int = 2000, rounds: int = 7) -> float:
-    """Return the time of a call in microseconds, measured over many calls in a row because one is too short to time.
-
-    This is the minimum over several rounds, because other work on the machine can only add to it.
-    """
-    many = repeated(call, times)
-    return 1e6 * min(seconds_of(many) for _ in range(rounds)) / times
-
-
 def repeated(call: Callable[[], object], times: int) -> Callable[[], None]:
     """Return a function that makes the call many times."""
 

@@ -27,7 +27,7 @@ from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
 from .bench_options import Peers, whole_numbers
 from .engine import Run, load_llm, serve
-from .floor import Floor, read_bandwidth
+from .floor import Floor, device_bandwidth
 from .harness import Spread, ratio, take_turns
 from .report import Report, has_random_weights, last_line, machine, report_of, settings
 from .workers.worker import Settings
@@ -231,7 +231,7 @@ def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: in
             for warm_up in racing.values():
                 warm_up([task.shortened(WARM_UP_TOKENS) for task in job.tasks])
             calls: dict[str, Callable[[], Any]] = {name: partial(each, job.tasks) for name, each in racing.items()}
-            calls["read"] = partial(read_bandwidth, llm)
+            calls["read"] = partial(device_bandwidth, llm.llm_engine.device)
             results = take_turns(calls, rounds, warm_ups=0, title=job.name)
             for name in racing:
                 measured[name] |= numbers(floor, job, name, results)

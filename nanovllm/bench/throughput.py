@@ -18,7 +18,7 @@ from ..llm import LLM
 from ..log import tell
 from .bench_options import Latency, Offload, Prefix, Published, Throughput
 from .engine import Run, free_memory, load_llm, numbers, serve
-from .floor import Floor, device_bandwidth, floor_note, read_bandwidth
+from .floor import Floor, device_bandwidth, floor_note
 from .harness import Spread, ratio, take_turns
 from .peers import OWN, TRANSFORMERS, WARM_UP_TOKENS, PeerProcess, peer_settings
 from .report import Report, machine, report_of, settings
@@ -66,7 +66,7 @@ def compare(name: str, llm: LLM, tasks: list[Task], options: Throughput | Latenc
     own: dict[str, Call] = {OWN: partial(serve, llm, tasks)}
     with transformers(llm, tasks, options.peer) as (calls, says):
         results = take_turns(own | calls, options.rounds, title=name)
-    bandwidth = read_bandwidth(llm)
+    bandwidth = device_bandwidth(llm.llm_engine.device)
     measured = scores(results, tasks, Floor.of(llm), bandwidth)
     return report_of(name, named, machine(llm), measured, [NOTE, floor_note(bandwidth), *says])
 

@@ -23,7 +23,7 @@ from nanovllm.backends.torch.attention import PagedAttention
 from nanovllm.backends.torch.backend import TorchBackend
 from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.bench import harness
-from nanovllm.bench.floor import read_bandwidth, weight_bytes
+from nanovllm.bench.floor import device_bandwidth, weight_bytes
 from nanovllm.bench.peers import prompts_taken_as_computed
 from nanovllm.checkpoints.weights import load_model
 from nanovllm.llama import LlamaForCausalLM
@@ -248,7 +248,10 @@ def measure(
         for way in step.ways(rows):
             if way in ways:
                 calls[way, rows] = partial(step.seconds, way, rows)
-    limits = {"read": lambda: read_bandwidth(step.llm), "multiply": partial(operations_per_second, step.engine.dtype)}
+    limits = {
+        "read": partial(device_bandwidth, step.engine.device),
+        "multiply": partial(operations_per_second, step.engine.dtype),
+    }
     results = harness.take_turns(calls | limits, rounds, least_rounds=1, seconds=seconds)
     ms = {key: 1000 * min(result[key] for result in results) for key in calls}
     return Measured(ms, *(max(result[name] for result in results) for name in limits))

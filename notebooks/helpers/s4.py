@@ -3,6 +3,7 @@
 import itertools
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,22 @@ def percentiles(values: Sequence[float], at: Sequence[float] = (50, 95, 99)) -> 
     [1.0, 3.0, 5.0]
     """
     return [float(value) for value in np.percentile(values, at)]
+
+
+def ttft(run: Timeline) -> list[float]:
+    """Return the time to first token of each request."""
+    return [times[0] - arrival.time for arrival, times in zip(run.arrivals, run.token_times(), strict=True)]
+
+
+def itl(run: Timeline) -> list[float]:
+    """Return inter-token latencies: from each token of a request to its next one."""
+    return [after - before for times in run.token_times() for before, after in itertools.pairwise(times)]
+
+
+def times_preempted(run: Timeline) -> list[int]:
+    """Return how many times each request was preempted and started over."""
+    begun = Counter(i for step in run.steps for i, work in step.work.items() if work.start == 0)
+    return [begun[i] - 1 for i in range(len(run.arrivals))]
 
 
 def scheduled_by(
@@ -101,7 +118,7 @@ def mean_toll(runs: Iterable[Timeline]) -> Toll:
     rows = [
         Toll(
             run.num_preemptions,
-            sum(times - 1 for times in run.losses if times > 1),
+            sum(times - 1 for times in times_preempted(run) if times > 1),
             run.recomputed.total / run.tokens_computed,
             len(run.steps),
             run.tokens_computed,

@@ -6,9 +6,8 @@ thread, so other work on the machine doesn't count.
 """
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from stages.bench.engines import stage
@@ -91,26 +90,12 @@ class Timeline(NamedTuple):
                 furthest[i] = max(furthest[i], start + count)
         return Again(of_prompts, generated)
 
-    @property
-    def losses(self) -> list[int]:
-        """The number of times that each request was preempted and started over."""
-        begun = Counter(i for step in self.steps for i, work in step.work.items() if work.start == 0)
-        return [begun[i] - 1 for i in range(len(self.arrivals))]
-
     def token_times(self) -> list[list[float]]:
         """Return when the tokens of each request arrived, on the clock."""
         times: list[list[float]] = [[] for _ in self.arrivals]
         for i, end in ((i, step.end) for step in self.steps for i, work in step.work.items() if work.sampled):
             times[i].append(end)
         return times
-
-    def first_token_waits(self) -> list[float]:
-        """Return the time to first token of each request."""
-        return [times[0] - arrival.time for arrival, times in zip(self.arrivals, self.token_times(), strict=True)]
-
-    def gaps(self) -> list[float]:
-        """Return inter-token latencies: from each token of a request to its next one."""
-        return [after - before for times in self.token_times() for before, after in pairwise(times)]
 
 
 class Stuck(RuntimeError):

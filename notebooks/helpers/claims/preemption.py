@@ -39,7 +39,7 @@ def compare(blocks: int, seeds: int) -> str:
     for name, order in ORDERS.items():
         scheduler = preempting(order)
         runs = [s4.overloaded(str(STORYTELLER), blocks, seed, scheduler, watermark=0.0) for seed in range(seeds)]
-        toll, wait = s4.mean_toll(runs), statistics.mean(max(run.first_token_waits()) for run in runs)
+        toll, wait = s4.mean_toll(runs), statistics.mean(max(s4.ttft(run)) for run in runs)
         rows += (
             f"| {name} | {toll.preemptions:.0f} | {toll.repeated:.0f} | {toll.computed_twice:.0%} | {toll.steps:,.0f} "
             f"| {wait:,.0f} |\n"
