@@ -116,14 +116,14 @@ def test_only_the_command_line_prints(path):
     assert list(prints(tree_of(path))) == []
 
 
-MEASURING = [*ROOT.glob("stages/bench/**/*.py"), *ROOT.glob("nanovllm/bench/**/*.py"), ROOT / "nanovllm/cli/bench.py"]
-MAX_MEASURING_LINES = 3_620  # of code, without comments and docstrings
+MEASURING = [*ROOT.glob("stages/bench/**/*.py"), *ROOT.glob("nanovllm/bench/**/*.py")]
+MAX_MEASURING_LINES = 3_500  # of code, without comments and docstrings
 
 
 def test_measuring_code_stays_small():
     num_lines = sum(code_lines(path.read_text(encoding="utf-8")) for path in MEASURING)
     assert num_lines <= MAX_MEASURING_LINES, f"{num_lines} lines of code"
-    assert {path.name for path in MEASURING} >= {"bench.py", "throughput.py", "decode_step.py", "parts.py", "worker.py"}
+    assert {path.name for path in MEASURING} >= {"throughput.py", "decode_step.py", "parts.py", "worker.py"}
 
 
 CONFIGURATION = [*(folder / "config.py" for folder in STAGES), folder_of(PACKAGE) / "engine" / "config.py"]

@@ -187,11 +187,10 @@ def params_of(task: Task, detokenize: bool) -> SamplingParams:
 
 def numbers(runs: Sequence[Run]) -> dict[str, Any]:
     """Return medians of the rounds, and percentiles of the times of all rounds together."""
-    seconds, num_steps = statistics.median(run.seconds for run in runs), max(map(len, runs[0].tokens))
     return {
-        "tokens_per_second": runs[0].num_tokens / seconds,
-        "seconds": seconds,
-        "steps": runs[0].num_steps or num_steps,
+        "tokens_per_second": statistics.median(run.tokens_per_second for run in runs),
+        "seconds": statistics.median(run.seconds for run in runs),
+        "steps": runs[0].num_steps or max(map(len, runs[0].tokens)),
         "first_token_ms": percentiles([each for run in runs for each in run.first_tokens]),
         "between_tokens_ms": percentiles([each for run in runs for each in run.gaps]),
     }

@@ -304,10 +304,8 @@ async def serve_by(client: Client, tasks: Sequence[Task]) -> Run:
 
 def numbers_of(turns: Sequence[HttpTurn]) -> dict[str, Any]:
     """Return medians of the rounds, and percentiles of the times of all rounds together."""
-    results = numbers_of_runs([turn.run for turn in turns])
-    results["tokens_per_second"] = statistics.median(turn.run.tokens_per_second for turn in turns)
-    results["first_token_alone_ms"] = percentiles([each for turn in turns for each in turn.alone])
-    return results
+    alone = percentiles([each for turn in turns for each in turn.alone])
+    return numbers_of_runs([turn.run for turn in turns]) | {"first_token_alone_ms": alone}
 
 
 @contextmanager

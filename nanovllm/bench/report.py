@@ -1,10 +1,8 @@
-"""The report of a benchmark: a table for people, JSON for programs."""
+"""The report of a benchmark, as a table for people. Programs read it as JSON."""
 
-import json
 import platform
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,9 +101,3 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def write_json(report: Report, file: str) -> None:
-    """Write a report to a file, or to standard output if `file` is "-"."""
-    with nullcontext(sys.stdout) if file == "-" else open(file, "w", encoding="utf-8") as out:
-        out.write(json.dumps(report, indent=2) + "\n")

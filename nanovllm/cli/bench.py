@@ -1,5 +1,6 @@
 """nanovllm bench: measure this engine, its server, and other engines. The benchmarks are in ../bench."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from importlib import import_module
@@ -102,10 +103,11 @@ def show(measure: Callable[[], Report], json_file: str | None) -> Report:
         if json_file not in (None, "-"):
             Path(json_file).open("a").close()
         report = measure()
-    from ..bench.report import text, write_json
+    from ..bench.report import text
 
     if json_file:
-        write_json(report, json_file)
+        with click.open_file(json_file, "w", encoding="utf-8") as file:  # "-" is standard output
+            file.write(json.dumps(report, indent=2) + "\n")
     click.echo(text(report), err=json_file == "-")
     return report
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nanovllm.bench.harness import Scores, figures, ratios, repeated, take_turns, timed
+from nanovllm.bench.harness import Scores, ratios, repeated, take_turns, timed, with_spreads
 from stages.bench import locality, replay
 from stages.bench.engines import new_sequence, part, silent, stage, without_model
 from stages.bench.models import STORYTELLER, bytes_per_token
@@ -40,7 +40,7 @@ def measure(args: Namespace | None = None) -> dict[str, Any]:
 def microseconds(calls: Mapping[str, Callable[[], object]], times: int, rounds: int) -> Scores:
     """Return the time of one of many calls in a row, for each call, with its spread over the rounds."""
     turns = take_turns({name: timed(repeated(call, times)) for name, call in calls.items()}, rounds)
-    return figures({name: [1e6 * turn[name] / times for turn in turns] for name in calls})
+    return with_spreads(turns, 1e6 / times)
 
 
 # ---- bookkeeping
@@ -187,7 +187,6 @@ def moving(rounds: int = 5, num_steps: int = 1500) -> dict[str, Any]:
         "pieces_never_moved": timed(lambda: run("s1", SlotManager.can_allocate)),
         "copies": timed(copies),
     }
-    turns = take_turns(calls, rounds)
-    result = figures({name: [1e6 * turn[name] / num_steps for turn in turns] for name in calls})
+    result = with_spreads(take_turns(calls, rounds), 1e6 / num_steps)
     times = {"moves": len(moved), "slots_a_move": median(moved), "steps": num_steps}
     return result | times | {"bytes_a_step": sum(moved) * kv[0].nbytes / num_steps}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nanovllm.bench.floor import Reading
-from nanovllm.bench.harness import Scores, figures, ratios, repeated, seconds_of, take_turns, timed
+from nanovllm.bench.harness import Scores, figures, ratios, repeated, seconds_of, take_turns, timed, with_spreads
 from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
 from stages.bench.models import STORYTELLER, storyteller_of
 
@@ -149,4 +149,4 @@ def disk(rounds: int = 5, num_blocks: int = 32, folder: Path | None = None, num_
             with suppress(AttributeError), path.open("rb") as file:  # not every system has it
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             turns.append(turn | {"cold_read_ms": seconds_of(read_all), "warm_read_ms": seconds_of(read_all)})
-    return figures({name: [1000 * turn[name] / num_blocks for turn in turns] for name in turns[0]})
+    return with_spreads(turns, 1000 / num_blocks)

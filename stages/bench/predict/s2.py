@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from nanovllm.bench.harness import Scores, Spread, figures, take_turns, timed
+from nanovllm.bench.harness import Scores, Spread, take_turns, timed, with_spreads
 from nanovllm.bench.workload import mixed_tasks
 from stages import s2_block_manager as s2
 from stages.bench.engines import silent
@@ -86,8 +86,7 @@ def copy_milliseconds(config: ModelConfig) -> Scores:
         cache = KVCache(config, POOL // size, size, torch.float32, torch.get_default_device())
         block_table = torch.tensor(random.Random(0).sample(range(POOL // size), -(-LONG // size)))
         calls[str(size)] = timed(partial(read_layers, cache, block_table, range(config.num_hidden_layers)))
-    rounds = take_turns(calls, num_rounds=75)
-    return figures({size: [1000 * each[size] for each in rounds] for size in calls})
+    return with_spreads(take_turns(calls, num_rounds=75), 1000)
 
 
 def read_layers(cache: KVCache, block_table: torch.Tensor, layers: range) -> None:

@@ -5,13 +5,12 @@ from pathlib import Path
 
 from nanovllm.bench.harness import Scores, ratios, take_turns
 from stages.bench.counting import Operations, peak_bytes
-from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
+from stages.bench.decode_step import STAGES, AttentionAlone, Case, DecodeStep
 from stages.bench.models import storyteller_of
 from stages.s1_contiguous_cache.llama import ModelConfig
 
 CONTEXTS = (1024, 4096, 16384, 65536)
 NUM_ROUNDS = 15
-STAGES = ("s1", "s2", "s3")
 
 
 def measure(model: Path) -> Scores:
