@@ -14,8 +14,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from nanovllm.checkpoints.chat_template import PLAIN_TEMPLATE, read_template, reads_parts, render_chat
 from nanovllm.checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from nanovllm.tests.tiny_tokenizers import write_form
+from tests.helpers import ROOT
 
-TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
+FOLDER = ROOT / "nanovllm" / "tests" / "data" / "chat_templates"
+TEMPLATES = {path.stem: path.read_text() for path in FOLDER.glob("*.jinja")}
 USER = {"role": "user", "content": "Hi"}
 
 

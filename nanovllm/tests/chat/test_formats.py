@@ -10,7 +10,7 @@ from nanovllm.chat.assistant import read_message
 from nanovllm.chat.forced_calls import forced_call
 from nanovllm.chat.formats import REASONING_FORMATS, TOOL_FORMATS, parsers_for
 
-TEMPLATES = Path(__file__).parents[3] / "tests/chat_templates"
+TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 QWEN3 = parsers_for(None, "hermes", "qwen3")
 
 

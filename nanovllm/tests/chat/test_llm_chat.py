@@ -11,7 +11,7 @@ from nanovllm.chat.formats import parsers_for
 
 from ..scripted_model import follow, write_scripted_checkpoint
 
-TEMPLATES = Path(__file__).parents[3] / "tests/chat_templates"
+TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 ADD = {
     "type": "function",
     "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},

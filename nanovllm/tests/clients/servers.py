@@ -19,7 +19,7 @@ from .. import scripted_model
 from ..scripted_model import write_scripted_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
-TEMPLATES = ROOT / "tests" / "chat_templates"
+TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "chat_templates"
 STORYTELLER = ROOT / "models" / "storyteller"
 SECONDS = 120.0  # for a server to start
 

@@ -13,7 +13,7 @@ from anyio.from_thread import start_blocking_portal
 from ..scripted_model import Script, follow, write_scripted_checkpoint
 from .inside import inside
 
-TEMPLATES = Path(__file__).resolve().parents[3] / "tests" / "chat_templates"
+TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "chat_templates"
 
 
 @dataclass
