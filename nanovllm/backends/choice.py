@@ -25,10 +25,6 @@ class Kernels(Protocol):
         """Describe the choice, for the last line of a command."""
 
     @property
-    def is_compiling(self) -> bool:
-        """Return whether another process compiles kernels, while plain operations compute."""
-
-    @property
     def awaits_idle(self) -> bool:
         """Return whether kernels have been compiled, and will be used once no request is running."""
 
@@ -36,7 +32,7 @@ class Kernels(Protocol):
         """Switch to the kernels if they have been compiled in the meantime. No request may be running."""
 
     def wait(self, seconds: float) -> None:
-        """Wait for the compiler, for at most `seconds`."""
+        """Wait for the compiler if it is still running, for at most `seconds`, and log why."""
 
     def close(self) -> None:
         """End the compiler if it is still running."""

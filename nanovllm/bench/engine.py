@@ -20,7 +20,6 @@ import torch
 from ..checkpoints.sizes import SHAPES, Shape
 from ..engine.sampling_params import RequestOutputKind, SamplingParams
 from ..llm import LLM
-from ..log import tell
 from .harness import percentiles
 from .workload import Task
 
@@ -31,11 +30,8 @@ IDS = map(str, itertools.count())
 def load_llm(options: dict[str, Any]) -> LLM:
     """Return an LLM whose kernels, if it uses any, are compiled."""
     llm = LLM(**options)
-    kernels = llm.llm_engine.kernels
-    if kernels.is_compiling:
-        tell("compiling kernels, once on this machine: about half a minute")
-        kernels.wait(SECONDS_TO_COMPILE)
-    kernels.switch_when_ready()
+    llm.llm_engine.kernels.wait(SECONDS_TO_COMPILE)
+    llm.llm_engine.kernels.switch_when_ready()
     return llm
 
 
@@ -187,10 +183,11 @@ def params_of(task: Task, detokenize: bool) -> SamplingParams:
 
 def numbers(runs: Sequence[Run]) -> dict[str, Any]:
     """Return medians of the rounds, and percentiles of the times of all rounds together."""
+    seconds, num_steps = statistics.median(run.seconds for run in runs), max(map(len, runs[0].tokens))
     return {
-        "tokens_per_second": statistics.median(run.tokens_per_second for run in runs),
-        "seconds": statistics.median(run.seconds for run in runs),
-        "steps": runs[0].num_steps or max(map(len, runs[0].tokens)),
+        "tokens_per_second": runs[0].num_tokens / seconds,
+        "seconds": seconds,
+        "steps": runs[0].num_steps or num_steps,
         "first_token_ms": percentiles([each for run in runs for each in run.first_tokens]),
         "between_tokens_ms": percentiles([each for run in runs for each in run.gaps]),
     }

@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from threading import Event
 from typing import TYPE_CHECKING
 
-from ..log import tell
-
 if TYPE_CHECKING:
     from ..engine.kv_cache import PoolReport
     from ..llm import LLM
@@ -141,8 +139,9 @@ def pool_line(pool: "PoolReport") -> str:
 
 
 def finish_compiling(llm: "LLM") -> None:
-    """Wait for kernels that this run started to compile: if it ended now, the next run would compile them again."""
-    if llm.llm_engine.kernels.is_compiling:
-        tell("compiling kernels for the next runs, once on this machine: about half a minute, or Ctrl-C")
-        with suppress(KeyboardInterrupt), ctrl_c_raises():
-            llm.llm_engine.kernels.wait(COMPILE_SECONDS)
+    """Wait for kernels that this run started to compile: if it ended now, the next run would compile them again.
+
+    Ctrl-C skips the wait.
+    """
+    with suppress(KeyboardInterrupt), ctrl_c_raises():
+        llm.llm_engine.kernels.wait(COMPILE_SECONDS)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 LEAST_NUMBA = (0, 68)
 INSTALL = "pip install 'numba>=0.68'"
+COMPILING = "compiling kernels, once per machine: about half a minute"
 FORKED = "this process was forked from one with kernels"
 
 
@@ -157,17 +158,14 @@ class CpuChoice:
         return f"kernels: numba {version('numba')}, {torch.get_num_threads()} threads"
 
     @property
-    def is_compiling(self) -> bool:
-        return self._compiler is not None and not self._compiler.has_ended
-
-    @property
     def awaits_idle(self) -> bool:
         """Return whether kernels have been compiled, and will be used once no request is running."""
         return self._compiler is not None and self._compiler.has_ended
 
     def wait(self, seconds: float) -> None:
-        """Wait for the compiler, for at most `seconds`."""
-        if self._compiler is not None:
+        """Wait for the compiler if it is still running, for at most `seconds`, and log why."""
+        if self._compiler is not None and not self._compiler.has_ended:
+            logger.info(COMPILING)
             self._compiler.wait(seconds)
 
     def switch_when_ready(self) -> None:
@@ -188,7 +186,7 @@ class CpuChoice:
 
     def _require(self) -> None:
         if self._folder is None or not is_complete(self._folder):
-            logger.info("compiling kernels (once per machine)")
+            logger.info(COMPILING)
         try:
             compile_here(self._dtype, self._folder)
             self._runner.backend = self._build()

@@ -160,7 +160,7 @@ class GpuChoice:
     Kernels compile while the engine starts, so there is nothing to wait for later.
     """
 
-    is_compiling = awaits_idle = False
+    awaits_idle = False
 
     def __init__(self, backend: str, is_eager: bool, runner: ModelRunner, build: Build) -> None:
         """Replace the runner's plain backend with the one from `build` if `backend`, one of BACKENDS, allows it.

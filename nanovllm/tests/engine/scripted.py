@@ -92,7 +92,7 @@ class ScriptedExecutor:
 class NoKernels:
     """The Kernels of an engine with a custom Executor: nothing to compile or to choose."""
 
-    uses_kernels = is_compiling = awaits_idle = False
+    uses_kernels = awaits_idle = False
     reason: str | None = "the executor is custom"
     description = f"plain operations: {reason}"
 
