@@ -304,8 +304,9 @@ async def serve_by(client: Client, tasks: Sequence[Task]) -> Run:
 
 def numbers_of(turns: Sequence[HttpTurn]) -> dict[str, Any]:
     """Return medians of the rounds, and percentiles of the times of all rounds together."""
+    speed = statistics.median(turn.run.tokens_per_second for turn in turns)  # each round has tasks of its own
     alone = percentiles([each for turn in turns for each in turn.alone])
-    return numbers_of_runs([turn.run for turn in turns]) | {"first_token_alone_ms": alone}
+    return numbers_of_runs([turn.run for turn in turns]) | {"tokens_per_second": speed, "first_token_alone_ms": alone}
 
 
 @contextmanager
