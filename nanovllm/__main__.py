@@ -28,16 +28,12 @@ def shorten_spinning() -> None:
 
 def console() -> None:
     """Run the command as a process: Ctrl-C prints one line at most from the first import until Python has ended."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # end silently until our handler is imported: Python's prints a traceback
-    from .cli.terminal import end_at_once
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would print a traceback
+    from .cli import terminal  # noqa: F401  # main() needs it for its handler, and the import takes a moment
 
     shorten_spinning()
-    signal.signal(signal.SIGINT, end_at_once)
-    status = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything is done, and only the status is left to return
-    sys.exit(status)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # restored after main(), when only the status is left to return
+    sys.exit(main())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from ..log import tell
 from .chat import check_template
 from .click_options import engine_options, sampling_options, split, stats_option, usage_errors, with_checkpoint
-from .terminal import StatsPrinter, ctrl_c_sets_event, finish_compiling, pool_line
+from .terminal import StatsPrinter, ctrl_c_sets_event, finish_compiling, pool_line, tell_interrupted
 from .trace import check_trace, trace_option, tracing
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ def serve_all(
             bar.update(output.finished)
     earlier = f"; {len(done)} already had results" if done else ""
     if interrupted.is_set():
-        tell(f"interrupted: {num_written} of {num_requests} requests have results{earlier}")
+        line = f"interrupted: {num_written} of {num_requests} requests have results{earlier}"
+        tell_interrupted(line, is_after_key=False)  # the bar has ended its line
         raise click.Abort
     speed = f"{num_tokens:,} tokens, {num_tokens / (time.perf_counter() - start):.0f} tokens/s"
     kernels = llm.llm_engine.kernels.description

@@ -8,7 +8,7 @@ import click
 
 from .. import __version__
 from ..log import tell
-from .terminal import INTERRUPTED, open_closed_streams, replace_unprintable
+from .terminal import INTERRUPTED, open_closed_streams, replace_unprintable, tell_interrupted
 
 BROKEN_PIPE = 141  # a shell's exit status for a command that SIGPIPE has ended
 
@@ -49,7 +49,7 @@ class Commands(click.Group):
         try:
             return super().invoke(context) or 0
         except KeyboardInterrupt:  # click would print an empty line
-            tell("interrupted", is_after_key=True)
+            tell_interrupted()
             raise click.Abort from None
 
 

@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from threading import Event
 from typing import TYPE_CHECKING
 
+from ..log import tell
+
 if TYPE_CHECKING:
     from ..engine.kv_cache import PoolReport
     from ..llm import LLM
@@ -66,6 +68,7 @@ def end_at_once(*_: object) -> None:
 
     A KeyboardInterrupt there may turn into another error, or into a traceback that Python prints and forgets.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one line is enough
     with suppress(OSError):
         os.write(2, b"\ninterrupted\n" if os.isatty(2) else b"interrupted\n")  # a terminal has shown ^C on the line
     os._exit(INTERRUPTED)
@@ -75,6 +78,13 @@ def raise_once(*_: object) -> None:
     """Handle SIGINT: raise KeyboardInterrupt the first time, and end at once the second time."""
     signal.signal(signal.SIGINT, end_at_once)
     raise KeyboardInterrupt
+
+
+def tell_interrupted(line: str = "interrupted", is_after_key: bool = True) -> None:
+    """Print why a command ends. From then on, Ctrl-C ends it without another line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tell(line, is_after_key)
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
 
 
 @contextmanager

@@ -119,6 +119,25 @@ def start(
     return subprocess.Popen(command, env=environment, text=True, **pipes)
 
 
+PRESS_AGAIN = """
+import io, os, signal, sys
+class Stderr(io.TextIOWrapper):
+    def write(self, text):
+        super().write(text)
+        self.flush()
+        if "interrupted" in text:
+            os.kill(os.getpid(), signal.SIGINT)
+        return len(text)
+sys.stderr = Stderr(sys.stderr.buffer)
+"""
+
+
+def press_ctrl_c_again(path: Path) -> Path:
+    """Make processes with this path press Ctrl-C once more as soon as they have printed that they are interrupted."""
+    (path / "sitecustomize.py").write_text(PRESS_AGAIN)
+    return path
+
+
 def documented_whys() -> set[tuple[str, str]]:
     """Return a (kind of event, why) pair for each reason that EVENTS.md lists."""
     text = (Path(__file__).parents[1] / "trace" / "EVENTS.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from ...cli import batch_files
 from ...cli.batch import serve_all
 from ...cli.batch_files import Request, write_line
 from ...engine.sequence import Sequence
-from ..helpers import OPTIONS, UNMEASURED, Terminal, start, write_checkpoint
+from ..helpers import OPTIONS, UNMEASURED, Terminal, press_ctrl_c_again, start, write_checkpoint
 
 SUMMARY = r"{} requests, {} failed, [\d,]+ tokens, \d+ tokens/s, KV slots: .*\n"
 FOUR = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
@@ -520,6 +520,14 @@ def test_interrupted_process_has_written_finished_requests(two_short_requests_an
     assert process.returncode == 130 and rest == ""
     assert err == "interrupted: 2 of 3 requests have results\n"
     assert [json.loads(line)["index"] for line in lines] == [0, 2]
+
+
+def test_ctrl_c_again_prints_no_second_line(two_short_requests_and_a_long_one, tmp_path):
+    process = start(*two_short_requests_and_a_long_one, path=press_ctrl_c_again(tmp_path))
+    assert process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.count("interrupted"), err.count("\n")) == (130, 1, 1)
 
 
 def test_closed_pipe_ends_the_command_silently(serve, monkeypatch):

@@ -21,7 +21,7 @@ from ...cli.generate import MAX_MODEL_LEN, POOL_TOKENS, generate
 from ...cli.stages import STAGES
 from ...log import tell
 from ...server.options import ServerOptions
-from ..helpers import Terminal, start, write_checkpoint
+from ..helpers import Terminal, press_ctrl_c_again, start, write_checkpoint
 
 PACKAGE = Path(__file__).resolve().parents[2]
 REPOSITORY = PACKAGE.parent
@@ -229,6 +229,12 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
     process = start("generate", path=tmp_path)
     assert process.stdout.readline() == "importing\n"
     process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "interrupted\n") and process.returncode == 130
+
+
+def test_ctrl_c_again_prints_no_second_line(tmp_path):
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    process = start("generate", path=press_ctrl_c_again(tmp_path))
     assert process.communicate(timeout=30) == ("", "interrupted\n") and process.returncode == 130
 
 
