@@ -300,5 +300,8 @@ def test_read_template_takes_text_a_file_or_plain(tmp_path):
     path.write_text("a{# b #}")
     assert read_template(str(path)) == read_template(path) == read_template("a{# b #}") == "a{# b #}"
     assert read_template("plain") == PLAIN_TEMPLATE and read_template(None) is None
+    (tmp_path / "empty.jinja").write_text("\n")
+    with pytest.raises(ValueError, match=r"chat template .*empty\.jinja is empty"):
+        read_template(str(tmp_path / "empty.jinja"))
     with pytest.raises(ValueError, match=r"chat template missing\.jinja cannot be read"):
         read_template("missing.jinja")

@@ -76,14 +76,15 @@ def read_dataset(path: str, output_len: int) -> list[tuple[str, int]]:
     of its own. Raise ValueError for the first line of another form, and for a file without any.
     """
     requests = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
         try:
             request = json.loads(line)
             prompt, num_tokens = request["prompt"], request.get("output_tokens", output_len)
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ValueError(f'{path}, line {number}: expected {{"prompt": ...}}, got {line[:80]}') from None
+            text = line[:80].decode(errors="replace")
+            raise ValueError(f'{path}, line {number}: expected {{"prompt": ...}}, got {text!r}') from None
         if not isinstance(prompt, str) or not prompt:
             raise ValueError(f"{path}, line {number}: prompt must be a string of at least 1 character, got {prompt!r}")
         if type(num_tokens) is not int or num_tokens < 1:

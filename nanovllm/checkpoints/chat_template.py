@@ -317,7 +317,7 @@ def choose_template(tokenizer: HasChatTemplate, chat_template: str | None, tools
 def read_template(template: str | Path | None) -> str | None:
     """Return a template given as text, as the name of a file, or as "plain", which means PLAIN_TEMPLATE.
 
-    Raise ValueError if the file cannot be read.
+    Raise ValueError if the file cannot be read or is empty.
     """
     if not isinstance(template, str | Path | None):
         raise ValueError(f"chat_template must be a template or the name of a file, got {template!r}")
@@ -325,7 +325,10 @@ def read_template(template: str | Path | None) -> str | None:
         return PLAIN_TEMPLATE
     if template is None or (isinstance(template, str) and any(character in template for character in "{}\n")):
         return template
-    return read_text(Path(template))
+    text = read_text(Path(template))
+    if not text.strip():
+        raise ValueError(f"chat template {template} is empty")
+    return text
 
 
 def find_chat_template(folder: Path, config: Entries) -> str | dict[str, str] | None:

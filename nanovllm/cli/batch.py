@@ -13,8 +13,8 @@ import click
 from click.core import ParameterSource
 
 from ..log import tell
-from .chat import check_template
-from .click_options import engine_options, sampling_options, split, stats_option, usage_errors, with_checkpoint
+from .chat import check_template, template_option
+from .click_options import PATH, engine_options, sampling_options, split, stats_option, usage_errors, with_checkpoint
 from .terminal import StatsPrinter, ctrl_c_sets_event, finish_compiling, pool_line, tell_interrupted
 from .trace import check_trace, trace_option, tracing
 
@@ -28,12 +28,12 @@ SAMPLES_PER_SEAT = 2  # samples in the engine per sample that can run, so the ne
 
 
 @click.command(params=sampling_options() + engine_options() + [stats_option()])
-@click.argument("file")
+@click.argument("file", type=PATH)
 @click.option("--logprobs", type=int, help="number of most likely tokens to return at each position of an output")
 @click.option("--prompt-logprobs", type=int, help="number of most likely tokens to return at each position of a prompt")
-@click.option("--output", metavar="PATH", default="-", help="file for the results; default: standard output")
+@click.option("--output", type=PATH, default="-", help="file for the results; default: standard output")
 @click.option("--overwrite", is_flag=True, help="replace the file of results if it exists")
-@click.option("--chat-template", metavar="PATH", help="file with a chat template, or `plain` for a model without one")
+@template_option
 @click.option(
     "--resume", is_flag=True, help="continue the file of results: requests with a result are not served again"
 )

@@ -13,7 +13,7 @@ import click
 
 from ..bench import bench_options
 from ..engine.config import EngineConfig
-from .click_options import engine_options, option, split, usage_errors, with_checkpoint
+from .click_options import PATH, engine_options, option, split, usage_errors, with_checkpoint
 from .terminal import read_prompt
 
 Report = dict[str, Any]
@@ -69,7 +69,7 @@ def command_of(name: str, benchmark: Benchmark) -> click.Command:
     """Return the command of a benchmark."""
     names, to_json = fields(benchmark.options), "write JSON to a file; - is standard output"
     given: list[click.Parameter] = [option(each, **settings_of(each)) for each in names]
-    given.append(click.Option(["--json", "json_file"], metavar="PATH", help=to_json))
+    given.append(click.Option(["--json", "json_file"], type=PATH, help=to_json))
     if benchmark.takes_engine:
         given += engine_options(**benchmark.engine)
 
@@ -94,7 +94,9 @@ def command_of(name: str, benchmark: Benchmark) -> click.Command:
 
 def settings_of(field: Field[Any]) -> dict[str, Any]:
     """Return the settings of click in the metadata of a field."""
-    return {name: field.metadata[name] for name in ("type", "multiple", "metavar", "envvar") if name in field.metadata}
+    names = ("type", "multiple", "metavar", "envvar")
+    settings = {name: field.metadata[name] for name in names if name in field.metadata}
+    return settings | {"type": PATH} if settings.get("metavar") == "FILE" else settings
 
 
 def show(measure: Callable[[], Report], json_file: str | None) -> Report:

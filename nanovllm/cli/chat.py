@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..log import tell
-from .click_options import engine_options, sampling_options, split, usage_errors, with_checkpoint
+from .click_options import PATH, engine_options, sampling_options, split, usage_errors, with_checkpoint
 from .terminal import ctrl_c_raises, ctrl_c_sets_event, dim
 
 if TYPE_CHECKING:
@@ -40,9 +40,14 @@ def options() -> list[click.Parameter]:
     return sampling + engine_options()
 
 
+template_option = click.option(
+    "--chat-template", type=PATH, help="file with a chat template, or `plain` for a model without one"
+)
+
+
 @click.command(params=options())
 @click.option("--system", metavar="TEXT", help="system message, before the conversation")
-@click.option("--chat-template", metavar="PATH", help="file with a chat template, or `plain` for a model without one")
+@template_option
 def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
     """Chat with a model in the terminal.
 

@@ -42,6 +42,20 @@ def json_option(text: str) -> dict[str, Any]:
         raise click.BadParameter(f"{text!r} is not a JSON object.") from None
 
 
+class FileName(click.ParamType):
+    """The name of a file. A shell passes an empty one for a variable that is not set."""
+
+    name = "path"
+
+    def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
+        if not value or "\0" in value:
+            self.fail(f"{value!r} is not the name of a file.", param, context)
+        return value
+
+
+PATH = FileName()
+
+
 def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[click.Parameter]:
     """Return an option for each field of a dataclass that has a help text, with `changes` by the field's name."""
     return [option(field, **changes.get(field.name, {})) for field in fields(kind) if "help" in field.metadata]

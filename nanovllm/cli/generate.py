@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..engine.config import POOL_SIZES
-from .click_options import engine_options, sampling_options, split, stats_option, usage_errors, with_checkpoint
+from .click_options import PATH, engine_options, sampling_options, split, stats_option, usage_errors, with_checkpoint
 from .terminal import StatsPrinter, ctrl_c_raises, finish_compiling, pool_line, read_prompt
 from .trace import check_trace, trace_option, tracing
 
@@ -46,7 +46,7 @@ OPTIONS = [
 
 @click.command(params=OPTIONS)
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
-@click.option("--file", "files", multiple=True, help="file with a prompt; may be given several times")
+@click.option("--file", "files", type=PATH, multiple=True, help="file with a prompt; may be given several times")
 @trace_option
 def generate(
     prompts: tuple[str, ...], files: tuple[str, ...], stats: float | None, trace: str | None, **values: Any

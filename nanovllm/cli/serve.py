@@ -8,10 +8,10 @@ import click
 from ..engine.config import EngineArgs
 from ..engine.vllm_options import ServeCompatibilityOptions
 from ..server.options import ServerOptions
-from .click_options import engine_options, options, usage_errors, vllm_options, with_checkpoint
+from .click_options import PATH, engine_options, options, usage_errors, vllm_options, with_checkpoint
 from .terminal import sigterm_ends_at_once
 
-OPTIONS = options(ServerOptions) + engine_options()
+OPTIONS = options(ServerOptions, chat_template={"type": PATH}) + engine_options()
 ANY_DASH = {"token_normalize_func": lambda name: name.replace("_", "-")}  # --max_model_len, as in vLLM
 
 

@@ -10,7 +10,7 @@ import click
 from ..trace import read_trace, traced
 from ..trace.chrome import convert
 from ..trace.events import FileSink
-from .click_options import usage_errors
+from .click_options import PATH, usage_errors
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -26,12 +26,12 @@ COUNTED = {
     "loaded": "blocks loaded",
 }
 
-trace_option = click.option("--trace", metavar="FILE", help="write the engine's events to a file")
+trace_option = click.option("--trace", type=PATH, metavar="FILE", help="write the engine's events to a file")
 
 
 @click.command()
-@click.argument("file")
-@click.option("--chrome", metavar="PATH", help="convert it to this file, for chrome://tracing and ui.perfetto.dev")
+@click.argument("file", type=PATH)
+@click.option("--chrome", type=PATH, help="convert it to this file, for chrome://tracing and ui.perfetto.dev")
 def trace(file: str, chrome: str | None) -> int:
     """Summarize a trace, or convert it for a viewer.
 

@@ -14,7 +14,7 @@ from ... import LLM
 from ...__main__ import main
 from ...bench import floor, peers, throughput
 from ...bench.engine import Run, numbers, serve
-from ...bench.workload import Task, random_tasks
+from ...bench.workload import Task, random_tasks, read_dataset
 from ...checkpoints.weights import load_model
 from ..helpers import OPTIONS, write_checkpoint
 from .fake_peer import write_fake_peer
@@ -71,7 +71,7 @@ def test_throughput_serves_a_dataset(bench, tmp_path):
     ("text", "expected"),
     [
         ("", "has no request"),
-        ('{"prompt": "a"}\nfox', 'line 2: expected {"prompt": ...}, got fox'),
+        ('{"prompt": "a"}\nfox', "line 2: expected {\"prompt\": ...}, got 'fox'"),
         ('{"text": "a"}', 'line 1: expected {"prompt": ...}'),
         ('["a"]', "line 1: expected"),
         ("[" * 100_000, "line 1: expected"),
@@ -85,6 +85,20 @@ def test_invalid_dataset_is_a_one_line_error(run, tmp_path, text, expected):
     file.write_text(text)
     status, out, err = run("bench throughput", "--no-peer", "--dataset-path", str(file))
     assert (status, out) == (2, "") and expected in err and str(file) in err and err.count("\n") == 1
+
+
+def test_binary_dataset_is_a_one_line_error(run, tmp_path):
+    file = tmp_path / "requests.jsonl.gz"
+    file.write_bytes(b"\x1f\x8b\x08\0\0\0\0\0\n")
+    status, out, err = run("bench throughput", "--no-peer", "--dataset-path", str(file))
+    assert (status, out) == (2, "") and err.startswith(f"error: {file}, line 1: expected ") and err.count("\n") == 1
+    assert err.rstrip("\n").isprintable()
+
+
+def test_dataset_has_a_request_per_line_whatever_its_text(tmp_path):
+    """JSON allows these separators in a string, and Python's own splitlines() would split there."""
+    (tmp_path / "requests.jsonl").write_text('{"prompt": "a\u2028b\x85c"}\n', encoding="utf-8")
+    assert read_dataset(str(tmp_path / "requests.jsonl"), 7) == [("a\u2028b\x85c", 7)]
 
 
 def test_prompts_and_a_dataset_exclude_each_other(run, tmp_path):

@@ -199,6 +199,33 @@ def test_misuse_is_a_one_line_error_with_status_2(arguments, error, capsys):
     assert out == "" and err.startswith("error: ") and error in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("file", ["", "a\0b"])
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["batch"], "FILE"),
+        (["batch", "a.jsonl", "--output"], "--output"),
+        (["batch", "a.jsonl", "--chat-template"], "--chat-template"),
+        (["batch", "a.jsonl", "--trace"], "--trace"),
+        (["generate", "--file"], "--file"),
+        (["generate", "--trace"], "--trace"),
+        (["chat", "--chat-template"], "--chat-template"),
+        (["serve", "--chat-template"], "--chat-template"),
+        (["trace"], "FILE"),
+        (["trace", "a.trace", "--chrome"], "--chrome"),
+        (["bench", "latency", "--json"], "--json"),
+        (["bench", "throughput", "--prompts"], "--prompts"),
+        (["bench", "throughput", "--dataset-path"], "--dataset-path"),
+        (["bench", "serve", "--dataset-path"], "--dataset-path"),
+    ],
+)
+def test_impossible_file_name_is_a_one_line_error(arguments, name, file, capsys):
+    """A shell passes an empty name for a variable that is not set."""
+    assert main([*arguments, file]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"error: Invalid value for '{name}': {file!r} is not the name of a file.\n")
+
+
 @pytest.mark.parametrize("name", ["kv_cache_memory_bytes", "kv_cache_tokens"])
 def test_huge_number_is_a_one_line_error(checkpoint, name, capsys):
     assert main(["generate", "--model", str(checkpoint), "--" + name.replace("_", "-"), "9" * 23]) == 2
