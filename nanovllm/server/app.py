@@ -35,11 +35,11 @@ class ServerState:
     options: ServerOptions
     engine: EngineClient
     model: ServedModel
-    kernels: str  # a description of what the engine computes with
+    kernels: str  # a description of the engine's kernels
     start_time: float = field(default_factory=time.time)
     is_stopping: bool = False  # refuse new requests
     rejections: Counter[str] = field(default_factory=Counter)  # since the start, by limit
-    ignored: set[str] = field(default_factory=set)  # names of unknown fields, each of which the log has once
+    ignored: set[str] = field(default_factory=set)  # names of unknown fields that have been logged
     feed: Feed = field(init=False)  # the page's events
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class AccessLog:
         self._app, self._excluded_paths = app, excluded_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._excluded_paths:
+        if scope["path"] in self._excluded_paths:
             await self._app(scope, receive, send)
             return
         start, status = time.perf_counter(), 499

@@ -237,7 +237,7 @@ class EngineClient:
 
 
 def failure(request_id: str, error: str) -> Exception:
-    """Print an error for the person who runs the server. Return it without the exception's text, which may name files.
+    """Log an error for the operator. Return it without the exception's text, which may name files.
 
     A ValueError is the client's fault: its constraints leave no token.
     """

@@ -58,7 +58,7 @@ class GetMetrics(NamedTuple):
 
 
 class WatchMemory(NamedTuple):
-    """Start or stop sending the events of the memory, beginning with a snapshot."""
+    """A request to start or stop sending the memory's events, which begin with a snapshot."""
 
     is_on: bool
     show_text: bool
@@ -72,11 +72,11 @@ class Ready(NamedTuple):
     """The first message of an engine that can serve."""
 
     max_model_len: int
-    kernels: str  # a description of what it computes with
+    kernels: str  # a description of its kernels
 
 
 class Failed(NamedTuple):
-    """The end of the engine. `error` is one line for the person who runs the server."""
+    """The end of the engine. `error` is one line for the operator."""
 
     error: str
     is_mistake: bool = False  # of the user: an invalid option, or a checkpoint that cannot be read
@@ -102,7 +102,7 @@ class Delta(NamedTuple):
     num_cached_tokens: int  # of its prompt
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     error: str | None = None
-    is_refused: bool = False  # the engine never took it: the request is invalid
+    is_refused: bool = False  # the request is invalid, so the engine never accepted it
     embedding: list[float] | None = None
 
 
@@ -114,7 +114,7 @@ class StepResult(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A line for the person who runs the server."""
+    """A line for the operator of the server."""
 
     text: str
 

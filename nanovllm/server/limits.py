@@ -147,7 +147,9 @@ class HttpProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Start the clock of the next request, unless uvicorn's keep-alive timer runs."""
         super().on_response_complete()
-        if self.conn.their_state is not h11.IDLE:
+        if self.conn.trailing_data[0]:  # of a head that has begun, which may take longer than the connection may idle
+            self._unset_keepalive_if_required()
+        if self.conn.trailing_data[0] or self.conn.their_state is not h11.IDLE:
             self._watch()
 
     def send_400_response(self, msg: str) -> None:
@@ -227,10 +229,7 @@ async def read_body(request: Request) -> bytes:
 
 
 async def read_as(kind: type[B], request: Request) -> B:
-    """Return the body of a request. Raise ApiError or InvalidRequest.
-
-    The log has each unknown field once.
-    """
+    """Return the body of a request, and log each unknown field once. Raise ApiError or InvalidRequest."""
     body = kind.parse(await read_body(request))
     state: ServerState = request.app.state.server
     for name in body.unknown_fields() - state.ignored:
@@ -265,10 +264,10 @@ def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: i
     for request in requests:
         generates = request.params.max_tokens != 0
         if len(request.token_ids) + generates > max_model_len:  # the engine would read them all first
-            message = f"This model's maximum context length is {max_model_len} tokens. However, your prompt has"
-            message = f"{message} {len(request.token_ids)} tokens"
-            message += ", and at least one must be generated." if generates else "."
-            raise InvalidRequest(f"{message} Please shorten the prompt.", code="context_length_exceeded")
+            limit = f"This model's maximum context length is {max_model_len} tokens."
+            prompt = f"However, your prompt has {len(request.token_ids)} tokens"
+            prompt += ", and at least one must be generated." if generates else "."
+            raise InvalidRequest(f"{limit} {prompt} Please shorten the prompt.", code="context_length_exceeded")
     check_logprobs(requests[0].params, options)
     num_tokens = sum(request.params.n * max_num_tokens(request, max_model_len) for request in requests)
     if options.max_request_tokens is not None and num_tokens > options.max_request_tokens:

@@ -91,7 +91,7 @@ class Work:
     async def pieces(self, engine: EngineClient) -> AsyncGenerator[tuple[int, Piece], None]:
         """Run the requests. Yield each piece with the index of its choice: a prompt's choices are neighbors.
 
-        Raise what engine.generate() raises.
+        Raise the errors of engine.generate().
         """
         requests = self.requests
         prompts = {request.request_id: i for i, request in enumerate(requests)}
@@ -256,7 +256,7 @@ def error_event(error: Exception) -> bytes:
 
 
 async def events_of(engine: EngineClient, work: Work, options: StreamOptions) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream. Raise what engine.generate() raises."""
+    """Yield the events of a stream. Raise the errors of engine.generate()."""
     head = work.head("chat.completion.chunk" if work.body.is_chat else "text_completion")
     offsets: dict[int, int] = {}  # of each choice's next token: its text may lag behind the tokens
 
@@ -308,7 +308,7 @@ async def create_response(request: Request) -> Response:
 
 
 async def response_events(engine: EngineClient, work: Work, builder: "ResponseBuilder") -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream. Raise what engine.generate() raises."""
+    """Yield the events of a stream. Raise the errors of engine.generate()."""
     last: Piece | None = None
     async with aclosing(work.pieces(engine)) as pieces:
         async for _, piece in pieces:

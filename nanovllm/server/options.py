@@ -29,9 +29,7 @@ class ServerOptions:
     port: int = cli_option(8000, "port; 0 picks a free one, shown once the server is ready")
     page_port: int | None = cli_option(None, "separate port for the page and /metrics; default: the same port")
     page_host: str | None = cli_option(None, "address of that port; default: 127.0.0.1")
-    chat_template: str | None = cli_option(
-        None, "file with a chat template, or the word plain; default: the model's own"
-    )
+    chat_template: str | None = cli_option(None, "file with a chat template, or `plain`; default: the model's own")
     tool_call_parser: str = cli_option(
         "auto", "format of tool calls; auto takes it from the chat template", ("auto", "none", *TOOL_FORMATS)
     )
@@ -50,13 +48,15 @@ class ServerOptions:
     )
     max_num_queued_reqs: int | None = cli_option(None, "most samples that run or wait; further requests get status 429")
     max_num_queued_tokens: int | None = cli_option(
-        None, "most prompt tokens that wait for a first token; further requests get 429"
+        None, "most prompt tokens that wait for a first token; further requests get status 429"
     )
     max_logprobs: int = cli_option(20, "most log-probabilities per token that a request may ask for; -1 for no limit")
     max_request_tokens: int | None = cli_option(1 << 20, "most tokens of one request, over all its prompts and samples")
     max_body_bytes: int = cli_option(1 << 22, "most bytes of a request's body")
     header_timeout: float = cli_option(10.0, "seconds in which a request's head must arrive")
-    body_timeout: float = cli_option(60.0, "seconds in which its body must arrive, and in which a client must read")
+    body_timeout: float = cli_option(
+        60.0, "seconds in which a request's body must arrive, and in which a client must read"
+    )
     log_level: str = cli_option("info", "least important lines to print on standard error", LEVELS)
     uvicorn_log_level: str = cli_option("error", "the same for the lines of uvicorn, the HTTP server", UVICORN_LEVELS)
     disable_uvicorn_access_log: bool = cli_option(False, "print no line for each request")

@@ -109,7 +109,6 @@ class Viewer:
         self._num_bytes = 0
         self._needs_snapshot = True
         self._has_news = asyncio.Event()
-        self.num_snapshots = 0
 
     async def next(self, seconds: float) -> bytes:
         """Wait for server-sent events, or return b"" after `seconds`. Raise EOFError once the engine has ended."""
@@ -123,7 +122,6 @@ class Viewer:
         self._has_news.clear()
         if self._needs_snapshot:
             self._needs_snapshot = False
-            self.num_snapshots += 1
             return self._feed.snapshot()
         waiting, self._waiting, self._num_bytes = self._waiting, [], 0
         return b"".join(waiting)

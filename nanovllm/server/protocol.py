@@ -153,7 +153,7 @@ class Body(Object):
     """A request's body."""
 
     model: str | None = None
-    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None  # a log has it on one line
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None  # it is logged on one line
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
     @classmethod
@@ -806,7 +806,7 @@ def whole_message(text: str, format: MessageFormat, include_reasoning: bool) -> 
 def chat_choice(
     sample: Sample, index: int, top_logprobs: int | None, message: MessageDelta | None = None
 ) -> dict[str, Any]:
-    """Return a choice of a chat, with the `top_logprobs` likeliest tokens at each position.
+    """Return a choice of a chat, with the `top_logprobs` most likely tokens at each position.
 
     Without a `message`, its content is the sample's text.
     """
@@ -881,19 +881,19 @@ def embedding_object(embedding: list[float], index: int, encoding_format: str | 
 
 # Log-probabilities
 
-Place = dict[int, Logprob]  # the likeliest tokens at a position, and the one that was sampled
+Place = dict[int, Logprob]  # the most likely tokens at a position, and the sampled one
 LEAST = -9999.0  # OpenAI's value for a token that is impossible: JSON has no infinity
 
 
 def logprobs_of(sample: Sample, top_logprobs: int | None) -> dict[str, Any] | None:
-    """Return the log-probabilities of a chat's choice, None if they were not requested."""
+    """Return the log-probabilities of a chat's choice, or None if they were not requested."""
     if sample.logprobs is None:
         return None
     return {"content": chat_logprobs(sample.token_ids, sample.logprobs, top_logprobs or 0), "refusal": None}
 
 
 def chat_logprobs(token_ids: Sequence[int], places: Sequence[Place], count: int) -> list[dict[str, Any]]:
-    """Return an entry for each token, with the `count` likeliest at its position; -1 lists all of them."""
+    """Return an entry for each token, with the `count` most likely tokens at its position; -1 lists all of them."""
     most = count if count >= 0 else None
     return [
         entry(place[token]) | {"top_logprobs": [entry(each) for each in itertools.islice(place.values(), most)]}
@@ -902,7 +902,7 @@ def chat_logprobs(token_ids: Sequence[int], places: Sequence[Place], count: int)
 
 
 def completion_logprobs(token_ids: Sequence[int], places: Sequence[Place], start: int = 0) -> dict[str, Any]:
-    """Return each token's text, its offset in the text from `start` on, its log-probability and the likeliest.
+    """Return each token's text, its offset from `start` on, its log-probability, and the most likely tokens.
 
     The first token of a prompt has a text only: its log-probability is NaN here, and null in JSON.
     """

@@ -126,10 +126,6 @@ class Front:
         await asyncio.gather(*(server.serve([listener]) for server, listener in pairs))
         return 1 if self.failed else 0
 
-    @property
-    def is_started(self) -> bool:
-        return all(server.started for server in self.servers)
-
     def stop(self) -> None:
         """Refuse new requests, and let running ones finish. After shutdown_timeout, or a second call, end them."""
         if self.state.is_stopping:

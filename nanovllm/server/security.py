@@ -1,4 +1,7 @@
-"""Middleware for every request: API keys, origins and hosts of web pages, and request ids."""
+"""Middleware for every request: API keys, origins and hosts of web pages, and request ids.
+
+All requests are HTTP, because uvicorn runs without WebSockets and without lifespan events.
+"""
 
 import hmac
 import re
@@ -27,11 +30,8 @@ class ApiKeys:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_public(scope["path"], scope["method"]):
-            await self._app(scope, receive, send)
-            return
         header = Headers(scope=scope).get("authorization", "")
-        if self._is_valid(header):
+        if is_public(scope["path"], scope["method"]) or self._is_valid(header):
             await self._app(scope, receive, send)
             return
         message = "Incorrect API key provided." if header else "You didn't provide an API key."
@@ -69,7 +69,7 @@ class OwnOrigin:
         self._hosts = {host_name(each) for each in allowed_hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(Headers(scope=scope), scope["path"]) if scope["type"] == "http" else None
+        refusal = self._refusal(Headers(scope=scope), scope["path"])
         if refusal is None:
             await self._app(scope, receive, send)
         else:
@@ -123,9 +123,6 @@ class RequestIds:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 

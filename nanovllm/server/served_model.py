@@ -35,7 +35,7 @@ class Tokens:
     first_text: str = ""  # of the first token, if the response echoes the prompt
 
     def truncated(self, most: int, side: str) -> "Tokens":
-        """Return `most` of the tokens at most: the last ones, or the first ones if `side` is "right"."""
+        """Return at most `most` tokens: the last ones, or the first ones if `side` is "right"."""
         ids = self.token_ids
         if len(ids) <= most:
             return self
@@ -46,7 +46,7 @@ class Tokens:
 class ServedModel:
     """The model behind the server."""
 
-    names: Sequence[str]  # responses have the first
+    names: Sequence[str]  # responses use the first
     other_names: Sequence[str]  # accepted in requests, but not listed
     tokenizer: HFTokenizer | None
     chat_template: str | None  # replaces the checkpoint's
@@ -60,7 +60,7 @@ class ServedModel:
 
     @property
     def max_characters(self) -> int:
-        """The length of a text beyond which it has more tokens than a sequence may have."""
+        """The length beyond which a text must have more tokens than a sequence may have."""
         return max(self.max_model_len * MAX_CHARACTERS, LONG_TEXT)
 
     def check_name(self, name: str | None) -> None:

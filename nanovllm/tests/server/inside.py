@@ -89,7 +89,7 @@ async def inside(
             clients = [httpx.AsyncClient(base_url=address_of(each), timeout=SECONDS) for each in listeners]
             for client in clients:
                 await stack.enter_async_context(client)
-            await until(lambda: front.is_started)
+            await until(lambda: all(server.started for server in front.servers))
             yield Inside(front, engines[0], clients[0], clients[-1], status)
         if not front.state.is_stopping:
             front.stop()

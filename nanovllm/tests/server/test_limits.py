@@ -116,6 +116,12 @@ async def test_second_request_has_its_own_timeout(checkpoint):
     assert received.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 408 " in received
 
 
+async def test_head_that_begins_before_the_previous_response_has_its_own_timeout(checkpoint):
+    async with inside(checkpoint, slow, **QUICK) as server:
+        received = await read_all(str(server.client.base_url), post(GOOD) + b"GET /health HTTP/1.1\r\n")
+    assert received.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 408 " in received
+
+
 async def test_pipelined_requests_get_two_responses(served):
     last = post(b"[]").replace(b"host: test", b"host: test\r\nconnection: close")
     assert (await read_all(served.url, post(b"{}") + last)).count(b"HTTP/1.1 400 ") == 2

@@ -76,7 +76,7 @@ def test_client_retries_after_the_engine_is_killed(served):
         front = await make_front(str(STORYTELLER), args, ServerOptions(), None, engine)
         with listening_socket("127.0.0.1", 0) as listener:
             status = asyncio.create_task(front.run(listener))
-            await until(lambda: front.is_started)
+            await until(lambda: all(server.started for server in front.servers))
             half = await send_and_read(url_of(listener), request, lambda piece: process.kill())
             async with httpx.AsyncClient(base_url=url_of(listener)) as client:
                 assert (await client.get("/health")).status_code == 503
