@@ -187,7 +187,7 @@ def make_params(index: int, params: dict[str, Any], seed: int) -> SamplingParams
 
 
 def seed_of(seed: int, index: int) -> int:
-    """Return a seed for request `index`, of 62 bits.
+    """Return a 62-bit seed for request `index`.
 
     >>> seed_of(0, 5) == seed_of(0, 5) != seed_of(0, 6)
     True
@@ -239,7 +239,7 @@ def parse(text: bytes, line: int) -> Any:
 
 
 def read_lines(stream: IO[bytes], copy: IO[bytes] | None = None) -> Iterator[bytes]:
-    """Yield the lines of a stream, and write them to `copy`. Raise ValueError for a line without an end: /dev/zero."""
+    """Yield the lines of a stream, and write them to `copy`. Raise ValueError for an endless line, as of /dev/zero."""
     while line := stream.readline(MAX_LINE + 1):
         if len(line) > MAX_LINE:
             raise ValueError(f"a line must have at most {MAX_LINE:,} bytes")
@@ -252,7 +252,7 @@ def read_lines(stream: IO[bytes], copy: IO[bytes] | None = None) -> Iterator[byt
 
 
 def result_line(request: Request, output: RequestOutput, model: str) -> str:
-    """Return the result of a request in the request's form. OpenAI's names the `model`."""
+    """Return the result of a request in the request's form. OpenAI's form names the `model`."""
     fields = openai_result(request, output, model) if request.url else own_result(request, output)
     valid = json.loads(json.dumps(fields), parse_constant=lambda _: None)  # NaN and infinity become null
     return json.dumps(valid) + "\n"
@@ -353,7 +353,7 @@ def check_output(output: str, file: str, overwrite: bool, resume: bool) -> None:
 
 
 def read_done(output: str, requests: RequestsFile) -> tuple[set[str], int]:
-    """Return the ids that have results in the file, and the size of its whole lines: the last line may be cut.
+    """Return the ids that have results in the file, and the size of its complete lines: the last line may be cut off.
 
     Raise ValueError if a line is not a result of one of the requests, or a second result of the same one.
     """

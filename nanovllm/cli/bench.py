@@ -93,7 +93,7 @@ def command_of(name: str, benchmark: Benchmark) -> click.Command:
 
 
 def settings_of(field: Field[Any]) -> dict[str, Any]:
-    """Return the settings of click in the metadata of a field."""
+    """Return click's settings from the metadata of a field."""
     names = ("type", "multiple", "metavar", "envvar")
     settings = {name: field.metadata[name] for name in names if name in field.metadata}
     return settings | {"type": PATH} if settings.get("metavar") == "FILE" else settings

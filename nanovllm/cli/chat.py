@@ -93,7 +93,7 @@ def check_template(folder: str, chat_template: str | None) -> None:
 
 
 def answer_params(llm: "LLM", given: dict[str, Any], stop: Sequence[str]) -> "SamplingParams":
-    """Return the model's own sampling parameters with the given ones. Without max_tokens the model ends its answers."""
+    """Return the model's sampling parameters, updated with `given`. Without max_tokens the model ends its answers."""
     params = llm.get_default_sampling_params()
     params.max_tokens = None
     for name, value in given.items():
@@ -106,7 +106,7 @@ def answer_params(llm: "LLM", given: dict[str, Any], stop: Sequence[str]) -> "Sa
 
 
 class Conversation:
-    """The turns so far, as a prompt that fits the model. A turn is a message and its answer; the oldest go first."""
+    """The turns so far, as a prompt that fits the model. A turn is a message and its answer; the oldest are dropped."""
 
     def __init__(self, tokenizer: "HFTokenizer", template: str | None, room: int, system: str | None) -> None:
         """Start without turns. `room` counts tokens of prompt and answer; without a `template` the model's is used."""
@@ -151,7 +151,7 @@ def talk(llm: "LLM", conversation: Conversation, params: "SamplingParams") -> bo
     if sys.stdin.isatty() and sys.stdout.isatty():
         tell(dim("/help lists the commands; Ctrl-D exits"))
     request_ids = map(str, itertools.count())
-    are_answered = True
+    all_answered = True
     for message in messages():
         if message.startswith("/") and not message.startswith("//"):
             if not obey(message, conversation):
@@ -159,8 +159,8 @@ def talk(llm: "LLM", conversation: Conversation, params: "SamplingParams") -> bo
             continue
         text = message[1:] if message.startswith("//") else message
         if text.strip():
-            are_answered &= reply(llm, conversation, params, text, next(request_ids))
-    return are_answered
+            all_answered &= reply(llm, conversation, params, text, next(request_ids))
+    return all_answered
 
 
 def obey(command: str, conversation: Conversation) -> bool:

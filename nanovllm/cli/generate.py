@@ -133,7 +133,7 @@ def story(output: "RequestOutput", completion: "CompletionOutput") -> str:
 
 
 def print_ending(output: "RequestOutput") -> None:
-    """Print the end of a finished request, with its text unless that is on the screen already."""
+    """Print the end of a finished request, with its text unless it is already on the screen."""
     for completion in output.outputs:
         is_printed = output.request_id == "0" and completion.index == 0
         text = "" if is_printed else story(output, completion)

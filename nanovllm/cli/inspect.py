@@ -205,7 +205,7 @@ def table(model: str, report: dict[str, Any]) -> Iterator[str]:
         if is_timed:
             line += f"{show_seconds(row['step_seconds']):>14}{row['tokens_per_second']:11,.0f}"
         yield line
-    yield f"Contiguous, a sequence reserves {report['max_model_len']:,} slots; in blocks, only those it fills."
+    yield f"Contiguous: a sequence reserves {report['max_model_len']:,} slots. In blocks: only those it fills."
     if is_timed:
         yield "A step takes at least the time to read all weights, keys and values once."
         yield f"One sequence alone takes at least {show_seconds(report['seconds_per_token_alone'])} per token."

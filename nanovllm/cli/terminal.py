@@ -38,7 +38,7 @@ def replace_unprintable() -> None:
 
 
 def dim(text: str) -> str:
-    """Return text for standard error that a terminal shows dimmed."""
+    """Return text that a terminal shows dimmed on standard error."""
     is_plain = not sys.stderr.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     return text if is_plain else f"\x1b[2m{text}\x1b[0m"
 
@@ -104,7 +104,7 @@ def ctrl_c_raises() -> AbstractContextManager[None]:
 
 @contextmanager
 def ctrl_c_sets_event() -> Iterator[Event]:
-    """Set the event on the first Ctrl-C, so that a step and its results are kept whole. The second ends the command."""
+    """Set the event on the first Ctrl-C, so that the current step finishes. The second Ctrl-C ends the command."""
 
     def note(*_: object) -> None:
         interrupted.set()

@@ -48,13 +48,13 @@ class Add(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """The end of a request whose client has hung up."""
+    """The cancellation of a request whose client has hung up."""
 
     request_id: str
 
 
 class GetMetrics(NamedTuple):
-    """A request for the engine's metrics, which belong to the moment between two steps."""
+    """A request for the engine's metrics, which are read between two steps."""
 
 
 class WatchMemory(NamedTuple):
@@ -65,7 +65,7 @@ class WatchMemory(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """An orderly end of the process."""
+    """A request to end the process."""
 
 
 class Ready(NamedTuple):
@@ -120,7 +120,7 @@ class Note(NamedTuple):
 
 
 class MetricsReply(NamedTuple):
-    """The metrics for a GetMetrics. The replies come in the order of the requests."""
+    """The reply to a GetMetrics. Replies come in the order of the requests."""
 
     metrics: list[Metric]
 

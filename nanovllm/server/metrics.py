@@ -42,12 +42,12 @@ class Numbers:
             self._families[number.name].append(number)
 
     def collect(self) -> list[Metric]:
-        """Return the families, each of metrics with one name."""
+        """Return a family of metrics for each name."""
         return [family_of(name, numbers) for name, numbers in self._families.items()]
 
 
 def family_of(name: str, numbers: list[stats.Metric]) -> Metric:
-    """Return metrics of one name, which differ in their labels. prometheus_client adds _total to a counter's name."""
+    """Return a family: metrics with one name, and labels of their own. prometheus_client adds _total to a counter's name."""
     family: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
     help, labels = stats.HELP[name], [*numbers[0].labels]
     if isinstance(numbers[0], stats.Histogram):

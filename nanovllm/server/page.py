@@ -1,6 +1,6 @@
 """The live page: its files, and /events, the stream of events that it plays.
 
-The engine records events only while somebody has the page open, and it sends each event once. The HTTP process replays
+The engine records events only while the page is open somewhere, and it sends each event once. The HTTP process replays
 them, so a viewer that joins later starts with a snapshot of the current state.
 """
 

@@ -194,7 +194,7 @@ class StreamOptions(BaseModel):
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation, and the options of the chat template that makes a prompt of it."""
+    """A conversation, and options for the chat template that turns it into a prompt."""
 
     messages: list[dict[str, Any]]
     options: dict[str, Any]
@@ -443,7 +443,7 @@ class Message(Object):
     @field_validator("content")
     @classmethod
     def check_content(cls, content: Any, message: ValidationInfo) -> Any:
-        """Raise ValueError for missing content, which only an assistant's message may lack."""
+        """Raise ValueError if the content is missing. Only an assistant's message may omit it."""
         if content is None and message.data.get("role") != "assistant":
             raise ValueError("Input should be a string or a list of parts, got null")
         return content
@@ -636,7 +636,7 @@ def message_of(item: Any) -> Any:
 
 
 def merged(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a chat in which an assistant's reasoning, text and calls, three items of an input, are one message.
+    """Merge an assistant's reasoning, text and calls, three items of an input, into one message of a chat.
 
     >>> merged([{"role": "assistant", "reasoning": "Hm"}, {"role": "assistant", "content": "Hi"}])
     [{'role': 'assistant', 'reasoning': 'Hm', 'content': 'Hi'}]

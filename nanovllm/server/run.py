@@ -32,7 +32,7 @@ SWITCH = 0.001  # seconds that the event loop waits for another thread to releas
 
 
 def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Build = LLMEngine.from_engine_args) -> int:
-    """Serve until a signal or the end of the engine. Return the exit status.
+    """Serve until a signal arrives or the engine ends. Return the exit status.
 
     Raise ValueError or OSError for invalid options or a taken port, before the model is read.
     """
