@@ -42,18 +42,15 @@ def json_option(text: str) -> dict[str, Any]:
         raise click.BadParameter(f"{text!r} is not a JSON object.") from None
 
 
-class FileName(click.ParamType):
-    """The name of a file. A shell passes an empty one for a variable that is not set."""
-
-    name = "path"
-
-    def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> str:
-        if not value or "\0" in value:
-            self.fail(f"{value!r} is not the name of a file.", param, context)
-        return value
+def file_name(text: str) -> str:
+    """Return the name of a file that an option holds. A shell passes an empty one for a variable that is not set."""
+    if not text or "\0" in text:
+        raise click.BadParameter(f"{text!r} is not the name of a file.")
+    return text
 
 
-PATH = FileName()
+PATH = click.types.FuncParamType(file_name)
+PATH.name = "path"  # as help shows it
 
 
 def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[click.Parameter]:

@@ -275,8 +275,8 @@ class Worker:
 def delta_of(output: RequestOutput) -> Delta:
     """Return an output, which holds new parts only, as a message."""
     pieces = [piece_of(each) for each in output.outputs]
-    cached, rest = output.num_cached_tokens, (output.prompt_logprobs, output.error)
-    return Delta(output.request_id, pieces, output.finished, cached, *rest, embedding=output.embedding)
+    prompt = output.num_cached_tokens, output.prompt_logprobs
+    return Delta(output.request_id, pieces, output.finished, *prompt, output.error, embedding=output.embedding)
 
 
 def piece_of(output: CompletionOutput) -> Piece:

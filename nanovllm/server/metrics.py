@@ -47,7 +47,7 @@ class Numbers:
 
 
 def family_of(name: str, numbers: list[stats.Metric]) -> Metric:
-    """Return a family: metrics with one name, and labels of their own. prometheus_client adds _total to a counter's name."""
+    """Return the metrics of one name, which differ in labels. prometheus_client adds _total to a counter's name."""
     family: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
     help, labels = stats.HELP[name], [*numbers[0].labels]
     if isinstance(numbers[0], stats.Histogram):
