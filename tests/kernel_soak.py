@@ -18,19 +18,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from tqdm import tqdm
 
 from nanovllm import EngineArgs, LLMEngine, SamplingParams
-from nanovllm.backends.cpu import matmul, model, sampler, step_attention
-from nanovllm.backends.cpu.decode_step import DecodeRunner
-from nanovllm.backends.torch.attention import AttentionMetadata
+from nanovllm.backends.cpu.runner import StepRunner
 from nanovllm.tests.helpers import write_checkpoint
 
 ROUND_SIZE = 100  # requests
 VOCAB_SIZE = 320
-SHAPES = (  # head_dim 6, 20, 24; the first one's weights cannot be packed
+SHAPES = (  # head_dim 6, 20, 24
     {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24, "intermediate_size": 33},
     {"num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 60, "intermediate_size": 64},
     {"num_attention_heads": 8, "num_key_value_heads": 1, "hidden_size": 192, "intermediate_size": 96},
@@ -100,8 +99,7 @@ def engine_for(model: Path, backend: str, rng: random.Random | None = None) -> L
 @contextmanager
 def raising(rng: random.Random, share: float, counts: Counter[str]) -> Iterator[None]:
     """Make each kernel raise in this share of its calls, before or after it runs."""
-    places = [(DecodeRunner, "run"), (model, "add_and_norm"), (model, "silu_and_mul"), (step_attention, "attend_step")]
-    places += [(matmul, "packed_linear"), (sampler, "find_peaks"), (sampler, "join_chunks")]
+    places = [(StepRunner, "run"), (StepRunner, "compute_logits"), (StepRunner, "find_likeliest")]
     real = {place: getattr(*place) for place in places}
 
     def wrapped(function: Callable) -> Callable:
@@ -192,12 +190,9 @@ def check_tie(engine: LLMEngine, request: Request, before: list[int], token: int
 
 def plain_logits(engine: LLMEngine, token_ids: list[int]) -> torch.Tensor:
     """Return the logits after these tokens, computed at once on an idle engine's pool. float32 [vocab_size]."""
-    backend, size = engine.executor.backend, engine.config.block_size
-    blocks = -(-len(token_ids) // size)
-    where = torch.arange(len(token_ids))
-    table, new = torch.arange(blocks)[None], torch.arange(blocks)
-    step = AttentionMetadata([0, len(where)], [len(where)], table, where, new)
-    return backend.compute_logits(backend.forward(torch.tensor(token_ids), where, step)[-1:])[0].float()
+    table = list(range(-(-len(token_ids) // engine.config.block_size)))
+    seq = SimpleNamespace(num_computed_tokens=0, token_ids=token_ids, block_table=table)
+    return engine.executor.next_logits([(seq, len(token_ids))])[0].float()
 
 
 def play_round(model: Path, plain: LLMEngine, seed: int, number: int, count: int, counts: Counter[str]) -> None:

@@ -7,8 +7,9 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,10 @@ from torch import Tensor
 
 from ...llama import LlamaForCausalLM
 from ...log import logger
-from ..torch.attention import AttentionMetadata
 from ..torch.backend import Backend, Computed
 from ..torch.model_runner import ModelRunner
 from ..torch.sampler import SampledToken, SamplingRow
 from .compiler import Compiler, compile_here, find_folder, is_complete
-from .threads import is_forked, numba_threads
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
@@ -31,84 +30,44 @@ if TYPE_CHECKING:
 LEAST_NUMBA = (0, 68)
 INSTALL = "pip install 'numba>=0.68'"
 COMPILING = "compiling kernels, once per machine: about half a minute"
-FORKED = "this process was forked from one with kernels"
 
 
 class NumbaBackend:
-    """A Backend with Numba's kernels: decode steps of few rows are one call, other steps run on swapped submodules.
-
-    It shares its model with the plain backend, and only one of the two computes at a time.
-    """
+    """A Backend with Numba's kernels: each step is one compiled call."""
 
     def __init__(self, model: LlamaForCausalLM, kv_cache: "KVCache", max_model_len: int) -> None:
-        """Swap submodules of `model`, once all kernels are compiled.
+        """Pack the weights of `model`, once all kernels are compiled. Raise ValueError if kernels cannot compute it.
 
-        If packing the weights raises an error, such as MemoryError, the model stays as it is.
+        After any error, such as MemoryError, the model is as it was.
         """
-        from .decode_step import DecodeRunner
-        from .model import swap_in, swap_out
-        from .sampler import sample_rows
+        from .runner import StepRunner, sample_rows, why_unsupported
 
-        self._model, self._kv_cache, self._sample_rows = model, kv_cache, sample_rows
-        with numba_threads() as workers:
-            try:
-                self.attention = swap_in(model, kv_cache, workers)
-                self.decode_runner = DecodeRunner(model, kv_cache, max_model_len)
-            except BaseException:
-                swap_out(model)
-                raise
+        if reason := why_unsupported(model):
+            raise ValueError(reason)
+        self.runner, self._sample_rows = StepRunner(model, kv_cache, max_model_len), sample_rows
 
-    def close(self) -> None:
-        from .model import swap_out
-
-        swap_out(self._model)
-
-    def decode(self, batch: "list[Scheduled]") -> Computed | None:
-        if len(batch) > self.decode_runner.max_rows or any(num_tokens > 1 for _, num_tokens in batch):
-            return None
-        token_ids = [seq.token_ids[seq.num_computed_tokens] for seq, _ in batch]
-        context_lens = [seq.num_computed_tokens + 1 for seq, _ in batch]
-        self._clear_new_blocks(batch)
-        hidden, logits = self.decode_runner.run(token_ids, [seq.block_table for seq, _ in batch], context_lens)
-        return Computed(hidden, list(range(len(batch) + 1)), logits)
-
-    def _clear_new_blocks(self, batch: "list[Scheduled]") -> None:
-        """Clear new blocks: kernels read written slots only, but plain operations, if they take over, read them all."""
-        size = self._kv_cache.block_size
-        first_tokens = [seq for seq, _ in batch if seq.num_computed_tokens % size == 0]
-        if first_tokens:
-            new_blocks = [seq.block_table[seq.num_computed_tokens // size] for seq in first_tokens]
-            self._kv_cache.clear(torch.tensor(new_blocks))
-
-    def forward(self, input_ids: Tensor, positions: Tensor, step: AttentionMetadata) -> Tensor:
-        with numba_threads():
-            hidden: Tensor = self._model(input_ids, positions, self.attention.plan(step))
-        return hidden
+    def compute(self, batch: "list[Scheduled]") -> Computed:
+        hidden, logits = self.runner.run(batch)
+        return Computed(hidden, [0, *accumulate(num_tokens for _, num_tokens in batch)], logits)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        with numba_threads():
-            return self._model.compute_logits(hidden)
+        return self.runner.compute_logits(hidden)
 
-    def sampling(self, computed: Computed) -> AbstractContextManager[None]:
-        return numba_and_torch_threads(is_decode=computed.logits is not None)
+    @contextmanager
+    def sampling(self, computed: Computed) -> Iterator[None]:
+        """Run PyTorch with one thread after a step of decodes.
+
+        Its other threads would spin for a while on a core that a helper of the next step needs.
+        """
+        threads, is_decode = torch.get_num_threads(), len(computed.hidden) == len(computed.query_start_loc) - 1
+        torch.set_num_threads(1 if is_decode else threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
     def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-        return self._sample_rows(logits, rows)
-
-
-@contextmanager
-def numba_and_torch_threads(is_decode: bool) -> Iterator[None]:
-    """Run both with PyTorch's number of threads, or with one thread after a decode step.
-
-    PyTorch's other threads would spin for a while on a core that a helper of the decode step needs.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1 if is_decode else threads)
-    try:
-        with numba_threads():
-            yield
-    finally:
-        torch.set_num_threads(threads)
+        return self._sample_rows(logits, rows, self.runner.find_likeliest)
 
 
 class CpuChoice:
@@ -136,7 +95,7 @@ class CpuChoice:
         """
         if backend == "triton":
             raise ValueError("attention_backend 'triton' is unavailable on a CPU: its kernels run on a GPU")
-        self._runner, self._plain, self._build = runner, runner.backend, build
+        self._runner, self._build = runner, build
         self._compiler: Compiler | None = None
         self.uses_kernels = False
         self.reason = "as requested" if backend == "torch" else unsupported or missing_requirement()
@@ -215,15 +174,11 @@ class CpuChoice:
         else:
             self.uses_kernels, self.reason = True, None
 
-    def drop_kernels(self) -> None:
-        """Continue in a forked child, without its parent's threads and compiler."""
+    def forget_compiler(self) -> None:
+        """Leave the compiler to the parent of a forked child."""
         if self._compiler is not None:
             self._compiler.forget()
             self._compiler, self.reason = None, "this process was forked"
-        if self.uses_kernels:
-            self._runner.backend.close()
-            self._runner.backend = self._plain
-            self.uses_kernels, self.reason = False, FORKED
 
 
 def is_loaded(dtype: torch.dtype, folder: Path) -> bool:
@@ -242,8 +197,6 @@ def is_loaded(dtype: torch.dtype, folder: Path) -> bool:
 
 def missing_requirement() -> str | None:
     """Return why kernels are unavailable in this process, or None."""
-    if is_forked():
-        return f"{FORKED}: use spawn instead"
     try:
         installed = version("numba")
     except PackageNotFoundError:
@@ -257,11 +210,11 @@ CHOICES: weakref.WeakSet[CpuChoice] = weakref.WeakSet()
 
 
 def after_fork() -> None:
-    """Use one thread in the child, where OpenMP would wait for the parent's threads."""
+    """Use one thread in the child, where OpenMP and a step's helpers would be the parent's threads."""
     if choices := list(CHOICES):
         torch.set_num_threads(1)
     for choice in choices:
-        choice.drop_kernels()
+        choice.forget_compiler()
 
 
 if hasattr(os, "register_at_fork"):

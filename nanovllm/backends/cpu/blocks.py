@@ -94,6 +94,13 @@ def outer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return tuple_of(values, context, builder, signature)
 
 
+@intrinsic(lambda a, b: a(a, b))
+def add_blocks(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return a[i, j] + b[i, j] for each i and j."""
+    pairs = zip(parts_of(builder, args[0]), parts_of(builder, args[1]), strict=True)
+    return tuple_of([sum_2(builder, x, y) for x, y in pairs], context, builder, signature)
+
+
 @intrinsic(lambda block, factors: block(block, factors))
 def scaled(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return block[i, j] * factors[i] for each i and j."""

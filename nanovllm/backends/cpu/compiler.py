@@ -33,7 +33,6 @@ from typing import IO, Any
 import torch
 
 from ... import __version__
-from .threads import claim_threads, start_threading_layer
 
 COMPLETE = "complete"
 SECONDS_KEPT = 30 * 86400  # after the last use of a folder
@@ -128,50 +127,34 @@ def remove_old(folder: Path) -> None:
 # Compiling
 
 
-def entries(dtype: torch.dtype) -> list[tuple[Any, tuple[Any, ...]]]:
-    """Return each function that Python calls, with example arguments: only their types count."""
+def entry_of(dtype: torch.dtype) -> tuple[Any, tuple[Any, ...]]:
+    """Return the function that Python calls, with example arguments: only their types count."""
     import numpy as np
 
-    from . import decode_step, step_attention
     from .attention import Pool
-    from .elementwise import add_and_norm, silu_and_mul
-    from .matmul import packed_linear, type_of
-    from .sampler import find_peaks, join_chunks
+    from .matmul import type_of
+    from .step import NO_STEP, Model, Sizes, Weights, Workspace, run_step
     from .vectors import like_of
 
     def zeros(fields: Any) -> Any:
         return fields(*[0] * len(fields._fields))
 
-    like, like_x, shape = like_of(dtype), like_of(type_of(dtype)), zeros(Pool)
-    sizes, weights, work = (zeros(each) for each in (decode_step.Sizes, decode_step.Weights, decode_step.Workspace))
-    model = decode_step.Model(like, like_x, shape, sizes, weights, work, np.float32(0))
-    setup = zeros(step_attention.Setup)._replace(eps=0.0)
-    attention = setup, zeros(step_attention.Plan), zeros(step_attention.Buffers)
-    return [
-        (decode_step.decode_step, (0, 0, zeros(decode_step.Step), model)),
-        (step_attention.attend_step, (0, 0, 0, 0, 0, like, shape, *attention)),
-        (add_and_norm, (0, 0, 0, 0.0, 0, 0, 0, like, 0)),
-        (silu_and_mul, (0, 0, 0, 0, like, 0)),
-        (packed_linear, (0, 0, 0, 0, 0, 0, 0, 0, like_x, like)),
-        (join_chunks, (0, 0, 0, 0, 0, 0, 0)),
-        *((find_peaks, (0, 0, 0, like_of(stored), 0, 0, 0)) for stored in {dtype, torch.float32}),
-    ]
+    fixed = zeros(Pool), zeros(Sizes), zeros(Weights), zeros(Workspace), np.float32(0)
+    return run_step, (0, 0, NO_STEP, Model(like_of(dtype), like_of(type_of(dtype)), *fixed))
 
 
-def compile_all(dtype: torch.dtype, folder: Path | None) -> None:
-    """Compile each entry for `dtype`, or load it from `folder`. With None, store nothing.
+def compile_step(dtype: torch.dtype, folder: Path | None) -> None:
+    """Compile the step for `dtype`, or load it from `folder`. With None, store nothing.
 
     Raise OSError if the disk is full.
     """
-    claim_threads()  # a child that is forked from now on must not use Numba, or this lock
     with COMPILING:
         from numba import typeof
 
-        start_threading_layer()  # otherwise a function with a parallel loop would choose another layer
-        for function, example in entries(dtype):
-            if folder is not None:
-                store_in(folder, function)
-            function.compile(tuple(map(typeof, example)))
+        function, example = entry_of(dtype)
+        if folder is not None:
+            store_in(folder, function)
+        function.compile(tuple(map(typeof, example)))
 
 
 def store_in(folder: Path, function: Any) -> None:
@@ -188,11 +171,11 @@ def store_in(folder: Path, function: Any) -> None:
 def compile_here(dtype: torch.dtype, folder: Path | None) -> None:
     """Compile in this process, however long it takes. A full disk does not stop it."""
     try:
-        compile_all(dtype, folder)
+        compile_step(dtype, folder)
         if folder is not None and not is_complete(folder):
             mark_complete(folder)
     except OSError:
-        compile_all(dtype, None)
+        compile_step(dtype, None)
 
 
 def fill(dtype: torch.dtype, folder: Path) -> None:
@@ -201,7 +184,7 @@ def fill(dtype: torch.dtype, folder: Path) -> None:
     with locked(folder / "lock"):
         if not is_complete(folder):
             remove_old(folder)
-            compile_all(dtype, folder)
+            compile_step(dtype, folder)
             mark_complete(folder)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import binding, ir
 from numba import types
 
-from .blocks import no_sums, parts_of, products_at, starts_of, sums_of, tuple_of, write_rows
+from .blocks import no_sums, parts_of, products_at, spread, starts_of, sums_of, tuple_of, write_rows
 from .vectors import (
     FLOATS,
     FUSED,
@@ -176,19 +176,22 @@ def dots(a: Memory, rows_a: tuple[int, ...], b: Memory, rows_b: tuple[int, ...],
 
 
 @kernel
-def dot_rows(row: Memory, x: Memory, size: int, rows: int, bias: float, out: Memory, stride: int) -> None:
+def dot_rows(row: Memory, x: Memory, size: int, rows: int, bias: float, out: Memory, stride: int, adds: bool) -> None:
     """Set out[m * stride] to `bias` and the dot product of `row` and x[m], for at most 4 rows m.
 
-    row [size]; x [rows, size]; out [rows, stride]
+    row [size]; x [rows, size]; out [rows, stride]. With `adds`, add to out.
     """
     if rows == 1:
-        write_dots(row, x, (0,), size, bias, out, stride)
+        write_dots(row, x, (0,), size, bias, out, stride, adds)
     elif rows == 2:
-        write_dots(row, x, (0, 1), size, bias, out, stride)
+        write_dots(row, x, (0, 1), size, bias, out, stride, adds)
     else:  # three rows are computed as four, with the last one twice
-        write_dots(row, x, (0, 1, 2, rows - 1), size, bias, out, stride)
+        write_dots(row, x, (0, 1, 2, rows - 1), size, bias, out, stride, adds)
 
 
 @kernel
-def write_dots(row: Memory, x: Memory, rows: tuple[int, ...], size: int, bias: float, out: Memory, stride: int) -> None:
-    write_rows(out, starts_of(rows, stride), add(dots(row, (0,), x, starts_of(rows, size), size), splat(bias)))
+def write_dots(
+    row: Memory, x: Memory, rows: tuple[int, ...], size: int, bias: float, out: Memory, stride: int, adds: bool
+) -> None:
+    to, numbers = starts_of(rows, stride), add(dots(row, (0,), x, starts_of(rows, size), size), splat(bias))
+    write_rows(out, to, add(numbers, spread(out, to)) if adds else numbers)

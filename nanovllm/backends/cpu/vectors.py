@@ -50,12 +50,6 @@ def entry(function: Function) -> Function:
     return compiled
 
 
-def parallel_entry(function: Function) -> Function:
-    """Compile a function that Python calls, with a parallel loop."""
-    compiled: Function = njit(parallel=True, **ENTRY)(function)
-    return compiled
-
-
 def intrinsic(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that makes a function for kernels out of a function that generates its code.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...llama import LlamaForCausalLM
 from ..torch.attention import AttentionMetadata
-from ..torch.backend import Backend, Computed
+from ..torch.backend import Backend, Computed, flatten
 from ..torch.model_runner import ModelRunner
 from ..torch.sampler import SampledToken, SamplingRow
 from .attention import KernelAttention, KernelContext
@@ -51,7 +51,8 @@ class TritonBackend:
 
         Raise whatever compiling and capturing raise. The model is unchanged then.
         """
-        self._model, self._ops, self._device = model, ops, kv_cache.blocks.device
+        self._model, self._ops = model, ops
+        self._block_size, self._device = kv_cache.block_size, kv_cache.blocks.device
         self._plain_model = model.model
         self._graphs: DecodeGraphs | None = None
         self._decoded: DecodeOutput | None = None  # the latest step's, if it was a graph
@@ -76,19 +77,16 @@ class TritonBackend:
     def close(self) -> None:
         self._model.model = self._plain_model
 
-    def decode(self, batch: "list[Scheduled]") -> Computed | None:
+    def compute(self, batch: "list[Scheduled]") -> Computed:
         self._decoded = None
         is_decode = all(num_tokens == 1 for _, num_tokens in batch)
-        if self._graphs is None or not is_decode or len(batch) > self._graphs.max_rows:
-            return None
         with on_device(self._device):
-            self._decoded = self._graphs.run(batch)
-        return Computed(self._decoded.hidden, list(range(len(batch) + 1)), self._decoded.logits)
-
-    def forward(self, input_ids: Tensor, positions: Tensor, step: AttentionMetadata) -> Tensor:
-        with on_device(self._device):
+            if self._graphs is not None and is_decode and len(batch) <= self._graphs.max_rows:
+                self._decoded = self._graphs.run(batch)
+                return Computed(self._decoded.hidden, list(range(len(batch) + 1)), self._decoded.logits)
+            input_ids, positions, step = flatten(batch, self._block_size, self._device)
             hidden: Tensor = self._model(input_ids, positions, self._attention.plan(step))
-        return hidden
+        return Computed(hidden, step.query_start_loc)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self._model.compute_logits(hidden)

@@ -1,12 +1,15 @@
 """The interface that computes a ModelRunner's steps, and its plain version. cpu/ and gpu/ implement it with kernels."""
 
+from array import array
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from ...llama import LlamaForCausalLM
-from .attention import AttentionMetadata, PagedAttention
+from .attention import AttentionMetadata, PagedAttention, compute_slot_mapping
 from .sampler import SampledToken, SamplingRow, sample
 
 if TYPE_CHECKING:
@@ -18,21 +21,14 @@ class Computed(NamedTuple):
 
     hidden: Tensor  # [num_tokens, hidden_size]
     query_start_loc: list[int]  # [num_seqs + 1]
-    logits: Tensor | None = None  # [num_seqs, vocab_size], if decode() computed them too
+    logits: Tensor | None = None  # [num_seqs, vocab_size], if they were computed too
 
 
 class Backend(Protocol):
     """The parts of a step. Replace ModelRunner.backend only while no request is running."""
 
-    def decode(self, batch: "list[Scheduled]") -> Computed | None:
-        """Compute a step of one token per sequence, faster than forward() would. Return None for any other step."""
-        ...
-
-    def forward(self, input_ids: Tensor, positions: Tensor, step: AttentionMetadata) -> Tensor:
-        """Return the hidden states [num_tokens, hidden_size] of any step.
-
-        `input_ids` and `positions` are int64 [num_tokens].
-        """
+    def compute(self, batch: "list[Scheduled]") -> Computed:
+        """Compute the next tokens of each sequence."""
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -47,24 +43,20 @@ class Backend(Protocol):
         """Sample one token for each row of `logits` [num_rows, vocab_size], as sampler.sample() does."""
         ...
 
-    def close(self) -> None:
-        """Restore the model to its state before this backend."""
-        ...
-
 
 class TorchBackend:
     """A Backend of plain PyTorch operations, for any device."""
 
-    def __init__(self, model: LlamaForCausalLM, attention: PagedAttention) -> None:
-        self._model = model
-        self._attention = attention
+    def __init__(
+        self, model: LlamaForCausalLM, attention: PagedAttention, block_size: int, device: torch.device
+    ) -> None:
+        self._model, self._attention = model, attention
+        self._block_size, self._device = block_size, device
 
-    def decode(self, batch: "list[Scheduled]") -> None:
-        return None
-
-    def forward(self, input_ids: Tensor, positions: Tensor, step: AttentionMetadata) -> Tensor:
-        hidden: Tensor = self._model(input_ids, positions, self._attention.plan(step))
-        return hidden
+    def compute(self, batch: "list[Scheduled]") -> Computed:
+        input_ids, positions, step = flatten(batch, self._block_size, self._device)
+        hidden: Tensor = self._model(input_ids, positions, self._attention.plan(step))  # [num_tokens, hidden_size]
+        return Computed(hidden, step.query_start_loc)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self._model.compute_logits(hidden)
@@ -75,5 +67,48 @@ class TorchBackend:
     def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
         return sample(logits, rows)
 
-    def close(self) -> None:
-        pass
+
+def flatten(
+    batch: "list[Scheduled]", block_size: int, device: torch.device
+) -> tuple[Tensor, Tensor, AttentionMetadata]:
+    """Return the next tokens of all sequences as flat tensors.
+
+    They are input_ids and positions, int64 [num_tokens], and the step's metadata for attention.
+    """
+    rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
+    input_ids = tensor_of([seq.token_ids[position] for seq, position in rows], device)  # [num_tokens]
+    positions = tensor_of([position for _, position in rows], device)  # [num_tokens]
+    context_lens, tables, new_blocks = [], [], []
+    for seq, num_tokens in batch:
+        context_lens.append(seq.num_computed_tokens + num_tokens)
+        tables.append(seq.block_table[: -(-context_lens[-1] // block_size)])
+        new_blocks += tables[-1][-(-seq.num_computed_tokens // block_size) :]
+    block_tables = pad_tables(tables).to(device)
+    seqs = tensor_of([i for i, (_, num_tokens) in enumerate(batch) for _ in range(num_tokens)], device)  # [num_tokens]
+    step = AttentionMetadata(
+        query_start_loc=[0, *accumulate(num_tokens for _, num_tokens in batch)],
+        context_lens=context_lens,
+        block_tables=block_tables,
+        slot_mapping=compute_slot_mapping(block_tables, seqs, positions, block_size),
+        new_blocks=tensor_of(new_blocks, device),
+    )
+    return input_ids, positions, step
+
+
+def pad_tables(tables: list[list[int]]) -> Tensor:
+    """Return the tables as int64 [num_seqs, max_blocks], each padded with its own last block.
+
+    They go through one flat array, because torch converts a list of lists number by number.
+    """
+    width, flat = max(len(table) for table in tables), array("q")
+    for table in tables:
+        flat += array("q", table + table[-1:] * (width - len(table)))
+    return torch.frombuffer(flat, dtype=torch.int64).view(-1, width)
+
+
+def tensor_of(values: list[int], device: torch.device) -> Tensor:
+    """Return int64 numbers on a device."""
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=torch.int64, device=device)
+    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)
+    return pinned.to(device, non_blocking=True)  # a copy from pageable memory would wait for the GPU

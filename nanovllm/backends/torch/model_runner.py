@@ -1,8 +1,6 @@
-"""ModelRunner turns sequences into flat tensors, runs the model on them, and samples one token for each sequence."""
+"""ModelRunner runs the model on sequences, and samples one token for each of them."""
 
-from array import array
 from collections.abc import Callable
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,8 +8,8 @@ from torch import Tensor
 
 from ...llama import LlamaForCausalLM
 from ...profiling import step_range
-from .attention import AttentionMetadata, PagedAttention, compute_slot_mapping
-from .backend import Backend, Computed, TorchBackend
+from .attention import PagedAttention
+from .backend import Backend, Computed, TorchBackend, tensor_of
 from .pooler import RowOutput, pool
 from .sampler import Logprob, SampledToken, SamplingRow, named_logprobs, sample, top_logprobs
 
@@ -46,8 +44,7 @@ class ModelRunner:
         self, model: LlamaForCausalLM, attention: PagedAttention, block_size: int, device: torch.device
     ) -> None:
         self.model = model
-        self.backend: Backend = TorchBackend(model, attention)
-        self._block_size = block_size
+        self.backend: Backend = TorchBackend(model, attention, block_size, device)
         self._device = device
         self.num_steps = 0
         self.num_tokens = 0  # computed since the engine started
@@ -91,14 +88,7 @@ class ModelRunner:
     @torch.inference_mode()
     def compute(self, batch: "list[Scheduled]") -> Computed:
         """Run the model on a batch."""
-        computed = self.backend.decode(batch)
-        if computed is None:
-            rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
-            input_ids = self._tensor([seq.token_ids[position] for seq, position in rows])  # [num_tokens]
-            positions = self._tensor([position for _, position in rows])  # [num_tokens]
-            step = self._metadata(batch, positions)
-            hidden = self.backend.forward(input_ids, positions, step)  # [num_tokens, hidden_size]
-            computed = Computed(hidden, step.query_start_loc)
+        computed = self.backend.compute(batch)
         self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + computed.query_start_loc[-1]
         return computed
 
@@ -133,41 +123,8 @@ class ModelRunner:
 
     def _last_hidden(self, computed: Computed, seqs: list[int]) -> Tensor:
         """Return the hidden states [len(seqs), hidden_size] of the last tokens of these sequences."""
-        last_rows = self._tensor([computed.query_start_loc[i + 1] - 1 for i in seqs])  # [len(seqs)]
+        last_rows = tensor_of([computed.query_start_loc[i + 1] - 1 for i in seqs], self._device)  # [len(seqs)]
         return computed.hidden[last_rows]
-
-    def _metadata(self, batch: "list[Scheduled]", positions: Tensor) -> AttentionMetadata:
-        """Return the step's metadata for attention. `positions` is int64 [num_tokens]."""
-        context_lens, tables, new_blocks = [], [], []
-        for seq, num_tokens in batch:
-            context_lens.append(seq.num_computed_tokens + num_tokens)
-            tables.append(seq.block_table[: -(-context_lens[-1] // self._block_size)])
-            new_blocks += tables[-1][-(-seq.num_computed_tokens // self._block_size) :]
-        block_tables = self._block_tables(tables)
-        seqs = self._tensor([i for i, (_, num_tokens) in enumerate(batch) for _ in range(num_tokens)])  # [num_tokens]
-        return AttentionMetadata(
-            query_start_loc=[0, *accumulate(num_tokens for _, num_tokens in batch)],
-            context_lens=context_lens,
-            block_tables=block_tables,
-            slot_mapping=compute_slot_mapping(block_tables, seqs, positions, self._block_size),
-            new_blocks=self._tensor(new_blocks),
-        )
-
-    def _block_tables(self, tables: list[list[int]]) -> Tensor:
-        """Return the tables as int64 [num_seqs, max_blocks], each padded with its own last block.
-
-        They go through one flat array, because torch converts a list of lists number by number.
-        """
-        width, flat = max(len(table) for table in tables), array("q")
-        for table in tables:
-            flat += array("q", table + table[-1:] * (width - len(table)))
-        return torch.frombuffer(flat, dtype=torch.int64).view(-1, width).to(self._device)
-
-    def _tensor(self, values: list[int]) -> Tensor:
-        if self._device.type != "cuda":
-            return torch.tensor(values, dtype=torch.int64, device=self._device)
-        pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)
-        return pinned.to(self._device, non_blocking=True)  # a copy from pageable memory would wait for the GPU
 
 
 def sample_with_logprobs(

@@ -1,9 +1,7 @@
 """The choice between kernels and plain operations: options, requirements, compiling in the background, forks."""
 
 import os
-import sys
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from ... import LLM, EngineArgs, SamplingParams
 from ... import __main__ as command
 from ...backends import choice
 from ...backends.attention_backend import VARIABLE, backend_of
-from ...backends.cpu import backend, threads
+from ...backends.cpu import backend
 from ...backends.cpu.backend import CpuChoice
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.backend import TorchBackend
@@ -21,14 +19,10 @@ from ..helpers import OPTIONS
 
 
 class FakeBackend:
-    """A backend with kernels that records when it is built and closed."""
+    """A backend with kernels that records when it is built."""
 
     def __init__(self, calls):
-        self._calls = calls
         calls.append("build")
-
-    def close(self):
-        self._calls.append("close")
 
 
 class FakeRunner:
@@ -264,7 +258,7 @@ def test_a_benchmark_waits_for_kernels_and_measures_them(run, monkeypatch):
 
     def build(model, kv_cache, max_model_len):
         used.append(model)
-        return TorchBackend(model, PagedAttention(kv_cache, tile_size=64))
+        return TorchBackend(model, PagedAttention(kv_cache, tile_size=64), kv_cache.block_size, torch.device("cpu"))
 
     monkeypatch.setattr(choice, "NumbaBackend", build)
     small = ("--input-len", "4", "--output-len", "3", "--rounds", "1", "--no-peer")
@@ -289,61 +283,20 @@ def in_a_forked_child(check) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_forked_child_continues_without_kernels(kernels_folder):
+def test_a_forked_child_keeps_kernels_and_leaves_the_compiler_to_its_parent(kernels_folder):
     waiting, _ = choose()
     (kernels_folder / "complete").touch()
     used, calls = choose()
     assert in_a_forked_child(
         lambda: (
-            calls == ["build", "close"]
-            and used.description == "plain operations: this process was forked from one with kernels"
+            calls == ["build"]
+            and used.uses_kernels
+            and torch.get_num_threads() == 1
             and COMPILERS[0].is_forgotten
             and waiting.description == "plain operations: this process was forked"
         )
     )
-    assert calls == ["build"] and used.uses_kernels and "being compiled" in waiting.description
-
-
-def test_numba_has_as_many_threads_as_torch_for_a_while(monkeypatch):
-    import numba
-
-    numbers = [7]
-    monkeypatch.setattr(numba, "get_num_threads", lambda: numbers[-1])
-    monkeypatch.setattr(numba, "set_num_threads", numbers.append)
-    monkeypatch.setattr(threads, "start_threading_layer", lambda: "omp")
-    with pytest.raises(ZeroDivisionError), threads.numba_threads() as count:
-        assert numbers == [7, count] and count == min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
-        raise ZeroDivisionError
-    assert numbers == [7, count, 7]
-
-
-@pytest.mark.parametrize(("named", "available", "expected"), [
-    ("default", {"omp", "workqueue"}, "omp"),
-    ("default", {"workqueue"}, "workqueue"),
-    ("tbb", {"tbb", "omp"}, "tbb"),
-])  # fmt: skip
-def test_the_threading_layer_is_openmp_unless_unavailable_or_the_user_names_one(
-    named, available, expected, monkeypatch
-):
-    config, started, before = SimpleNamespace(THREADING_LAYER=named), [], torch.get_num_threads()
-
-    def threading_layer():
-        if not started:
-            raise ValueError("Threading layer is not initialized.")
-        return started[0]
-
-    def get_num_threads():
-        if config.THREADING_LAYER not in available:
-            raise ValueError("No threading layer could be loaded.")
-        started.append(config.THREADING_LAYER)
-        torch.set_num_threads(before + 1)  # as Numba does in the OpenMP that it shares with torch
-
-    fake = SimpleNamespace(threading_layer=threading_layer, get_num_threads=get_num_threads)
-    monkeypatch.setitem(sys.modules, "numba", fake)
-    monkeypatch.setitem(sys.modules, "numba.core", SimpleNamespace(config=config))
-    assert threads.start_threading_layer.__wrapped__() == expected and named == config.THREADING_LAYER
-    assert torch.get_num_threads() == before
-    assert threads.start_threading_layer.__wrapped__() == expected, "a running layer stays"
+    assert used.uses_kernels and "being compiled" in waiting.description
 
 
 @pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])

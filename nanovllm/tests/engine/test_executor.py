@@ -280,12 +280,12 @@ def no_collector() -> Iterator[None]:
 def test_error_waits_for_its_reader_and_keeps_nothing_of_the_step_alive(runner, monkeypatch):
     kept = []
 
-    def fails(input_ids, positions, step):
-        hidden = torch.zeros(len(input_ids), 32)
+    def fails(batch):
+        hidden = torch.zeros(len(batch), 32)
         kept.append(weakref.ref(hidden))
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(runner.backend, "forward", fails)
+    monkeypatch.setattr(runner.backend, "compute", fails)
     with no_collector():
         pending = runner.launch([(sequence_with_blocks(3), 3)])
         with pytest.raises(RuntimeError, match="no memory") as raised:

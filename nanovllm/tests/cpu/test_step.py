@@ -1,4 +1,4 @@
-"""Decode steps against the plain model: the logits of a step, and the tokens of whole engines."""
+"""Steps against the plain model: the logits of decodes, and the tokens of whole engines."""
 
 import gc
 import os
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,12 +23,10 @@ pytest.importorskip("numba")
 from ... import LLM, PoolingParams, SamplingParams
 from ...backends.attention_backend import VARIABLE
 from ...backends.cpu.attention import SPLIT
-from ...backends.cpu.decode_step import MAX_ROWS, DecodeRunner
-from ...backends.cpu.matmul import FEW_ROWS, why_not_packed
-from ...backends.cpu.model import pack_weights
+from ...backends.cpu.runner import StepRunner
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig
-from ..helpers import OPTIONS, model_runner
+from ..helpers import OPTIONS
 from . import plain
 
 FULL = pytest.mark.full
@@ -50,15 +49,12 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def random_config(rng: random.Random) -> ModelConfig:
-    """Return a model with sizes that 16 does not divide, and any features of Llama, Mistral and Qwen models.
-
-    Only some of these models can be packed.
-    """
+    """Return a model with sizes that 16 does not divide, and any features of Llama, Mistral and Qwen models."""
     kv_heads, group, head_dim = rng.choice((1, 2)), rng.choice((1, 3, 8)), rng.choice((6, 20, 24, 64))
     return ModelConfig(
         vocab_size=rng.choice((53, 64, 321)),
-        hidden_size=rng.choice((18, 33, 34, 50)),
-        intermediate_size=rng.choice((7, 32, 96)),
+        hidden_size=rng.choice((18, 34, 50)),
+        intermediate_size=rng.choice((6, 32, 70, 96)),
         num_hidden_layers=rng.choice((1, 2)),
         num_attention_heads=kv_heads * group,
         num_key_value_heads=kv_heads,
@@ -140,33 +136,43 @@ def close(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
     return bool((a.float() - b).abs().max() < TOLERANCE[dtype] * spread)
 
 
-def check_model(rng: random.Random, dtype: torch.dtype, num_steps: int, workers: int) -> int:
-    """Check steps of a random model, with up to max_rows sequences, and return max_rows."""
+def check_model(rng: random.Random, dtype: torch.dtype, num_steps: int, workers: int) -> None:
+    """Check steps of a random model, with up to 64 sequences."""
     config = random_config(rng)
     model = random_model(config, dtype)
     reference = in_float32(model, dtype)
-    if why_not_packed(model) is None:
-        pack_weights(model)
     pool = KVCache(config, 1300, rng.choice((3, 4, 16, 17)), dtype, torch.device("cpu"))
     with torch_threads(workers):
-        runner = DecodeRunner(model, pool, MAX_MODEL_LEN)
+        runner = StepRunner(model, pool, MAX_MODEL_LEN)
     for _ in range(num_steps):
-        rows = rng.randint(1, rng.choice((FEW_ROWS, runner.max_rows)))
+        rows = rng.randint(1, rng.choice((4, 64)))
         lens = [rng.choice(LENGTHS) for _ in range(rows)]
         while sum(-(-length // pool.block_size) for length in lens) > pool.num_blocks:
             lens[lens.index(max(lens))] = 1
         check_step(rng, runner, reference, pool, lens, f"{config}, {dtype}, {lens}")
-    return runner.max_rows
+
+
+def decodes(token_ids: list[int], tables: list[list[int]], lens: list[int]) -> list[tuple[Any, int]]:
+    """Return a batch of sequences whose last tokens are computed next."""
+    return [
+        (
+            SimpleNamespace(
+                num_computed_tokens=n - 1, num_uncomputed_tokens=1, token_ids=[0] * (n - 1) + [token], block_table=table
+            ),
+            1,
+        )
+        for token, table, n in zip(token_ids, tables, lens, strict=True)
+    ]
 
 
 def check_step(
-    rng: random.Random, runner: DecodeRunner, reference: LlamaForCausalLM, pool: KVCache, lens: list[int], what: str
+    rng: random.Random, runner: StepRunner, reference: LlamaForCausalLM, pool: KVCache, lens: list[int], what: str
 ) -> None:
     tables, dtype = random_tables(rng, pool, lens), pool.blocks.dtype
     token_ids = [rng.randrange(reference.config.vocab_size) for _ in lens]
     attend = PlainAttend(pool.blocks.clone(), tables, lens)
     expected = reference(torch.tensor(token_ids), torch.tensor(lens) - 1, attend)
-    hidden, logits = runner.run(token_ids, tables, lens)
+    hidden, logits = runner.run(decodes(token_ids, tables, lens))
     assert hidden.dtype == dtype and logits.dtype == torch.float32
     assert close(hidden, expected, dtype), what
     assert close(logits, reference.compute_logits(expected), dtype), what
@@ -192,16 +198,8 @@ def check_step(
 def test_a_step_of_any_model_gives_the_plain_logits(dtype, models, workers, compiled):
     compiled(dtype)
     torch.manual_seed(0)
-    assert {check_model(random.Random(seed), dtype, 6, workers) for seed in range(models)} == {FEW_ROWS, MAX_ROWS}
-
-
-def test_too_many_rows_are_rejected(compiled):
-    compiled(torch.float32)
-    config = random_config(random.Random(1))
-    pool = KVCache(config, 8, 4, torch.float32, torch.device("cpu"))
-    runner = DecodeRunner(random_model(config, torch.float32), pool, 16)
-    with pytest.raises(AssertionError, match="at most 4 rows are allowed, got 5"):
-        runner.run([1] * 5, [[0], [1], [2], [3], [4]], [1] * 5)
+    for seed in range(models):
+        check_model(random.Random(seed), dtype, 6, workers)
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -209,30 +207,28 @@ def test_too_many_rows_are_rejected(compiled):
     (([-1], [[0]], [1]), r"token ids \[-1\], of 53"),
     (([1], [[0, 1, 2, 3, 4]], [17]), "at most 16 tokens are allowed, got 17"),
     (([1, 1], [[0], [1]], [4, 5]), "a context of 5 tokens in 4 slots"),
-    (([1], [[]], [0]), "a context of 0 tokens in 0 slots"),
-    (([], [], []), "at most 4 rows are allowed, got 0"),
+    (([], [], []), "a step needs at least one token per sequence"),
 ])  # fmt: skip
 def test_arguments_out_of_bounds_are_rejected(arguments, message, compiled):
     compiled(torch.float32)
     config = replace(random_config(random.Random(1)), vocab_size=53)
-    runner = DecodeRunner(
-        random_model(config, torch.float32), KVCache(config, 8, 4, torch.float32, torch.device("cpu")), 16
-    )
+    pool = KVCache(config, 8, 4, torch.float32, torch.device("cpu"))
+    runner = StepRunner(random_model(config, torch.float32), pool, 16)
     with pytest.raises(AssertionError, match=message):
-        runner.run(*arguments)
+        runner.run(decodes(*arguments))
 
 
 def test_kernels_keep_the_old_weights_of_a_model_that_gets_new_ones(compiled):
     compiled(torch.float32)
     config = random_config(random.Random(1))
     model = random_model(config, torch.float32)
-    runner = DecodeRunner(model, KVCache(config, 8, 4, torch.float32, torch.device("cpu")), 16)
-    _, before = runner.run([1], [[0]], [1])
+    runner = StepRunner(model, KVCache(config, 8, 4, torch.float32, torch.device("cpu")), 16)
+    _, before = runner.run(decodes([1], [[0]], [1]))
     for weight in model.parameters():
         size = weight.numel()
         weight.data = torch.empty(0)
         torch.full((size,), torch.nan)  # reuses freed memory
-    _, after = runner.run([1], [[0]], [1])
+    _, after = runner.run(decodes([1], [[0]], [1]))
     assert torch.equal(before, after)
 
 
@@ -406,56 +402,32 @@ def test_deleting_an_engine_ends_its_helpers(checkpoint, with_kernels):
 def test_an_engine_without_memory_for_kernels_uses_plain_operations(checkpoint, with_kernels, monkeypatch):
     expected = tokens(make(checkpoint, "torch").generate([[5, 6, 7]], params()))
 
-    def no_memory(self, splits):
+    def no_memory(self, workers, dtype):
         raise RuntimeError("can't allocate memory")
 
     monkeypatch.delenv(VARIABLE)
-    monkeypatch.setattr(DecodeRunner, "_make_workspace", no_memory)
+    monkeypatch.setattr(StepRunner, "_make_workspace", no_memory)
     llm = make(checkpoint, "auto")
     assert tokens(llm.generate([[5, 6, 7]], params())) == expected
     assert llm.llm_engine.kernels.description.endswith("loaded: RuntimeError: can't allocate memory")
-    names = {type(module).__name__ for module in llm.llm_engine.executor.model.modules()}
-    assert "Linear" in names and not {"PackedLinear", "CpuModel"} & names
-
-
-def test_plain_operations_take_over_in_the_middle_of_a_request(checkpoint, with_kernels):
-    """That happens in a forked child. Plain operations read whole blocks under a mask, so they must hold no NaN."""
-    llm = make(checkpoint, "numba", block_size=8)
-    engine = llm.llm_engine
-    expected = tokens(llm.generate([[5, 6, 7], [8, 9]], params()))
-    engine.reset_prefix_cache()
-    engine.kv_cache.blocks.fill_(torch.nan)
-    for request_id, prompt in (("0", [5, 6, 7]), ("1", [8, 9])):
-        engine.add_request(request_id, prompt, params())
-    finished = {}
-    for step in range(20):
-        if step == 8:  # both requests have started a second block
-            engine.kernels.drop_kernels()
-        finished |= {output.request_id: output for output in engine.step() if output.finished}
-        if len(finished) == 2:
-            break
-    assert tokens([finished["0"], finished["1"]]) == expected and is_idle(llm)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_forked_child_uses_plain_operations(checkpoint, with_kernels):
+def test_a_forked_child_computes_by_itself(checkpoint, with_kernels):
     with torch_threads(2):
         llm = make(checkpoint, "numba")
         expected = tokens(llm.generate([[5, 6, 7]], params()))
         x = torch.randn(300, 300)
         large = x @ x  # by two threads of OpenMP, for whose second thread the child would wait
-        weight = model_runner(llm.llm_engine).model.lm_head.weight
-        packed = weight.clone()
         if (child := os.fork()) == 0:
             try:
-                is_shared = torch.equal(weight, packed)  # a child that uses no engine copies no weights
                 result = tokens(llm.generate([[5, 6, 7]], params(), use_tqdm=False))
-                is_same = result == expected and torch.allclose(x @ x, large, atol=1e-3) and is_shared
-                os._exit(0 if is_same and not llm.llm_engine.kernels.uses_kernels else 1)
+                is_same = result == expected and torch.allclose(x @ x, large, atol=1e-3)
+                os._exit(0 if is_same and llm.llm_engine.kernels.uses_kernels else 1)
             finally:
                 os._exit(2)
         assert exit_code(child) == 0
-        assert tokens(llm.generate([[5, 6, 7]], params())) == expected and llm.llm_engine.kernels.uses_kernels
+        assert tokens(llm.generate([[5, 6, 7]], params())) == expected
 
 
 def exit_code(child: int) -> int:
@@ -474,31 +446,31 @@ def exit_code(child: int) -> int:
 def test_after_a_kernel_error_each_sequence_runs_alone(after, checkpoint, with_kernels, monkeypatch):
     llm = make(checkpoint, "numba", block_size=4)
     prompts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
-    expected, calls, real = tokens(llm.generate(prompts, params())), [], DecodeRunner.run
+    expected, calls, real = tokens(llm.generate(prompts, params())), [], StepRunner.run
 
-    def run(self, token_ids, *rest):
-        calls.append(len(token_ids))
-        result = real(self, token_ids, *rest) if after else None
-        if len(calls) % 4 == 1 and len(token_ids) > 1:
+    def run(self, batch):
+        calls.append(len(batch))
+        result = real(self, batch) if after else None
+        if len(calls) % 4 == 1 and len(batch) > 1:
             raise RuntimeError("a kernel broke")
-        return result or real(self, token_ids, *rest)
+        return result or real(self, batch)
 
-    monkeypatch.setattr(DecodeRunner, "run", run)
+    monkeypatch.setattr(StepRunner, "run", run)
     assert tokens(llm.generate(prompts, params())) == expected and 1 in calls and is_idle(llm)
 
 
 def test_a_kernel_that_always_raises_ends_requests_and_leaks_nothing(checkpoint, with_kernels, monkeypatch):
     llm = make(checkpoint, "numba", block_size=4)
-    prompts, real = [[5, 6, 7], [8, 9]], DecodeRunner.run
+    prompts, real = [[5, 6, 7], [8, 9]], StepRunner.run
     expected = tokens(llm.generate(prompts, params()))
 
-    def run(self, token_ids, block_tables, context_lens):
-        if max(context_lens) > 8:
+    def run(self, batch):
+        if max(seq.num_computed_tokens for seq, _ in batch) >= 8:
             raise RuntimeError("a kernel broke")
-        return real(self, token_ids, block_tables, context_lens)
+        return real(self, batch)
 
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match="a kernel broke"):
-        patch.setattr(DecodeRunner, "run", run)
+        patch.setattr(StepRunner, "run", run)
         results = tokens(llm.generate(prompts, params()))
     for [short], [whole] in zip(results, expected, strict=True):
         assert 0 < len(short) < len(whole) and whole[: len(short)] == short

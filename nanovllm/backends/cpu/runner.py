@@ -1,0 +1,294 @@
+"""The caller of step.py: it packs a model's weights, plans each step, and shares the step with helpers."""
+
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...llama import LlamaForCausalLM
+from ..torch.sampler import SampledToken, SamplingRow, no_probabilities, sample
+from .attention import PLACES, SPLIT, TILE, Pool
+from .likeliest import PART
+from .matmul import COLUMNS, pack, type_of
+from .step import CHUNK, JOB, LAST_PHASES, MERGE, NO_STEP, PHASES, Model, Sizes, Step, Weights, Workspace, run_step
+from .team import STRIDE, Helpers
+from .vectors import like_of
+
+if TYPE_CHECKING:
+    from ...engine.executor import Scheduled
+    from ...engine.kv_cache import KVCache
+
+QUERY_TILE = 64  # rows of a chunk, queries x query heads of a KV head, that one job attends for
+
+
+class StepRunner:
+    """All steps of a model: its layers, logits of hidden states, and likeliest tokens of logits."""
+
+    def __init__(self, model: LlamaForCausalLM, kv_cache: "KVCache", max_model_len: int) -> None:
+        """Pack the weights of `model` in place, as the last thing that can fail.
+
+        Plain operations cannot use the model afterwards.
+        """
+        self._blocks, self._max_model_len = kv_cache.blocks, max_model_len
+        config, workers = model.config, torch.get_num_threads()
+        _, num_layers, _, block_size, num_kv_heads, head_dim = kv_cache.blocks.shape
+        self._shape = Pool(num_layers, block_size, num_kv_heads, head_dim)
+        self._vocab_size, heads = config.vocab_size, config.num_attention_heads
+        group = heads // num_kv_heads
+        sizes = config.hidden_size, heads, group, config.intermediate_size, max(QUERY_TILE, group)
+        self._sizes = Sizes(workers, *sizes)
+        # Kernels hold addresses, which must stay valid even if the model gets new weights. A helper may read them
+        # after the last step.
+        self._kept: list[Tensor] = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+        self._scratch = torch.empty(0)
+        dtype = kv_cache.blocks.dtype
+        weights, work = self._take_weights(model), self._make_workspace(workers, type_of(dtype))
+        likes = like_of(dtype), like_of(type_of(dtype))
+        self._fixed = Model(*likes, self._shape, self._sizes, weights, work, np.float32(config.rms_norm_eps))
+        self._helpers = Helpers(workers - 1, partial(help_with, self._fixed, self._kept))
+        for matrix in matrices_of(model):
+            pack(matrix)
+
+    def run(self, batch: "list[Scheduled]") -> tuple[Tensor, Tensor | None]:
+        """Compute the next tokens of each sequence.
+
+        Return hidden [num_tokens, hidden_size] in the model's dtype, and logits float32 [num_seqs, vocab_size] after
+        the last tokens if no sequence has more tokens to compute.
+        """
+        self._check(batch)
+        plan = plan_step(batch, self._shape.block_size, max(1, QUERY_TILE // self._sizes.group))
+        rows = len(plan.token_ids)
+        hidden = torch.empty(rows, self._sizes.hidden_size, dtype=self._blocks.dtype)
+        logits = torch.empty(len(plan.outputs), self._vocab_size) if plan.outputs else None
+        size, heads, kvs = self._shape.head_dim, self._sizes.num_heads, self._shape.num_kv_heads
+        width = self._sizes.hidden_size + 2 * (heads + kvs) * size + self._sizes.intermediate_size
+        self._start(
+            4 * (rows * width + plan.num_splits * heads * (size + 2)),
+            {"token_ids": plan.token_ids, "positions": plan.positions, "slots": plan.slots, "tables": plan.tables,
+             "jobs": plan.jobs, "merges": plan.merges, "outputs": plan.outputs},
+            rows=rows, stored_rows=rows if plan.has_chunks else 0, max_blocks=len(plan.tables) // len(batch),
+            num_jobs=len(plan.jobs) // JOB, num_merges=len(plan.merges) // MERGE, num_splits=plan.num_splits,
+            num_outputs=len(plan.outputs), hidden=hidden.data_ptr(), vocab_size=self._vocab_size,
+            logits=0 if logits is None else logits.data_ptr(),
+        )  # fmt: skip
+        return hidden, logits
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits float32 [num_rows, vocab_size] of `hidden` [num_rows, hidden_size]."""
+        hidden, rows = hidden.contiguous(), len(hidden)
+        assert hidden.dtype == self._blocks.dtype and hidden.shape[1] == self._sizes.hidden_size
+        logits = torch.empty(rows, self._vocab_size)
+        if rows:
+            at = {"hidden": hidden.data_ptr(), "logits": logits.data_ptr()}
+            self._start(0, {"outputs": range(rows)}, num_outputs=rows, vocab_size=self._vocab_size, **at)
+        return logits
+
+    def find_likeliest(self, logits: Tensor) -> tuple[list[int], list[float]]:
+        """Return the likeliest token of each row of `logits`, and its log-probability: NaN if the logit isn't finite.
+
+        logits [num_rows, vocab_size]
+        """
+        logits = logits.float().contiguous()
+        rows, size = logits.shape
+        tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        at = {"logits": logits.data_ptr(), "tokens": tokens.data_ptr(), "logprobs": logprobs.data_ptr()}
+        self._start(16 * rows * -(-size // PART), {}, num_outputs=rows, vocab_size=size, **at)
+        return tokens.tolist(), logprobs.tolist()
+
+    def _start(self, num_bytes: int, lists: dict[str, Sequence[int]], **fields: int) -> None:
+        """Run a step with `num_bytes` of scratch space. `lists` are fields that point to int64 numbers."""
+        if self._scratch.nbytes < num_bytes:
+            self._scratch = torch.empty(0)  # give it back before asking for more
+            self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
+        numbers, starts = array("q"), {}
+        for name, values in lists.items():
+            starts[name] = 8 * len(numbers)
+            numbers.extend(values)
+        address, _ = numbers.buffer_info()
+        fields |= {name: address + start for name, start in starts.items()}
+        step = NO_STEP._replace(number=self._helpers.start_step(), work=self._scratch.data_ptr(), **fields)
+        run_step(0, step.number - 1, step, self._fixed)
+
+    def _check(self, batch: "list[Scheduled]") -> None:
+        """Assert that all numbers are in range, since a kernel would read and write out of bounds."""
+        assert batch and all(num_tokens > 0 for _, num_tokens in batch), "a step needs at least one token per sequence"
+        for seq, num_tokens in batch:
+            token_ids = seq.token_ids[seq.num_computed_tokens : seq.num_computed_tokens + num_tokens]
+            within = min(token_ids) >= 0 and max(token_ids) < self._vocab_size
+            assert within, f"token ids {token_ids}, of {self._vocab_size}"
+            length, slots = seq.num_computed_tokens + num_tokens, len(seq.block_table) * self._shape.block_size
+            assert length <= self._max_model_len, f"at most {self._max_model_len} tokens are allowed, got {length}"
+            assert length <= slots, f"a context of {length} tokens in {slots} slots"
+
+    def _take_weights(self, model: LlamaForCausalLM) -> Weights:
+        config, inner, dtype = model.config, self._sizes.intermediate_size, self._blocks.dtype
+        layers: Any = model.model.layers
+        no_bias = self._keep(
+            torch.zeros(max(config.vocab_size, *(len(each) for each in model.parameters())), dtype=dtype)
+        )
+        matrices, biases = [], []
+        for layer in layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj):
+                bias = no_bias if linear.bias is None else linear.bias.data_ptr()
+                matrices.append(linear.weight.data_ptr())
+                biases.append(bias)
+                if linear is mlp.gate_up_proj:
+                    matrices.append(linear.weight[inner:].data_ptr())
+                    biases.append(no_bias if linear.bias is None else linear.bias[inner:].data_ptr())
+        norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+        of_heads = (
+            [norm for layer in layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
+            if (config.qk_norm)
+            else []
+        )
+        rotary = model.model.rotary_emb
+        return Weights(
+            matrices=self._keep(torch.tensor(matrices)),
+            biases=self._keep(torch.tensor(biases)),
+            no_bias=no_bias,
+            norms=self._keep(torch.stack([norm.weight.detach().float() for norm in norms])),
+            head_norms=self._keep(torch.stack([norm.weight.detach().float() for norm in of_heads])) if of_heads else 0,
+            last_norm=self._keep(model.model.norm.weight.detach().float()),
+            embedding=model.model.embed_tokens.weight.data_ptr(),
+            head=model.lm_head.weight.data_ptr(),
+            vocab_size=config.vocab_size,
+            cos=self._keep(rotary.cos.to(dtype)),
+            sin=self._keep(rotary.sin.to(dtype)),
+            pool=self._blocks.data_ptr(),
+        )
+
+    def _make_workspace(self, workers: int, dtype: torch.dtype) -> Workspace:
+        num_layers, _, _, size = self._shape
+        job_rows = self._sizes.job_rows
+
+        def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> int:
+            return self._keep(torch.zeros(shape, dtype=dtype))
+
+        return Workspace(
+            normed=numbers(workers, CHUNK, self._sizes.hidden_size, dtype=dtype),
+            tile=numbers(workers, CHUNK, 2 * COLUMNS),
+            heads=numbers(workers, 2 * job_rows + 1, size),
+            peaks=numbers(workers, 2, job_rows),
+            scores=numbers(workers, 4 * TILE),
+            places=numbers(workers, PLACES, dtype=torch.int64),
+            counters=numbers(num_layers * PHASES + LAST_PHASES, STRIDE, dtype=torch.int64),
+            mailbox=numbers(len(Step._fields), dtype=torch.int64),
+        )
+
+    def _keep(self, tensor: Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def help_with(fixed: Model, kept: list[Tensor], worker: int, seen: int) -> int:
+    """Take part in steps. `kept` is referenced here because the helper works with its addresses."""
+    return run_step(worker, seen, NO_STEP, fixed)
+
+
+# Packing
+
+
+def matrices_of(model: LlamaForCausalLM) -> list[Tensor]:
+    """Return each matrix that is packed as a whole: a linear layer's, but gate and up are two."""
+    matrices: list[Tensor] = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            weight = module.weight.detach()
+            matrices += weight.chunk(2) if name.endswith("gate_up_proj") else [weight]
+    return matrices
+
+
+def why_unsupported(model: LlamaForCausalLM) -> str | None:
+    """Return why kernels cannot compute `model`, or None if they can."""
+    for matrix in matrices_of(model):
+        outputs, size = matrix.shape
+        if size % 2 and type_of(matrix.dtype) == torch.bfloat16:
+            return f"a weight of {outputs} x {size} cannot be packed in pairs of columns"
+    return None
+
+
+# Planning
+
+
+class Plan(NamedTuple):
+    """The numbers of a step: its tokens, its sequences' blocks, and its jobs."""
+
+    token_ids: list[int]  # [num_tokens]
+    positions: list[int]  # [num_tokens]
+    slots: list[int]  # [num_tokens]; -1 for a decode, whose job writes its key
+    tables: list[int]  # [num_seqs, max_blocks]
+    jobs: list[int]  # [num_jobs, JOB], longest first
+    merges: list[int]  # [num_merges, MERGE]
+    num_splits: int
+    outputs: list[int]  # the last row of each sequence, or none if a sequence has more tokens to compute
+    has_chunks: bool
+
+
+def plan_step(batch: "list[Scheduled]", block_size: int, tile: int) -> Plan:
+    """Plan a step. A job has up to `tile` queries of a chunk, or up to SPLIT keys of a decode."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    tables: list[int] = []
+    jobs: list[tuple[int, ...]] = []
+    merges: list[int] = []
+    ends: list[int] = []
+    num_splits, width = 0, max(-(-(seq.num_computed_tokens + count) // block_size) for seq, count in batch)
+    for number, (seq, count) in enumerate(batch):
+        row, start, table = len(token_ids), seq.num_computed_tokens, seq.block_table[:width]
+        end = start + count
+        token_ids += seq.token_ids[start:end]
+        positions += range(start, end)
+        tables += table + [0] * (width - len(table))
+        ends.append(row + count - 1)
+        if count > 1:
+            slots += [table[at // block_size] * block_size + at % block_size for at in range(start, end)]
+            firsts = range(0, count, tile)
+            jobs += [(row + i, min(tile, count - i), number, 0, min(start + i + tile, end), -1, 0) for i in firsts]
+            continue
+        slots.append(-1)
+        if end <= SPLIT:
+            jobs.append((row, 1, number, 0, end, -1, 1))
+            continue
+        splits = range(0, end, SPLIT)
+        jobs += [
+            (row, 1, number, at, min(at + SPLIT, end), num_splits + i, int(at + SPLIT >= end))
+            for i, at in enumerate(splits)
+        ]
+        merges += (row, num_splits, len(splits))
+        num_splits += len(splits)
+    jobs.sort(key=lambda job: -job[1] * (job[4] - job[3]))
+    is_complete = all(seq.num_uncomputed_tokens == count for seq, count in batch)
+    flat = [number for job in jobs for number in job]
+    has_chunks = len(token_ids) > len(batch)
+    return Plan(token_ids, positions, slots, tables, flat, merges, num_splits, ends if is_complete else [], has_chunks)
+
+
+# Sampling
+
+
+def sample_rows(
+    logits: Tensor, rows: list[SamplingRow], find_likeliest: Callable[[Tensor], tuple[list[int], list[float]]]
+) -> list[SampledToken]:
+    """Sample one token for each row of `logits` [num_rows, vocab_size], as the plain sampler does.
+
+    Raise FloatingPointError with the row's number if a row has no probabilities.
+    """
+    if not any(row.params.temperature == 0 for row in rows):
+        return sample(logits, rows)
+    tokens, logprobs = find_likeliest(logits)
+    for i, logprob in enumerate(logprobs):
+        if not math.isfinite(logprob):
+            raise FloatingPointError(no_probabilities(i))
+    sampled = list(map(SampledToken, tokens, logprobs))
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    if drawn:
+        for i, token in zip(drawn, sample(logits[drawn], [rows[i] for i in drawn]), strict=True):
+            sampled[i] = token
+    return sampled

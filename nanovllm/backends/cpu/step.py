@@ -1,0 +1,510 @@
+"""A step of any mix of prompts, chunks of prompts and decodes, as one compiled call for all layers.
+
+The calling thread is worker 0. Helpers run the same function, and join a step when they see it in the mailbox
+(team.py). All workers go through the phases together, and the tasks of a phase go to whichever worker is free:
+
+    phase of a layer   tasks                                 first, by each worker that gets a task
+    qkv                rows x outputs of the weight          norm
+    store              rows of chunks                        -
+    attend             jobs x KV heads (runner.py)           -
+    merge              decodes with several splits           -
+    output             rows x outputs of the weight          -
+    gate and up        rows x outputs of both weights        norm
+    down               rows x outputs of the weight          -
+
+After the layers come the last norm and the logits, and the likeliest token of each row. A phase with no tasks costs
+nothing. The norm of a few rows is cheaper for each worker to repeat than to wait for. With many rows, a task takes at
+most 128 of them, which stay in the core's cache while the weight goes by.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .attention import PLACES, TILE, Pool, attend, merge, slot
+from .dot import depth_of
+from .elementwise import copy, norm_and_rotate, rms_norm, silu_and_mul
+from .likeliest import PART, join_parts, peak_of
+from .matmul import COLUMNS, ROWS, matmul, packed_place
+from .team import load_acquire, open_phases, store_release, tasks, wait_for_step
+from .vectors import Memory, at, entry, floats, get, integers, kernel, put, read, stored, write
+
+QKV, OUT, GATE, UP, DOWN = range(5)
+PHASES = 7  # of a layer
+LAST_PHASES = 3  # after the layers
+CHUNK = 128  # rows
+JOB = 7  # numbers of a job: first row, queries, sequence, first key, end of its keys, split (-1: none), writes
+MERGE = 3  # numbers of a merge: the row, its first split, and how many
+
+# The arguments, as addresses and sizes
+
+
+class Step(NamedTuple):
+    """One step. Every field that is not a number or a size is an address."""
+
+    number: int  # 1, 2, ...
+    rows: int  # tokens; 0: no layers, and the rest works on `hidden` or `logits`
+    token_ids: int  # int64 [rows]
+    positions: int  # int64 [rows]
+    slots: int  # int64 [rows], slot of each token; -1: its job writes it
+    stored_rows: int  # `rows` if the store phase has any work, else 0
+    tables: int  # int64 [num_seqs, max_blocks]
+    max_blocks: int
+    jobs: int  # int64 [num_jobs, JOB]
+    num_jobs: int
+    merges: int  # int64 [num_merges, MERGE]
+    num_merges: int
+    num_splits: int  # of all decodes
+    outputs: int  # int64 [num_outputs], the rows whose logits are computed
+    num_outputs: int
+    hidden: int  # [rows, hidden_size] in the model's dtype
+    logits: int  # float32 [num_outputs, vocab_size]; 0: none
+    vocab_size: int
+    tokens: int  # int64 [num_outputs], the likeliest tokens; 0: none
+    logprobs: int  # float32 [num_outputs], their log-probabilities
+    work: int  # scratch space, see Buffers
+
+
+class Sizes(NamedTuple):
+    """Numbers of the model, and the number of workers."""
+
+    workers: int
+    hidden_size: int
+    num_heads: int
+    group: int  # query heads that share a KV head
+    intermediate_size: int
+    job_rows: int  # of queries in a job, at most
+
+
+class Weights(NamedTuple):
+    """Addresses. Norms are float32, and everything else is as the model stores it. All matrices are packed."""
+
+    matrices: int  # int64 [num_layers, 5], addresses: qkv, o, gate, up, down
+    biases: int  # int64 [num_layers, 5], addresses
+    no_bias: int  # zeros for every output of the head
+    norms: int  # [num_layers, 2, hidden_size]
+    head_norms: int  # [num_layers, 2, head_dim], of q and k; 0: none
+    last_norm: int  # [hidden_size]
+    embedding: int  # [vocab_size, hidden_size], packed if it is the head
+    head: int  # [vocab_size, hidden_size]
+    vocab_size: int
+    cos: int  # [max_model_len, head_dim]
+    sin: int  # [max_model_len, head_dim]
+    pool: int  # KVCache.blocks
+
+
+class Workspace(NamedTuple):
+    """Addresses of the workers' scratch space. It is float32 except where a comment gives another type."""
+
+    normed: int  # [workers, CHUNK, hidden_size], in the type of like_x
+    tile: int  # [workers, CHUNK, 2 * COLUMNS]
+    heads: int  # [workers, 2 * job_rows + 1, head_dim]
+    peaks: int  # [workers, 2, job_rows], and the sums
+    scores: int  # [workers, 4 * TILE]
+    places: int  # int64 [workers, PLACES]
+    counters: int  # int64 [num_layers * PHASES + LAST_PHASES, STRIDE]
+    mailbox: int  # int64 [len(Step._fields)], the newest Step
+
+
+class Model(NamedTuple):
+    """The arguments that are the same in all steps."""
+
+    like: np.ndarray  # an array of the type of weights, pool and hidden
+    like_x: np.ndarray  # an array of the type of x for weights, see matmul.type_of()
+    shape: Pool
+    sizes: Sizes
+    weights: Weights
+    work: Workspace
+    eps: np.float32
+
+
+class Buffers(NamedTuple):
+    """Addresses in the scratch space of a step. It is float32 except where a comment gives another type."""
+
+    x: int  # [rows, hidden_size], the residual
+    qkv: int  # [rows, num_heads + 2 * num_kv_heads, head_dim]
+    attended: int  # [rows, num_heads, head_dim], in the type of like_x
+    act: int  # [rows, intermediate_size], in the type of like_x
+    out: int  # [num_kv_heads, num_splits, group, head_dim]
+    peaks: int  # [num_kv_heads, num_splits, group]
+    sums: int  # [num_kv_heads, num_splits, group]
+
+
+@kernel
+def buffers_of(step: Step, sizes: Sizes, shape: Pool) -> Buffers:
+    """Divide the step's scratch space. bytes_of() in runner.py says how much it needs."""
+    heads = sizes.num_heads * shape.head_dim
+    qkv = step.work + 4 * step.rows * sizes.hidden_size
+    attended = qkv + 4 * step.rows * (heads + 2 * shape.num_kv_heads * shape.head_dim)
+    act = attended + 4 * step.rows * heads
+    out = act + 4 * step.rows * sizes.intermediate_size
+    peaks = out + 4 * step.num_splits * heads
+    return Buffers(step.work, qkv, attended, act, out, peaks, peaks + 4 * step.num_splits * sizes.num_heads)
+
+
+# The step
+
+
+@entry
+def run_step(worker: int, seen: int, step: Step, model: Model) -> int:
+    """Run `step` as worker 0. As a helper, take part in all steps after `seen` until none comes for a while.
+
+    Return the number of the last step seen.
+    """
+    mailbox, counters = integers(model.work.mailbox), integers(model.work.counters)
+    if worker == 0:
+        open_phases(counters, model.shape.num_layers * PHASES + LAST_PHASES, step.number)
+        if step.rows:
+            embed(step, model)
+        post_step(step, mailbox)
+    while True:
+        number = wait_for_step(mailbox, seen)
+        if number == seen:
+            return seen
+        seen = number
+        run_phases(worker, read_step(number, mailbox), model)
+        if worker == 0:
+            return seen
+
+
+@kernel
+def run_phases(worker: int, step: Step, model: Model) -> None:
+    last = model.shape.num_layers * PHASES
+    if step.rows:
+        work = buffers_of(step, model.sizes, model.shape)
+        for layer in range(model.shape.num_layers):
+            phase = layer * PHASES
+            project_qkv(worker, phase, layer, step, work, model)
+            store_chunks(worker, phase + 1, layer, step, work, model)
+            attend_all(worker, phase + 2, layer, step, work, model)
+            merge_all(phase + 3, step, work, model)
+            project_out(phase + 4, layer, step, work, model)
+            gate_and_up(worker, phase + 5, layer, step, work, model)
+            project_down(phase + 6, layer, step, work, model)
+        norm_last(last, step, work, model)
+    if step.logits and step.hidden:
+        compute_logits(worker, last + 1, step, model)
+    if step.tokens:
+        find_peaks(worker, last + 2, step, model)
+
+
+@kernel
+def embed(step: Step, model: Model) -> None:
+    """Set x [rows, hidden_size] to each token's embedding."""
+    size, vocab_size, weights = model.sizes.hidden_size, model.weights.vocab_size, model.weights
+    embedding, x = stored(weights.embedding, model.like), floats(step.work)
+    depth, is_packed = depth_of(stored(0, model.like_x), embedding), weights.embedding == weights.head
+    for m in range(step.rows):
+        token_id = get(integers(step.token_ids), m)
+        if is_packed:
+            for i in range(size):
+                write(x, m * size + i, read(embedding, packed_place(token_id, i, vocab_size, size, depth)))
+        else:
+            copy(at(embedding, token_id * size), size, np.float32(1), at(x, m * size))
+
+
+@kernel
+def post_step(step: Step, mailbox: Memory) -> None:
+    """Put a step into the mailbox.
+
+    A worker that sees any field of it sees its phases open. The number comes last: a worker that sees it sees the rest.
+    """
+    for i in range(1, len(step)):
+        store_release(mailbox, i, step[i])
+    store_release(mailbox, 0, step.number)
+
+
+@kernel
+def read_step(number: int, mailbox: Memory) -> Step:
+    """Return the step in the mailbox. A helper that reads while the next step is written will find no task to take."""
+    return Step(
+        number, load_acquire(mailbox, 1), load_acquire(mailbox, 2), load_acquire(mailbox, 3), load_acquire(mailbox, 4),
+        load_acquire(mailbox, 5), load_acquire(mailbox, 6), load_acquire(mailbox, 7), load_acquire(mailbox, 8),
+        load_acquire(mailbox, 9), load_acquire(mailbox, 10), load_acquire(mailbox, 11), load_acquire(mailbox, 12),
+        load_acquire(mailbox, 13), load_acquire(mailbox, 14), load_acquire(mailbox, 15), load_acquire(mailbox, 16),
+        load_acquire(mailbox, 17), load_acquire(mailbox, 18), load_acquire(mailbox, 19), load_acquire(mailbox, 20),
+    )  # fmt: skip
+
+
+# How a phase is cut into tasks
+
+
+class Grid(NamedTuple):
+    """Tasks of a matmul: chunks of rows times ranges of outputs."""
+
+    chunk: int  # rows
+    each: int  # outputs, a multiple of COLUMNS
+    ranges: int  # of outputs
+    tasks: int
+
+
+@kernel
+def grid_of(rows: int, outputs: int, workers: int, per_worker: int) -> Grid:
+    """Return chunks of nearly equal size, and about `per_worker` tasks for each worker."""
+    chunks = -(-rows // CHUNK)
+    chunk = -(-rows // (chunks * ROWS)) * ROWS
+    chunks = -(-rows // chunk)
+    each = -(-outputs // (max(1, per_worker * workers // chunks) * COLUMNS)) * COLUMNS
+    ranges = -(-outputs // each)
+    return Grid(chunk, each, ranges, chunks * ranges)
+
+
+@kernel
+def part_of(task: int, grid: Grid, rows: int, outputs: int) -> tuple[int, int, int, int]:
+    """Return a task's first row, its number of rows, its first output, and the end of its outputs."""
+    first, start = task // grid.ranges * grid.chunk, task % grid.ranges * grid.each
+    return first, min(grid.chunk, rows - first), start, min(start + grid.each, outputs)
+
+
+@kernel
+def share_of(rows: int, model: Model) -> int:
+    """Return the rows of a task that has no weight: about four tasks for each worker."""
+    return max(1, rows // (4 * model.sizes.workers))
+
+
+# The phases of a layer
+
+
+@kernel
+def project_qkv(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
+    size = model.sizes.hidden_size
+    outputs = (model.sizes.num_heads + 2 * model.shape.num_kv_heads) * model.shape.head_dim
+    grid, ready = grid_of(step.rows, outputs, model.sizes.workers, 4), -1
+    for task in tasks(integers(model.work.counters), phase, step.number, grid.tasks):
+        first, rows, start, end = part_of(task, grid, step.rows, outputs)
+        if first != ready:
+            norm_rows(at(floats(work.x), first * size), rows, layer * 2, normed_of(worker, model), model)
+            ready = first
+        out = at(floats(work.qkv), first * outputs)
+        multiply(QKV, layer, start, end, normed_of(worker, model), size, rows, out, outputs, outputs, False, model)
+
+
+@kernel
+def store_chunks(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
+    """Write the keys and values of chunks, whose jobs need those of other jobs."""
+    each = share_of(step.rows, model)
+    for task in tasks(integers(model.work.counters), phase, step.number, -(-step.stored_rows // each)):
+        for row in range(task * each, min(task * each + each, step.rows)):
+            place = get(integers(step.slots), row)
+            if place >= 0:
+                block, offset = place // model.shape.block_size, place % model.shape.block_size
+                for kv in range(model.shape.num_kv_heads):
+                    write_key_and_value(worker, layer, row, kv, block, offset, step, work, model)
+
+
+@kernel
+def attend_all(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
+    num_kv_heads = model.shape.num_kv_heads
+    for task in tasks(integers(model.work.counters), phase, step.number, step.num_jobs * num_kv_heads):
+        attend_job(worker, layer, task % step.num_jobs, task // step.num_jobs, step, work, model)
+
+
+@kernel
+def attend_job(worker: int, layer: int, number: int, kv: int, step: Step, work: Buffers, model: Model) -> None:
+    """Attend with the query heads that share a KV head, of one or several queries."""
+    job, shape, group, size = (
+        at(integers(step.jobs), number * JOB),
+        model.shape,
+        model.sizes.group,
+        model.shape.head_dim,
+    )
+    row, queries, seq, start, end, split = get(job, 0), get(job, 1), get(job, 2), get(job, 3), get(job, 4), get(job, 5)
+    rows, table = queries * group, at(integers(step.tables), seq * step.max_blocks)
+    position, to = get(integers(step.positions), row), row * model.sizes.num_heads + kv * group
+    if get(job, 6):
+        block = get(table, position // shape.block_size)
+        write_key_and_value(worker, layer, row, kv, block, position % shape.block_size, step, work, model)
+    q, sizes = heads_of(worker, model), model.sizes
+    for r in range(rows):
+        query, scale = row + r // group, np.float32(1) / np.sqrt(np.float32(size))
+        rotate_head(worker, layer, query, kv * group + r % group, 0, scale, at(q, r * size), step, work, model)
+    result = at(q, sizes.job_rows * size)
+    peaks = at(floats(model.work.peaks), worker * 2 * sizes.job_rows)
+    sums = at(peaks, sizes.job_rows)
+    if split >= 0:
+        i = (kv * step.num_splits + split) * group
+        result, peaks, sums = at(floats(work.out), i * size), at(floats(work.peaks), i), at(floats(work.sums), i)
+    scores, places = at(floats(model.work.scores), worker * 4 * TILE), at(integers(model.work.places), worker * PLACES)
+    pool = stored(model.weights.pool, model.like)
+    attend(q, rows, group, position, pool, shape, layer, kv, table, start, end, scores, places, result, peaks, sums)
+    if split < 0:
+        for r in range(rows):
+            place = (to + r // group * sizes.num_heads + r % group) * size
+            out = at(stored(work.attended, model.like_x), place)
+            copy(at(result, r * size), size, np.float32(1) / read(sums, r), out)
+
+
+@kernel
+def merge_all(phase: int, step: Step, work: Buffers, model: Model) -> None:
+    """Merge the splits of decodes."""
+    kvs, group, size = model.shape.num_kv_heads, model.sizes.group, model.shape.head_dim
+    for task in tasks(integers(model.work.counters), phase, step.number, step.num_merges * kvs):
+        numbers, kv = at(integers(step.merges), task // kvs * MERGE), task % kvs
+        i, to = (kv * step.num_splits + get(numbers, 1)) * group, get(numbers, 0) * model.sizes.num_heads + kv * group
+        out, peaks, sums = at(floats(work.out), i * size), at(floats(work.peaks), i), at(floats(work.sums), i)
+        merge(out, peaks, sums, get(numbers, 2), group, size, at(stored(work.attended, model.like_x), to * size))
+
+
+@kernel
+def project_out(phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
+    size = model.sizes.num_heads * model.shape.head_dim
+    add_product(OUT, phase, layer, stored(work.attended, model.like_x), size, step, work, model)
+
+
+@kernel
+def project_down(phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
+    size = model.sizes.intermediate_size
+    add_product(DOWN, phase, layer, stored(work.act, model.like_x), size, step, work, model)
+
+
+@kernel
+def add_product(
+    which: int, phase: int, layer: int, inputs: Memory, size: int, step: Step, work: Buffers, model: Model
+) -> None:
+    """Add `inputs` [rows, size] times a weight to the residual."""
+    outputs = model.sizes.hidden_size
+    grid = grid_of(step.rows, outputs, model.sizes.workers, 4)
+    for task in tasks(integers(model.work.counters), phase, step.number, grid.tasks):
+        first, rows, start, end = part_of(task, grid, step.rows, outputs)
+        x, out = at(inputs, first * size), at(floats(work.x), first * outputs)
+        multiply(which, layer, start, end, x, size, rows, out, outputs, outputs, True, model)
+
+
+@kernel
+def gate_and_up(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
+    size, outputs = model.sizes.hidden_size, model.sizes.intermediate_size
+    normed, tile = normed_of(worker, model), at(floats(model.work.tile), worker * CHUNK * 2 * COLUMNS)
+    grid, ready = grid_of(step.rows, outputs, model.sizes.workers, 4), -1
+    for task in tasks(integers(model.work.counters), phase, step.number, grid.tasks):
+        first, rows, start, end = part_of(task, grid, step.rows, outputs)
+        if first != ready:
+            norm_rows(at(floats(work.x), first * size), rows, layer * 2 + 1, normed, model)
+            ready = first
+        for r in range(start, end, COLUMNS):
+            until = min(r + COLUMNS, end)
+            for which in (GATE, UP):
+                out = at(tile, (which - GATE) * COLUMNS - r)
+                multiply(which, layer, r, until, normed, size, rows, out, 2 * COLUMNS, outputs, False, model)
+            for m in range(rows):
+                gate, act = at(tile, m * 2 * COLUMNS), at(stored(work.act, model.like_x), (first + m) * outputs + r)
+                silu_and_mul(gate, at(gate, COLUMNS), until - r, act)
+
+
+@kernel
+def multiply(
+    which: int, layer: int, start: int, end: int, x: Memory, size: int, rows: int, out: Memory, stride: int,
+    outputs: int, adds: bool, model: Model,
+) -> None:  # fmt: skip
+    """Set out[row, start .. end - 1] to x[row] times these outputs of a layer's matrix, or add to it.
+
+    x [rows, size]; out [rows, stride]; the matrix [outputs, size]
+    """
+    i = layer * 5 + which
+    weight = stored(get(integers(model.weights.matrices), i), model.like)
+    bias = stored(get(integers(model.weights.biases), i), model.like)
+    matmul(x, rows, size, weight, bias, start, end, outputs, out, stride, adds)
+
+
+@kernel
+def norm_rows(x: Memory, rows: int, which: int, out: Memory, model: Model) -> None:
+    """Normalize x [rows, hidden_size] into out, with norm number `which` of the model."""
+    size = model.sizes.hidden_size
+    weight = at(floats(model.weights.norms), which * size)
+    for row in range(rows):
+        rms_norm(at(x, row * size), weight, model.eps, size, at(out, row * size))
+
+
+@kernel
+def normed_of(worker: int, model: Model) -> Memory:
+    """Return the worker's [CHUNK, hidden_size] in the type of like_x."""
+    return at(stored(model.work.normed, model.like_x), worker * CHUNK * model.sizes.hidden_size)
+
+
+@kernel
+def heads_of(worker: int, model: Model) -> Memory:
+    """Return the worker's [2 * job_rows + 1, head_dim]: rotated queries, their results, and one head."""
+    return at(floats(model.work.heads), worker * (2 * model.sizes.job_rows + 1) * model.shape.head_dim)
+
+
+@kernel
+def write_key_and_value(
+    worker: int, layer: int, row: int, kv: int, block: int, offset: int, step: Step, work: Buffers, model: Model
+) -> None:
+    """Write a new token's key and value to its slot."""
+    shape, num_heads = model.shape, model.sizes.num_heads
+    key = at(stored(model.weights.pool, model.like), slot(shape, layer, kv, block, offset))
+    rotate_head(worker, layer, row, num_heads + kv, 1, np.float32(1), key, step, work, model)
+    to = at(key, shape.block_size * shape.num_kv_heads * shape.head_dim)
+    copy(head_of(row, num_heads + shape.num_kv_heads + kv, work, model), shape.head_dim, np.float32(1), to)
+
+
+@kernel
+def rotate_head(
+    worker: int, layer: int, row: int, head: int, which: int, scale: float, out: Memory, step: Step, work: Buffers,
+    model: Model,
+) -> None:  # fmt: skip
+    """Normalize and rotate a head: of a query if `which` is 0, of a key if it is 1."""
+    weights, size, like = model.weights, model.shape.head_dim, model.like
+    position = get(integers(step.positions), row)
+    cos, sin = at(stored(weights.cos, like), position * size), at(stored(weights.sin, like), position * size)
+    norm = weights.head_norms + 4 * (layer * 2 + which) * size if weights.head_norms else 0
+    scratch = at(heads_of(worker, model), 2 * model.sizes.job_rows * size)
+    norm_and_rotate(head_of(row, head, work, model), norm, cos, sin, model.eps, scale, size, scratch, out)
+
+
+@kernel
+def head_of(row: int, head: int, work: Buffers, model: Model) -> Memory:
+    heads = model.sizes.num_heads + 2 * model.shape.num_kv_heads
+    return at(floats(work.qkv), (row * heads + head) * model.shape.head_dim)
+
+
+# After the layers
+
+
+@kernel
+def norm_last(phase: int, step: Step, work: Buffers, model: Model) -> None:
+    """Set `hidden` to the last norm of each row."""
+    size, each = model.sizes.hidden_size, share_of(step.rows, model)
+    hidden = stored(step.hidden, model.like)
+    for task in tasks(integers(model.work.counters), phase, step.number, -(-step.rows // each)):
+        for row in range(task * each, min(task * each + each, step.rows)):
+            x = at(floats(work.x), row * size)
+            rms_norm(x, floats(model.weights.last_norm), model.eps, size, at(hidden, row * size))
+
+
+@kernel
+def compute_logits(worker: int, phase: int, step: Step, model: Model) -> None:
+    """Compute the logits of some rows of `hidden`."""
+    size, outputs, logits = model.sizes.hidden_size, step.vocab_size, floats(step.logits)
+    weight, bias = stored(model.weights.head, model.like), stored(model.weights.no_bias, model.like)
+    hidden, inputs = stored(step.hidden, model.like), normed_of(worker, model)
+    grid, ready = grid_of(step.num_outputs, outputs, model.sizes.workers, 16), -1
+    for task in tasks(integers(model.work.counters), phase, step.number, grid.tasks):
+        first, rows, start, end = part_of(task, grid, step.num_outputs, outputs)
+        if first != ready:
+            for m in range(rows):
+                row = get(integers(step.outputs), first + m)
+                copy(at(hidden, row * size), size, np.float32(1), at(inputs, m * size))
+            ready = first
+        out = at(logits, first * outputs)
+        matmul(inputs, rows, size, weight, bias, start, end, outputs, out, outputs, False)
+
+
+@kernel
+def find_peaks(worker: int, phase: int, step: Step, model: Model) -> None:
+    """Find the likeliest token of each row of the logits, and its log-probability."""
+    parts = -(-step.vocab_size // PART)
+    count = step.num_outputs * parts
+    tokens, peaks, sums = integers(step.work), floats(step.work + 8 * count), floats(step.work + 12 * count)
+    for task in tasks(integers(model.work.counters), phase, step.number, count):
+        start = task % parts * PART
+        row = at(floats(step.logits), task // parts * step.vocab_size + start)
+        token, peak, total = peak_of(row, min(PART, step.vocab_size - start))
+        put(tokens, task, start + token)
+        write(peaks, task, peak)
+        write(sums, task, total)
+    if worker == 0:
+        join_parts(tokens, peaks, sums, step.num_outputs, parts, integers(step.tokens), floats(step.logprobs))
+
+
+NO_STEP = Step(*[0] * len(Step._fields))
