@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 
-from ..checkpoints.sizes import parameters
+from ..checkpoints.sizes import parameters, weight_bits
 from .harness import seconds_of
 from .workload import Task
 
@@ -61,5 +61,7 @@ class Floor(NamedTuple):
 
 def weight_bytes(llm: "LLM") -> int:
     """Return the bytes of weights that a step reads: only a few rows of an embedding that is not also the head."""
-    parts, is_tied = parameters(llm.model_config), llm.model_config.tie_word_embeddings
-    return (sum(parts.values()) - (0 if is_tied else parts["embedding"])) * llm.llm_engine.dtype.itemsize
+    model, itemsize = llm.model_config, llm.llm_engine.dtype.itemsize
+    parts, bits = parameters(model), weight_bits(model, llm.config.quantization, itemsize)
+    unread = 0 if model.tie_word_embeddings else parts["embedding"] * itemsize
+    return round(sum(parts.values()) * bits / 8) - unread

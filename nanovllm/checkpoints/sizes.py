@@ -192,6 +192,27 @@ def parameters(model: Dimensions) -> dict[str, int]:
     }
 
 
+def weight_bits(model: Dimensions, quantization: str | None, itemsize: int) -> float:
+    """Return the mean bits of a weight, quantized at load or not, with its share of a scale and a minimum.
+
+    In int8 and int4, the head and an embedding that is tied to it have 8 bits. Any other embedding and norms keep their
+    `itemsize`.
+
+    >>> from .sizes import SHAPES
+    >>> [round(weight_bits(SHAPES["llama-2-7b"], name, 2), 2) for name in ("int8", "int4")]
+    [8.16, 5.23]
+    """
+    parts = parameters(model)
+    bits = dict.fromkeys(parts, 8.0 * itemsize)
+    if quantization is None:
+        return bits["norms"]
+    bits["head"] = 8.0
+    bits |= dict.fromkeys(("attention", "MLP"), 8.0 if quantization == "int8" else 5.0)
+    if model.tie_word_embeddings:
+        bits["embedding"] = 8.0
+    return sum(parts[name] * bits[name] for name in parts) / sum(parts.values())
+
+
 def kv_bytes_per_token(model: Dimensions, itemsize: int) -> int:
     """Return the bytes that one token's keys and values take across all layers.
 

@@ -3,6 +3,7 @@
 The stages' loader, llama/weights.py, is for checkpoints that are known to be complete.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -14,11 +15,12 @@ from ..host_memory import MADV_COLLAPSE, use_huge_pages
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
 from ..log import with_progress
+from ..quantization import QuantizedLinear, quantize_layers
 from .entries import Entries
 
 IGNORED = ("rotary_emb.inv_freq",)  # in old checkpoints; config.json already determines it
 STD = 0.02  # of random matrices and biases; norms get ones
-ALIGNED = 32  # numbers: each tensor begins at a cache line
+ALIGNED = 64  # bytes: each tensor begins at a cache line
 
 
 def load_model(
@@ -27,30 +29,39 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     max_model_len: int | None = None,
+    quantization: str | None = None,
 ) -> LlamaForCausalLM:
     """Load the model of a checkpoint in `dtype` on `device`, for texts of up to `max_model_len` tokens.
 
+    With a `quantization`, linear layers have "int8" or "int4" weights, which are quantized one by one as they are read.
     Raise ValueError, naming the file and the tensor, if a tensor is missing, unreadable, unknown or of a wrong shape,
     and if the model's sliding window is shorter than `max_model_len` (default: max_position_embeddings).
     """
     max_model_len = max_model_len or config.max_position_embeddings
     check_window(config.sliding_window, max_model_len, Path(folder))
-    with torch.device("meta"), NoInit():  # shapes without memory
-        model = LlamaForCausalLM(config, max_model_len)
+    model, region = empty_model(config, dtype, device, max_model_len, quantization)
     reader = TensorReader(Path(folder))
     if config.tie_word_embeddings:
         reader.check_tied_head((config.vocab_size, config.hidden_size))
-    region, state = empty_weights(model, dtype, device)
-    for name, tensor in with_progress(state.items(), "loading weights"):
-        parts = checkpoint_tensors(name, tensor.shape, config)
+    for name, tensor in with_progress(dict(weights_of(model)).items(), "loading weights"):
+        parts = checkpoint_tensors(name, shape_of(tensor), config)
+        if isinstance(tensor, QuantizedLinear):
+            tensor.quantize([reader.read(*part) for part in parts])
+            continue
         for rows, part in zip(torch.split(tensor, [shape[0] for _, shape in parts]), parts, strict=True):
             rows.copy_(reader.read(*part))  # straight to its place and dtype, so no tensor exists twice
     reader.check_all_read()
-    return with_weights(model, region, state)
+    use_huge_pages(region, MADV_COLLAPSE)  # for systems that give none to new memory
+    return model
 
 
 def dummy_model(
-    folder: str | Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, max_model_len: int
+    folder: str | Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    quantization: str | None = None,
 ) -> LlamaForCausalLM:
     """Build a model with random weights. Each call makes the same ones on one type of device.
 
@@ -58,42 +69,67 @@ def dummy_model(
     """
     check_window(config.sliding_window, max_model_len, Path(folder))
     generator = torch.Generator(device).manual_seed(0)
-    with torch.device("meta"), NoInit():
-        model = LlamaForCausalLM(config, max_model_len)
-    region, state = empty_weights(model, dtype, device)
-    for name, tensor in state.items():
-        if name.endswith("norm.weight"):
+    model, region = empty_model(config, dtype, device, max_model_len, quantization)
+    for name, tensor in weights_of(model):
+        if isinstance(tensor, QuantizedLinear):
+            tensor.quantize([torch.randn(shape_of(tensor), generator=generator, device=device) * STD])
+        elif name.endswith("norm.weight"):
             tensor.fill_(1.0)
         else:
             tensor.normal_(std=STD, generator=generator)
-    return with_weights(model, region, state)
+    use_huge_pages(region, MADV_COLLAPSE)
+    return model
 
 
-def empty_weights(
-    model: LlamaForCausalLM, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return an uninitialized region, and a tensor in it for each parameter.
+def empty_model(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, max_model_len: int, quantization: str | None
+) -> tuple[LlamaForCausalLM, Tensor]:
+    """Return a model with uninitialized weights, and the region of memory that has all of them.
 
     A region of all weights fills huge pages, which small matrices of their own could not. Raise ValueError if there is
-    no room for it.
+    no room for it, or if the model cannot be quantized.
     """
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # lists a tied head once
-    sizes = [-(-shape.numel() // ALIGNED) * ALIGNED for shape in shapes.values()]
+    if quantization is not None and device.type != "cpu":
+        raise ValueError(f"quantization {quantization!r} needs a CPU, got device {device}")
+    with torch.device("meta"), NoInit():  # shapes without memory
+        model = LlamaForCausalLM(config, max_model_len)
+        if quantization is not None:
+            quantize_layers(model, quantization, dtype)
+    empty = dict(model.named_parameters())  # lists a tied head once
+    types = {name: dtype if weight.is_floating_point() else weight.dtype for name, weight in empty.items()}
+    num_bytes = {name: weight.numel() * types[name].itemsize for name, weight in empty.items()}
+    sizes = [-(-size // ALIGNED) * ALIGNED for size in num_bytes.values()]
     try:
-        region = torch.empty(sum(sizes), dtype=dtype, device=device)
+        region = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
     except RuntimeError:
-        raise ValueError(f"{device} has no room for the weights, {sum(sizes) * dtype.itemsize:,} bytes") from None
+        raise ValueError(f"{device} has no room for the weights, {sum(sizes):,} bytes") from None
     use_huge_pages(region)
-    parts = zip(shapes.items(), region.split(sizes), strict=True)
-    return region, {name: part[: shape.numel()].view(shape) for (name, shape), part in parts}
-
-
-def with_weights(model: LlamaForCausalLM, region: Tensor, state: dict[str, Tensor]) -> LlamaForCausalLM:
-    """Return the model, ready to run, with these tensors of the region as its parameters."""
-    use_huge_pages(region, MADV_COLLAPSE)  # for systems that give none to new memory
+    state = {
+        name: part[: num_bytes[name]].view(types[name]).view(empty[name].shape)
+        for name, part in zip(empty, region.split(sizes), strict=True)
+    }
     model.load_state_dict(state, assign=True, strict=False)  # only a tied head is missing
-    model.tie_weights()
-    return model.to(region.device, region.dtype).eval().requires_grad_(False)
+    if quantization is None:
+        model.tie_weights()
+    return model.to(device, dtype).eval().requires_grad_(False), region
+
+
+def weights_of(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor | QuantizedLinear]]:
+    """Yield each weight under its name in a checkpoint, or the layer that quantizes it. A tied head comes once."""
+    for name, parameter in model.named_parameters():
+        module, _, kind = name.rpartition(".")
+        if kind == "values":
+            layer = model.get_submodule(module)
+            assert isinstance(layer, QuantizedLinear)
+            yield f"{module.removesuffix('.head')}.weight", layer
+        elif kind != "scales":
+            yield name, parameter
+
+
+def shape_of(weight: Tensor | QuantizedLinear) -> torch.Size:
+    if isinstance(weight, QuantizedLinear):
+        return torch.Size((weight.out_features, weight.in_features))
+    return weight.shape
 
 
 def check_window(sliding_window: int | None, max_model_len: int, folder: Path) -> None:

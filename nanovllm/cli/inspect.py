@@ -22,6 +22,10 @@ from ..checkpoints.sizes import (
     show_bytes,
     show_seconds,
 )
+from ..checkpoints.sizes import (
+    weight_bits as mean_bits,
+)
+from ..engine.config import QUANTIZATIONS
 from .click_options import usage_errors
 
 LENGTHS = (256, 1024, 4096, 16384, 65536)
@@ -50,6 +54,11 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
     "--weight-bits",
     type=click.FloatRange(1, 32),
     help="bits of a weight in a quantized checkpoint, such as 4; default: those of --dtype",
+)
+@click.option(
+    "--quantization",
+    type=click.Choice(QUANTIZATIONS),
+    help="weights that are quantized while they load, instead of --weight-bits",
 )
 @click.option("--memory", metavar="SIZE", help="memory such as 24GiB; default: this machine's GPU, or else its memory")
 @click.option(
@@ -105,6 +114,7 @@ def make_report(
     model: Dimensions,
     dtype: str,
     weight_bits: float | None,
+    quantization: str | None,
     memory: str | None,
     share: float,
     block_size: int,
@@ -122,6 +132,10 @@ def make_report(
         raise ValueError(f"max_model_len is {max_model_len}, but the model has {limit} positions")
     if max(lengths, default=0) > max_model_len:
         raise ValueError(f"length must be at most {max_model_len}, the max_model_len, got {max(lengths)}")
+    if quantization is not None:
+        if weight_bits is not None:
+            raise ValueError("--weight-bits and --quantization exclude each other: use only one")
+        weight_bits = mean_bits(model, quantization, DTYPE_BYTES[dtype])
     fit = Fit(model, DTYPE_BYTES[dtype], int(share * available.size), block_size, max_model_len, weight_bits)
     per_second = parse_bytes(bandwidth) if bandwidth else None
     if per_second == 0:
@@ -181,7 +195,7 @@ def table(model: str, report: dict[str, Any]) -> Iterator[str]:
         yield f"  {name:9}{number:19,}{number / total:8.1%}" if number else f"  {name:9}  is the embedding"
     full, half = (show_bytes(report["weight_bytes"][name]) for name in ("float32", "bfloat16"))
     bits, weights = report["weight_bits"], report["memory"]["weights"]
-    quantized = "" if weights in report["weight_bytes"].values() else f", {show_bytes(weights)} in {bits:g} bits"
+    quantized = "" if weights in report["weight_bytes"].values() else f", {show_bytes(weights)} in {bits:.3g} bits"
     yield f"\nweights    {full} in float32, {half} in bfloat16 or float16{quantized}"
     token, block = (show_bytes(report[f"kv_bytes_per_{unit}"]) for unit in ("token", "block"))
     yield f"KV cache   {token} per token, {block} per block of {report['block_size']}, in {report['dtype']}"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # give one of them at most
 POOL_SIZE: Rule = ("at least 1 and below 2**63", lambda size: 1 <= size < 2**63)
 DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8", "int4")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 RULES: dict[str, Rule] = {
     "max_model_len": AT_LEAST_1,
@@ -92,6 +93,9 @@ class EngineConfig:
     seed: int = cli_option(0, "seed for requests without one of their own")
     attention_backend: str = cli_option(
         "auto", "numba: CPU kernels; triton: GPU kernels; torch: plain operations; auto: the fastest here", BACKENDS
+    )
+    quantization: str | None = cli_option(
+        None, "weights in 8 or 4 bits, quantized while they load (on a CPU)", QUANTIZATIONS
     )
     enforce_eager: bool = cli_option(False, "no CUDA graphs on a GPU; on a CPU, the same as --attention-backend torch")
     load_format: str = "auto"  # "dummy": random weights of the shape in config.json
@@ -180,6 +184,7 @@ class EngineArgs(CompatibilityOptions):
     override_generation_config: dict[str, Any] | None = None
     watermark: float | None = None
     attention_backend: str | None = None
+    quantization: str | None = None  # "int8" or "int4"
     enforce_eager: bool = False
     profiler_config: dict[str, Any] | None = None  # {"profiler": "torch", "torch_profiler_dir": FOLDER}, or "cuda"
     hf_overrides: dict[str, Any] | None = None  # entries of config.json, such as {"max_position_embeddings": 4096}

@@ -66,7 +66,8 @@ class LLMEngine:
         model = None
         if choose is None:
             load = dummy_model if config.load_format == "dummy" else load_model
-            model = load(config.model, self.model_config, self.dtype, self.device, self.max_model_len)
+            where = self.dtype, self.device, self.max_model_len
+            model = load(config.model, self.model_config, *where, config.quantization)
         num_blocks = num_blocks_for(config, self.model_config, self.max_model_len, self.device)  # after the weights
         self.kv_cache = KVCache(self.model_config, num_blocks, config.block_size, self.dtype, self.device)
         self.executor: Executor

@@ -51,7 +51,6 @@ class CompatibilityOptions:
     kv_offloading_backend: str = only("native")
     logits_processors: object = only(None)
     pipeline_parallel_size: int = only(1, flags=("-pp",))
-    quantization: str | None = only(None)
     runner: str = only("auto", "generate", "pooling")
     scheduling_policy: str = only("fcfs")
     speculative_config: object = only(None)

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...llama import LlamaForCausalLM
+from ...quantization import GROUP, QuantizedLinear
 from ..torch.sampler import SampledToken, SamplingRow, no_probabilities, sample
 from .attention import PLACES, SPLIT, TILE, Pool
 from .likeliest import PART
 from .matmul import COLUMNS, pack, type_of
 from .step import CHUNK, JOB, LAST_PHASES, MERGE, NO_STEP, PHASES, Model, Sizes, Step, Weights, Workspace, run_step
 from .team import STRIDE, Helpers
-from .vectors import like_of
+from .vectors import WIDTH, like_of
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
@@ -40,7 +42,8 @@ class StepRunner:
         self._shape = Pool(num_layers, block_size, num_kv_heads, head_dim)
         self._vocab_size, heads = config.vocab_size, config.num_attention_heads
         group = heads // num_kv_heads
-        sizes = config.hidden_size, heads, group, config.intermediate_size, max(QUERY_TILE, group)
+        widest = max(config.hidden_size, config.intermediate_size, heads * head_dim)
+        sizes = config.hidden_size, heads, group, config.intermediate_size, max(QUERY_TILE, group), widest
         self._sizes = Sizes(workers, *sizes)
         # Kernels hold addresses, which must stay valid even if the model gets new weights. A helper may read them
         # after the last step.
@@ -126,46 +129,48 @@ class StepRunner:
             assert length <= slots, f"a context of {length} tokens in {slots} slots"
 
     def _take_weights(self, model: LlamaForCausalLM) -> Weights:
-        config, inner, dtype = model.config, self._sizes.intermediate_size, self._blocks.dtype
+        config, dtype, rotary = model.config, self._blocks.dtype, model.model.rotary_emb
         layers: Any = model.model.layers
-        no_bias = self._keep(
-            torch.zeros(max(config.vocab_size, *(len(each) for each in model.parameters())), dtype=dtype)
-        )
-        matrices, biases = [], []
+        matrices: list[int] = []
         for layer in layers:
             attention, mlp = layer.self_attn, layer.mlp
             for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj):
-                bias = no_bias if linear.bias is None else linear.bias.data_ptr()
-                matrices.append(linear.weight.data_ptr())
-                biases.append(bias)
-                if linear is mlp.gate_up_proj:
-                    matrices.append(linear.weight[inner:].data_ptr())
-                    biases.append(no_bias if linear.bias is None else linear.bias[inner:].data_ptr())
+                matrices += self._matrices_of(linear, 2 if linear is mlp.gate_up_proj else 1)
         norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
-        of_heads = (
-            [norm for layer in layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
-            if (config.qk_norm)
-            else []
-        )
-        rotary = model.model.rotary_emb
+        with_norms = layers if config.qk_norm else []
+        of_heads = [norm for layer in with_norms for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
         return Weights(
-            matrices=self._keep(torch.tensor(matrices)),
-            biases=self._keep(torch.tensor(biases)),
-            no_bias=no_bias,
+            matrices=self._keep(torch.tensor(matrices + self._matrices_of(model.lm_head))),
             norms=self._keep(torch.stack([norm.weight.detach().float() for norm in norms])),
             head_norms=self._keep(torch.stack([norm.weight.detach().float() for norm in of_heads])) if of_heads else 0,
             last_norm=self._keep(model.model.norm.weight.detach().float()),
-            embedding=model.model.embed_tokens.weight.data_ptr(),
-            head=model.lm_head.weight.data_ptr(),
+            embedding=0 if config.tie_word_embeddings else model.model.embed_tokens.weight.data_ptr(),
             vocab_size=config.vocab_size,
             cos=self._keep(rotary.cos.to(dtype)),
             sin=self._keep(rotary.sin.to(dtype)),
             pool=self._blocks.data_ptr(),
         )
 
+    def _matrices_of(self, linear: nn.Module, count: int = 1) -> list[int]:
+        """Return the MATRIX numbers of each of `count` matrices, one below the other in a linear layer."""
+        assert isinstance(linear, nn.Linear | QuantizedLinear)
+        outputs = linear.out_features // count
+        bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+        at_bias = self._keep(F.pad(bias, (0, COLUMNS)).to(self._blocks.dtype))
+        numbers = []
+        for first in range(0, linear.out_features, outputs):
+            column = first // WIDTH
+            if isinstance(linear, nn.Linear):
+                places = linear.weight[first:].data_ptr(), 0
+            else:
+                places = linear.values[column:].data_ptr(), linear.scales[column:].data_ptr()
+            bits = 0 if isinstance(linear, nn.Linear) else linear.bits
+            numbers += [*places, at_bias + first * self._blocks.itemsize, bits]
+        return numbers
+
     def _make_workspace(self, workers: int, dtype: torch.dtype) -> Workspace:
         num_layers, _, _, size = self._shape
-        job_rows = self._sizes.job_rows
+        job_rows, widest = self._sizes.job_rows, self._sizes.widest
 
         def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> int:
             return self._keep(torch.zeros(shape, dtype=dtype))
@@ -173,6 +178,9 @@ class StepRunner:
         return Workspace(
             normed=numbers(workers, CHUNK, self._sizes.hidden_size, dtype=dtype),
             tile=numbers(workers, CHUNK, 2 * COLUMNS),
+            values=numbers(workers, CHUNK, widest, dtype=torch.int8),
+            scales=numbers(workers, CHUNK, -(-widest // GROUP)),
+            sums=numbers(workers, CHUNK, -(-widest // GROUP)),
             heads=numbers(workers, 2 * job_rows + 1, size),
             peaks=numbers(workers, 2, job_rows),
             scores=numbers(workers, 4 * TILE),

@@ -26,10 +26,13 @@ from .dot import depth_of
 from .elementwise import copy, norm_and_rotate, rms_norm, silu_and_mul
 from .likeliest import PART, join_parts, peak_of
 from .matmul import COLUMNS, ROWS, matmul, packed_place
+from .quantized import GROUP, halves, octets, quantize_rows, quantized_matmul, quantized_number
 from .team import load_acquire, open_phases, store_release, tasks, wait_for_step
 from .vectors import Memory, at, entry, floats, get, integers, kernel, put, read, stored, write
 
 QKV, OUT, GATE, UP, DOWN = range(5)
+MATRICES = 5  # of a layer
+MATRIX = 4  # numbers of a matrix: addresses of its weight, its scales and its bias, and its bits (0: floating point)
 PHASES = 7  # of a layer
 LAST_PHASES = 3  # after the layers
 CHUNK = 128  # rows
@@ -74,19 +77,17 @@ class Sizes(NamedTuple):
     group: int  # query heads that share a KV head
     intermediate_size: int
     job_rows: int  # of queries in a job, at most
+    widest: int  # row of x
 
 
 class Weights(NamedTuple):
-    """Addresses. Norms are float32, and everything else is as the model stores it. All matrices are packed."""
+    """Addresses. Norms are float32, and everything else is as the model stores it."""
 
-    matrices: int  # int64 [num_layers, 5], addresses: qkv, o, gate, up, down
-    biases: int  # int64 [num_layers, 5], addresses
-    no_bias: int  # zeros for every output of the head
+    matrices: int  # int64 [num_layers * MATRICES + 1, MATRIX]: qkv, o, gate, up, down of each layer; the head
     norms: int  # [num_layers, 2, hidden_size]
     head_norms: int  # [num_layers, 2, head_dim], of q and k; 0: none
     last_norm: int  # [hidden_size]
-    embedding: int  # [vocab_size, hidden_size], packed if it is the head
-    head: int  # [vocab_size, hidden_size]
+    embedding: int  # [vocab_size, hidden_size]; 0: the head's
     vocab_size: int
     cos: int  # [max_model_len, head_dim]
     sin: int  # [max_model_len, head_dim]
@@ -98,6 +99,9 @@ class Workspace(NamedTuple):
 
     normed: int  # [workers, CHUNK, hidden_size], in the type of like_x
     tile: int  # [workers, CHUNK, 2 * COLUMNS]
+    values: int  # int8 [workers, CHUNK, widest], x for a quantized matrix
+    scales: int  # [workers, CHUNK, widest / GROUP]
+    sums: int  # [workers, CHUNK, widest / GROUP]
     heads: int  # [workers, 2 * job_rows + 1, head_dim]
     peaks: int  # [workers, 2, job_rows], and the sums
     scores: int  # [workers, 4 * TILE]
@@ -178,9 +182,9 @@ def run_phases(worker: int, step: Step, model: Model) -> None:
             store_chunks(worker, phase + 1, layer, step, work, model)
             attend_all(worker, phase + 2, layer, step, work, model)
             merge_all(phase + 3, step, work, model)
-            project_out(phase + 4, layer, step, work, model)
+            project_out(worker, phase + 4, layer, step, work, model)
             gate_and_up(worker, phase + 5, layer, step, work, model)
-            project_down(phase + 6, layer, step, work, model)
+            project_down(worker, phase + 6, layer, step, work, model)
         norm_last(last, step, work, model)
     if step.logits and step.hidden:
         compute_logits(worker, last + 1, step, model)
@@ -191,16 +195,20 @@ def run_phases(worker: int, step: Step, model: Model) -> None:
 @kernel
 def embed(step: Step, model: Model) -> None:
     """Set x [rows, hidden_size] to each token's embedding."""
-    size, vocab_size, weights = model.sizes.hidden_size, model.weights.vocab_size, model.weights
-    embedding, x = stored(weights.embedding, model.like), floats(step.work)
-    depth, is_packed = depth_of(stored(0, model.like_x), embedding), weights.embedding == weights.head
+    size, vocab_size, x = model.sizes.hidden_size, model.weights.vocab_size, floats(step.work)
+    head = matrix(model.shape.num_layers * MATRICES, model)
+    embedding = stored(model.weights.embedding if model.weights.embedding else get(head, 0), model.like)
+    depth, bits = depth_of(stored(0, model.like_x), embedding), get(head, 3)
     for m in range(step.rows):
         token_id = get(integers(step.token_ids), m)
-        if is_packed:
+        if model.weights.embedding:
+            copy(at(embedding, token_id * size), size, np.float32(1), at(x, m * size))
+        elif bits:
+            for i in range(size):
+                write(x, m * size + i, quantized_number(octets(get(head, 0)), halves(get(head, 1)), token_id, i, size))
+        else:
             for i in range(size):
                 write(x, m * size + i, read(embedding, packed_place(token_id, i, vocab_size, size, depth)))
-        else:
-            copy(at(embedding, token_id * size), size, np.float32(1), at(x, m * size))
 
 
 @kernel
@@ -269,14 +277,16 @@ def share_of(rows: int, model: Model) -> int:
 def project_qkv(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
     size = model.sizes.hidden_size
     outputs = (model.sizes.num_heads + 2 * model.shape.num_kv_heads) * model.shape.head_dim
-    grid, ready = grid_of(step.rows, outputs, model.sizes.workers, 4), -1
+    number, x, ready = layer * MATRICES + QKV, normed_of(worker, model), -1
+    grid = grid_of(step.rows, outputs, model.sizes.workers, 4)
     for task in tasks(integers(model.work.counters), phase, step.number, grid.tasks):
         first, rows, start, end = part_of(task, grid, step.rows, outputs)
         if first != ready:
-            norm_rows(at(floats(work.x), first * size), rows, layer * 2, normed_of(worker, model), model)
+            norm_rows(at(floats(work.x), first * size), rows, layer * 2, x, model)
+            prepare(worker, number, x, rows, size, model)
             ready = first
         out = at(floats(work.qkv), first * outputs)
-        multiply(QKV, layer, start, end, normed_of(worker, model), size, rows, out, outputs, outputs, False, model)
+        multiply(worker, number, start, end, x, size, rows, out, outputs, outputs, False, model)
 
 
 @kernel
@@ -346,28 +356,31 @@ def merge_all(phase: int, step: Step, work: Buffers, model: Model) -> None:
 
 
 @kernel
-def project_out(phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
+def project_out(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
     size = model.sizes.num_heads * model.shape.head_dim
-    add_product(OUT, phase, layer, stored(work.attended, model.like_x), size, step, work, model)
+    add_product(worker, phase, layer * MATRICES + OUT, stored(work.attended, model.like_x), size, step, work, model)
 
 
 @kernel
-def project_down(phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
+def project_down(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
     size = model.sizes.intermediate_size
-    add_product(DOWN, phase, layer, stored(work.act, model.like_x), size, step, work, model)
+    add_product(worker, phase, layer * MATRICES + DOWN, stored(work.act, model.like_x), size, step, work, model)
 
 
 @kernel
 def add_product(
-    which: int, phase: int, layer: int, inputs: Memory, size: int, step: Step, work: Buffers, model: Model
+    worker: int, phase: int, number: int, inputs: Memory, size: int, step: Step, work: Buffers, model: Model
 ) -> None:
-    """Add `inputs` [rows, size] times a weight to the residual."""
-    outputs = model.sizes.hidden_size
+    """Add `inputs` [rows, size] times a matrix to the residual."""
+    outputs, ready = model.sizes.hidden_size, -1
     grid = grid_of(step.rows, outputs, model.sizes.workers, 4)
     for task in tasks(integers(model.work.counters), phase, step.number, grid.tasks):
         first, rows, start, end = part_of(task, grid, step.rows, outputs)
         x, out = at(inputs, first * size), at(floats(work.x), first * outputs)
-        multiply(which, layer, start, end, x, size, rows, out, outputs, outputs, True, model)
+        if first != ready:
+            prepare(worker, number, x, rows, size, model)
+            ready = first
+        multiply(worker, number, start, end, x, size, rows, out, outputs, outputs, True, model)
 
 
 @kernel
@@ -379,30 +392,60 @@ def gate_and_up(worker: int, phase: int, layer: int, step: Step, work: Buffers, 
         first, rows, start, end = part_of(task, grid, step.rows, outputs)
         if first != ready:
             norm_rows(at(floats(work.x), first * size), rows, layer * 2 + 1, normed, model)
+            prepare(worker, layer * MATRICES + GATE, normed, rows, size, model)
             ready = first
         for r in range(start, end, COLUMNS):
             until = min(r + COLUMNS, end)
             for which in (GATE, UP):
                 out = at(tile, (which - GATE) * COLUMNS - r)
-                multiply(which, layer, r, until, normed, size, rows, out, 2 * COLUMNS, outputs, False, model)
+                number = layer * MATRICES + which
+                multiply(worker, number, r, until, normed, size, rows, out, 2 * COLUMNS, outputs, False, model)
             for m in range(rows):
                 gate, act = at(tile, m * 2 * COLUMNS), at(stored(work.act, model.like_x), (first + m) * outputs + r)
                 silu_and_mul(gate, at(gate, COLUMNS), until - r, act)
 
 
 @kernel
+def matrix(number: int, model: Model) -> Memory:
+    """Return the MATRIX numbers of a matrix."""
+    return at(integers(model.weights.matrices), number * MATRIX)
+
+
+@kernel
+def prepare(worker: int, number: int, x: Memory, rows: int, size: int, model: Model) -> None:
+    """Quantize x [rows, size] for multiply(), if the matrix is."""
+    if get(matrix(number, model), 3):
+        values, scales, sums = quantized_of(worker, model)
+        quantize_rows(x, rows, size, values, scales, sums)
+
+
+@kernel
+def quantized_of(worker: int, model: Model) -> tuple[Memory, Memory, Memory]:
+    """Return the worker's quantized x, its scales and its sums."""
+    i, groups, work = worker * CHUNK * model.sizes.widest, worker * CHUNK * model.sizes.widest // GROUP, model.work
+    return at(octets(work.values), i), at(floats(work.scales), groups), at(floats(work.sums), groups)
+
+
+@kernel
 def multiply(
-    which: int, layer: int, start: int, end: int, x: Memory, size: int, rows: int, out: Memory, stride: int,
+    worker: int, number: int, start: int, end: int, x: Memory, size: int, rows: int, out: Memory, stride: int,
     outputs: int, adds: bool, model: Model,
 ) -> None:  # fmt: skip
-    """Set out[row, start .. end - 1] to x[row] times these outputs of a layer's matrix, or add to it.
+    """Set out[row, start .. end - 1] to x[row] times these outputs of a matrix, or add to it. prepare() comes first.
 
     x [rows, size]; out [rows, stride]; the matrix [outputs, size]
     """
-    i = layer * 5 + which
-    weight = stored(get(integers(model.weights.matrices), i), model.like)
-    bias = stored(get(integers(model.weights.biases), i), model.like)
-    matmul(x, rows, size, weight, bias, start, end, outputs, out, stride, adds)
+    fields = matrix(number, model)
+    weight, bias, bits = get(fields, 0), stored(get(fields, 2), model.like), get(fields, 3)
+    if bits:
+        values, scales, sums = quantized_of(worker, model)
+        of_weight, tile = halves(get(fields, 1)), at(floats(model.work.tile), worker * CHUNK * 2 * COLUMNS)
+        quantized_matmul(
+            values, scales, sums, rows, size, octets(weight), of_weight, bits, bias, start, end, outputs, out, stride,
+            adds, tile,
+        )  # fmt: skip
+    else:
+        matmul(x, rows, size, stored(weight, model.like), bias, start, end, outputs, out, stride, adds)
 
 
 @kernel
@@ -476,18 +519,18 @@ def norm_last(phase: int, step: Step, work: Buffers, model: Model) -> None:
 def compute_logits(worker: int, phase: int, step: Step, model: Model) -> None:
     """Compute the logits of some rows of `hidden`."""
     size, outputs, logits = model.sizes.hidden_size, step.vocab_size, floats(step.logits)
-    weight, bias = stored(model.weights.head, model.like), stored(model.weights.no_bias, model.like)
-    hidden, inputs = stored(step.hidden, model.like), normed_of(worker, model)
+    number, hidden, x = model.shape.num_layers * MATRICES, stored(step.hidden, model.like), normed_of(worker, model)
     grid, ready = grid_of(step.num_outputs, outputs, model.sizes.workers, 16), -1
     for task in tasks(integers(model.work.counters), phase, step.number, grid.tasks):
         first, rows, start, end = part_of(task, grid, step.num_outputs, outputs)
         if first != ready:
             for m in range(rows):
                 row = get(integers(step.outputs), first + m)
-                copy(at(hidden, row * size), size, np.float32(1), at(inputs, m * size))
+                copy(at(hidden, row * size), size, np.float32(1), at(x, m * size))
+            prepare(worker, number, x, rows, size, model)
             ready = first
         out = at(logits, first * outputs)
-        matmul(inputs, rows, size, weight, bias, start, end, outputs, out, outputs, False)
+        multiply(worker, number, start, end, x, size, rows, out, outputs, outputs, False, model)
 
 
 @kernel

@@ -27,7 +27,7 @@ from ...engine.kv_cache import bytes_per_token
 from ...host_memory import host_memory
 from ...llama import LlamaForCausalLM, ModelConfig
 from ...llama.weights import NoInit
-from ..helpers import OPTIONS
+from ..helpers import OPTIONS, write_checkpoint
 
 PACKAGE = Path(__file__).resolve().parents[2]
 PUBLISHED = {  # parameters, as counted by the publishers
@@ -155,6 +155,16 @@ def test_model_that_does_not_fit_is_reported_with_the_missing_bytes(capsys):
     assert main(["inspect", "llama-3.1-405b", "--memory", "80GB"]) == 0
     printed = capsys.readouterr().out
     assert "need 688.9 GiB more than that" in printed and "sequences" not in printed  # 756.0 + 0.01 - 67.1
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_inspect_knows_the_bytes_of_weights_that_are_quantized_at_load(report, quantization, tmp_path):
+    write_checkpoint(tmp_path, hidden_size=256, intermediate_size=512)
+    llm = LLM(tmp_path, quantization=quantization, attention_backend="torch", kv_cache_tokens=64, **OPTIONS)
+    weights = sum(weight.nbytes for weight in llm.llm_engine.executor.model.parameters())
+    result = report(str(tmp_path), "--memory", "1GB", "--quantization", quantization)
+    assert result["memory"]["weights"] == pytest.approx(weights, rel=0.02)
+    assert main(["inspect", str(tmp_path), "--quantization", quantization, "--weight-bits", "4"]) == 2
 
 
 def test_weight_bits_estimate_a_quantized_checkpoint(report, capsys):

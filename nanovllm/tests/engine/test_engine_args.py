@@ -137,7 +137,7 @@ def test_options_of_a_script(checkpoint):
         "awq",
     ]
     parsed = parser.parse_args(flags)
-    with pytest.raises(ValueError, match="quantization must be None, got 'awq'"):
+    with pytest.raises(ValueError, match="quantization must be one of int8, int4, got 'awq'"):
         AsyncEngineArgs.from_cli_args(parsed)
     parsed.quantization = None
     args = AsyncEngineArgs.from_cli_args(parsed)

@@ -1,0 +1,262 @@
+"""Linear layers with weights in 8 or 4 bits: ../../quantization.py has their formats.
+
+x is quantized too, in groups of 32 numbers: x = scale * q with q from -127 to 127. A product of integers is exact:
+
+    sum over a group of weight * x = x_scale * (scale * sum(q * x_q) + minimum * sum(x_q))
+
+so kernels multiply bytes, four at a time in each lane. One instruction does that for 64 bytes (AVX-512 VNNI); elsewhere
+it takes several. The sums of x_q are computed once per row. int8 is the same with the minimum -128 * scale, and its
+scale, one per output, is applied at the end.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+from llvmlite import binding, ir
+from numba import types
+from numba.core.cgutils import get_or_insert_function
+
+from .blocks import add_blocks, load_block, no_sums, parts_of, prefetch, starts_of, store_rows, tuple_of
+from .matmul import COLUMNS
+from .vectors import (
+    FLOATS,
+    FUSED,
+    WIDTH,
+    WORD,
+    WORDS,
+    Memory,
+    at,
+    constant,
+    element,
+    intrinsic,
+    kernel,
+    largest_or_nan,
+    load,
+    maximum_or_nan,
+    multiply,
+    negative,
+    pointer_to,
+    read,
+    sixteen,
+    splat,
+    sum_2,
+    vector,
+    write,
+)
+
+GROUP = 32  # numbers of x that share a scale
+INT8, INT4 = 8, 4  # bits
+ROWS = 4  # of x, in a block of registers
+AHEAD = 2048  # bytes to prefetch: the processor does not follow two columns of a weight
+BYTE = ir.IntType(8)
+
+octets = pointer_to(types.uint8)
+halves = pointer_to(types.uint16)  # bfloat16
+
+
+def has_dot_of_bytes() -> bool:
+    """Return whether this processor multiplies 64 bytes in one instruction, and Numba compiles for this processor."""
+    if os.environ.get("NUMBA_CPU_NAME") or os.environ.get("NUMBA_CPU_FEATURES"):
+        return False
+    return bool(binding.get_host_cpu_features().get("avx512vnni"))
+
+
+def add_dot(builder: Any, total: Any, weight: Any, x: Any) -> Any:
+    """Return total + the sum of four unsigned bytes of `weight` times four signed bytes of x, in each of 16 lanes."""
+    if has_dot_of_bytes():
+        dot = builder.module.declare_intrinsic("llvm.x86.avx512.vpdpbusd.512", (), ir.FunctionType(WORDS, [WORDS] * 3))
+        return builder.call(dot, [total, weight, x])
+    for byte in range(4):
+        unsigned = builder.and_(builder.lshr(weight, constant(WORDS, 8 * byte)), constant(WORDS, 255))
+        signed = builder.ashr(builder.shl(x, constant(WORDS, 24 - 8 * byte)), constant(WORDS, 24))
+        total = builder.add(total, builder.mul(unsigned, signed))
+    return total
+
+
+@intrinsic(
+    lambda sums, weight, columns, i, x, starts, k: sums(sums, weight, columns, types.intp, x, starts, types.intp)
+)
+def add_dots_8(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Add the products of 4 numbers of each row of x and each of 16 outputs, which are 64 bytes of a column.
+
+    The sums are integers, whatever their type says.
+    """
+    return add_dots(context, builder, args, lambda both: [both])
+
+
+@intrinsic(
+    lambda sums, weight, columns, i, x, starts, k: sums(sums, weight, columns, types.intp, x, starts, types.intp)
+)
+def add_dots_4(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Add the products of 8 numbers of each row of x: the lower halves of 64 bytes, then the upper ones."""
+    mask = constant(WORDS, 0x0F0F0F0F)
+
+    def halves_of(both: Any) -> list[Any]:
+        return [builder.and_(both, mask), builder.and_(builder.lshr(both, constant(WORDS, 4)), mask)]
+
+    return add_dots(context, builder, args, halves_of)
+
+
+def add_dots(context: Any, builder: Any, args: Any, divide: Any) -> Any:
+    sums, weight, columns, i, x, starts, k = args
+    totals = [builder.bitcast(each, WORDS) for each in parts_of(builder, sums)]
+    places = [builder.add(column, i) for column in parts_of(builder, columns)]
+    loaded = [builder.load(element(context, builder, weight, place, WORDS), align=1) for place in places]
+    divided = [divide(each) for each in loaded]
+    for m, start in enumerate(parts_of(builder, starts)):
+        for part in range(len(divided[0])):
+            place = builder.add(builder.add(start, k), ir.Constant(k.type, 4 * part))
+            word = builder.load(element(context, builder, x, place, WORD), align=1)
+            first = builder.insert_element(ir.Constant(WORDS, ir.Undefined), word, WORD(0))
+            four = builder.shuffle_vector(first, first, constant(WORDS, 0))
+            for c, each in enumerate(divided):
+                at_c = m * len(divided) + c
+                totals[at_c] = add_dot(builder, totals[at_c], each[part], four)
+    return builder_tuple(context, builder, totals, sums)
+
+
+def builder_tuple(context: Any, builder: Any, totals: list[Any], like: Any) -> Any:
+    result = like
+    for i, total in enumerate(totals):
+        result = builder.insert_value(result, builder.bitcast(total, FLOATS), i)
+    return result
+
+
+@intrinsic(lambda totals, sums, scale, minimum, x_scales, x_sums, starts, g: totals(
+    totals, sums, scale, minimum, x_scales, x_sums, starts, types.intp
+))  # fmt: skip
+def add_group(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return totals[m, c] + x_scales[m] * (scale[c] * sums[m, c] + minimum[c] * x_sums[m]) for one group."""
+    totals, sums, scales, minima = (parts_of(builder, each) for each in args[:4])
+    values = []
+    for m, start in enumerate(parts_of(builder, args[6])):
+        place = builder.add(start, args[7])
+        x_scale, x_sum = (splatted(builder, builder.load(builder.gep(each, [place]))) for each in args[4:6])
+        for c, (scale, minimum) in enumerate(zip(scales, minima, strict=True)):
+            number = builder.sitofp(builder.bitcast(sums[m * len(scales) + c], WORDS), FLOATS)
+            below = builder.fmul(minimum, x_sum, flags=FUSED)
+            group = sum_2(builder, builder.fmul(number, scale, flags=FUSED), below)
+            values.append(sum_2(builder, builder.fmul(group, x_scale, flags=FUSED), totals[m * len(scales) + c]))
+    return tuple_of(values, context, builder, signature)
+
+
+def splatted(builder: Any, number: Any) -> Any:
+    first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), number, WORD(0))
+    return builder.shuffle_vector(first, first, constant(WORDS, 0))
+
+
+@intrinsic(lambda totals, scales: totals(totals, scales))
+def scaled_columns(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return totals[m, c] * scales[c] for each m and c."""
+    totals, scales = parts_of(builder, args[0]), parts_of(builder, args[1])
+    values = [builder.fmul(total, scales[i % len(scales)], flags=FUSED) for i, total in enumerate(totals)]
+    return tuple_of(values, context, builder, signature)
+
+
+@intrinsic(lambda memory, i, numbers: types.float32(memory, types.intp, vector))
+def store_bytes(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Set memory[i] to memory[i + 15] to the rounded numbers, and return their sum."""
+    round_to = get_or_insert_function(builder.module, ir.FunctionType(FLOATS, [FLOATS]), "llvm.rint.v16f32")
+    words = builder.fptosi(builder.call(round_to, [args[2]]), WORDS)
+    few = builder.trunc(words, sixteen(BYTE))
+    builder.store(few, element(context, builder, args[0], args[1], few.type), align=1)
+    add_all = get_or_insert_function(builder.module, ir.FunctionType(WORD, [WORDS]), "llvm.vector.reduce.add.v16i32")
+    return builder.sitofp(builder.call(add_all, [words]), ir.FloatType())
+
+
+@kernel
+def quantize_rows(x: Memory, rows: int, size: int, values: Memory, scales: Memory, sums: Memory) -> None:
+    """Quantize x [rows, size]: values int8 [rows, size]; scales, sums float32 [rows, size / 32].
+
+    A group with NaN gets the scale NaN.
+    """
+    for g in range(rows * size // GROUP):
+        a, b = load(x, g * GROUP), load(x, g * GROUP + WIDTH)
+        highest = maximum_or_nan(maximum_or_nan(a, negative(a)), maximum_or_nan(b, negative(b)))
+        peak = largest_or_nan(highest)
+        per_step = splat(np.float32(127) / peak if peak > 0 else np.float32(0))
+        total = store_bytes(values, g * GROUP, multiply(a, per_step))
+        total += store_bytes(values, g * GROUP + WIDTH, multiply(b, per_step))
+        write(scales, g, peak / np.float32(127))
+        write(sums, g, total)
+
+
+@kernel
+def quantized_matmul(
+    x: Memory, x_scales: Memory, x_sums: Memory, rows: int, size: int, weight: Memory, scales: Memory, bits: int,
+    bias: Memory, start: int, end: int, outputs: int, out: Memory, stride: int, adds: bool, tile: Memory,
+) -> None:  # fmt: skip
+    """Set out[m, r] to x[m] * weight[r] + bias[r] for r from start to end - 1, with `start` a multiple of COLUMNS.
+
+    x as quantize_rows() makes it; weight and scales as in quantization.py; out [rows, stride]; tile float32
+    [rows, COLUMNS] is scratch space. With `adds`, add to out.
+    """
+    groups, last = size // GROUP, rows - 1  # the last row may appear several times in a block
+    for r in range(start, end, COLUMNS):
+        some, of_some = at(weight, r * size * bits // 8), at(scales, r * 2 * groups if bits == INT4 else r)
+        is_whole, more = r + COLUMNS <= outputs, at(bias, r)
+        to, by = (at(out, r), stride) if is_whole else (tile, COLUMNS)
+        is_sum = adds and is_whole
+        if rows == 1:
+            quantized_block(x, x_scales, x_sums, (0,), size, some, of_some, bits, more, to, by, is_sum)
+        elif rows == 2:
+            quantized_block(x, x_scales, x_sums, (0, 1), size, some, of_some, bits, more, to, by, is_sum)
+        else:
+            for m in range(0, rows, ROWS):
+                four = m, min(m + 1, last), min(m + 2, last), min(m + 3, last)
+                quantized_block(x, x_scales, x_sums, four, size, some, of_some, bits, more, to, by, is_sum)
+        if not is_whole:
+            for m in range(rows):
+                for c in range(outputs - r):
+                    before = read(out, m * stride + r + c) if adds else np.float32(0)
+                    write(out, m * stride + r + c, before + read(tile, m * COLUMNS + c))
+
+
+@kernel
+def quantized_block(
+    x: Memory, x_scales: Memory, x_sums: Memory, rows: tuple[int, ...], size: int, weight: Memory, scales: Memory,
+    bits: int, bias: Memory, out: Memory, stride: int, adds: bool,
+) -> None:  # fmt: skip
+    """Multiply some rows of x by 32 outputs."""
+    starts, groups_of, to = starts_of(rows, size), starts_of(rows, size // GROUP), starts_of(rows, stride)
+    totals = no_sums(rows, (0, 1))
+    if bits == INT4:
+        columns, of_columns = (0, 8 * size), (0, size)
+        for g in range(size // GROUP):
+            sums = no_sums(rows, (0, 1))
+            for k in range(g * GROUP, g * GROUP + GROUP, 8):
+                sums = add_dots_4(sums, weight, columns, k * 8, x, starts, k)
+                prefetch(weight, k * 8 + AHEAD)
+                prefetch(weight, columns[1] + k * 8 + AHEAD)
+            scale = load(scales, 2 * WIDTH * g), load(scales, of_columns[1] + 2 * WIDTH * g)
+            minimum = load(scales, 2 * WIDTH * g + WIDTH), load(scales, of_columns[1] + 2 * WIDTH * g + WIDTH)
+            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g)
+    else:
+        columns, one, zero = (0, 16 * size), splat(np.float32(1)), splat(np.float32(-128))
+        for g in range(size // GROUP):
+            sums = no_sums(rows, (0, 1))
+            for k in range(g * GROUP, g * GROUP + GROUP, 4):
+                sums = add_dots_8(sums, weight, columns, k * 16, x, starts, k)
+                prefetch(weight, k * 16 + AHEAD)
+                prefetch(weight, columns[1] + k * 16 + AHEAD)
+            totals = add_group(totals, sums, (one, one), (zero, zero), x_scales, x_sums, groups_of, g)
+        totals = scaled_columns(totals, (load(scales, 0), load(scales, WIDTH)))
+    totals = add_blocks(totals, load_block(bias, starts_of(rows, 0), (0, WIDTH)))
+    if adds:
+        totals = add_blocks(totals, load_block(out, to, (0, WIDTH)))
+    store_rows(out, to, (0, WIDTH), totals)
+
+
+@kernel
+def quantized_number(weight: Memory, scales: Memory, row: int, i: int, size: int) -> float:
+    """Return number i of a row of an int8 weight."""
+    byte = octet(weight, row // WIDTH * WIDTH * size + i // 4 * 4 * WIDTH + row % WIDTH * 4 + i % 4)
+    number: float = np.float32(byte - 128) * read(scales, row)
+    return number
+
+
+@intrinsic(lambda memory, i: types.intp(memory, types.intp))
+def octet(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return byte i, from 0 to 255."""
+    return builder.zext(builder.load(builder.gep(args[0], [args[1]])), ir.IntType(64))
