@@ -47,8 +47,8 @@ from .vectors import (
 
 GROUP = 32  # numbers of x that share a scale
 INT8, INT4 = 8, 4  # bits
+BYTES_OF_GROUP = 5 * 64  # of 16 outputs in int4: the last 64 are scales and minima
 ROWS = 4  # of x, in a block of registers
-AHEAD = 2048  # bytes to prefetch: the processor does not follow two columns of a weight
 BYTE = ir.IntType(8)
 
 octets = pointer_to(types.uint8)
@@ -146,6 +146,17 @@ def splatted(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(first, first, constant(WORDS, 0))
 
 
+@intrinsic(lambda memory, columns, i: types.UniTuple(vector, len(columns))(memory, columns, types.intp))
+def load_scales(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return the 16 bfloat16 numbers at byte i of each column."""
+    values = []
+    for column in parts_of(builder, args[1]):
+        place = element(context, builder, args[0], builder.add(column, args[2]), sixteen(ir.IntType(16)))
+        upper = builder.shl(builder.zext(builder.load(place, align=2), WORDS), constant(WORDS, 16))
+        values.append(builder.bitcast(upper, FLOATS))
+    return tuple_of(values, context, builder, signature)
+
+
 @intrinsic(lambda totals, scales: totals(totals, scales))
 def scaled_columns(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return totals[m, c] * scales[c] for each m and c."""
@@ -194,18 +205,18 @@ def quantized_matmul(
     """
     groups, last = size // GROUP, rows - 1  # the last row may appear several times in a block
     for r in range(start, end, COLUMNS):
-        some, of_some = at(weight, r * size * bits // 8), at(scales, r * 2 * groups if bits == INT4 else r)
+        some = at(weight, r // WIDTH * groups * (BYTES_OF_GROUP if bits == INT4 else GROUP * WIDTH))
         is_whole, more = r + COLUMNS <= outputs, at(bias, r)
         to, by = (at(out, r), stride) if is_whole else (tile, COLUMNS)
         is_sum = adds and is_whole
         if rows == 1:
-            quantized_block(x, x_scales, x_sums, (0,), size, some, of_some, bits, more, to, by, is_sum)
+            quantized_block(x, x_scales, x_sums, (0,), size, some, at(scales, r), bits, more, to, by, is_sum)
         elif rows == 2:
-            quantized_block(x, x_scales, x_sums, (0, 1), size, some, of_some, bits, more, to, by, is_sum)
+            quantized_block(x, x_scales, x_sums, (0, 1), size, some, at(scales, r), bits, more, to, by, is_sum)
         else:
             for m in range(0, rows, ROWS):
                 four = m, min(m + 1, last), min(m + 2, last), min(m + 3, last)
-                quantized_block(x, x_scales, x_sums, four, size, some, of_some, bits, more, to, by, is_sum)
+                quantized_block(x, x_scales, x_sums, four, size, some, at(scales, r), bits, more, to, by, is_sum)
         if not is_whole:
             for m in range(rows):
                 for c in range(outputs - r):
@@ -220,26 +231,28 @@ def quantized_block(
 ) -> None:  # fmt: skip
     """Multiply some rows of x by 32 outputs."""
     starts, groups_of, to = starts_of(rows, size), starts_of(rows, size // GROUP), starts_of(rows, stride)
-    totals = no_sums(rows, (0, 1))
+    totals, groups = no_sums(rows, (0, 1)), size // GROUP
     if bits == INT4:
-        columns, of_columns = (0, 8 * size), (0, size)
-        for g in range(size // GROUP):
-            sums = no_sums(rows, (0, 1))
-            for k in range(g * GROUP, g * GROUP + GROUP, 8):
-                sums = add_dots_4(sums, weight, columns, k * 8, x, starts, k)
-                prefetch(weight, k * 8 + AHEAD)
-                prefetch(weight, columns[1] + k * 8 + AHEAD)
-            scale = load(scales, 2 * WIDTH * g), load(scales, of_columns[1] + 2 * WIDTH * g)
-            minimum = load(scales, 2 * WIDTH * g + WIDTH), load(scales, of_columns[1] + 2 * WIDTH * g + WIDTH)
+        columns, ahead = (0, BYTES_OF_GROUP * groups), 2 * BYTES_OF_GROUP * groups
+        for g in range(groups):
+            sums, i = no_sums(rows, (0, 1)), g * BYTES_OF_GROUP
+            for k in range(0, GROUP, 8):
+                sums = add_dots_4(sums, weight, columns, i + k * 8, x, starts, g * GROUP + k)
+                prefetch(weight, i + k * 8 + ahead)
+                prefetch(weight, columns[1] + i + k * 8 + ahead)
+            prefetch(weight, i + 8 * GROUP + ahead)
+            prefetch(weight, columns[1] + i + 8 * GROUP + ahead)
+            scale = load_scales(weight, columns, i + 8 * GROUP)
+            minimum = load_scales(weight, columns, i + 8 * GROUP + 2 * WIDTH)
             totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g)
     else:
-        columns, one, zero = (0, 16 * size), splat(np.float32(1)), splat(np.float32(-128))
-        for g in range(size // GROUP):
+        columns, ahead, one, zero = (0, 16 * size), 32 * size, splat(np.float32(1)), splat(np.float32(-128))
+        for g in range(groups):
             sums = no_sums(rows, (0, 1))
             for k in range(g * GROUP, g * GROUP + GROUP, 4):
                 sums = add_dots_8(sums, weight, columns, k * 16, x, starts, k)
-                prefetch(weight, k * 16 + AHEAD)
-                prefetch(weight, columns[1] + k * 16 + AHEAD)
+                prefetch(weight, k * 16 + ahead)
+                prefetch(weight, columns[1] + k * 16 + ahead)
             totals = add_group(totals, sums, (one, one), (zero, zero), x_scales, x_sums, groups_of, g)
         totals = scaled_columns(totals, (load(scales, 0), load(scales, WIDTH)))
     totals = add_blocks(totals, load_block(bias, starts_of(rows, 0), (0, WIDTH)))

@@ -68,7 +68,7 @@ def test_four_numbers_of_sixteen_outputs_lie_side_by_side():
     assert values[1, 5, 4].tolist() == [round(float(number / scale)) + 128 for number in weight[20, 20:24]]
     ramp = torch.arange(32.0).remainder(16).repeat(32, 1)  # q is the number itself
     values = quantized_linear(ramp, 4).values
-    assert values.shape == (2, 4, 16, 4)
+    assert values.shape == (2, 5, 16, 4)
     assert values[0, 1, 3].tolist() == [8 | 12 << 4, 9 | 13 << 4, 10 | 14 << 4, 11 | 15 << 4]
 
 
