@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from torch import nn
 
 pytest.importorskip("nbformat")
 pytest.importorskip("matplotlib")
@@ -18,6 +17,7 @@ from nanovllm.backends.cpu import backend
 from notebooks.helpers import gpu, pictures
 from notebooks.helpers import nanovllm as helpers
 from notebooks.helpers.nanovllm import LOOKS, DecodeStep
+from stages.bench import models
 from tests.helpers import ROOT, STORYTELLER
 
 
@@ -30,15 +30,24 @@ def step():
 @pytest.mark.parametrize("rows", [1, 4, 5])
 def test_all_ways_give_the_same_tokens_and_restore_the_engine(step, rows):
     runner = step.engine.executor
-    before = runner.model.model, runner.backend, types_of(runner.model)
-    tokens = {way: step.tokens(way, rows) for way in step.ways(rows)}
+    before = runner.backend
+    tokens = {way: step.tokens(way, rows) for way in step.ways}
     assert [*tokens] == [*LOOKS] and len(set(map(tuple, tokens.values()))) == 1, tokens
-    assert (runner.model.model, runner.backend) == before[:2]
-    assert types_of(runner.model) == before[2]
+    assert runner.backend is before
 
 
-def types_of(model: nn.Module) -> dict[str, type]:
-    return {name: type(module) for name, module in model.named_modules()}
+def test_a_group_in_4_bits_has_a_weight_that_stands_out():
+    group = helpers.widest_group(STORYTELLER)
+    assert group.weights.shape == group.q.shape == (32,) and {0, 15} <= {*group.q.tolist()}
+    assert (group.dequantized - group.weights).abs().max() <= 0.6 * group.scale
+    assert group.weights.abs().max() > 4 * group.weights.abs().median()
+
+
+@pytest.mark.full
+def test_a_quantized_step_reads_fewer_bytes():
+    step = DecodeStep(STORYTELLER, "float32", max_rows=2, context=40, quantization="int4")
+    assert step.ways == [helpers.KERNELS] and len(step.tokens(helpers.KERNELS, 2)) == 2
+    assert step.num_bytes(1) < 0.3 * 4 * models.num_parameters(step.llm.model_config)
 
 
 @pytest.mark.full
@@ -120,6 +129,6 @@ def test_notebook_without_numba_shows_plain_operations(monkeypatch):
         if cell.cell_type == "code":
             exec(compile(cell.source, "nanovllm.ipynb", "exec"), names)
     assert "numba is not installed" in shown[0].data
-    assert sum(type(what).__name__ == "SVG" for what in shown) == 5 and "one call" not in "".join(
+    assert sum(type(what).__name__ == "SVG" for what in shown) == 6 and "one compiled call" not in "".join(
         what.data for what in shown
     )

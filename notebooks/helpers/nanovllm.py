@@ -1,6 +1,6 @@
-"""Helpers of the package's notebook: a decode step in five ways, from plain operations to one call, against its floor.
+"""Helpers of the package's notebook: a decode step in plain operations and as one compiled call, against its floor.
 
-Each way has one more kernel than the way before. Without Numba there is one way, plain operations.
+Without Numba there are only plain operations.
 """
 
 import statistics
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from safetensors.torch import load_file
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from nanovllm import LLM, SamplingParams
@@ -21,22 +23,18 @@ from nanovllm.backends.cpu.backend import NumbaBackend, missing_requirement
 from nanovllm.backends.cpu.compiler import find_folder, is_complete
 from nanovllm.backends.torch.attention import PagedAttention
 from nanovllm.backends.torch.backend import TorchBackend
-from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.bench import harness
 from nanovllm.bench.floor import device_bandwidth, weight_bytes
 from nanovllm.bench.peers import prompts_taken_as_computed
 from nanovllm.checkpoints.weights import load_model
-from nanovllm.llama import LlamaForCausalLM
+from nanovllm.quantization import GROUP, quantize_int4
 from notebooks.helpers import pictures
-from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PAPER, USED
+from notebooks.helpers.pictures import ACCENT, GREY, LIGHT, PAPER, USED
 from stages.bench.counting import silent_stderr
 from stages.bench.models import num_parameters
 
-PLAIN, PACKED, ATTENTION = "plain operations", "+ packed linear layers", "+ attention"
-MANY, FEW = "+ norms, rotation, silu", "one call"
-LOOKS = {
-    PLAIN: (ACCENT, "s--"), PACKED: (GREY, "^:"), ATTENTION: (GREY, "v-"), MANY: (INK, "x-"), FEW: (USED, "o-"),
-}  # fmt: skip
+PLAIN, KERNELS = "plain operations", "one compiled call"
+LOOKS = {PLAIN: (ACCENT, "s--"), KERNELS: (USED, "o-")}
 PAUSE = 0.006  # seconds: a bit longer than an idle helper thread looks for work
 KINDS = {"linear": USED, "attention": ACCENT, "others": GREY}  # of an operation
 
@@ -52,17 +50,17 @@ def describe_kernels(*dtypes: str) -> str:
     return f"Kernels for {' and '.join(dtypes)} are already compiled on this machine."
 
 
-# ---- a decode step, in several ways
+# ---- a decode step, in both ways
 
 
 class DecodeStep:
     """An engine that decodes `max_rows` sequences, each with a context of `context` tokens."""
 
-    def __init__(self, folder: Path, dtype: str, max_rows: int, context: int) -> None:
+    def __init__(self, folder: Path, dtype: str, max_rows: int, context: int, quantization: str | None = None) -> None:
         room = {"kv_cache_tokens": max_rows * (context + 32), "max_num_seqs": max_rows, "watermark": 0.0}
         room |= {"max_num_batched_tokens": max(max_rows, 512), "enable_prefix_caching": False}
-        backend = "torch" if missing_requirement() else "numba"
-        self.llm = LLM(model=str(folder), device="cpu", dtype=dtype, attention_backend=backend, **room)
+        room |= {"attention_backend": "torch" if missing_requirement() else "numba", "quantization": quantization}
+        self.llm = LLM(model=str(folder), device="cpu", dtype=dtype, **room)
         self.engine, self.context = self.llm.llm_engine, context
         params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
         with prompts_taken_as_computed(self.llm):
@@ -73,25 +71,39 @@ class DecodeStep:
         self.seqs = list(self.engine.scheduler.running)
         assert len(self.seqs) == max_rows, f"{len(self.seqs)} of {max_rows} sequences are running"
         self.runner = self.engine.executor
-        attention = PagedAttention(self.engine.kv_cache, self.engine.config.slots_in_a_tile())
-        model = load_model(folder, self.llm.model_config, self.engine.dtype, torch.device("cpu"))
-        self._ways = ways_of(self.runner, model, attention)
+        has_kernels = isinstance(self.runner.backend, NumbaBackend)
+        self._backends: dict[str, Any] = {KERNELS if has_kernels else PLAIN: self.runner.backend}
+        if has_kernels and quantization is None:
+            cache, device = self.engine.kv_cache, torch.device("cpu")
+            attention = PagedAttention(cache, self.engine.config.slots_in_a_tile())
+            model = load_model(folder, self.llm.model_config, self.engine.dtype, device)
+            self._backends[PLAIN] = TorchBackend(model, attention, cache.block_size, device)
 
-    def ways(self, rows: int) -> list[str]:
-        """Return the ways in which this machine can compute a step of `rows` rows."""
-        return [way for way in self._ways if way != FEW or rows <= self.runner.backend.decode_runner.max_rows]
+    @property
+    def ways(self) -> list[str]:
+        """The ways in which this machine can compute the step."""
+        return [way for way in LOOKS if way in self._backends]
+
+    @contextmanager
+    def computed(self, way: str) -> Iterator[Callable]:
+        """Yield a function that runs a step in one way."""
+        before, self.runner.backend = self.runner.backend, self._backends[way]
+        try:
+            yield self.runner.run
+        finally:
+            self.runner.backend = before
 
     @torch.inference_mode()
     def tokens(self, way: str, rows: int) -> list[int]:
         """Return the tokens of a step. No sequence advances, so it can be repeated."""
-        with self._ways[way]() as run:
+        with self.computed(way) as run:
             return [token.token_id for token in run([(seq, 1) for seq in self.seqs[:rows]])]
 
     @torch.inference_mode()
     def seconds(self, way: str, rows: int, times: int = 3) -> float:
         """Return the median of some steps in a row, after a pause for the threads of other ways and a first step."""
         batch = [(seq, 1) for seq in self.seqs[:rows]]
-        with self._ways[way]() as run:
+        with self.computed(way) as run:
             time.sleep(PAUSE)
             run(batch)
             return statistics.median(harness.seconds_of(lambda: run(batch)) for _ in range(times))
@@ -104,65 +116,6 @@ class DecodeStep:
     def num_operations(self, rows: int) -> int:
         """Return the operations of the linear layers: a product and a sum for each weight and row."""
         return 2 * rows * num_parameters(self.llm.model_config)
-
-
-def ways_of(runner: ModelRunner, model: LlamaForCausalLM, attention: PagedAttention) -> dict[str, Callable[[], Any]]:
-    """Return a context for each way, which yields a function that runs a step.
-
-    `model` and `attention` are plain. The runner's own model has packed weights if kernels are available.
-    """
-    if not isinstance(runner.backend, NumbaBackend):
-        return {PLAIN: partial(unchanged, runner)}
-    return {
-        PLAIN: partial(computing_with, runner, TorchBackend(model, attention)),
-        PACKED: partial(with_plain_layers, runner, attention),
-        ATTENTION: partial(with_plain_layers, runner, runner.backend.attention),
-        MANY: partial(computing_with, runner, ManyRows(runner.backend)),
-        FEW: partial(unchanged, runner),
-    }
-
-
-@contextmanager
-def unchanged(runner: ModelRunner) -> Iterator[Callable]:
-    yield runner.run
-
-
-@contextmanager
-def computing_with(runner: ModelRunner, backend: Any) -> Iterator[Callable]:
-    from nanovllm.backends.cpu.threads import numba_threads
-
-    kernels, runner.backend = runner.backend, backend
-    try:
-        with numba_threads():
-            yield runner.run
-    finally:
-        runner.backend = kernels
-
-
-class ManyRows:
-    """The backend with kernels, without its special path for few rows."""
-
-    def __init__(self, kernels: Any) -> None:
-        self._kernels = kernels
-
-    def decode(self, batch: list) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernels, name)
-
-
-@contextmanager
-def with_plain_layers(runner: ModelRunner, attention: Any) -> Iterator[Callable]:
-    """Compute everything but the packed linear layers, and maybe attention, with plain operations."""
-    model = runner.model
-    layers = model.model
-    model.model = layers.plain
-    try:
-        with computing_with(runner, TorchBackend(model, attention)) as run:
-            yield run
-    finally:
-        model.model = layers
 
 
 # ---- plain operations over time
@@ -191,7 +144,7 @@ def profile_plain(step: DecodeStep) -> list[Span]:
     batch, threads = [(step.seqs[0], 1)], torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with step._ways[PLAIN]() as run:
+        with step.computed(PLAIN) as run:
             run(batch)
             return min((profiled(run, batch) for _ in range(40)), key=lambda spans: spans[-1].end)
     finally:
@@ -228,6 +181,45 @@ def draw_spans(ax: Axes, spans: Sequence[Span], title: str) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:g} ms"))
 
 
+# ---- a group of quantized weights
+
+
+class Group(NamedTuple):
+    """The weights of a group, and what becomes of them in 4 bits."""
+
+    row: int
+    weights: Tensor  # [GROUP]
+    q: Tensor  # uint8 [GROUP]
+    scale: float
+    minimum: float
+
+    @property
+    def dequantized(self) -> Tensor:
+        """The weights as a step uses them."""
+        return self.q * self.scale + self.minimum
+
+
+def widest_group(folder: Path) -> Group:
+    """Return the group of layer 0's down projection whose largest weight stands out most."""
+    weight = load_file(folder / "model.safetensors")["model.layers.0.mlp.down_proj.weight"].float()
+    groups = weight.unflatten(1, (-1, GROUP))  # [outputs, groups, GROUP]
+    row, number = divmod(int((groups.abs().amax(2) / groups.abs().median(2).values).argmax()), groups.shape[1])
+    q, scales = quantize_int4(weight[row : row + 1])
+    return Group(row, groups[row, number], q.view(-1, GROUP)[number], *scales[0, number].tolist())
+
+
+def draw_group(ax: Axes, group: Group) -> None:
+    """Draw each weight, and the level that stands for it."""
+    places = range(len(group.weights))
+    for level in range(16):
+        ax.axhline(group.minimum + level * group.scale, color=LIGHT, linewidth=0.7, zorder=0)
+    ax.vlines(places, group.weights, group.dequantized, color=GREY, linewidth=1)
+    ax.plot(places, group.weights, "o", color=ACCENT, markersize=4, label="weight")
+    ax.plot(places, group.dequantized, "_", color=USED, markersize=9, markeredgewidth=2, label="its level")
+    ax.set(xlabel="32 weights of a row, and the 16 levels", xticks=[])
+    ax.legend(frameon=False, fontsize=8)
+
+
 # ---- a roofline
 
 
@@ -245,7 +237,7 @@ def measure(
     """Time the available ways in turns, and the limits of this machine."""
     calls: dict[Any, Callable[[], float]] = {}
     for rows in counts:
-        for way in step.ways(rows):
+        for way in step.ways:
             if way in ways:
                 calls[way, rows] = partial(step.seconds, way, rows)
     limits = {
