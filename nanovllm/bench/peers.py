@@ -90,6 +90,7 @@ def peer_settings(llm: LLM, tasks: Sequence[Task], **more: Any) -> Settings:
     seats = min(llm.config.max_num_seqs, len(tasks))
     num_bytes, dtype = seats * longest * llm.llm_engine.kv_cache.bytes_per_token, str(llm.llm_engine.dtype)
     more |= {"device": str(llm.llm_engine.device), "load_format": llm.config.load_format}
+    more |= {"quantization": llm.config.quantization}
     model, dtype = str(llm.config.model), dtype.removeprefix("torch.")
     return Settings(model, dtype, torch.get_num_threads(), longest, seats, num_bytes, **more)
 

@@ -34,7 +34,8 @@ def machine(llm: "LLM") -> dict[str, Any]:
     """Return the device, the model and the kernels behind the numbers."""
     engine = llm.llm_engine
     model = f"random {Path(llm.config.model).name}" if has_random_weights(llm) else str(llm.config.model)
-    dtype = str(engine.dtype).removeprefix("torch.")
+    types = str(engine.dtype).removeprefix("torch."), llm.config.quantization  # the latter may be None
+    dtype = ", weights in ".join(filter(None, types))
     return machine_of(engine.device) | {"model": model, "dtype": dtype, "with": engine.kernels.description}
 
 

@@ -5,7 +5,7 @@ Without Numba there are only plain operations.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,12 +29,13 @@ from nanovllm.bench.peers import prompts_taken_as_computed
 from nanovllm.checkpoints.weights import load_model
 from nanovllm.quantization import GROUP, quantize_int4
 from notebooks.helpers import pictures
-from notebooks.helpers.pictures import ACCENT, GREY, LIGHT, PAPER, USED
+from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PAPER, USED, Line
 from stages.bench.counting import silent_stderr
 from stages.bench.models import num_parameters
 
 PLAIN, KERNELS = "plain operations", "one compiled call"
 LOOKS = {PLAIN: (ACCENT, "s--"), KERNELS: (USED, "o-")}
+FORMAT_LOOKS = (ACCENT, "s--", 0), (USED, "o-", 0), (INK, "x-", 7), (GREY, "v-", -7)  # colors, lines, where names go
 PAUSE = 0.006  # seconds: a bit longer than an idle helper thread looks for work
 KINDS = {"linear": USED, "attention": ACCENT, "others": GREY}  # of an operation
 
@@ -303,3 +304,19 @@ def table_of(step: DecodeStep, measured: Measured) -> str:
     lines += [["the floor", *floor]]
     lines += [[way, *(cell(way, rows) for rows in counts)] for way in LOOKS if (way, counts[0]) in measured.ms]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def draw_formats(
+    ax: Axes,
+    steps: Mapping[str, DecodeStep],
+    ms: Mapping[str, Sequence[float]],
+    counts: Sequence[int],
+    bandwidth: float,
+) -> None:
+    """Draw the milliseconds of each format of the weights, and its floor. `bandwidth` is in bytes per millisecond."""
+    for (name, step), (color, style, below) in zip(steps.items(), FORMAT_LOOKS, strict=True):
+        floor = [step.num_bytes(rows) / bandwidth for rows in counts]
+        pictures.lines(ax, [
+            Line(counts, floor, "", GREY, (6, 0), "-", 0.8),
+            Line(counts, ms[name], name, color, (6, below), style),
+        ], "rows", "ms per step", log="x")  # fmt: skip

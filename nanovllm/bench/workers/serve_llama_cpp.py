@@ -26,7 +26,7 @@ class Context:
     """A model in a GGUF file, its cache, and a loop of continuous batching."""
 
     def __init__(self, c: Any, np: Any, settings: Any) -> None:
-        """Load the file. Raise ValueError if it is not a model of the dtype in `settings`."""
+        """Load the file. Raise ValueError if its weights are of another kind than in `settings`."""
         self._c, self._np, self._slots = c, np, settings.max_num_seqs
         self._max_batch = max(MAX_BATCH, settings.max_model_len)
         c.llama_backend_init()
@@ -37,8 +37,9 @@ class Context:
             raise ValueError(f"llama.cpp cannot load {settings.file!r} as a GGUF file")
         file_type = ctypes.create_string_buffer(32)
         c.llama_model_meta_val_str(self._model, b"general.file_type", file_type, len(file_type))
-        if (dtype := FILE_TYPES.get(file_type.value, "quantized")) != settings.dtype:
-            raise ValueError(f"{settings.file} has {dtype} weights, but the other engines compute in {settings.dtype}")
+        wanted = "quantized" if settings.quantization else settings.dtype
+        if (found := FILE_TYPES.get(file_type.value, "quantized")) != wanted:
+            raise ValueError(f"{settings.file} has {found} weights, but this engine's are {wanted}")
         self._vocab_size = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
         params = c.llama_context_default_params()
         params.n_ctx, params.n_batch = settings.max_num_seqs * settings.max_model_len, self._max_batch

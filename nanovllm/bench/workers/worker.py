@@ -22,7 +22,7 @@ class Settings(NamedTuple):
     """The settings of the engine that serves the jobs."""
 
     model: str  # a checkpoint folder
-    dtype: str
+    dtype: str  # of weights, keys and values
     threads: int
     max_model_len: int
     max_num_seqs: int
@@ -31,6 +31,7 @@ class Settings(NamedTuple):
     device: str = "cpu"
     load_format: str = "auto"  # "dummy": random weights of the shape in config.json
     temperature: float = 0.0
+    quantization: str | None = None  # of this engine's weights; a peer has some other, or none
     max_seconds: float | None = None  # then a job ends with the tokens it has
 
 
