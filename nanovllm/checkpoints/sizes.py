@@ -200,7 +200,7 @@ def weight_bits(model: Dimensions, quantization: str | None, itemsize: int) -> f
 
     >>> from .sizes import SHAPES
     >>> [round(weight_bits(SHAPES["llama-2-7b"], name, 2), 2) for name in ("int8", "int4")]
-    [8.16, 5.23]
+    [8.16, 5.27]
     """
     parts = parameters(model)
     bits = dict.fromkeys(parts, 8.0 * itemsize)

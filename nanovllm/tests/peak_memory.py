@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from .. import LLM, SamplingParams
 from ..checkpoints.model_config import read_model_config
 from ..checkpoints.weights import checkpoint_tensors
+from ..engine.config import QUANTIZATIONS
 from ..llama import LlamaForCausalLM
 from ..llama.weights import NoInit
 
@@ -108,6 +109,8 @@ def serve(folder: Path, dtype: str, backend: str, prompt_len: int) -> tuple[LLM,
         "max_num_batched_tokens": 8192,
     }
     num_tokens = NUM_PROMPTS * (prompt_len + 32)  # the whole pool is used
+    if dtype in QUANTIZATIONS:
+        options["quantization"], dtype = dtype, "bfloat16"
     llm = LLM(folder, dtype=dtype, attention_backend=backend, kv_cache_tokens=num_tokens, **options)
     prompts = [[3 + (17 * i + j * j) % 300 for j in range(prompt_len)] for i in range(NUM_PROMPTS)]
     params = [SamplingParams(temperature=0, max_tokens=3 + i, ignore_eos=True) for i in range(NUM_PROMPTS)]
