@@ -264,5 +264,5 @@ def test_reads_are_compared_in_both_orders():
 
 @pytest.mark.full
 def test_timed_parts_have_spreads(tmp_path):
-    for part in (claims.fork(rounds=1), claims.books(rounds=1, times=10), claims.moving(rounds=1, num_steps=200)):
+    for part in (claims.fork(rounds=2), claims.books(rounds=2, times=10), claims.moving(rounds=2, num_steps=200)):
         assert any(name.endswith("_spread") for name in part)
