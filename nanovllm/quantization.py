@@ -72,7 +72,8 @@ class QuantizedLinear(nn.Module):
     def _scales_of_groups(self) -> Tensor:
         """Return a view of the scales and minima in int4: int16 [columns, groups, 2, 16]."""
         groups: Tensor = self.values.unflatten(1, (-1, 5))[:, :, 4]  # [columns, groups, 16, 4]
-        return groups.flatten(2).view(torch.int16).unflatten(2, (2, COLUMN))
+        scales: Tensor = groups.flatten(2).view(torch.int16).unflatten(2, (2, COLUMN))
+        return scales
 
     def dequantize(self) -> Tensor:
         """Return the weight, float32 [out_features, in_features]."""
