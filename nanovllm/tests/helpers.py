@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from io import BytesIO, StringIO
@@ -34,7 +35,7 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 64,
     "eos_token_id": 2,
 }
-
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 OPTIONS = {"offload_policy": "load"}  # so that nothing is measured at the start
 UNMEASURED = ("--offload-policy", "load")
@@ -99,6 +100,18 @@ def model_runner(engine: LLMEngine) -> ModelRunner:
 class Terminal(StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def processor_seconds(*commands: list[str], rounds: int = 5) -> list[float]:
+    """Return the least processor time of each command. They run in turns, since other programs may be running."""
+
+    def seconds(command: list[str]) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return [min(times) for times in zip(*([seconds(c) for c in commands] for _ in range(rounds)), strict=True)]
 
 
 def start(

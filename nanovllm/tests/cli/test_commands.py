@@ -21,10 +21,9 @@ from ...cli.generate import MAX_MODEL_LEN, POOL_TOKENS, generate
 from ...cli.stages import STAGES
 from ...log import tell
 from ...server.options import ServerOptions
-from ..helpers import Terminal, press_ctrl_c_again, start, write_checkpoint
+from ..helpers import REPOSITORY, Terminal, press_ctrl_c_again, processor_seconds, start, write_checkpoint
 
 PACKAGE = Path(__file__).resolve().parents[2]
-REPOSITORY = PACKAGE.parent
 WITHOUT_ENGINE = [["--help"], ["--version"], [], ["stages"], *([name, "--help"] for name in COMMANDS)]
 
 
@@ -46,18 +45,11 @@ def test_help_does_not_import_torch(tmp_path):
 
 @pytest.mark.full
 def test_help_is_nearly_as_fast_as_click():
-    """Compare processor time, the best of 5: other programs may be running."""
-
-    def seconds(code: str) -> float:
-        before = os.times()
-        subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.DEVNULL, check=True)
-        after = os.times()
-        return after.children_user + after.children_system - before.children_user - before.children_system
-
-    click = min(seconds("import click") for _ in range(5))
-    for arguments in WITHOUT_ENGINE:
-        code = f"from {PACKAGE.name}.__main__ import main\nmain({arguments})"
-        assert min(seconds(code) for _ in range(5)) < click + 0.1, arguments
+    """Compare processor time, the best of 5 in turns: other programs may be running."""
+    codes = ["import click"]
+    codes += [f"from {PACKAGE.name}.__main__ import main\nmain({arguments})" for arguments in WITHOUT_ENGINE]
+    click, *helps = processor_seconds(*([sys.executable, "-c", code] for code in codes))
+    assert max(helps) < 4 * click, (click, helps)
 
 
 def test_version(capsys):
