@@ -163,6 +163,7 @@ class BlockManager:
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0
+        seq.forget_launched()
         self.pool.free_blocks(blocks)
         self._observer.tell("free", seq, blocks)
 
@@ -190,12 +191,14 @@ class BlockManager:
         self.pool.check_integrity(held + self.tier.arriving())
         self.tier.check_integrity()
         for seq in self._holders:
-            least, most = (cdiv(num, self.block_size) for num in (seq.num_computed_tokens, seq.num_tokens))
+            least, most = (
+                cdiv(num, self.block_size) for num in (seq.num_launched_tokens, seq.num_tokens_with_placeholders)
+            )
             assert least <= len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
 
     def _needs_block(self, seq: Sequence) -> bool:
         """Return True if all blocks of `seq` are full, and its last token has no slot yet."""
-        return seq.num_tokens > len(seq.block_table) * self.block_size
+        return seq.num_tokens_with_placeholders > len(seq.block_table) * self.block_size
 
     def _is_shared(self, seq: Sequence) -> bool:
         """Return True if other sequences hold the last block of `seq`, too."""

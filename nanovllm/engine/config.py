@@ -98,6 +98,9 @@ class EngineConfig:
         None, "weights in 8 or 4 bits, quantized while they load (on a CPU)", QUANTIZATIONS
     )
     enforce_eager: bool = cli_option(False, "no CUDA graphs on a GPU; on a CPU, the same as --attention-backend torch")
+    async_scheduling: bool | None = cli_option(
+        None, "launch each step before the tokens of the one before it are read; default: on a GPU only"
+    )
     load_format: str = "auto"  # "dummy": random weights of the shape in config.json
     tokenizer: str | None = None  # another folder, or name on the hub, than the model's
     tokenizer_revision: str | None = None
@@ -141,6 +144,11 @@ class EngineConfig:
     def device_type(self) -> str:
         """The device without its number: "cuda" for "cuda:1"."""
         return self.device.partition(":")[0]
+
+    @property
+    def overlaps_steps(self) -> bool:
+        """Whether steps are launched ahead: async_scheduling, or its default."""
+        return self.device_type == "cuda" if self.async_scheduling is None else self.async_scheduling
 
     def slots_in_a_tile(self) -> int:
         """Return tile_size. A GPU needs longer to start an operation than to run it, so its tiles are few and large."""
@@ -186,6 +194,7 @@ class EngineArgs(CompatibilityOptions):
     attention_backend: str | None = None
     quantization: str | None = None  # "int8" or "int4"
     enforce_eager: bool = False
+    async_scheduling: bool | None = None
     profiler_config: dict[str, Any] | None = None  # {"profiler": "torch", "torch_profiler_dir": FOLDER}, or "cuda"
     hf_overrides: dict[str, Any] | None = None  # entries of config.json, such as {"max_position_embeddings": 4096}
     # nanovllm's own

@@ -7,6 +7,7 @@
 An executor may run a model in this process (backends/) or on several ranks. Tests use executors without a model.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -30,6 +31,19 @@ class Pending(Protocol):
         ...
 
 
+@dataclass
+class InFlight:
+    """A step that was launched and not read."""
+
+    batch: list[Scheduled]
+    pending: Pending
+
+    @property
+    def must_read_first(self) -> bool:
+        """True if the next step may not be launched before this one is read."""
+        return any(seq.must_read_first for seq, _ in self.batch)
+
+
 class Executor(Protocol):
     """A model, and the hardware that it runs on."""
 
@@ -39,8 +53,10 @@ class Executor(Protocol):
     def launch(self, batch: list[Scheduled]) -> Pending:
         """Start a step. Copy what is needed from the sequences, since they may change before the tokens are read.
 
-        Steps run in the order of their launches. A sequence may appear several times in a row, to get several rows of
-        logits: each item continues where the previous one ends, and returns its own token.
+        Steps run in the order of their launches, and some are never read. If the tokens of the step before have not
+        been read, a sequence has a placeholder for its newest token, which the executor must know. A sequence may
+        appear several times in a row, to get several rows of logits: each item continues where the previous one ends,
+        and returns its own token.
         """
         ...
 

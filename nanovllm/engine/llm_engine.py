@@ -1,6 +1,10 @@
 """LLMEngine: requests come and go at any time, and each step() computes some tokens of the unfinished ones.
 
-A step is three calls: schedule (choose the sequences), launch (the model), update (append the new tokens).
+A step is three calls: schedule (choose the sequences), launch (the model), update (append the new tokens). With
+async_scheduling, a step is launched before the one before it is read, so that the device never waits for the host:
+
+    host      schedule 2, launch 2 | read 1, update 1, outputs | schedule 3, launch 3 | read 2, ...
+    device    ... step 1 ................... | step 2 ............................... | step 3 ...
 """
 
 import threading
@@ -10,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Self, overload
 
 from ..backends.choice import Kernels, choose_backend
+from ..backends.torch.model_runner import FinishedStep
 from ..backends.torch.pooler import PoolerOutput, RowOutput
 from ..checkpoints.hub import find_checkpoint, find_tokenizer
 from ..checkpoints.model_config import eos_token_ids, read_model_config
@@ -21,7 +26,7 @@ from .block_manager import BlockManager, cdiv
 from .checks import check_unsupported
 from .config import EngineArgs, EngineConfig
 from .cost_model import CostModel, measure
-from .executor import Executor, Scheduled
+from .executor import Executor, InFlight, Scheduled
 from .host_tier import MAX_DEFAULT_BYTES, HostTier
 from .input_processor import InputProcessor
 from .interrupts import interrupts_held_back
@@ -99,6 +104,8 @@ class LLMEngine:
         )
         self.scheduler = Scheduler(config, self.kv_cache_manager, self.observers)
         self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
+        self._is_async = config.overlaps_steps
+        self._in_flight: InFlight | None = None  # launched in an earlier call of step()
         self._unreported: list[Sequence] = []  # ended in a step that failed: the next step returns their outputs
 
     def _num_host_blocks(self) -> int:
@@ -217,6 +224,7 @@ class LLMEngine:
                 self.scheduler.remove(seq)
         self._unreported = [seq for seq in self._unreported if seq not in samples]
         [output] = self._outputs(samples)
+        self._drop_wasted_step()
         return output
 
     def has_unfinished_requests(self) -> bool:
@@ -226,6 +234,8 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Compute some tokens. Return the output so far of each request that got a token or has ended.
 
+        With async_scheduling, launch a step and return the outputs of the one that was launched in the previous call.
+
         If no sequence can run, wait for blocks to arrive from the host, and return no outputs. If Ctrl-C is pressed
         during the step, raise KeyboardInterrupt at its end: the outputs of the step are lost.
         """
@@ -234,14 +244,22 @@ class LLMEngine:
             with step_range("schedule"):
                 output = self._schedule()
             with step_range("launch"):
-                tokens = self._run(output.batch) if output.batch else []
-            self.kv_cache_manager.collect_loads(wait=not output.batch)  # wait only if nothing else can run
+                last, self._in_flight = self._in_flight, self._launch(output.batch) if output.batch else None
+            can_wait = last is None and self._in_flight is None  # only if nothing else can run
+            self.kv_cache_manager.collect_loads(wait=can_wait)
             with step_range("update"):
-                updated = [*self._unreported, *output.failed, *self._update(output.batch, tokens)]
+                updated = [*self._unreported, *output.failed]
+                if last is not None:
+                    updated += self._update(last)
+                if self._in_flight is not None and not (self._is_async and not self._in_flight.must_read_first):
+                    last, self._in_flight = self._in_flight, None
+                    updated += self._update(last)
                 self._unreported = []
                 outputs = self._outputs(updated)
+            self._drop_wasted_step()
         except BaseException as error:
             self._remove_ended()
+            self._drop_steps()
             ended = [samples for samples in self.requests.values() if all(seq.finished for seq in samples)]
             self._unreported = [seq for samples in ended for seq in samples]
             self.observers.tell("end", error)
@@ -264,36 +282,57 @@ class LLMEngine:
             self.scheduler.preempt_all()
             raise
 
-    def _run(self, batch: list[Scheduled]) -> list[RowOutput | None]:
-        """Run the model. If it raises, run the sequences one by one, so that only those at fault end with an error."""
+    def _launch(self, batch: list[Scheduled]) -> InFlight:
+        """Start a step. If that raises, the step raises the error when it is read."""
         try:
-            return self.executor.launch(batch).tokens()
+            step = InFlight(batch, self.executor.launch(batch))
         except Exception as error:
-            self.observers.tell("raise", batch, error)
-            if len(batch) > 1:
-                return [token for scheduled in batch for token in self._run([scheduled])]
-            [(seq, _)] = batch
-            for sample in [seq, *seq.to_fork]:
-                sample.finish("error", f"{type(error).__name__}: {error}")
-            return [None]
+            step = InFlight(batch, FinishedStep([], error))
+        for seq, num_tokens in batch:
+            seq.note_launched(num_tokens)
+        return step
 
-    def _update(self, batch: list[Scheduled], tokens: list[RowOutput | None]) -> list[Sequence]:
+    def _read(self, step: InFlight) -> list[tuple[Scheduled, RowOutput | None]]:
+        """Wait for a step. Return its sequences with their tokens, but not those that have ended since the launch.
+
+        If the step raises, run the sequences one by one, so that only those at fault end with an error. The step after
+        it, if there is one, has read keys and values that were not computed, so it is dropped.
+        """
+        batch = step.batch
+        try:
+            tokens = step.pending.tokens()
+        except Exception as error:
+            batch = [scheduled for scheduled in batch if scheduled[0].num_in_flight_tokens]  # the others hold no blocks
+            self.observers.tell("raise", batch, error)
+            for seq, _ in [*batch, *(self._in_flight.batch if self._in_flight is not None else [])]:
+                seq.forget_launched()
+            self._in_flight = None
+            if len(step.batch) > 1:
+                return [row for scheduled in batch for row in self._read(self._launch([scheduled]))]
+            for seq, _ in batch:
+                for sample in [seq, *seq.to_fork]:
+                    sample.finish("error", f"{type(error).__name__}: {error}")
+            return [(scheduled, None) for scheduled in batch]
+        return [row for row in zip(batch, tokens, strict=True) if not row[0][0].finished]
+
+    def _update(self, step: InFlight) -> list[Sequence]:
         """Add the new tokens and embeddings, and remove the sequences that have ended.
 
         Return the sequences that got one or have failed.
         """
-        updated = []
-        for (seq, num_tokens), token in zip(batch, tokens, strict=True):
+        updated, batch = [], []
+        for (seq, num_tokens), token in self._read(step):
             has_failed = seq.finished  # then none of its tokens were computed
             if isinstance(token, PoolerOutput):
                 seq.add_embedding(token.embedding)
             elif token is not None:
                 seq.append_token(token)  # first: if it raises, the step is computed again
-            if not has_failed:
-                seq.num_computed_tokens += num_tokens
+            if not has_failed and seq.num_in_flight_tokens:  # else it was preempted after the launch
+                seq.note_read(num_tokens, token is not None)
                 self.kv_cache_manager.cache_blocks(seq, num_tokens)
             if token is not None or seq.finished:
                 updated.append(seq)
+            batch.append((seq, num_tokens))
         self.observers.tell("step", batch, updated)
         for seq in updated:
             for ended in [seq, *seq.to_fork] if seq.finished else ():
@@ -306,6 +345,19 @@ class LLMEngine:
             for ended in [seq, *seq.to_fork]:
                 with suppress(Exception):  # an observer may raise again; the first error is the one to report
                     self.scheduler.remove(ended)
+
+    def _drop_steps(self) -> None:
+        """Forget all launched steps after a failure. If there was one ahead, all sequences start over."""
+        for seq in self.scheduler.running:
+            seq.forget_launched()
+        if self._in_flight is not None:  # sequences may hold blocks for tokens that are not sampled now
+            self._in_flight = None
+            self.scheduler.preempt_all()
+
+    def _drop_wasted_step(self) -> None:
+        """Forget the launched step, without reading it, once no request needs it."""
+        if not self.requests:
+            self._in_flight = None
 
     def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:
         """Return the outputs that are due for the requests of `seqs`. Forget the requests that have finished.
@@ -359,6 +411,7 @@ class LLMEngine:
         """
         self.check_thread()
         if reset_running_requests:
+            self._in_flight = None  # its tokens are sampled again
             self.scheduler.preempt_all()
         return self.kv_cache_manager.reset_prefix_cache()
 

@@ -65,7 +65,8 @@ class Scheduler:
         _may_admit() lets them in. A sequence whose blocks have not arrived does not run. A decode that finds no block
         preempts the newest sequence; one that runs alone waits while loads hold blocks, or fails. A step that preempts
         admits none: the first in line has just lost its blocks, and doesn't fit. While budget is left, the first in
-        line fails if it is larger than the pool. Tell the observer "schedule" at the end.
+        line fails if it is larger than the pool. A sequence whose last token is in flight does not run, and one that
+        lacks a block fails only after its tokens are read. Tell the observer "schedule" at the end.
         """
         output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions
@@ -77,15 +78,15 @@ class Scheduler:
         index = 0
         while index < len(self.running) and output.budget > 0:
             seq = self.running[index]
-            if seq.num_uncomputed_tokens > 1 or not self._kv_cache_manager.is_ready(seq):
+            if seq.num_uncomputed_tokens != 1 or seq.ends_in_flight or not self._kv_cache_manager.is_ready(seq):
                 index += 1
             elif self._kv_cache_manager.can_append(seq):
                 self._take(seq, output)
                 index += 1
             elif len(self.running) > 1:
                 self._preempt(self.running[-1], makes_room_for=seq)  # it may be `seq` itself
-            elif self._kv_cache_manager.tier.arriving():  # the load of a preempted sequence still holds blocks
-                index += 1
+            elif seq.num_in_flight_tokens or self._kv_cache_manager.tier.arriving():
+                index += 1  # it may end with the token in flight; the load of a preempted sequence holds blocks
             else:
                 self._fail(seq, output)
 
@@ -133,7 +134,7 @@ class Scheduler:
 
         They run right behind it, so that `running` stays in order of arrival, and it carries none from then on.
         """
-        if not seq.to_fork or seq.num_uncomputed_tokens > 1:
+        if not seq.to_fork or seq.num_uncomputed_tokens > 1 or seq.num_in_flight_tokens:
             return []
         samples, seq.to_fork = seq.to_fork, []
         behind = self.running.index(seq) + 1

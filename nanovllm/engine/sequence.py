@@ -21,6 +21,12 @@ class Sequence:
         in the pool | keys and values of num_computed_tokens | not yet   |
 
     A sampled token is appended at once. Its keys and values are computed, and its slot is written, in the next step.
+
+    With async_scheduling, a step is scheduled before the tokens of the one before it are read. The tokens that an
+    unread step computes are in flight, and the token that it samples has a placeholder, which is not in token_ids:
+
+        token_ids   | prompt ............ | output ............... | placeholder |
+                    | num_computed_tokens | num_in_flight_tokens   | the next step starts here
     """
 
     request_id: str
@@ -37,6 +43,9 @@ class Sequence:
     pooling_params: PoolingParams | None = None  # then the result is an embedding instead of an output
     root_hash: BlockHash = b""  # the parent of its first block's hash, which depends on the request's cache_salt
     num_computed_tokens: int = field(default=0, init=False)
+    num_in_flight_tokens: int = field(default=0, init=False)  # computed by steps that have not been read
+    num_output_placeholders: int = field(default=0, init=False)  # sampled by these steps
+    placeholder_id: int = field(default=0, init=False)  # the sampled token, if the executor knows it before it is read
     num_cached_tokens: int = field(default=0, init=False)  # cache hits of the prompt when it was first admitted
     num_preemptions: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
@@ -74,13 +83,35 @@ class Sequence:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
+    def num_tokens_with_placeholders(self) -> int:
+        return len(self.token_ids) + self.num_output_placeholders
+
+    @property
+    def num_launched_tokens(self) -> int:
+        """The tokens that are computed or in flight: the position where the next step starts."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
+
+    @property
     def num_uncomputed_tokens(self) -> int:
-        """The whole prompt at first (prefill), then 1 (decode)."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """The whole prompt at first (prefill), then 1 (decode). Tokens in flight count as computed."""
+        num_launched_tokens = self.num_computed_tokens + self.num_in_flight_tokens
+        return len(self.token_ids) + self.num_output_placeholders - num_launched_tokens
 
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def ends_in_flight(self) -> bool:
+        """True if the token in flight is the last one that max_num_tokens allows."""
+        return self.num_output_placeholders > 0 and self.num_tokens_with_placeholders >= self.max_num_tokens
+
+    @property
+    def must_read_first(self) -> bool:
+        """True if the host must read each step before it launches the next one."""
+        params = self.params
+        has_logprobs = params.logprobs is not None or bool(params.logprob_token_ids) or self.awaits_prompt_logprobs
+        return bool(self.logits_processors) or self.pooling_params is not None or has_logprobs
 
     @property
     def awaits_prompt_logprobs(self) -> bool:
@@ -105,7 +136,27 @@ class Sequence:
 
     def sampling_row(self) -> SamplingRow:
         """Return what the sampler needs to draw the next token."""
-        return SamplingRow(self.params, self.seed, self.sample_index, position=self.num_tokens)
+        return SamplingRow(self.params, self.seed, self.sample_index, self.num_tokens_with_placeholders)
+
+    def input_ids(self, num_tokens: int) -> list[int]:
+        """Return the next tokens to compute. If the last one has not been read, placeholder_id stands for it."""
+        token_ids = self.token_ids[self.num_launched_tokens : self.num_launched_tokens + num_tokens]
+        return token_ids if len(token_ids) == num_tokens else [*token_ids, self.placeholder_id]
+
+    def note_launched(self, num_tokens: int) -> None:
+        """Count the tokens of a launched step as in flight, and add a placeholder if the step samples."""
+        self.num_output_placeholders += self.num_uncomputed_tokens == num_tokens
+        self.num_in_flight_tokens += num_tokens
+
+    def note_read(self, num_tokens: int, has_token: bool) -> None:
+        """Count the tokens of a step as computed, after its own token has replaced the placeholder."""
+        self.num_in_flight_tokens -= num_tokens
+        self.num_computed_tokens += num_tokens
+        self.num_output_placeholders -= has_token
+
+    def forget_launched(self) -> None:
+        """Count no token as in flight: the steps failed, or the sequence has lost its blocks."""
+        self.num_in_flight_tokens = self.num_output_placeholders = 0
 
     def append_token(self, token: SampledToken) -> None:
         """Append a sampled token. Finish at a stop token, a stop string, the maximum length or a repetition."""
@@ -195,6 +246,8 @@ class Reported(NamedTuple):
 def is_due(samples: list[Sequence]) -> bool:
     """Return True if the request with these samples should return an output now."""
     params = samples[0].params
+    if len(samples) == 1 and params.output_kind is RequestOutputKind.DELTA:  # the usual case in a server
+        return samples[0].finished or samples[0].has_news(params.stream_interval or 1)
     if all(seq.finished for seq in samples):
         return True
     if params.output_kind is RequestOutputKind.FINAL_ONLY:
@@ -209,8 +262,6 @@ def request_output(samples: list[Sequence]) -> RequestOutput:
     """
     seq, finished = samples[0], all(seq.finished for seq in samples)
     is_delta = seq.params.output_kind is RequestOutputKind.DELTA
-    first_token_times = [seq.metrics.first_token_time for seq in samples if seq.metrics.first_token_time]
-    finished_times = [seq.metrics.finished_time for seq in samples if seq.metrics.finished_time]
     prompt_logprobs: list[Position | None] | None = None
     if seq.params.prompt_logprobs is not None:
         was_reported = is_delta and any(seq.was_reported for seq in samples)
@@ -221,11 +272,7 @@ def request_output(samples: list[Sequence]) -> RequestOutput:
         prompt_token_ids=seq.prompt_token_ids,
         outputs=[seq.completion() for seq in samples if not is_delta or seq.has_news()],
         finished=finished,
-        metrics=RequestMetrics(
-            arrival_time=seq.metrics.arrival_time,
-            first_token_time=min(first_token_times, default=None),
-            finished_time=max(finished_times) if finished else None,
-        ),
+        metrics=seq.metrics if len(samples) == 1 else request_metrics(samples, finished),
         error=next((seq.error for seq in samples if seq.error), None),
         prompt_logprobs=prompt_logprobs,
         num_cached_tokens=seq.num_cached_tokens,
@@ -234,6 +281,17 @@ def request_output(samples: list[Sequence]) -> RequestOutput:
     for seq in samples:
         seq.note_reported()
     return output
+
+
+def request_metrics(samples: list[Sequence], finished: bool) -> RequestMetrics:
+    """Return the first time at which a sample had a token, and the last at which one ended."""
+    first_token_times = [seq.metrics.first_token_time for seq in samples if seq.metrics.first_token_time]
+    finished_times = [seq.metrics.finished_time for seq in samples if seq.metrics.finished_time]
+    return RequestMetrics(
+        arrival_time=samples[0].metrics.arrival_time,
+        first_token_time=min(first_token_times, default=None),
+        finished_time=max(finished_times) if finished else None,
+    )
 
 
 class OutputText:

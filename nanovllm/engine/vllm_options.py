@@ -17,7 +17,6 @@ class CompatibilityOptions:
     """Options that scripts written for vLLM pass, and that change no result here."""
 
     # Any value: how vLLM computes, loads and logs.
-    async_scheduling: bool | None = None
     attention_config: Any = None
     code_revision: str | None = None
     compilation_config: Any = None

@@ -3,6 +3,7 @@
 GpuChoice builds it when an engine starts, and falls back to fewer features if something fails.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol
@@ -12,15 +13,15 @@ from torch import Tensor
 
 from ...llama import LlamaForCausalLM
 from ..torch.attention import AttentionMetadata
-from ..torch.backend import Backend, Computed, flatten
+from ..torch.backend import Backend, Computed, SamplerAhead, flatten
 from ..torch.model_runner import ModelRunner
 from ..torch.sampler import SampledToken, SamplingRow
 from .attention import KernelAttention, KernelContext
 from .graphs import Capture, CudaCapture, DecodeGraphs, DecodeOutput, buckets
-from .inputs import NO_SLOT
+from .inputs import NO_SLOT, fill_placeholders
 from .model import FusedModel, LinearDispatch, Timer, linear_layers, seconds_on_gpu
 from .ops import DecodeWorkspace, LikeliestWorkspace, Ops, triton_ops
-from .sampler import sample_rows
+from .sampler import Sampling, may_redraw, sample_rows
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
@@ -55,6 +56,7 @@ class TritonBackend:
         self._block_size, self._device = kv_cache.block_size, kv_cache.blocks.device
         self._plain_model = model.model
         self._graphs: DecodeGraphs | None = None
+        self._newest = torch.zeros(max_rows, dtype=torch.int64, device=self._device)  # sampled by the latest step
         self._decoded: DecodeOutput | None = None  # the latest step's, if it was a graph
         rotary, dtype, num_heads = model.model.rotary_emb, kv_cache.blocks.dtype, model.config.num_attention_heads
         cos, sin = rotary.cos.to(dtype), rotary.sin.to(dtype)  # [max_model_len, head_dim]
@@ -82,9 +84,11 @@ class TritonBackend:
         is_decode = all(num_tokens == 1 for _, num_tokens in batch)
         with on_device(self._device):
             if self._graphs is not None and is_decode and len(batch) <= self._graphs.max_rows:
-                self._decoded = self._graphs.run(batch)
+                has_placeholder = any(seq.num_output_placeholders for seq, _ in batch)
+                self._decoded = self._graphs.run(batch, self._newest if has_placeholder else None)
                 return Computed(self._decoded.hidden, list(range(len(batch) + 1)), self._decoded.logits)
             input_ids, positions, step = flatten(batch, self._block_size, self._device)
+            input_ids = fill_placeholders(input_ids, self._newest)
             hidden: Tensor = self._model(input_ids, positions, self._attention.plan(step))
         return Computed(hidden, step.query_start_loc)
 
@@ -101,11 +105,31 @@ class TritonBackend:
         """
         if not rows:
             return []
+        likeliest, prepare = self._likeliest(logits)
+        return sample_rows(logits, likeliest, rows, meanwhile=prepare)
+
+    @property
+    def ahead(self) -> SamplerAhead:
+        return self
+
+    def start_sampling(self, logits: Tensor, rows: list[SamplingRow]) -> Callable[[], list[SampledToken]] | None:
+        """Start to sample as SamplerAhead says, unless the host may have to draw again."""
+        if may_redraw(rows, logits.shape[1]) or len(rows) > len(self._newest):
+            return None
+        likeliest, prepare = self._likeliest(logits)
+        sampling = Sampling(logits, likeliest, rows)
+        tokens = sampling.results[:, 0].nan_to_num().clamp(0, logits.shape[1] - 1)  # a row without probabilities raises
+        self._newest[: len(rows)].copy_(tokens)
+        prepare()
+        return sampling.read
+
+    def _likeliest(self, logits: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """Return the likeliest tokens, float32 [num_rows, 3], and what to do while the device computes."""
         if self._decoded is not None and self._graphs is not None and logits is self._decoded.logits:
-            return sample_rows(logits, self._decoded.likeliest, rows, meanwhile=self._graphs.inputs.prepare)
+            return self._decoded.likeliest, self._graphs.inputs.prepare
         likeliest = logits.new_empty(len(logits), 3, dtype=torch.float32)
         self._ops.find_likeliest(logits, LikeliestWorkspace(len(logits), logits.shape[1], logits.device), likeliest)
-        return sample_rows(logits, likeliest, rows)
+        return likeliest, lambda: None
 
 
 def on_device(device: torch.device) -> AbstractContextManager[None]:

@@ -126,9 +126,14 @@ class DecodeGraphs:
         self.inputs.fill([])  # all padding
         self._graphs = BucketedGraphs(self._step, sizes, capture, progress)
 
-    def run(self, batch: "list[Scheduled]") -> DecodeOutput:
-        """Launch a step of at most max_rows sequences. The next step overwrites its results."""
+    def run(self, batch: "list[Scheduled]", newest: Tensor | None = None) -> DecodeOutput:
+        """Launch a step of at most max_rows sequences. The next step overwrites its results.
+
+        `newest`, int64 [max_rows], has the tokens for placeholders.
+        """
         rows = self.inputs.fill(batch)
+        if newest is not None:
+            self.inputs.fill_placeholders(newest)
         self._graphs.run(len(rows))
         if rows == list(range(len(rows))):
             return DecodeOutput(*(each[: len(rows)] for each in self._outputs))

@@ -9,7 +9,8 @@ row. To keep changes rare, a sequence keeps its row for as long as it runs. When
 moves into the gap. Rows without a sequence are padding: slot -1, context length 0.
 
 While the device computes a step, prepare() guesses the next one: the same sequences, one token further. fill() compares
-the guess with the real batch, and usually has little left to write. If the guess is wrong, fill() starts over.
+the guess with the real batch, and usually has little left to write. If the guess is wrong, fill() starts over. The host
+has two buffers, because the copy of a step that was launched ahead may not have started yet.
 """
 
 from collections.abc import Mapping
@@ -47,6 +48,19 @@ def field_views(buffer: Tensor, dtypes: DTypes) -> dict[str, Tensor]:
 
 
 NO_SLOT = -1
+
+
+def fill_placeholders(input_ids: Tensor, newest: Tensor) -> Tensor:
+    """Replace each id below 0, which is ~row, with the token that the latest step has sampled in that row.
+
+    input_ids, out int64 [num_tokens]; newest int64 [max_rows]
+
+    >>> fill_placeholders(torch.tensor([7, ~1]), torch.tensor([30, 31])).tolist()
+    [7, 31]
+    """
+    return torch.where(input_ids < 0, newest.index_select(0, (~input_ids).clamp(min=0)), input_ids)
+
+
 FIELDS = {  # each [max_rows]
     "input_ids": torch.int64,
     "positions": torch.int64,
@@ -58,22 +72,39 @@ FIELDS = {  # each [max_rows]
 }
 
 
+class HostBuffer:
+    """The fields in host memory, as numpy arrays: writing a few numbers through torch costs several times as much."""
+
+    def __init__(self, max_rows: int, is_pinned: bool) -> None:
+        self._buffer = allocate_fields(FIELDS, max_rows, torch.device("cpu"), is_pinned)
+        views = field_views(self._buffer, FIELDS)
+        self.fields: dict[str, np.ndarray] = {name: view.numpy() for name, view in views.items()}
+        self._copied = torch.cuda.Event() if is_pinned else None  # set once the buffer may be written again
+
+    def copy_to(self, buffer: Tensor) -> None:
+        buffer.copy_(self._buffer, non_blocking=True)
+        if self._copied:
+            self._copied.record()
+
+    def wait(self) -> None:
+        """Wait until the latest copy is done."""
+        if self._copied:
+            self._copied.synchronize()
+
+
 class StepInputs:
     """The inputs of decode steps of up to `max_rows` sequences."""
 
     def __init__(self, max_rows: int, max_blocks: int, block_size: int, device: torch.device) -> None:
         self._block_size, self._max_blocks, self._max_rows = block_size, max_blocks, max_rows
         is_cuda = device.type == "cuda"
-        self._host = allocate_fields(FIELDS, max_rows, torch.device("cpu"), is_pinned=is_cuda)
-        views = field_views(self._host, FIELDS)
-        # As numpy arrays, because writing a few numbers through torch costs several times as much.
-        self._fields: dict[str, np.ndarray] = {name: view.numpy() for name, view in views.items()}
+        self._host, self._spare = (HostBuffer(max_rows, is_cuda) for _ in range(2))
+        self._fields = self._host.fields
         self._buffer = allocate_fields(FIELDS, max_rows, device)
         self.device = field_views(self._buffer, FIELDS)
         # One entry more than the tables have: unused changes write there.
         self._flat_tables = torch.zeros(max_rows * max_blocks + 1, dtype=torch.int32, device=device)
         self.block_tables = self._flat_tables[:-1].view(max_rows, max_blocks)  # int32 [max_rows, max_blocks]
-        self._copied = torch.cuda.Event() if is_cuda else None  # set once the host's buffer may be written again
         self._seq_by_row: list[Sequence | None] = []
         self._sent_tables: list[list[int]] = []  # by row, the block table that the device has
         self._seqs: list[Sequence] = []  # of the latest step, with their rows and positions
@@ -84,21 +115,26 @@ class StepInputs:
     def fill(self, batch: "list[Scheduled]") -> list[int]:
         """Copy a step to the device. Return the row of each sequence of the batch, all below len(batch)."""
         seqs = [seq for seq, _ in batch]
-        positions = [seq.num_computed_tokens for seq in seqs]
+        positions = [seq.num_launched_tokens for seq in seqs]
         if not (self._is_prepared and seqs == self._seqs and positions == self._positions):
             self._begin(seqs, positions)
         self._is_prepared = False
         rows = self._rows
-        self._fields["input_ids"][rows] = [seq.token_ids[at] for seq, at in zip(seqs, positions, strict=True)]
+        self._fields["input_ids"][rows] = [seq.input_ids(1)[0] for seq in seqs]
         self._write_changes(seqs)
-        self._buffer.copy_(self._host, non_blocking=True)
-        if self._copied:
-            self._copied.record()
+        self._host.copy_to(self._buffer)
         return rows
+
+    def fill_placeholders(self, newest: Tensor) -> None:
+        """Replace the placeholders of the step with tokens from `newest`: see the function."""
+        self.device["input_ids"].copy_(fill_placeholders(self.device["input_ids"], newest))
 
     def prepare(self) -> None:
         """Guess the next step while the latest one runs: the same sequences, one token further."""
-        self._wait_for_copy()
+        latest = self._fields
+        self._next_buffer()
+        for name, values in latest.items():
+            self._fields[name][:] = values
         rows = len(self._rows)
         for name in ("positions", "context_lens", "slot_mapping"):
             self._fields[name][:rows] += 1  # fill() corrects the slot if a new block begins
@@ -109,14 +145,16 @@ class StepInputs:
         """Apply the table changes that fill() has sent. This runs on the device, as part of the step."""
         self._flat_tables.index_copy_(0, self.device["changed_entries"], self.device["changed_blocks"])
 
-    def _wait_for_copy(self) -> None:
-        """Wait for the latest copy. It started before the step that runs now, so it is usually done."""
-        if self._copied:
-            self._copied.synchronize()
+    def _next_buffer(self) -> None:
+        """Write to the other buffer from now on. Its copy belongs to an earlier step, so it is usually done."""
+        self._host, self._spare = self._spare, self._host
+        self._host.wait()
+        self._fields = self._host.fields
 
     def _begin(self, seqs: "list[Sequence]", positions: list[int]) -> None:
         """Write a step from scratch."""
-        self._wait_for_copy()
+        if not self._is_prepared:
+            self._next_buffer()
         self._seqs, self._positions, self._rows = seqs, positions, self._assign_rows(seqs)
         fields, rows = self._fields, self._rows
         fields["slot_mapping"][:], fields["context_lens"][:] = NO_SLOT, 0

@@ -52,22 +52,39 @@ def sample_rows(
 
     logits [num_rows, vocab_size]; greedy float32 [num_rows, 3], from find_likeliest()
     """
-    results = greedy
-    if any(row.params.temperature > 0 for row in rows):
-        results = draw_tokens(logits, greedy, rows)
-    copy = results.to("cpu", non_blocking=True)  # into pinned memory
+    sampling = Sampling(logits, greedy, rows)
     meanwhile()
-    if results.is_cuda:
-        torch.cuda.current_stream(results.device).synchronize()
-    sampled = []
-    for i, (row, (token, logprob, must_redraw)) in enumerate(zip(rows, copy.tolist(), strict=True)):
-        if not math.isfinite(logprob):
-            raise FloatingPointError(no_probabilities(i))
-        if row.params.temperature > 0 and must_redraw:
-            sampled += sample(logits[i : i + 1], [row])
-        else:
-            sampled.append(SampledToken(int(token), logprob))
-    return sampled
+    return sampling.read()
+
+
+class Sampling:
+    """Tokens that the device is sampling, as sample_rows() does."""
+
+    def __init__(self, logits: Tensor, greedy: Tensor, rows: list[SamplingRow]) -> None:
+        self._logits, self._rows = logits, rows
+        is_greedy = not any(row.params.temperature > 0 for row in rows)
+        self.results = greedy if is_greedy else draw_tokens(logits, greedy, rows)  # float32 [num_rows, 3]
+        self._copy = self.results.to("cpu", non_blocking=True, copy=True)  # into pinned memory
+        self._copied = torch.cuda.current_stream(logits.device).record_event() if logits.is_cuda else None
+
+    def read(self) -> list[SampledToken]:
+        """Wait for the copy, but not for later steps, and return the tokens."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        sampled = []
+        for i, (row, (token, logprob, must_redraw)) in enumerate(zip(self._rows, self._copy.tolist(), strict=True)):
+            if not math.isfinite(logprob):
+                raise FloatingPointError(no_probabilities(i))
+            if row.params.temperature > 0 and must_redraw:
+                sampled += sample(self._logits[i : i + 1], [row])
+            else:
+                sampled.append(SampledToken(int(token), logprob))
+        return sampled
+
+
+def may_redraw(rows: list[SamplingRow], vocab_size: int) -> bool:
+    """Return True if the host may have to draw again for a row, so that the logits must stay until it has read them."""
+    return any(method_for(row.params, vocab_size) == TOP_P for row in rows)
 
 
 def draw_tokens(logits: Tensor, greedy: Tensor, rows: list[SamplingRow]) -> Tensor:

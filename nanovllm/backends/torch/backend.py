@@ -1,6 +1,7 @@
 """The interface that computes a ModelRunner's steps, and its plain version. cpu/ and gpu/ implement it with kernels."""
 
 from array import array
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -24,8 +25,23 @@ class Computed(NamedTuple):
     logits: Tensor | None = None  # [num_seqs, vocab_size], if they were computed too
 
 
+class SamplerAhead(Protocol):
+    """A sampler whose tokens the device can use before the host has read them."""
+
+    def start_sampling(self, logits: Tensor, rows: list[SamplingRow]) -> Callable[[], list[SampledToken]] | None:
+        """Start to sample a token for each row of `logits` [num_rows, vocab_size]. Return a function that reads them.
+
+        In the next step, the placeholder_id ~i stands for the token of row i. Return None if the host must help.
+        """
+        ...
+
+
 class Backend(Protocol):
     """The parts of a step. Replace ModelRunner.backend only while no request is running."""
+
+    @property
+    def ahead(self) -> SamplerAhead | None:
+        """The part that samples without the host, or None if steps run on the host."""
 
     def compute(self, batch: "list[Scheduled]") -> Computed:
         """Compute the next tokens of each sequence."""
@@ -46,6 +62,8 @@ class Backend(Protocol):
 
 class TorchBackend:
     """A Backend of plain PyTorch operations, for any device."""
+
+    ahead: SamplerAhead | None = None
 
     def __init__(
         self, model: LlamaForCausalLM, attention: PagedAttention, block_size: int, device: torch.device
@@ -75,14 +93,15 @@ def flatten(
 
     They are input_ids and positions, int64 [num_tokens], and the step's metadata for attention.
     """
-    rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
-    input_ids = tensor_of([seq.token_ids[position] for seq, position in rows], device)  # [num_tokens]
-    positions = tensor_of([position for _, position in rows], device)  # [num_tokens]
+    starts = [seq.num_launched_tokens for seq, _ in batch]
+    input_ids = tensor_of([token for seq, num_tokens in batch for token in seq.input_ids(num_tokens)], device)
+    rows = [at for start, (_, num_tokens) in zip(starts, batch, strict=True) for at in range(start, start + num_tokens)]
+    positions = tensor_of(rows, device)  # [num_tokens]
     context_lens, tables, new_blocks = [], [], []
-    for seq, num_tokens in batch:
-        context_lens.append(seq.num_computed_tokens + num_tokens)
+    for start, (seq, num_tokens) in zip(starts, batch, strict=True):
+        context_lens.append(start + num_tokens)
         tables.append(seq.block_table[: -(-context_lens[-1] // block_size)])
-        new_blocks += tables[-1][-(-seq.num_computed_tokens // block_size) :]
+        new_blocks += tables[-1][-(-start // block_size) :]
     block_tables = pad_tables(tables).to(device)
     seqs = tensor_of([i for i, (_, num_tokens) in enumerate(batch) for _ in range(num_tokens)], device)  # [num_tokens]
     step = AttentionMetadata(

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...llama import LlamaForCausalLM
 from ...profiling import step_range
 from .attention import PagedAttention
-from .backend import Backend, Computed, TorchBackend, tensor_of
+from .backend import Backend, Computed, SamplerAhead, TorchBackend, tensor_of
 from .pooler import RowOutput, pool
 from .sampler import Logprob, SampledToken, SamplingRow, named_logprobs, sample, top_logprobs
 
@@ -37,6 +37,19 @@ class FinishedStep:
         return self._tokens
 
 
+class SampledStep:
+    """A Pending for a step that the device computes. `read` waits for the tokens of the rows in `complete`."""
+
+    def __init__(self, size: int, complete: list[int], read: Callable[[], list[SampledToken]]) -> None:
+        self._size, self._complete, self._read = size, complete, read
+
+    def tokens(self) -> list[RowOutput | None]:
+        tokens: list[RowOutput | None] = [None] * self._size
+        for i, token in zip(self._complete, self._read(), strict=True):
+            tokens[i] = token
+        return tokens
+
+
 class ModelRunner:
     """An Executor that runs each step as soon as it is launched."""
 
@@ -49,20 +62,41 @@ class ModelRunner:
         self.num_steps = 0
         self.num_tokens = 0  # computed since the engine started
 
-    def launch(self, batch: "list[Scheduled]") -> FinishedStep:
-        """Run a step. If it raises, the result's tokens() raises the same error."""
+    def launch(self, batch: "list[Scheduled]") -> FinishedStep | SampledStep:
+        """Run a step. If it raises, the result's tokens() raises the same error.
+
+        If the backend can sample without the host, return while the device computes.
+        """
         try:
+            if self.backend.ahead is not None and not any(seq.must_read_first for seq, _ in batch):
+                return self._start(batch, self.backend.ahead)
             return FinishedStep(self.run(batch))
         except Exception as error:
             return FinishedStep([], error)
+
+    @torch.inference_mode()
+    def _start(self, batch: "list[Scheduled]", ahead: SamplerAhead) -> SampledStep:
+        """Start a step without logits processors, embeddings and logprobs."""
+        computed = self.compute(batch)
+        complete = [i for i, (seq, num_tokens) in enumerate(batch) if seq.num_uncomputed_tokens == num_tokens]
+        if not complete:
+            return SampledStep(len(batch), [], list)
+        seqs = [batch[i][0] for i in complete]
+        with step_range("sample"), self.backend.sampling(computed):
+            logits, rows = self.compute_logits(computed, complete), [seq.sampling_row() for seq in seqs]
+            read = ahead.start_sampling(logits, rows)
+            tokens = self.backend.sample(logits, rows) if read is None else []
+        for row, seq in enumerate(seqs):
+            seq.placeholder_id = tokens[row].token_id if read is None else ~row
+        return SampledStep(len(batch), complete, read or (lambda: tokens))
 
     @torch.inference_mode()
     def run(self, batch: "list[Scheduled]") -> list[RowOutput | None]:
         """Compute the next `num_tokens` tokens of each sequence, and sample the token that follows the last one.
 
         A sequence with pooling_params gets the embedding of its prompt instead. One that has more tokens to compute
-        gets None. The only change to sequences is that prompt_logprobs are added: the caller advances
-        num_computed_tokens and appends the sampled tokens.
+        gets None. The only changes to sequences are that prompt_logprobs are added, and that placeholder_id is set: the
+        caller advances num_computed_tokens and appends the sampled tokens.
         """
         computed = self.compute(batch)
         complete = [i for i, (seq, num_tokens) in enumerate(batch) if seq.num_uncomputed_tokens == num_tokens]
@@ -74,7 +108,7 @@ class ModelRunner:
                 logits = self.compute_logits(computed, complete)  # [num_complete, vocab_size]
                 sampled = sample_with_logprobs(logits, [batch[i][0] for i in complete], self.backend.sample)
                 for i, token in zip(complete, sampled, strict=True):
-                    tokens[i] = token
+                    tokens[i], batch[i][0].placeholder_id = token, token.token_id
             if pooled:
                 embeddings = pool(self._last_hidden(computed, [*pooled]), [*pooled.values()])
                 for i, embedding in zip(pooled, embeddings, strict=True):

@@ -78,15 +78,18 @@ class ScriptedExecutor:
         self.steps.append([(seq.request_id, num_tokens) for seq, num_tokens in batch])
         for seq, num_tokens in batch:
             assert 0 < num_tokens <= seq.num_uncomputed_tokens
-            for position in range(seq.num_computed_tokens, seq.num_computed_tokens + num_tokens):
+            for position, token_id in enumerate(seq.input_ids(num_tokens), start=seq.num_launched_tokens):
                 block, offset = seq.block_table[position // self._block_size], position % self._block_size
-                self._slots[block, offset] = seq.token_ids[position]
+                self._slots[block, offset] = token_id
         return [self._next(seq) if num_tokens == seq.num_uncomputed_tokens else None for seq, num_tokens in batch]
 
     def _next(self, seq: Sequence) -> SampledToken:
-        read = [int(token) for token in self._slots[seq.block_table].flatten()[: seq.num_tokens].tolist()]
+        read = [
+            int(token) for token in self._slots[seq.block_table].flatten()[: seq.num_tokens_with_placeholders].tolist()
+        ]
         drawn = (seq.seed, seq.sample_index) if seq.params.temperature else ()
-        return SampledToken(next_token(read, *drawn), -1.0)
+        seq.placeholder_id = next_token(read, *drawn)
+        return SampledToken(seq.placeholder_id, -1.0)
 
 
 class NoKernels:
@@ -162,9 +165,10 @@ def assert_whole(engine: LLMEngine) -> None:
     assert len(scheduler.running) + sum(len(seq.to_fork) for seq in scheduler.running) <= engine.config.max_num_seqs
     for seq in queued:
         assert 0 <= seq.num_computed_tokens < seq.num_tokens, "the last token has no keys and values yet"
+        assert seq.num_launched_tokens <= seq.num_tokens and seq.num_output_placeholders in (0, 1)
         assert not seq.to_fork or seq.num_tokens == seq.num_prompt_tokens, "samples fork before the first token"
     for seq in [*scheduler.waiting, *carried]:
-        assert (seq.num_computed_tokens, seq.block_table) == (0, [])
+        assert (seq.num_launched_tokens, seq.num_output_placeholders, seq.block_table) == (0, 0, [])
     assert not any(seq.to_fork for seq in carried)
     for seq in scheduler.running:
         assert_cached_blocks_are_its_own(engine, seq)

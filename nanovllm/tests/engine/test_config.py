@@ -49,6 +49,7 @@ def test_each_field_with_a_help_text_is_an_option_of_its_type():
         "seed": 5,
         "attention_backend": "torch",
         "quantization": "int4",
+        "async_scheduling": False,
     }
     pool = {"kv_cache_tokens": 640, "kv_cache_memory_bytes": 10**6, "gpu_memory_utilization": 0.5}
     assert {field.name for field in fields(EngineConfig) if "help" in field.metadata} == {
@@ -59,8 +60,9 @@ def test_each_field_with_a_help_text_is_an_option_of_its_type():
     for size, value in pool.items():
         options = given | {size: value}
         argv = [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
-        on_off = argv.index("--enable-prefix-caching")
-        argv[on_off : on_off + 2] = ["--no-enable-prefix-caching"]
+        for name in ("enable-prefix-caching", "async-scheduling"):
+            on_off = argv.index(f"--{name}")
+            argv[on_off : on_off + 2] = [f"--no-{name}"]
         assert parse(*argv) == EngineConfig(**options)
 
 
@@ -260,3 +262,11 @@ def test_gpu_memory_utilization_counts_the_gpus_whole_memory(monkeypatch):
 def test_gpu_memory_utilization_is_refused_on_the_cpu():
     with pytest.raises(ValueError, match=r"gpu_memory_utilization .*cpu"):
         blocks(gpu_memory_utilization=0.5)
+
+
+@pytest.mark.parametrize(
+    ("device", "option", "expected"),
+    [("cuda:1", None, True), ("cpu", None, False), ("cuda", False, False), ("cpu", True, True)],
+)
+def test_steps_overlap_by_default_on_a_gpu(device, option, expected):
+    assert EngineConfig(device=device, async_scheduling=option).overlaps_steps is expected

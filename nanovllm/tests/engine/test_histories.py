@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -34,14 +35,15 @@ class DeviceLost(RuntimeError):
 class History:
     """Random requests that arrive, end and are aborted on an engine of random size, with known answers."""
 
-    def __init__(self, checkpoint, seed: int) -> None:
+    def __init__(self, checkpoint, seed: int, is_async: bool) -> None:
         self.rng = rng = random.Random(seed)
         num_blocks, block_size = rng.randint(2, 24), rng.choice([1, 2, 3, 4, 4, 8])
         self.num_slots, self.budget = num_blocks * block_size, rng.choice([1, 3, 7, 30, 30])
         seats, watermark = rng.choice([1, 2, 4, 32, 32]), rng.choice([0.0, 0.0, 0.0, 0.1, 0.5, 0.9])
-        knobs = {"max_num_batched_tokens": self.budget, "max_num_seqs": seats, "watermark": watermark}
+        knobs: dict[str, Any] = {"max_num_batched_tokens": self.budget, "max_num_seqs": seats, "watermark": watermark}
         is_caching = rng.random() < 0.9
-        self.engine = scripted_engine(checkpoint, num_blocks, block_size, enable_prefix_caching=is_caching, **knobs)
+        knobs |= {"enable_prefix_caching": is_caching, "async_scheduling": is_async}
+        self.is_async, self.engine = is_async, scripted_engine(checkpoint, num_blocks, block_size, **knobs)
         self.beginnings = [[rng.randrange(320) for _ in range(30)] for _ in range(2)]
         self.tried: list[Batch] = []  # in this step
         self.poisoned: dict[str, int] = {}  # request_id: the number of tokens from which it raises
@@ -58,7 +60,9 @@ class History:
     def run(self, batch: Batch) -> list[SampledToken | None]:
         """Run the model. Poisoned requests raise in every batch, and any batch of several may."""
         self.tried.append(batch)
-        if any(seq.num_tokens >= self.poisoned.get(seq.request_id, NUM_POSITIONS + 1) for seq, _ in batch):
+        if any(
+            seq.num_tokens_with_placeholders >= self.poisoned.get(seq.request_id, NUM_POSITIONS + 1) for seq, _ in batch
+        ):
             raise RuntimeError("poisoned")
         if len(batch) > 1 and self.rng.random() < self._share_failing:
             raise RuntimeError("too much at once")
@@ -119,7 +123,9 @@ class History:
             assert_whole(self.engine)
             assert not scheduler.running, "a step failed"
             return
-        if self.tried:
+        if self.is_async:
+            assert all(sum(num_tokens for _, num_tokens in batch) <= self.budget for batch in self.tried)
+        elif self.tried:
             batch = self.tried[0]
             assert sum(num_tokens for _, num_tokens in batch) <= self.budget
             assert first is None or first in dict(batch) or first.error, "the oldest request is never held up"
@@ -159,12 +165,13 @@ class History:
                 assert reason == "abort" and len(tokens) < room
 
 
+@pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 8))])
-def test_random_histories_leave_everything_in_its_place(checkpoint, seed):
+def test_random_histories_leave_everything_in_its_place(checkpoint, seed, is_async):
     num_steps = num_preemptions = num_copies = num_lost = num_hits = 0
     ends: Counter[str | None] = Counter()
     for i in range(15):
-        history = History(checkpoint, seed * 100 + i)
+        history = History(checkpoint, seed * 100 + i, is_async)
         for _ in range(80):
             draw = history.rng.random()
             if draw < 0.25:

@@ -20,6 +20,7 @@ from ...engine.beam_search import BeamSearchParams
 from ...engine.outputs import RequestOutput
 from ...engine.pooling_params import PoolingParams
 from ...engine.sampling_params import SamplingParams
+from ...engine.sequence import Sequence
 from ...llm import LLM
 from ..helpers import model_runner
 
@@ -198,6 +199,34 @@ def test_a_failed_capture_keeps_no_memory(checkpoint, monkeypatch):
         use_kernels(fast, failing_capture)
     gc.collect()
     assert len(inputs) == 1 and inputs[0]() is None
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+@pytest.mark.parametrize("params", ["greedy", "seeded", "top_k", "n", "processors"])
+def test_tokens_match_plain_operations_if_steps_are_launched_ahead(checkpoint, params, has_graphs, monkeypatch):
+    """The device feeds each token to the next step. With top_p, it needs the host."""
+    plain, fast = make_llm(checkpoint), make_llm(checkpoint, async_scheduling=True)
+    backend = use_kernels(fast, FakeCapture() if has_graphs else None)
+    placeholders, real = [], Sequence.input_ids
+
+    def input_ids(seq: Sequence, num_tokens: int) -> list[int]:
+        placeholders.extend(token_id for token_id in real(seq, num_tokens) if token_id < 0)
+        return real(seq, num_tokens)
+
+    monkeypatch.setattr(Sequence, "input_ids", input_ids)
+    assert outputs_of(fast, PARAMS[params]) == outputs_of(plain, PARAMS[params])
+    assert (len(placeholders) > 20) == (params in ("greedy", "top_k", "n")) and fast.llm_engine.executor.num_steps > 0
+    assert model_runner(fast.llm_engine).backend is backend
+
+
+def test_row_without_probabilities_fails_alone_if_steps_are_launched_ahead(checkpoint):
+    fast = make_llm(checkpoint, async_scheduling=True)
+    with torch.inference_mode():
+        model_runner(fast.llm_engine).model.model.embed_tokens.weight[300] = float("nan")
+    use_kernels(fast, FakeCapture())
+    broken, whole = fast.generate([[300, 5], [5, 6]], PARAMS["greedy"])
+    assert broken.error is not None and "no token can be sampled" in broken.error
+    assert whole.error is None and len(whole.outputs[0].token_ids) == 20
 
 
 def test_steps_are_prepared_while_the_previous_one_runs(checkpoint, monkeypatch):

@@ -1,20 +1,22 @@
 """The inputs of decode steps: sequences keep their rows, block tables stay current, padding does nothing."""
 
 import random
-from types import SimpleNamespace
 
 import torch
 
-from ...backends.gpu.inputs import NO_SLOT, StepInputs
+from ...backends.gpu.inputs import NO_SLOT, HostBuffer, StepInputs
+from ...engine.sequence import Sequence
+from ..engine.helpers import make_sequence
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4
 
 
-def sequence(num_tokens: int, blocks: list[int]) -> SimpleNamespace:
-    return SimpleNamespace(
-        token_ids=list(range(100, 100 + num_tokens)), num_computed_tokens=num_tokens - 1, block_table=blocks
-    )
+def sequence(num_tokens: int, blocks: list[int]) -> Sequence:
+    seq = make_sequence("a", num_tokens, max_tokens=100)
+    seq.token_ids, seq.block_table = list(range(100, 100 + num_tokens)), blocks
+    seq.num_computed_tokens = num_tokens - 1
+    return seq
 
 
 def decodes(*seqs):
@@ -55,6 +57,34 @@ def test_a_step_sends_only_changed_table_entries():
     assert sent() == [9]
     seqs[2].block_table = [6]  # as after a preemption
     assert sent() == [16]
+
+
+def test_placeholders_become_the_tokens_of_the_latest_step():
+    known, unknown = sequence(6, [7, 9]), sequence(3, [2])
+    unknown.note_launched(1)
+    unknown.placeholder_id = ~5
+    inputs = StepInputs(4, max_blocks=3, block_size=BLOCK_SIZE, device=CPU)
+    inputs.fill(decodes(known, unknown))
+    inputs.fill_placeholders(torch.arange(200, 208))
+    assert inputs.device["input_ids"][:2].tolist() == [105, 205] and inputs.device["positions"][:2].tolist() == [5, 3]
+
+
+def test_step_launched_ahead_keeps_its_inputs_while_the_next_one_is_prepared(monkeypatch):
+    """Copies of steps start late: only when the host waits for them, or at the end."""
+    real, late = HostBuffer.copy_to, dict[HostBuffer, torch.Tensor]()
+
+    def start(buffer: HostBuffer) -> None:
+        if buffer in late:
+            real(buffer, late.pop(buffer))
+
+    monkeypatch.setattr(HostBuffer, "copy_to", lambda self, buffer: late.update({self: buffer}))
+    monkeypatch.setattr(HostBuffer, "wait", start)
+    inputs, seq = StepInputs(1, max_blocks=3, block_size=BLOCK_SIZE, device=CPU), sequence(6, [7, 9])
+    inputs.fill(decodes(seq))
+    inputs.prepare()
+    assert len(late) == 1, "the host has waited for the device"
+    start(next(iter(late)))
+    assert inputs.device["positions"].tolist() == [5]
 
 
 def test_the_device_has_the_batchs_inputs_through_random_histories():

@@ -23,6 +23,7 @@ class Setup(NamedTuple):
     num_host_blocks: int
     offload_policy: str
     load_delays: tuple[int, ...]  # in turn
+    async_scheduling: bool = False
 
     @property
     def num_slots(self) -> int:
@@ -104,6 +105,7 @@ def random_setup(rng: random.Random) -> Setup:
         num_host_blocks=rng.choice([0, 1, 4, 16, 64]),
         offload_policy=rng.choice(["load", "load", "load", "recompute"]),
         load_delays=rng.choice([(0,), (0, 3), (1, 2, 0), (9, 0, 0, 4)]),
+        async_scheduling=rng.random() < 0.5,
     )
 
 

@@ -146,11 +146,13 @@ class Script:
 
     def run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
         return [
-            SampledToken(next_token(read.tobytes(), voice(*seq.sampling_row()[1:])), -1.0)
-            if len(read) == seq.num_tokens
-            else None
+            self._sample(seq, read) if len(read) == seq.num_tokens_with_placeholders else None
             for (seq, _), read in zip(batch, self._read_all(batch), strict=True)
         ]
+
+    def _sample(self, seq: Sequence, read: numpy.ndarray) -> SampledToken:
+        seq.placeholder_id = next_token(read.tobytes(), voice(*seq.sampling_row()[1:]))
+        return SampledToken(seq.placeholder_id, -1.0)
 
     def compute(self, batch: list[Scheduled]) -> torch.Tensor:
         """Return the logits of each sequence's next token, [num_seqs, vocab_size], for a beam search."""
@@ -170,11 +172,11 @@ class Script:
             self._raise_if_due(seq, len(batch))  # after the writes of the sequences before it
             self._write(seq, num_tokens)
         self.num_tokens += sum(num_tokens for _, num_tokens in batch)
-        return [self._read(seq, seq.num_computed_tokens + num_tokens) for seq, num_tokens in batch]
+        return [self._read(seq, seq.num_launched_tokens + num_tokens) for seq, num_tokens in batch]
 
     def _raise_if_due(self, seq: Sequence, batch_size: int) -> None:
         sample = seq.request_id, seq.sample_index
-        if seq.num_tokens >= self._faults.poison.get(sample, 10**9):
+        if seq.num_tokens_with_placeholders >= self._faults.poison.get(sample, 10**9):
             self._faults.raised["poison"] += 1
             raise Injected(f"poison in sample {sample}")
         try:
@@ -185,18 +187,19 @@ class Script:
             raise
 
     def _write(self, seq: Sequence, num_tokens: int) -> None:
-        start, table, size = seq.num_computed_tokens, seq.block_table, self._block_size
-        must(0 < num_tokens <= seq.num_tokens - start, f"{num_tokens} tokens of {seq.num_tokens}, {start} computed")
-        must(num_tokens < seq.num_tokens - start or not seq.to_fork, "the last token of a prompt that is to be forked")
+        start, table, size = seq.num_launched_tokens, seq.block_table, self._block_size
+        left = seq.num_uncomputed_tokens
+        must(0 < num_tokens <= left, f"{num_tokens} tokens of {seq.num_tokens}, {start} computed")
+        must(num_tokens < left or not seq.to_fork, "the last token of a prompt that is to be forked")
         must(seq in self._manager._holders, "it runs and holds nothing")
         state = int(self._keys[table[(start - 1) // size], (start - 1) % size]) if start else 0
-        for position in range(start, start + num_tokens):
+        for position, token_id in enumerate(seq.input_ids(num_tokens), start):
             block, offset = table[position // size], position % size
             if offset == 0 or position == start:
                 count = self._manager.pool.ref_counts[block]
                 must(count == 1, f"it writes to block {block}, which {count} hold")
                 must(block not in self._manager.pool.hashes, f"it writes to block {block}, which is cached")
-            state = read_on(state, seq.token_ids[position])
+            state = read_on(state, token_id)
             self._keys[block, offset] = self._values[block, offset] = state
 
     def _read(self, seq: Sequence, num_tokens: int) -> numpy.ndarray:

@@ -1,0 +1,289 @@
+"""async_scheduling: each step is launched before the tokens of the one before it are read.
+
+The device is a stand-in that takes 4 ms a step on a timer of its own, and no time of the CPU. For the figures, run
+
+    python -m nanovllm.tests.engine.test_async_scheduling
+"""
+
+import random
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import pytest
+from torch import Tensor
+
+from ...backends.torch.sampler import SampledToken
+from ...engine.config import EngineConfig
+from ...engine.executor import Pending, Scheduled
+from ...engine.llm_engine import LLMEngine
+from ...engine.outputs import RequestOutput
+from ...engine.sampling_params import RequestOutputKind, SamplingParams
+from ...engine.sequence import Sequence
+from .helpers import CONFIG, train_tokenizer, write_checkpoint
+from .scripted import (
+    answer,
+    answer_alone,
+    answers,
+    assert_empty,
+    chooser,
+    params,
+    reason,
+    reasons,
+    run_to_the_end,
+    scripted_engine,
+    step,
+)
+
+STEP_SECONDS = 0.004
+NUM_ROWS = 256
+
+
+class Timer:
+    """A device that runs one step after another, and what the host does with it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self._free_at = seconds, 0.0
+        self.idle: list[float] = []  # seconds for which the device had nothing to do before each step
+        self.waited = 0.0  # seconds for which the host has waited
+        self.calls: list[str] = []
+
+    def start(self) -> float:
+        """Queue a step behind the others. Return the time at which it ends."""
+        now = time.perf_counter()
+        self.idle.append(max(now - self._free_at, 0.0))
+        self._free_at = max(now, self._free_at) + self.seconds
+        return self._free_at
+
+    def wait(self, until: float) -> None:
+        started = time.perf_counter()
+        time.sleep(max(until - started, 0.0))
+        self.waited += time.perf_counter() - started
+
+
+class TimedStep(NamedTuple):
+    timer: Timer
+    number: int
+    ends_at: float
+    sampled: list[SampledToken | None]
+
+    def tokens(self) -> list[SampledToken | None]:
+        self.timer.calls.append(f"read {self.number}")
+        self.timer.wait(self.ends_at)
+        return self.sampled
+
+
+class TimedExecutor:
+    """An executor without a model: each position has its token."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.timer = Timer(seconds)
+        self.num_steps = self.num_tokens = 0
+
+    def launch(self, batch: list[Scheduled]) -> Pending:
+        self.num_steps += 1
+        self.timer.calls.append(f"launch {self.num_steps}")
+        sampled = [self._next(seq) if seq.num_uncomputed_tokens == count else None for seq, count in batch]
+        return TimedStep(self.timer, self.num_steps, self.timer.start(), sampled)
+
+    def _next(self, seq: Sequence) -> SampledToken:
+        return SampledToken(260 + seq.num_tokens_with_placeholders % 60, -1.0)  # pieces of words
+
+    def next_logits(self, batch: list[Scheduled]) -> Tensor:
+        raise ValueError("this executor has no logits")
+
+
+def timed_engine(checkpoint: Path, executor: TimedExecutor, **options: Any) -> LLMEngine:
+    settings: dict[str, Any] = {"max_num_seqs": NUM_ROWS, "max_num_batched_tokens": 8192, "offload_policy": "recompute"}
+    config = EngineConfig(str(checkpoint), kv_cache_tokens=NUM_ROWS * 256, **settings | options)
+    return LLMEngine(config, choose=chooser(lambda kv_cache: executor))
+
+
+class Figures(NamedTuple):
+    """Medians of a step, in milliseconds."""
+
+    step: float
+    host: float  # all work of the host
+    idle: float  # the device waits for the host
+
+    def __str__(self) -> str:
+        return f"step {self.step:.2f} ms, host's work {self.host:.2f} ms, idle device {self.idle:.2f} ms"
+
+
+def measure(checkpoint: Path, is_async: bool, num_steps: int = 100, seconds: float = STEP_SECONDS) -> Figures:
+    """Measure decode steps of NUM_ROWS requests that stream deltas."""
+    executor = TimedExecutor(seconds)
+    engine = timed_engine(checkpoint, executor, async_scheduling=is_async)
+    streamed = params(num_steps + 30, output_kind=RequestOutputKind.DELTA)
+    for i in range(NUM_ROWS):
+        engine.add_request(str(i), [3 + i, 4, 5], streamed)
+    for _ in range(10):
+        engine.step()
+    steps, hosts = [], []
+    executor.timer.idle.clear()
+    for _ in range(num_steps):
+        started, waited = time.perf_counter(), executor.timer.waited
+        assert len(engine.step()) == NUM_ROWS
+        steps.append(time.perf_counter() - started)
+        hosts.append(steps[-1] - (executor.timer.waited - waited))
+    return Figures(*(1000 * median(each) for each in (steps, hosts, executor.timer.idle)))
+
+
+def write_long_checkpoint(folder: Path) -> Path:
+    return write_checkpoint(folder, CONFIG | {"max_position_embeddings": 512}, tokenizer_model=train_tokenizer())
+
+
+# Order
+
+
+def test_each_step_is_launched_before_the_one_before_it_is_read(checkpoint):
+    engine = timed_engine(checkpoint, executor := TimedExecutor(), async_scheduling=True)
+    engine.add_request("a", [3, 4, 5], params(4))
+    assert step(engine) == {}, "nothing has been read yet"
+    assert answer(run_to_the_end(engine)["a"]) == [263, 264, 265, 266]
+    expected = ["launch 1", "launch 2", "read 1", "launch 3", "read 2", "launch 4", "read 3", "read 4"]
+    assert executor.timer.calls == expected
+
+
+def test_steps_are_read_at_once_by_default_on_a_cpu(checkpoint):
+    engine = timed_engine(checkpoint, executor := TimedExecutor())
+    engine.add_request("a", [3, 4, 5], params(2))
+    run_to_the_end(engine)
+    assert executor.timer.calls == ["launch 1", "read 1", "launch 2", "read 2"]
+
+
+@pytest.mark.parametrize("needs", [{"repetition_penalty": 1.5}, {"min_tokens": 2}, {"logit_bias": {9: 5.0}}])
+def test_step_whose_logits_depend_on_its_output_is_read_at_once(checkpoint, needs):
+    engine = timed_engine(checkpoint, executor := TimedExecutor(), async_scheduling=True)
+    engine.add_request("a", [3, 4, 5], params(2, **needs))
+    run_to_the_end(engine)
+    assert executor.timer.calls == ["launch 1", "read 1", "launch 2", "read 2"]
+
+
+# Sequences that end, are aborted or lack blocks while a step is in flight
+
+
+def test_stop_token_that_is_read_late_wastes_one_row(checkpoint):
+    engine, alone = scripted_engine(checkpoint, 16, async_scheduling=True), answer_alone([5, 6], 9)
+    engine.add_request("a", [5, 6], params(9, stop_token_ids=[alone[3]]))
+    ended = run_to_the_end(engine)
+    assert (answer(ended["a"]), reason(ended["a"])) == (alone[:4], "stop")
+    assert engine.executor.num_steps == 5, "the fifth was launched before the fourth was read"
+
+
+def test_last_token_of_max_tokens_wastes_no_row(checkpoint):
+    engine = scripted_engine(checkpoint, 16, async_scheduling=True)
+    engine.add_request("a", [5, 6], params(4))
+    run_to_the_end(engine)
+    assert engine.executor.num_steps == 4
+
+
+def test_sequence_that_lacks_a_block_may_still_stop_with_the_token_in_flight(checkpoint):
+    """The pool has 8 slots. The ninth token would need a block, but the eighth, which has a slot, ends the output."""
+    alone = answer_alone([5, 6], 7)
+    for is_async in (False, True):
+        engine = scripted_engine(checkpoint, num_blocks=2, async_scheduling=is_async)
+        engine.add_request("a", [5, 6], params(20, stop_token_ids=[alone[6]]))
+        assert reason(run_to_the_end(engine)["a"]) == "stop"
+
+
+def test_aborted_request_leaves_no_step_behind(checkpoint):
+    engine = scripted_engine(checkpoint, 16, async_scheduling=True)
+    engine.add_request("a", [5, 6], params(9))
+    step(engine)
+    step(engine)
+    output = engine.abort_request("a")
+    assert output is not None and answer(output) == answer_alone([5, 6], 1)
+    assert_empty(engine)
+    engine.add_request("b", [5, 6], params(3))
+    assert answer(run_to_the_end(engine)["b"]) == answer_alone([5, 6], 3)
+
+
+def test_reset_prefix_cache_computes_the_step_in_flight_again(checkpoint):
+    engine = scripted_engine(checkpoint, 16, async_scheduling=True)
+    engine.add_request("a", [5, 6], params(9))
+    step(engine)
+    step(engine)
+    assert engine.reset_prefix_cache(reset_running_requests=True)
+    assert answer(run_to_the_end(engine)["a"]) == answer_alone([5, 6], 9)
+
+
+# The same outputs
+
+
+def random_params(rng: random.Random) -> SamplingParams:
+    """Return parameters of all kinds: those that need each token on the host, and those that do not."""
+    drawn: dict[str, Any] = {
+        "temperature": rng.choice([0.0, 1.0]),
+        "n": rng.choice([1, 1, 3]),
+        "seed": rng.randrange(9),
+    }
+    if rng.random() < 0.3:
+        options = [{"repetition_penalty": 1.3}, {"logprobs": 2}, {"prompt_logprobs": 1}, {"min_tokens": 3}]
+        drawn |= rng.choice(options)
+    if rng.random() < 0.4:
+        drawn |= rng.choice([{"stop": ["e", "th"]}, {"stop_token_ids": rng.sample(range(320), 40)}, {"top_k": 5}])
+    return params(rng.randint(3, 30), **drawn)
+
+
+Ended = dict[str, tuple[list[list[int]], list[str], list[str | None]]]
+
+
+def play(checkpoint: Path, seed: int, is_async: bool) -> tuple[Ended, int]:
+    """Return the tokens, the text and the end of each request, and the number of preemptions."""
+    rng = random.Random(seed)
+    options: dict[str, Any] = {"kv_cache_tokens": 4 * rng.choice([14, 20]), "kv_offloading_tokens": 64}
+    options |= {"block_size": 4, "max_num_batched_tokens": rng.choice([5, 64]), "watermark": 0.0}
+    options |= {"attention_backend": "torch", "offload_policy": "load", "async_scheduling": is_async}
+    config = EngineConfig(str(checkpoint), **options)
+    engine = LLMEngine(config)
+    start = [rng.randrange(259, 320) for _ in range(12)]
+    ended: Ended = {}
+    for number in range(40):
+        if rng.random() < 0.5:
+            prompt = start[: rng.randrange(13)] + [rng.randrange(259, 320) for _ in range(rng.randint(1, 8))]
+            engine.add_request(str(number), prompt, random_params(rng))
+        ended |= finished(step(engine))
+        if rng.random() < 0.1:
+            engine.abort_request(str(rng.randrange(number + 1)))
+    ended |= finished({name: output for name, output in run_to_the_end(engine).items()})
+    return ended, engine.scheduler.num_preemptions
+
+
+def finished(outputs: dict[str, RequestOutput]) -> Ended:
+    done = {name: output for name, output in outputs.items() if output.finished}
+    return {name: (answers(each), [one.text for one in each.outputs], reasons(each)) for name, each in done.items()}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 20))])
+def test_random_histories_give_the_same_outputs_as_without_overlap(checkpoint, seed):
+    """Requests of all kinds share prefixes in a pool that is too small. Aborted ones are not compared."""
+    expected, num_preemptions = play(checkpoint, seed, is_async=False)
+    overlapped, _ = play(checkpoint, seed, is_async=True)
+    both = expected.keys() & overlapped.keys()  # an abort may find a request that has ended, in one of the two
+    assert {name: overlapped[name] for name in both} == {name: expected[name] for name in both}
+    assert len(both) > 6 and len(both) >= len(expected) - 2, "this history tests too little"
+    assert num_preemptions > 0
+
+
+# Speed
+
+
+def test_host_works_while_the_device_runs(tmp_path):
+    """On a device that takes as long as the host, a step takes as long as either, instead of their sum."""
+    path = write_long_checkpoint(tmp_path)
+    host = measure(path, is_async=False, num_steps=20, seconds=0.0).host / 1000
+    for _ in range(4):  # other programs may slow it down
+        serial, overlapped = (measure(path, is_async, 20, seconds=1.2 * host) for is_async in (False, True))
+        if overlapped.step < 0.75 * serial.step and overlapped.idle < 0.25 * serial.idle:
+            return
+    raise AssertionError(f"not overlapped: {overlapped}; one by one: {serial}")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_long_checkpoint(Path(folder))
+        for is_async in (False, True):
+            print(f"async_scheduling={is_async}:", measure(path, is_async))
