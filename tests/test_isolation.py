@@ -23,6 +23,7 @@ OF_THE_PACKAGE = {"asyncio", "click", "jinja2", "numpy", "pydantic", "tokenizers
 WORKERS = "bench/workers"  # these run in the other engines' environments
 IF_INSTALLED = {
     "engine/structured_outputs.py": {"llguidance"},
+    "checkpoints/gguf.py": {"gguf"},
     f"{WORKERS}/serve_vllm.py": {"vllm"},
     f"{WORKERS}/serve_llama_cpp.py": {"llama_cpp"},
     f"{WORKERS}/serve_transformers.py": {"transformers"},
@@ -41,7 +42,7 @@ CONNECTING = {"connect", "connect_ex", "create_connection", "open_connection", "
 NETWORK = {"asyncio", "ftplib", "http", "imaplib", "poplib", "smtplib", "socket", "socketserver", "ssl", "urllib"}
 # vLLM's scripts and programs of client libraries, which run in environments of their own
 OF_OTHERS = ("tests/scripts/", "tests/clients/programs/")
-THROUGH_THE_HUB = {"checkpoints/hub.py", "tests/fake_hub.py", "tests/test_hub.py"}
+THROUGH_THE_HUB = {"checkpoints/hub.py", "tests/fake_hub.py", "tests/test_hub.py", "tests/test_gguf.py"}
 NETWORK_NAMES = {"hub", "load_state_dict_from_url", "download_url_to_file", "urlopen", "snapshot_download"}
 
 # Runs a module like `python -m`, without the rest of this repository, the test extras and the network.

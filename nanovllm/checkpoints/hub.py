@@ -1,6 +1,6 @@
 """Find a checkpoint: a folder, or a model on the Hugging Face Hub, which is downloaded into the Hub's cache.
 
-Start with find_checkpoint(). Folders in other formats (pickles, GGUF, adapters) raise an error that says what to do.
+Start with find_checkpoint(). Folders in other formats (pickles, adapters) raise an error that says what to do.
 The cache, the token and offline mode are huggingface_hub's: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT.
 """
 
@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from .entries import Entries
+from .gguf import TABLE, unpack
 from .model_config import read_model_config
 
 DEFAULT_MODEL = "models/storyteller"  # EngineConfig.model's default: a folder of the repository, not a name on the Hub
 HUB_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
+GGUF_ON_HUB = re.compile(rf"({HUB_NAME.pattern}):([\w./-]+\.gguf)", re.ASCII)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FILES = [  # everything but the weights; patterns match the top folder only, so no "original/..."
     "config.json",
@@ -42,22 +44,22 @@ def find_checkpoint(
 ) -> Path:
     """Return the folder of a checkpoint. `model` is a folder, or ORG/NAME on the Hub, downloaded if necessary.
 
+    It can also be a GGUF file, or ORG/NAME:FILE.gguf on the Hub: see gguf.py.
+
     `revision` is a branch, a tag or a commit on the Hub; `options` are cache_dir and token, with the environment's as
     defaults. A folder ignores them and never touches the network. `hf_overrides` replaces entries of config.json.
 
     Raise ValueError with one line that says what to do.
     """
-    path = Path(model)
-    if os.path.exists(path):  # path.exists() would raise for a NUL character
+    if path := local_folder(model, revision, **options):
         check_format(path)
         return path
     return download(hub_repository(model, revision, **options), hf_overrides)
 
 
 def find_tokenizer(model: str | Path, revision: str | None = None, **options: Any) -> Path:
-    """Return a folder with the tokenizer of a model. It downloads no weights."""
-    path = Path(model)
-    if os.path.exists(path):
+    """Return a folder with the tokenizer of a model. It downloads no weights, except in a GGUF file."""
+    if path := local_folder(model, revision, **options):
         return path
     repository = hub_repository(model, revision, **options)
     with one_line_errors(repository):
@@ -66,12 +68,28 @@ def find_tokenizer(model: str | Path, revision: str | None = None, **options: An
 
 def find_config(model: str | Path, revision: str | None = None) -> Path:
     """Return the path of config.json, for a folder, a name on the Hub or the file itself."""
-    path = Path(model)
-    if os.path.exists(path):
+    if path := local_folder(model, revision):
         return path / "config.json" if path.is_dir() else path
     repository = hub_repository(model, revision)
     with one_line_errors(repository):
         return repository.snapshot(["config.json"]) / "config.json"
+
+
+def local_folder(model: str | Path, revision: str | None, **options: Any) -> Path | None:
+    """Return `model` if it exists, or the folder of a GGUF file, which may be on the Hub; None for other names."""
+    path, on_hub = Path(model), GGUF_ON_HUB.fullmatch(str(model))
+    if on_hub and not os.path.exists(path):
+        name, file = on_hub.groups()
+        repository = hub_repository(name, revision, **options)
+        with one_line_errors(repository):
+            path = repository.snapshot([file]) / file
+        if not path.exists():
+            raise ValueError(f"{name} on the Hub has no {file}")
+    if not os.path.exists(path):  # path.exists() would raise for a NUL character
+        if path.suffix == ".gguf":
+            raise ValueError(f"the file {path.absolute()} does not exist")
+        return None
+    return unpack(path) if path.suffix == ".gguf" and path.is_file() else path
 
 
 # A folder
@@ -85,7 +103,7 @@ CONVERT = (
 DOWNLOAD_INSTEAD = "download the safetensors version of this model instead"
 OTHER_FORMATS = {  # file name pattern: the format, and what to do about it. The first match counts
     "adapter_config.json": "an adapter and not a full model: merge it into its base model and save the result",
-    "*.gguf": f"llama.cpp's GGUF format: {DOWNLOAD_INSTEAD}",
+    "*.gguf": "llama.cpp's GGUF format: name the file, as in FOLDER/FILE.gguf or ORG/NAME:FILE.gguf",
     "consolidated*": "the publisher's own format: download the version for transformers instead",
     "tf_model.h5": f"TensorFlow's format: {DOWNLOAD_INSTEAD}",
     "flax_model.msgpack": f"Flax's format: {DOWNLOAD_INSTEAD}",
@@ -121,7 +139,7 @@ def find_problem(names: list[str]) -> str | None:
     >>> find_problem(["config.json", "pytorch_model.bin"])
     'has its weights in pytorch_model.bin, a pickle, and no safetensors'
     """
-    if WEIGHTS in names or INDEX in names:
+    if not {WEIGHTS, INDEX, TABLE}.isdisjoint(names):
         return None
     if not names:
         return "is not a checkpoint folder: it is empty"

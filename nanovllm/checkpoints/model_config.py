@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..llama import ModelConfig
 from .entries import Entries, brief
+from .packed import Scheme
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
@@ -130,12 +131,7 @@ def find_family(config: Entries) -> tuple[str, Family]:
 
 def check_implemented(config: Entries) -> None:
     """Raise ValueError, naming the entry and its value, if the model does not implement it."""
-    for name in ("quantization_config", "compression_config"):
-        if name in config:
-            method = config.entries(name).values.get("quant_method")
-            raise ValueError(
-                f"{config.path}: {name} (quant_method {brief(method)}): quantized weights are not supported"
-            )
+    Scheme.read(config)
     for name, values in IMPLEMENTED.items():
         if name in config and config.values[name] not in values:
             raise config.error(name, str(values[0]).lower() if values else "null")

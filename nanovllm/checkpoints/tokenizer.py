@@ -213,7 +213,7 @@ def to_token_ids(token_ids: Any) -> Sequence[int]:
 
 def is_id(value: object) -> TypeGuard[int]:
     """Return whether `value` is an integer of any library, and not a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def load_tokenizer(folder: str | Path) -> HFTokenizer | None:
@@ -269,9 +269,13 @@ class StreamDecoder:
 
     def push(self, *token_ids: int) -> str:
         """Return the text that `token_ids` complete. It can be empty."""
-        new = self._tokenizer.visible([*token_ids])
+        new = self._tokenizer.visible(token_ids)
         if not new:
             return ""
+        if len(new) == 1 and self._window == self._tokenizer.anchor and not self._returned.endswith(REPLACEMENT):
+            piece = self._tokenizer.decode_one(new[0])  # almost always, so a token is decoded only once
+            if not piece.endswith(REPLACEMENT):
+                return piece
         self._window += new
         text = self._text()
         num_held_back = min(len(text) - len(text.rstrip(REPLACEMENT)), MAX_HELD_BACK)
@@ -359,14 +363,18 @@ class TokenizerConfig:
         older_path = folder / "special_tokens_map.json"
         has_decoder = "added_tokens_decoder" in config
         files = TokenFiles(config, Entries({}, older_path) if has_decoder else Entries.read_if_exists(older_path))
-        added = files.added(file.added)
+        added, extra = files.added(file.added), file.extra
+        if isinstance(file, SentencepieceFile) and name not in BUILDERS:
+            extra = [token for token in extra if token.special]  # the backend knows the user-defined pieces
+            if file.adds_prefix:  # as it does to each text between added tokens, which are therefore found first
+                added = {i: AddedToken(**token.__getstate__() | {"normalized": False}) for i, token in added.items()}
         defaults = file.named if is_bare else DEFAULTS.get(name, file.named)
         add_bos, add_eos = config.flag("add_bos_token", is_bare), config.flag("add_eos_token", False)
         return cls(
             config,
             name,
             files.named(added, defaults),
-            files.extra(file.extra),
+            files.extra(extra),
             added,
             add_bos and not file.has_template,  # transformers 5 ignores the flags next to a tokenizer.json
             add_eos and not file.has_template,
@@ -556,7 +564,8 @@ class TokenizerFile:
         return backend
 
 
-UNIGRAM, CONTROL, USER_DEFINED = 1, 3, 4  # values in sentencepiece_model.proto
+UNIGRAM = 1  # sentencepiece_model.proto: a type of model
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of a piece
 
 
 class SentencepieceFile:
@@ -579,13 +588,14 @@ class SentencepieceFile:
         self._is_unigram = trainer.get(3, UNIGRAM) == UNIGRAM
         self._has_bytes = bool(trainer.get(35, 0))
         self._charsmap = normalizer.get(2, b"")
-        types = [dict(protobuf_fields(value)).get(3, 1) for i, value in file if i == 1]
+        self.adds_prefix, self._removes_spaces, self._escapes = (bool(normalizer.get(field, 1)) for field in (3, 4, 5))
+        self._types = [dict(protobuf_fields(value)).get(3, NORMAL) for i, value in file if i == 1]
         named = {"bos_token": self._sp.bos_id(), "eos_token": self._sp.eos_id(), "unk_token": self._sp.unk_id()}
         self.named = {name: self._sp.id_to_piece(i) for name, i in named.items() if i >= 0}
         self.added: dict[int, AddedToken] = {}
         self.extra = [
             AddedToken(self._sp.id_to_piece(i), normalized=False, special=type == CONTROL)
-            for i, type in enumerate(types)
+            for i, type in enumerate(self._types)
             if type in (CONTROL, USER_DEFINED)
         ]
 
@@ -598,22 +608,52 @@ class SentencepieceFile:
         return self._build_plain(vocab, config)
 
     def _build_plain(self, vocab: Vocabulary, config: TokenizerConfig) -> Tokenizer:
-        """Return a tokenizer that puts no space before the text, as transformers does if no class is named."""
-        model: BPE | Unigram
-        if self._is_unigram:
-            scored = [(piece, self._sp.get_score(i)) for piece, i in vocab.items()]
-            model = Unigram(scored, unk_id=self._sp.unk_id(), byte_fallback=self._has_bytes)
-        else:
-            names = {i: token.content for i, token in config.added.items() if token.content not in vocab}
-            vocab = {names.get(i, piece): i for piece, i in vocab.items()}
-            unk = self.named.get("unk_token")
-            model = BPE(vocab, merges_of(vocab), unk_token=unk, fuse_unk=True, byte_fallback=self._has_bytes)
-        backend = Tokenizer(model)
-        steps = [normalizers.Precompiled(self._charsmap)] if self._charsmap else []
-        backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
-        ends = [decoders.ByteFallback(), decoders.Fuse()] if self._has_bytes else []
-        backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), *ends])
+        """Return a tokenizer that encodes as the sentencepiece library does, like transformers if no class is named."""
+        pieces = {i: piece for piece, i in vocab.items()}
+        names = {i: token.content for i, token in config.added.items()}
+        if not self._is_unigram:  # added tokens rename pieces
+            kept = {piece for i, piece in pieces.items() if i not in names}
+            pieces |= {i: name for i, name in names.items() if i in pieces and name not in kept}
+        backend = Tokenizer(self._plain_model(pieces))
+        legacy = config.entries.flag("legacy", True)
+        steps: list[normalizers.Normalizer] = [normalizers.Precompiled(self._charsmap)] if self._charsmap else []
+        before: list[pre_tokenizers.PreTokenizer] = []
+        after: list[decoders.Decoder] = [decoders.ByteFallback()] if self._has_bytes else []
+        if self._removes_spaces:
+            steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        if self._escapes:
+            steps.append(normalizers.Replace(" ", "\u2581"))
+        if self.adds_prefix:
+            if legacy:  # Metaspace adds none to a text that starts with one
+                steps.append(normalizers.Replace(Regex("\\A\u2581"), "\u2581\u2581"))
+            scheme = "always" if legacy else "first"
+            before.append(pre_tokenizers.Metaspace("\u2581", prepend_scheme=scheme, split=False))
+        if user_defined := [piece for i, piece in pieces.items() if self._types[i] == USER_DEFINED]:
+            pattern = "|".join(re.escape(piece) for piece in sorted(user_defined, key=len, reverse=True))
+            before.append(pre_tokenizers.Split(Regex(pattern), behavior="isolated"))  # never merged with a neighbor
+        if after or self.adds_prefix:
+            after.append(decoders.Fuse())
+        if self.adds_prefix:
+            after.append(decoders.Strip(" ", left=1))
+        backend.normalizer = normalizers.Sequence(steps)
+        backend.pre_tokenizer = pre_tokenizers.Sequence(before) if before else None
+        backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), *after])
         return backend
+
+    def _plain_model(self, pieces: dict[int, str]) -> BPE | Unigram:
+        scores = {i: self._sp.get_score(i) for i in pieces}
+        if self._is_unigram:
+            scored = [(piece, scores[i]) for i, piece in pieces.items()]
+            return Unigram(scored, unk_id=self._sp.unk_id(), byte_fallback=self._has_bytes)
+        normal = sorted((i for i in pieces if self._types[i] == NORMAL), key=lambda i: (-scores[i], i))
+        return BPE(
+            {piece: i for i, piece in pieces.items()},
+            merges_of({pieces[i]: rank for rank, i in enumerate(normal)}),
+            unk_token=self.named.get("unk_token"),
+            fuse_unk=True,
+            byte_fallback=self._has_bytes,
+            ignore_merges=USER_DEFINED in self._types,
+        )
 
 
 def merges_of(vocab: Vocabulary) -> Merges:

@@ -1,9 +1,10 @@
-"""Load a checkpoint's safetensors into the model and check every tensor on the way; or make random weights.
+"""Load a checkpoint's tensors into the model and check every tensor on the way; or make random weights.
 
 The stages' loader, llama/weights.py, is for checkpoints that are known to be complete.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -14,9 +15,11 @@ from torch import Tensor
 from ..host_memory import MADV_COLLAPSE, use_huge_pages
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
-from ..log import with_progress
-from ..quantization import QuantizedLinear, quantize_layers
+from ..log import logger, with_progress
+from ..quantization import PADDED, Format, Integers, QuantizedLinear, floats_of, format_at_load, quantize_layers
+from . import gguf
 from .entries import Entries
+from .packed import PackedTensors
 
 IGNORED = ("rotary_emb.inv_freq",)  # in old checkpoints; config.json already determines it
 STD = 0.02  # of random matrices and biases; norms get ones
@@ -34,23 +37,33 @@ def load_model(
     """Load the model of a checkpoint in `dtype` on `device`, for texts of up to `max_model_len` tokens.
 
     With a `quantization`, linear layers have "int8" or "int4" weights, which are quantized one by one as they are read.
+    Otherwise, weights that the checkpoint has in integers stay as they are on a CPU, if a Format holds them exactly.
     Raise ValueError, naming the file and the tensor, if a tensor is missing, unreadable, unknown or of a wrong shape,
     and if the model's sliding window is shorter than `max_model_len` (default: max_position_embeddings).
     """
     max_model_len = max_model_len or config.max_position_embeddings
     check_window(config.sliding_window, max_model_len, Path(folder))
-    model, region = empty_model(config, dtype, device, max_model_len, quantization)
+    check_device(quantization, device)
     reader = TensorReader(Path(folder))
+    stored = partial(stored_format, reader, config) if device.type == "cpu" else None
+    format_of = stored if quantization is None else format_at_load(quantization)
+    model, region = empty_model(config, dtype, device, max_model_len, format_of)
     if config.tie_word_embeddings:
         reader.check_tied_head((config.vocab_size, config.hidden_size))
     for name, tensor in with_progress(dict(weights_of(model)).items(), "loading weights"):
         parts = checkpoint_tensors(name, shape_of(tensor), config)
+        if isinstance(tensor, QuantizedLinear) and quantization is None:
+            tensor.store([reader.read_integers(*part) for part in parts])
+            continue
         if isinstance(tensor, QuantizedLinear):
             tensor.quantize([reader.read(*part) for part in parts])
             continue
         for rows, part in zip(torch.split(tensor, [shape[0] for _, shape in parts]), parts, strict=True):
             rows.copy_(reader.read(*part))  # straight to its place and dtype, so no tensor exists twice
     reader.check_all_read()
+    if reader.widened and quantization is None:
+        wide, first, count = str(dtype).removeprefix("torch."), min(reader.widened), len(reader.widened)
+        logger.warning("integers that cannot be kept are widened to %s: %s (%d tensors in total)", wide, first, count)
     use_huge_pages(region, MADV_COLLAPSE)  # for systems that give none to new memory
     return model
 
@@ -68,8 +81,10 @@ def dummy_model(
     The cost of a step does not depend on the weights, so this is enough to measure it.
     """
     check_window(config.sliding_window, max_model_len, Path(folder))
+    check_device(quantization, device)
     generator = torch.Generator(device).manual_seed(0)
-    model, region = empty_model(config, dtype, device, max_model_len, quantization)
+    format_of = None if quantization is None else format_at_load(quantization)
+    model, region = empty_model(config, dtype, device, max_model_len, format_of)
     for name, tensor in weights_of(model):
         if isinstance(tensor, QuantizedLinear):
             tensor.quantize([torch.randn(shape_of(tensor), generator=generator, device=device) * STD])
@@ -82,19 +97,21 @@ def dummy_model(
 
 
 def empty_model(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, max_model_len: int, quantization: str | None
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    format_of: Callable[[str], Format | None] | None,
 ) -> tuple[LlamaForCausalLM, Tensor]:
     """Return a model with uninitialized weights, and the region of memory that has all of them.
 
     A region of all weights fills huge pages, which small matrices of their own could not. Raise ValueError if there is
     no room for it, or if the model cannot be quantized.
     """
-    if quantization is not None and device.type != "cpu":
-        raise ValueError(f"quantization {quantization!r} needs a CPU, got device {device}")
     with torch.device("meta"), NoInit():  # shapes without memory
         model = LlamaForCausalLM(config, max_model_len)
-        if quantization is not None:
-            quantize_layers(model, quantization, dtype)
+        if format_of is not None:
+            quantize_layers(model, format_of, dtype)
     empty = dict(model.named_parameters())  # lists a tied head once
     types = {name: dtype if weight.is_floating_point() else weight.dtype for name, weight in empty.items()}
     num_bytes = {name: weight.numel() * types[name].itemsize for name, weight in empty.items()}
@@ -109,7 +126,7 @@ def empty_model(
         for name, part in zip(empty, region.split(sizes), strict=True)
     }
     model.load_state_dict(state, assign=True, strict=False)  # only a tied head is missing
-    if quantization is None:
+    if not isinstance(model.lm_head, QuantizedLinear):
         model.tie_weights()
     return model.to(device, dtype).eval().requires_grad_(False), region
 
@@ -141,6 +158,23 @@ def check_window(sliding_window: int | None, max_model_len: int, folder: Path) -
         )
 
 
+def check_device(quantization: str | None, device: torch.device) -> None:
+    """Raise ValueError if quantized layers cannot run on a device."""
+    if quantization is not None and device.type != "cpu":
+        raise ValueError(f"quantization {quantization!r} needs a CPU, got device {device}")
+
+
+def stored_format(reader: "TensorReader", config: ModelConfig, layer: str) -> Format | None:
+    """Return a format that holds a layer's integers in a checkpoint exactly, or None to widen them."""
+    name = "model.embed_tokens" if layer == "lm_head" and config.tie_word_embeddings else layer
+    parts = checkpoint_tensors(f"{name}.weight", torch.Size((0, 0)), config)
+    if any(shape[0] % PADDED for _, shape in parts):
+        return None  # a part must begin where a kernel can
+    formats = [format for part, _ in parts if (format := reader.format(part)) is not None]
+    are_like = len(set(formats)) == 1 or all(format.bits == 8 for format in formats)
+    return max(formats) if len(formats) == len(parts) and are_like else None
+
+
 def checkpoint_tensors(name: str, shape: torch.Size, config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
     """Return the name and shape of the checkpoint's tensors that our parameter stacks along dimension 0."""
     q, kv = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
@@ -152,14 +186,14 @@ def checkpoint_tensors(name: str, shape: torch.Size, config: ModelConfig) -> lis
 
 
 class TensorFile(Protocol):
-    """An open safetensors file. The library itself has no type annotations."""
+    """An open file of tensors. The safetensors library itself has no type annotations."""
 
     def keys(self) -> list[str]: ...
     def get_tensor(self, name: str) -> Tensor: ...
 
 
 class TensorReader:
-    """The tensors of a checkpoint by name, from model.safetensors or from the shards that its index lists.
+    """The tensors of a checkpoint by name, from a GGUF file, model.safetensors or the shards that its index lists.
 
     Each tensor is read through a mapping of its own: the pages that a mapping has read stay in memory until it ends.
     """
@@ -168,30 +202,64 @@ class TensorReader:
         self._folder = folder
         self._file_of: dict[str, str] = {}  # tensor -> file name
         self._read: set[str] = set()
+        self.widened: set[str] = set()  # tensors in integers that were read as floating-point numbers
         index = folder / "model.safetensors.index.json"
-        if (folder / "model.safetensors").is_file():
+        self._gguf = gguf.GgufTensors(folder) if (folder / gguf.TABLE).exists() else None
+        if self._gguf:
+            self._file_of = dict.fromkeys(self._gguf.keys(), gguf.FILE)
+        elif (folder / "model.safetensors").is_file():
             self._file_of = dict.fromkeys(self._open("model.safetensors").keys(), "model.safetensors")
         elif index.exists():
             weight_map = Entries.read(index).entries("weight_map")
             self._file_of = {name: weight_map.text(name) for name in weight_map.values}
         else:
             raise ValueError(f"{folder} has no model.safetensors and no {index.name}")
+        self._packed = PackedTensors.of(Entries.read_if_exists(folder / "config.json"), self._file_of)
+
+    def format(self, name: str) -> Format | None:
+        """Return the format of a tensor that is stored in integers."""
+        if self._gguf:
+            return self._gguf.format(name) if name in self._file_of else None
+        return self._packed.format if self._packed and name in self._packed else None
+
+    def read_integers(self, name: str, shape: tuple[int, ...]) -> Integers:
+        """Return a tensor that has a format. Raise ValueError if it is unreadable or not of `shape`."""
+        assert self._gguf or self._packed
+        if self._gguf:
+            self._read.add(name)
+            integers = self._gguf.get_integers(name)
+        elif self._packed:
+            integers = self._packed.integers(name, self._get)
+        if integers.q.shape != shape:
+            raise ValueError(
+                f"{self._folder}: tensor {name} has shape {[*integers.q.shape]}, but config.json requires {[*shape]}"
+            )
+        return integers
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return the tensor `name`. Raise ValueError if it is missing, unreadable or not of `shape`."""
+        if self._packed and name in self._packed:
+            self.widened.add(name)
+            return floats_of(self.read_integers(name, shape))
         if name not in self._file_of:
             raise ValueError(f"{self._folder}: tensor {name} {list(shape)} is missing")
-        path = self._folder / self._file_of[name]
-        try:
-            tensor = self._open(self._file_of[name]).get_tensor(name)
-        except SafetensorError as error:
-            raise ValueError(f"{path}: tensor {name} cannot be read: {error}") from None
+        if self._gguf and self._gguf.is_quantized(name):
+            self.widened.add(name)
+        tensor, path = self._get(name), self._folder / self._file_of[name]
         if tuple(tensor.shape) != shape:
             raise ValueError(
                 f"{path}: tensor {name} has shape {list(tensor.shape)}, but config.json requires {list(shape)}"
             )
         if not tensor.is_floating_point():
             raise ValueError(f"{path}: tensor {name} must be floating point, got {tensor.dtype}")
+        return tensor
+
+    def _get(self, name: str) -> Tensor:
+        path = self._folder / self._file_of[name]
+        try:
+            tensor = self._open(self._file_of[name]).get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"{path}: tensor {name} cannot be read: {error}") from None
         self._read.add(name)
         return tensor
 
@@ -218,6 +286,8 @@ class TensorReader:
         path = self._folder / file_name
         if not path.is_file():
             raise ValueError(f"{self._folder}: {file_name} is missing, but the index lists it")
+        if self._gguf:
+            return self._gguf
         try:
             file: TensorFile = safe_open(path, framework="pt", device="cpu")
         except (SafetensorError, OSError) as error:

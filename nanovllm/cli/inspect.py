@@ -79,20 +79,24 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
 def inspect(model: str, revision: str | None, as_json: bool, **options: Any) -> int:
     """Calculate how much memory a model needs, and how many sequences fit in the rest.
 
-    MODEL is a checkpoint folder, a config.json, a model on the hub, or a known name (--list). No weights are read. A
-    contiguous sequence reserves max_model_len slots; in blocks it takes only the slots that it fills.
+    MODEL is a checkpoint folder, a GGUF file, a config.json, a model on the hub, or a known name (--list). No weights
+    are read. A contiguous sequence reserves max_model_len slots; in blocks it takes only the slots that it fills.
     """
     with usage_errors():
-        report = make_report(find_model(model, revision), **options)
+        dimensions, tensor_types = find_model(model, revision)
+        report = make_report(dimensions, **options) | ({"tensor_types": tensor_types} if tensor_types else {})
         click.echo(json.dumps({"model": model} | report, indent=2) if as_json else "\n".join(table(model, report)))
     return 0
 
 
-def find_model(model: str, revision: str | None) -> Dimensions:
-    """Return the dimensions of a model. Raise ValueError if `model` is neither a folder nor a known name."""
+def find_model(model: str, revision: str | None) -> tuple[Dimensions, dict[str, int]]:
+    """Return the dimensions of a model, and how many tensors of each type a GGUF file has.
+
+    Raise ValueError if `model` is neither a checkpoint nor a known name.
+    """
     if not os.path.exists(model) and model.lower() in SHAPES:
-        return SHAPES[model.lower()]
-    if not os.path.exists(model) and "/" not in model:
+        return SHAPES[model.lower()], {}
+    if not os.path.exists(model) and "/" not in model and not model.endswith(".gguf"):
         near = get_close_matches(model.lower(), SHAPES, n=1)
         hint = f"did you mean {near[0]}?" if near else "--list prints the known models"
         raise ValueError(
@@ -100,11 +104,12 @@ def find_model(model: str, revision: str | None) -> Dimensions:
         )
 
     from ..checkpoints.entries import Entries
+    from ..checkpoints.gguf import tensor_types
     from ..checkpoints.hub import find_config
     from ..checkpoints.model_config import model_config
 
     path = find_config(model, revision)
-    return model_config(Entries.read(path), Entries({}, path))
+    return model_config(Entries.read(path), Entries({}, path)), tensor_types(path.parent)
 
 
 # The numbers
@@ -188,6 +193,9 @@ def table(model: str, report: dict[str, Any]) -> Iterator[str]:
     yield f"  {layers} layers of {hidden:,}, {heads} heads and {kv_heads} KV heads of {head_dim}"
     window = f" (a sliding window of {report['sliding_window']:,})" if report["sliding_window"] else ""
     yield f"  {report['max_position_embeddings']:,} positions{window}, max_model_len {report['max_model_len']:,}"
+
+    if types := report.get("tensor_types"):
+        yield f"  GGUF tensors: {', '.join(f'{count} {name}' for name, count in types.items())}"
 
     *parts, (_, total) = report["parameters"].items()
     yield f"\nparameters {total:19,}"

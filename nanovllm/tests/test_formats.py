@@ -35,7 +35,7 @@ def error_of(path: Path) -> str:
         (["README.md"], " is not a checkpoint folder: it has no model.safetensors and no model.safetensors.index.json"),
         (
             ["a-Q4_K_M.gguf"],
-            " has a-Q4_K_M.gguf, llama.cpp's GGUF format: download the safetensors version of this model instead",
+            " has a-Q4_K_M.gguf, llama.cpp's GGUF format: name the file, as in FOLDER/FILE.gguf or ORG/NAME:FILE.gguf",
         ),
         (["consolidated.00.pth", "params.json"], " has consolidated.00.pth, the publisher's own format: download"),
         (["consolidated.safetensors"], " has consolidated.safetensors, the publisher's own format: download"),
@@ -74,9 +74,9 @@ def test_error_asks_for_the_folder_of_a_file(tmp_path):
     weights = folder / "model.safetensors"
     assert error_of(weights) == f"{weights} is a single file of a checkpoint: pass the folder that contains it"
     assert error_of(folder / "config.json") == f"{folder}/config.json is a file, not a checkpoint folder"
-    (folder / "a.gguf").touch()
-    error = f"{folder}/a.gguf is a file, not a checkpoint folder: it is llama.cpp's GGUF format"
-    assert error_of(folder / "a.gguf").startswith(error)
+    (folder / "model.onnx").touch()
+    error = f"{folder}/model.onnx is a file, not a checkpoint folder: it is the ONNX format"
+    assert error_of(folder / "model.onnx").startswith(error)
 
 
 def test_safetensors_win_over_other_formats(tmp_path):
@@ -141,7 +141,7 @@ UNSUPPORTED = [
     ),
     (
         {"quantization_config": {"quant_method": "awq"}},
-        "quantization_config (quant_method 'awq'): quantized weights are",
+        "quantization_config (quant_method 'awq') is not supported",
     ),
     ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type must be default, linear or llama3, got 'yarn'"),
     ({"hidden_act": "gelu"}, "hidden_act must be silu, got 'gelu'"),

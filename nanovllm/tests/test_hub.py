@@ -258,7 +258,7 @@ def test_download_continues_after_a_kill(hub, error_of, monkeypatch, tmp_path):
     [
         ([], f"{NAME} on the Hub is not a checkpoint folder: it is empty"),
         (["pytorch_model.bin"], f"and no safetensors: download it with `hf download {NAME} --local-dir FOLDER`"),
-        (["tiny-q4.gguf"], f"{NAME} on the Hub has tiny-q4.gguf, llama.cpp's GGUF format: download the"),
+        (["tiny-q4.gguf"], f"{NAME} on the Hub has tiny-q4.gguf, llama.cpp's GGUF format: name the file"),
         (
             ["adapter_config.json", "adapter_model.safetensors"],
             "has adapter_config.json, an adapter and not a full model",

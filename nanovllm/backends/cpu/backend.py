@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...llama import LlamaForCausalLM
 from ...log import logger
-from ..torch.backend import Backend, Computed
+from ..torch.backend import Backend, Computed, SamplerAhead
 from ..torch.model_runner import ModelRunner
 from ..torch.sampler import SampledToken, SamplingRow
 from .compiler import Compiler, compile_here, find_folder, is_complete
@@ -34,6 +34,8 @@ COMPILING = "compiling kernels, once per machine: about half a minute"
 
 class NumbaBackend:
     """A Backend with Numba's kernels: each step is one compiled call."""
+
+    ahead: SamplerAhead | None = None
 
     def __init__(self, model: LlamaForCausalLM, kv_cache: "KVCache", max_model_len: int) -> None:
         """Pack the weights of `model`, once all kernels are compiled. Raise ValueError if kernels cannot compute it.

@@ -5,11 +5,12 @@ x is quantized too, in groups of 32 numbers: x = scale * q with q from -127 to 1
     sum over a group of weight * x = x_scale * (scale * sum(q * x_q) + minimum * sum(x_q))
 
 so kernels multiply bytes, four at a time in each lane. One instruction does that for 64 bytes (AVX-512 VNNI); elsewhere
-it takes several. The sums of x_q are computed once per row. int8 is the same with the minimum -128 * scale, and its
-scale, one per output, is applied at the end.
+it takes several. The sums of x_q are computed once per row. int8 is the same with the minimum -128 * scale. A scale per
+output is applied at the end.
 """
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ from llvmlite import binding, ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
 
+from ...quantization import GROUP, Format
 from .blocks import add_blocks, load_block, no_sums, parts_of, prefetch, starts_of, store_rows, tuple_of
+from .dot import splatted
 from .matmul import COLUMNS
 from .vectors import (
     FLOATS,
@@ -29,6 +32,7 @@ from .vectors import (
     at,
     constant,
     element,
+    floats,
     intrinsic,
     kernel,
     largest_or_nan,
@@ -45,9 +49,11 @@ from .vectors import (
     write,
 )
 
-GROUP = 32  # numbers of x that share a scale
-INT8, INT4 = 8, 4  # bits
-BYTES_OF_GROUP = 5 * 64  # of 16 outputs in int4: the last 64 are scales and minima
+INT4, INT4_FLOAT32, INT8, INT8_HALF_GROUPS = (  # Numba takes plain integers
+    *map(int, (Format.INT4, Format.INT4_FLOAT32, Format.INT8, Format.INT8_HALF_GROUPS)),
+)
+LINE = 64  # bytes: four of each of 16 outputs
+SUMS = 3  # of a group of x: all of it, its first half, and its second half
 ROWS = 4  # of x, in a block of registers
 BYTE = ir.IntType(8)
 
@@ -108,8 +114,7 @@ def add_dots(context: Any, builder: Any, args: Any, divide: Any) -> Any:
         for part in range(len(divided[0])):
             place = builder.add(builder.add(start, k), ir.Constant(k.type, 4 * part))
             word = builder.load(element(context, builder, x, place, WORD), align=1)
-            first = builder.insert_element(ir.Constant(WORDS, ir.Undefined), word, WORD(0))
-            four = builder.shuffle_vector(first, first, constant(WORDS, 0))
+            four = splatted(builder, word)
             for c, each in enumerate(divided):
                 at_c = m * len(divided) + c
                 totals[at_c] = add_dot(builder, totals[at_c], each[part], four)
@@ -123,16 +128,18 @@ def builder_tuple(context: Any, builder: Any, totals: list[Any], like: Any) -> A
     return result
 
 
-@intrinsic(lambda totals, sums, scale, minimum, x_scales, x_sums, starts, g: totals(
-    totals, sums, scale, minimum, x_scales, x_sums, starts, types.intp
+@intrinsic(lambda totals, sums, scale, minimum, x_scales, x_sums, starts, g, part: totals(
+    totals, sums, scale, minimum, x_scales, x_sums, starts, types.intp, types.intp
 ))  # fmt: skip
 def add_group(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return totals[m, c] + x_scales[m] * (scale[c] * sums[m, c] + minimum[c] * x_sums[m]) for one group."""
+    """Return totals[m, c] + x_scales[m] * (scale[c] * sums[m, c] + minimum[c] * x_sums[m]) for a part of a group."""
     totals, sums, scales, minima = (parts_of(builder, each) for each in args[:4])
     values = []
     for m, start in enumerate(parts_of(builder, args[6])):
         place = builder.add(start, args[7])
-        x_scale, x_sum = (splatted(builder, builder.load(builder.gep(each, [place]))) for each in args[4:6])
+        at_sum = builder.add(builder.mul(place, ir.Constant(place.type, SUMS)), args[8])
+        both = (args[4], place), (args[5], at_sum)
+        x_scale, x_sum = (splatted(builder, builder.load(builder.gep(each, [i]))) for each, i in both)
         for c, (scale, minimum) in enumerate(zip(scales, minima, strict=True)):
             number = builder.sitofp(builder.bitcast(sums[m * len(scales) + c], WORDS), FLOATS)
             below = builder.fmul(minimum, x_sum, flags=FUSED)
@@ -141,20 +148,22 @@ def add_group(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return tuple_of(values, context, builder, signature)
 
 
-def splatted(builder: Any, number: Any) -> Any:
-    first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), number, WORD(0))
-    return builder.shuffle_vector(first, first, constant(WORDS, 0))
+def scales_of(to_float: Callable[[Any, Any], Any]) -> Any:
+    """Return an intrinsic that loads the line at byte i of each column, and makes a float32 of each word."""
+
+    @intrinsic(lambda memory, columns, i: types.UniTuple(vector, len(columns))(memory, columns, types.intp))
+    def load_line(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        places = [builder.add(column, args[2]) for column in parts_of(builder, args[1])]
+        words = [builder.load(element(context, builder, args[0], place, WORDS), align=4) for place in places]
+        values = [builder.bitcast(to_float(builder, word), FLOATS) for word in words]
+        return tuple_of(values, context, builder, signature)
+
+    return load_line
 
 
-@intrinsic(lambda memory, columns, i: types.UniTuple(vector, len(columns))(memory, columns, types.intp))
-def load_scales(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return the 16 bfloat16 numbers at byte i of each column."""
-    values = []
-    for column in parts_of(builder, args[1]):
-        place = element(context, builder, args[0], builder.add(column, args[2]), sixteen(ir.IntType(16)))
-        upper = builder.shl(builder.zext(builder.load(place, align=2), WORDS), constant(WORDS, 16))
-        values.append(builder.bitcast(upper, FLOATS))
-    return tuple_of(values, context, builder, signature)
+load_float32 = scales_of(lambda builder, words: words)
+load_lower = scales_of(lambda builder, words: builder.shl(words, constant(WORDS, 16)))  # bfloat16
+load_upper = scales_of(lambda builder, words: builder.and_(words, constant(WORDS, 0xFFFF0000)))
 
 
 @intrinsic(lambda totals, scales: totals(totals, scales))
@@ -178,7 +187,7 @@ def store_bytes(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @kernel
 def quantize_rows(x: Memory, rows: int, size: int, values: Memory, scales: Memory, sums: Memory) -> None:
-    """Quantize x [rows, size]: values int8 [rows, size]; scales, sums float32 [rows, size / 32].
+    """Quantize x [rows, size]: int8 values, and float32 scales [rows, size / 32] and sums [rows, size / 32, SUMS].
 
     A group with NaN gets the scale NaN.
     """
@@ -187,36 +196,39 @@ def quantize_rows(x: Memory, rows: int, size: int, values: Memory, scales: Memor
         highest = maximum_or_nan(maximum_or_nan(a, negative(a)), maximum_or_nan(b, negative(b)))
         peak = largest_or_nan(highest)
         per_step = splat(np.float32(127) / peak if peak > 0 else np.float32(0))
-        total = store_bytes(values, g * GROUP, multiply(a, per_step))
-        total += store_bytes(values, g * GROUP + WIDTH, multiply(b, per_step))
+        first = store_bytes(values, g * GROUP, multiply(a, per_step))
+        second = store_bytes(values, g * GROUP + WIDTH, multiply(b, per_step))
         write(scales, g, peak / np.float32(127))
-        write(sums, g, total)
+        write(sums, g * SUMS, first + second)
+        write(sums, g * SUMS + 1, first)
+        write(sums, g * SUMS + 2, second)
 
 
 @kernel
 def quantized_matmul(
-    x: Memory, x_scales: Memory, x_sums: Memory, rows: int, size: int, weight: Memory, scales: Memory, bits: int,
+    x: Memory, x_scales: Memory, x_sums: Memory, rows: int, size: int, weight: Memory, scales: Memory, lines: int,
     bias: Memory, start: int, end: int, outputs: int, out: Memory, stride: int, adds: bool, tile: Memory,
 ) -> None:  # fmt: skip
     """Set out[m, r] to x[m] * weight[r] + bias[r] for r from start to end - 1, with `start` a multiple of COLUMNS.
 
-    x as quantize_rows() makes it; weight and scales as in quantization.py; out [rows, stride]; tile float32
+    x as quantize_rows() makes it; weight, scales and lines (a Format) as in quantization.py; out
+    [rows, stride]; tile float32
     [rows, COLUMNS] is scratch space. With `adds`, add to out.
     """
     groups, last = size // GROUP, rows - 1  # the last row may appear several times in a block
     for r in range(start, end, COLUMNS):
-        some = at(weight, r // WIDTH * groups * (BYTES_OF_GROUP if bits == INT4 else GROUP * WIDTH))
+        some = at(weight, r // WIDTH * groups * lines * LINE)
         is_whole, more = r + COLUMNS <= outputs, at(bias, r)
         to, by = (at(out, r), stride) if is_whole else (tile, COLUMNS)
         is_sum = adds and is_whole
         if rows == 1:
-            quantized_block(x, x_scales, x_sums, (0,), size, some, at(scales, r), bits, more, to, by, is_sum)
+            quantized_block(x, x_scales, x_sums, (0,), size, some, at(scales, r), lines, more, to, by, is_sum)
         elif rows == 2:
-            quantized_block(x, x_scales, x_sums, (0, 1), size, some, at(scales, r), bits, more, to, by, is_sum)
+            quantized_block(x, x_scales, x_sums, (0, 1), size, some, at(scales, r), lines, more, to, by, is_sum)
         else:
             for m in range(0, rows, ROWS):
                 four = m, min(m + 1, last), min(m + 2, last), min(m + 3, last)
-                quantized_block(x, x_scales, x_sums, four, size, some, at(scales, r), bits, more, to, by, is_sum)
+                quantized_block(x, x_scales, x_sums, four, size, some, at(scales, r), lines, more, to, by, is_sum)
         if not is_whole:
             for m in range(rows):
                 for c in range(outputs - r):
@@ -227,34 +239,56 @@ def quantized_matmul(
 @kernel
 def quantized_block(
     x: Memory, x_scales: Memory, x_sums: Memory, rows: tuple[int, ...], size: int, weight: Memory, scales: Memory,
-    bits: int, bias: Memory, out: Memory, stride: int, adds: bool,
+    lines: int, bias: Memory, out: Memory, stride: int, adds: bool,
 ) -> None:  # fmt: skip
     """Multiply some rows of x by 32 outputs."""
     starts, groups_of, to = starts_of(rows, size), starts_of(rows, size // GROUP), starts_of(rows, stride)
-    totals, groups = no_sums(rows, (0, 1)), size // GROUP
-    if bits == INT4:
-        columns, ahead = (0, BYTES_OF_GROUP * groups), 2 * BYTES_OF_GROUP * groups
+    totals, groups, each = no_sums(rows, (0, 1)), size // GROUP, lines * LINE
+    columns, ahead = (0, each * groups), 2 * each * groups
+    if lines <= INT4_FLOAT32:
         for g in range(groups):
-            sums, i = no_sums(rows, (0, 1)), g * BYTES_OF_GROUP
+            sums, i = no_sums(rows, (0, 1)), g * each
             for k in range(0, GROUP, 8):
                 sums = add_dots_4(sums, weight, columns, i + k * 8, x, starts, g * GROUP + k)
                 prefetch(weight, i + k * 8 + ahead)
                 prefetch(weight, columns[1] + i + k * 8 + ahead)
-            prefetch(weight, i + 8 * GROUP + ahead)
-            prefetch(weight, columns[1] + i + 8 * GROUP + ahead)
-            scale = load_scales(weight, columns, i + 8 * GROUP)
-            minimum = load_scales(weight, columns, i + 8 * GROUP + 2 * WIDTH)
-            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g)
-    else:
-        columns, ahead, one, zero = (0, 16 * size), 32 * size, splat(np.float32(1)), splat(np.float32(-128))
+            i += 4 * LINE
+            prefetch(weight, i + ahead)
+            prefetch(weight, columns[1] + i + ahead)
+            if lines == INT4:
+                scale, minimum = load_lower(weight, columns, i), load_upper(weight, columns, i)
+            else:
+                scale, minimum = load_float32(weight, columns, i), load_float32(weight, columns, i + LINE)
+                prefetch(weight, i + LINE + ahead)
+                prefetch(weight, columns[1] + i + LINE + ahead)
+            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
+    elif lines == INT8:
+        one, zero = splat(np.float32(1)), splat(np.float32(-128))
         for g in range(groups):
             sums = no_sums(rows, (0, 1))
             for k in range(g * GROUP, g * GROUP + GROUP, 4):
-                sums = add_dots_8(sums, weight, columns, k * 16, x, starts, k)
-                prefetch(weight, k * 16 + ahead)
-                prefetch(weight, columns[1] + k * 16 + ahead)
-            totals = add_group(totals, sums, (one, one), (zero, zero), x_scales, x_sums, groups_of, g)
+                sums = add_dots_8(sums, weight, columns, k * WIDTH, x, starts, k)
+                prefetch(weight, k * WIDTH + ahead)
+                prefetch(weight, columns[1] + k * WIDTH + ahead)
+            totals = add_group(totals, sums, (one, one), (zero, zero), x_scales, x_sums, groups_of, g, 0)
         totals = scaled_columns(totals, (load(scales, 0), load(scales, WIDTH)))
+    else:
+        zero, parts = splat(np.float32(-128)), lines - INT8
+        for g in range(groups):
+            i = g * each
+            for part in range(parts):
+                sums, first = no_sums(rows, (0, 1)), part * WIDTH
+                for k in range(first, first + GROUP // parts, 4):
+                    sums = add_dots_8(sums, weight, columns, i + k * WIDTH, x, starts, g * GROUP + k)
+                    prefetch(weight, i + k * WIDTH + ahead)
+                    prefetch(weight, columns[1] + i + k * WIDTH + ahead)
+                place = i + (INT8 + part) * LINE
+                scale = load_float32(weight, columns, place)
+                prefetch(weight, place + ahead)
+                prefetch(weight, columns[1] + place + ahead)
+                minimum = scaled_columns(scale, (zero, zero))
+                which = 1 + part if lines == INT8_HALF_GROUPS else 0
+                totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, which)
     totals = add_blocks(totals, load_block(bias, starts_of(rows, 0), (0, WIDTH)))
     if adds:
         totals = add_blocks(totals, load_block(out, to, (0, WIDTH)))
@@ -262,10 +296,25 @@ def quantized_block(
 
 
 @kernel
-def quantized_number(weight: Memory, scales: Memory, row: int, i: int, size: int) -> float:
-    """Return number i of a row of an int8 weight."""
-    byte = octet(weight, row // WIDTH * WIDTH * size + i // 4 * 4 * WIDTH + row % WIDTH * 4 + i % 4)
-    number: float = np.float32(byte - 128) * read(scales, row)
+def quantized_number(weight: int, scales: int, row: int, i: int, size: int, lines: int) -> float:
+    """Return number i of a row of a weight. `weight` and `scales` are addresses."""
+    group, k = row // WIDTH * (size // GROUP) + i // GROUP, i % GROUP
+    start = weight + group * lines * LINE + row % WIDTH * 4  # of this output's bytes in the group's first line
+    if lines <= INT4_FLOAT32:
+        both, place = octet(octets(start), k // 8 * LINE + k % 4), start + 4 * LINE
+        q = np.float32(both >> 4 if k % 8 >= 4 else both & 15)
+        if lines == INT4:
+            scale, minimum = read(halves(place), 0), read(halves(place), 1)
+        else:
+            scale, minimum = read(floats(place), 0), read(floats(place), LINE // 4)
+        number: float = q * scale + minimum
+        return number
+    q = np.float32(octet(octets(start), k // 4 * LINE + k % 4) - 128)
+    if lines == INT8:
+        number = q * read(floats(scales), row)
+    else:
+        part = k // WIDTH if lines == INT8_HALF_GROUPS else 0
+        number = q * read(floats(start + (INT8 + part) * LINE), 0)
     return number
 
 

@@ -17,6 +17,7 @@ from ..torch.sampler import SampledToken, SamplingRow, no_probabilities, sample
 from .attention import PLACES, SPLIT, TILE, Pool
 from .likeliest import PART
 from .matmul import COLUMNS, pack, type_of
+from .quantized import SUMS
 from .step import CHUNK, JOB, LAST_PHASES, MERGE, NO_STEP, PHASES, Model, Sizes, Step, Weights, Workspace, run_step
 from .team import STRIDE, Helpers
 from .vectors import WIDTH, like_of
@@ -121,10 +122,10 @@ class StepRunner:
         """Assert that all numbers are in range, since a kernel would read and write out of bounds."""
         assert batch and all(num_tokens > 0 for _, num_tokens in batch), "a step needs at least one token per sequence"
         for seq, num_tokens in batch:
-            token_ids = seq.token_ids[seq.num_computed_tokens : seq.num_computed_tokens + num_tokens]
+            token_ids = seq.input_ids(num_tokens)
             within = min(token_ids) >= 0 and max(token_ids) < self._vocab_size
             assert within, f"token ids {token_ids}, of {self._vocab_size}"
-            length, slots = seq.num_computed_tokens + num_tokens, len(seq.block_table) * self._shape.block_size
+            length, slots = seq.num_launched_tokens + num_tokens, len(seq.block_table) * self._shape.block_size
             assert length <= self._max_model_len, f"at most {self._max_model_len} tokens are allowed, got {length}"
             assert length <= slots, f"a context of {length} tokens in {slots} slots"
 
@@ -164,8 +165,8 @@ class StepRunner:
                 places = linear.weight[first:].data_ptr(), 0
             else:
                 places = linear.values[column:].data_ptr(), linear.scales[column:].data_ptr()
-            bits = 0 if isinstance(linear, nn.Linear) else linear.bits
-            numbers += [*places, at_bias + first * self._blocks.itemsize, bits]
+            lines = 0 if isinstance(linear, nn.Linear) else int(linear.format)
+            numbers += [*places, at_bias + first * self._blocks.itemsize, lines]
         return numbers
 
     def _make_workspace(self, workers: int, dtype: torch.dtype) -> Workspace:
@@ -180,7 +181,7 @@ class StepRunner:
             tile=numbers(workers, CHUNK, 2 * COLUMNS),
             values=numbers(workers, CHUNK, widest, dtype=torch.int8),
             scales=numbers(workers, CHUNK, -(-widest // GROUP)),
-            sums=numbers(workers, CHUNK, -(-widest // GROUP)),
+            sums=numbers(workers, CHUNK, -(-widest // GROUP), SUMS),
             heads=numbers(workers, 2 * job_rows + 1, size),
             peaks=numbers(workers, 2, job_rows),
             scores=numbers(workers, 4 * TILE),
@@ -247,11 +248,11 @@ def plan_step(batch: "list[Scheduled]", block_size: int, tile: int) -> Plan:
     jobs: list[tuple[int, ...]] = []
     merges: list[int] = []
     ends: list[int] = []
-    num_splits, width = 0, max(-(-(seq.num_computed_tokens + count) // block_size) for seq, count in batch)
+    num_splits, width = 0, max(-(-(seq.num_launched_tokens + count) // block_size) for seq, count in batch)
     for number, (seq, count) in enumerate(batch):
-        row, start, table = len(token_ids), seq.num_computed_tokens, seq.block_table[:width]
+        row, start, table = len(token_ids), seq.num_launched_tokens, seq.block_table[:width]
         end = start + count
-        token_ids += seq.token_ids[start:end]
+        token_ids += seq.input_ids(count)
         positions += range(start, end)
         tables += table + [0] * (width - len(table))
         ends.append(row + count - 1)

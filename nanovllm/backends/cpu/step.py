@@ -21,18 +21,19 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...quantization import GROUP
 from .attention import PLACES, TILE, Pool, attend, merge, slot
 from .dot import depth_of
 from .elementwise import copy, norm_and_rotate, rms_norm, silu_and_mul
 from .likeliest import PART, join_parts, peak_of
 from .matmul import COLUMNS, ROWS, matmul, packed_place
-from .quantized import GROUP, halves, octets, quantize_rows, quantized_matmul, quantized_number
+from .quantized import SUMS, octets, quantize_rows, quantized_matmul, quantized_number
 from .team import load_acquire, open_phases, store_release, tasks, wait_for_step
 from .vectors import Memory, at, entry, floats, get, integers, kernel, put, read, stored, write
 
 QKV, OUT, GATE, UP, DOWN = range(5)
 MATRICES = 5  # of a layer
-MATRIX = 4  # numbers of a matrix: addresses of its weight, its scales and its bias, and its bits (0: floating point)
+MATRIX = 4  # numbers of a matrix: addresses of its weight, its scales and its bias, and its Format (0: floating point)
 PHASES = 7  # of a layer
 LAST_PHASES = 3  # after the layers
 CHUNK = 128  # rows
@@ -101,7 +102,7 @@ class Workspace(NamedTuple):
     tile: int  # [workers, CHUNK, 2 * COLUMNS]
     values: int  # int8 [workers, CHUNK, widest], x for a quantized matrix
     scales: int  # [workers, CHUNK, widest / GROUP]
-    sums: int  # [workers, CHUNK, widest / GROUP]
+    sums: int  # [workers, CHUNK, widest / GROUP, SUMS]
     heads: int  # [workers, 2 * job_rows + 1, head_dim]
     peaks: int  # [workers, 2, job_rows], and the sums
     scores: int  # [workers, 4 * TILE]
@@ -198,14 +199,14 @@ def embed(step: Step, model: Model) -> None:
     size, vocab_size, x = model.sizes.hidden_size, model.weights.vocab_size, floats(step.work)
     head = matrix(model.shape.num_layers * MATRICES, model)
     embedding = stored(model.weights.embedding if model.weights.embedding else get(head, 0), model.like)
-    depth, bits = depth_of(stored(0, model.like_x), embedding), get(head, 3)
+    depth, lines = depth_of(stored(0, model.like_x), embedding), get(head, 3)
     for m in range(step.rows):
         token_id = get(integers(step.token_ids), m)
         if model.weights.embedding:
             copy(at(embedding, token_id * size), size, np.float32(1), at(x, m * size))
-        elif bits:
+        elif lines:
             for i in range(size):
-                write(x, m * size + i, quantized_number(octets(get(head, 0)), halves(get(head, 1)), token_id, i, size))
+                write(x, m * size + i, quantized_number(get(head, 0), get(head, 1), token_id, i, size, lines))
         else:
             for i in range(size):
                 write(x, m * size + i, read(embedding, packed_place(token_id, i, vocab_size, size, depth)))
@@ -423,7 +424,7 @@ def prepare(worker: int, number: int, x: Memory, rows: int, size: int, model: Mo
 def quantized_of(worker: int, model: Model) -> tuple[Memory, Memory, Memory]:
     """Return the worker's quantized x, its scales and its sums."""
     i, groups, work = worker * CHUNK * model.sizes.widest, worker * CHUNK * model.sizes.widest // GROUP, model.work
-    return at(octets(work.values), i), at(floats(work.scales), groups), at(floats(work.sums), groups)
+    return at(octets(work.values), i), at(floats(work.scales), groups), at(floats(work.sums), groups * SUMS)
 
 
 @kernel
@@ -436,12 +437,12 @@ def multiply(
     x [rows, size]; out [rows, stride]; the matrix [outputs, size]
     """
     fields = matrix(number, model)
-    weight, bias, bits = get(fields, 0), stored(get(fields, 2), model.like), get(fields, 3)
-    if bits:
+    weight, bias, lines = get(fields, 0), stored(get(fields, 2), model.like), get(fields, 3)
+    if lines:
         values, scales, sums = quantized_of(worker, model)
-        of_weight, tile = halves(get(fields, 1)), at(floats(model.work.tile), worker * CHUNK * 2 * COLUMNS)
+        of_weight, tile = floats(get(fields, 1)), at(floats(model.work.tile), worker * CHUNK * 2 * COLUMNS)
         quantized_matmul(
-            values, scales, sums, rows, size, octets(weight), of_weight, bits, bias, start, end, outputs, out, stride,
+            values, scales, sums, rows, size, octets(weight), of_weight, lines, bias, start, end, outputs, out, stride,
             adds, tile,
         )  # fmt: skip
     else:

@@ -84,7 +84,6 @@ def test_weights_of_a_large_model_are_in_memory_once(backend, dtype, qwen, tiny,
 
 
 @pytest.mark.nightly
-@pytest.mark.nightly
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_a_model_is_never_in_memory_in_its_own_dtype_while_it_is_quantized(quantization, qwen, tiny, environment):
     peak = measured(qwen, tiny, quantization, "numba", 256, environment=environment("bfloat16"))
@@ -92,6 +91,7 @@ def test_a_model_is_never_in_memory_in_its_own_dtype_while_it_is_quantized(quant
     assert peak.weights < 0.55 * own and peak.peak - peak.pool < 0.85 * own, peak
 
 
+@pytest.mark.full
 def test_model_of_1_gb_generates_in_a_group_of_1_9_gb(qwen, tiny, environment):
     prepared = environment("bfloat16")
     arguments = qwen, tiny, "bfloat16", "numba", 256

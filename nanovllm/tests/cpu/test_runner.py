@@ -3,7 +3,6 @@
 import random
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +20,9 @@ from ...backends.torch.backend import TorchBackend
 from ...backends.torch.sampler import SamplingRow, sample
 from ...engine.kv_cache import KVCache
 from ...engine.sampling_params import SamplingParams
+from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM, ModelConfig
+from ..engine.helpers import make_sequence
 
 FULL = pytest.mark.full
 ROUNDINGS = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of numbers around 1
@@ -65,18 +66,20 @@ class Driver:
         blocks = rng.sample(range(num_seqs * blocks_each + 1), num_seqs * blocks_each)
         tables = [blocks[i * blocks_each : (i + 1) * blocks_each] for i in range(num_seqs)]
         ids = [[rng.randrange(50) for _ in range(LONGEST)] for _ in tables]
-        self.seqs = [
-            SimpleNamespace(num_computed_tokens=0, token_ids=token_ids, block_table=table)
-            for token_ids, table in zip(ids, tables, strict=True)
-        ]
+        self.ids = ids
+        self.seqs = [make_sequence(str(i), 1, LONGEST) for i in range(num_seqs)]
+        for seq, table in zip(self.seqs, tables, strict=True):
+            seq.block_table = table
 
     def run(self, compute, compute_logits, steps):
         """Return the logits of all tokens. `compute` returns the hidden states of a batch."""
         logits = []
         for step in steps:
-            batch = [(seq, count) for seq, count in zip(self.seqs, step, strict=True) if count]
-            for seq, count in batch:
-                seq.num_uncomputed_tokens = count
+            batch = []
+            for seq, token_ids, count in zip(self.seqs, self.ids, step, strict=True):
+                if count:
+                    seq.token_ids = token_ids[: seq.num_computed_tokens + count]
+                    batch.append((seq, count))
             with torch.inference_mode():
                 logits.append(compute_logits(compute(batch)).float())
             for seq, count in batch:
@@ -168,12 +171,10 @@ def test_packing_allocates_no_second_weight():
 # Jobs
 
 
-def sequence(context_len: int, count: int) -> SimpleNamespace:
-    table = list(range(-(-context_len // 16)))
-    computed = context_len - count
-    return SimpleNamespace(
-        token_ids=[1] * context_len, num_computed_tokens=computed, num_uncomputed_tokens=count, block_table=table
-    )
+def sequence(context_len: int, count: int) -> Sequence:
+    seq = make_sequence("a", context_len, max_tokens=1)
+    seq.num_computed_tokens, seq.block_table = context_len - count, list(range(-(-context_len // 16)))
+    return seq
 
 
 def test_jobs_cover_each_pair_of_query_and_key_once():

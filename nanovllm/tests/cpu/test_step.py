@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from ...backends.cpu.attention import SPLIT
 from ...backends.cpu.runner import StepRunner
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig
+from ..engine.helpers import make_sequence
 from ..helpers import OPTIONS
 from . import plain
 
@@ -154,15 +154,12 @@ def check_model(rng: random.Random, dtype: torch.dtype, num_steps: int, workers:
 
 def decodes(token_ids: list[int], tables: list[list[int]], lens: list[int]) -> list[tuple[Any, int]]:
     """Return a batch of sequences whose last tokens are computed next."""
-    return [
-        (
-            SimpleNamespace(
-                num_computed_tokens=n - 1, num_uncomputed_tokens=1, token_ids=[0] * (n - 1) + [token], block_table=table
-            ),
-            1,
-        )
-        for token, table, n in zip(token_ids, tables, lens, strict=True)
-    ]
+    batch: list[tuple[Any, int]] = []
+    for token, table, n in zip(token_ids, tables, lens, strict=True):
+        seq = make_sequence("a", n, max_tokens=1)
+        seq.token_ids, seq.num_computed_tokens, seq.block_table = [0] * (n - 1) + [token], n - 1, table
+        batch.append((seq, 1))
+    return batch
 
 
 def check_step(

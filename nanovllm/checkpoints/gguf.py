@@ -1,0 +1,481 @@
+"""GGUF, llama.cpp's format: the metadata, the tokenizer and the tensors of a model in one file.
+
+unpack() writes a folder that all loaders understand: config.json, the tokenizer, a table of the tensors and a link to
+the file, from which GgufTensors reads one tensor at a time. The gguf package, llama.cpp's own, knows the types of
+tensors and dequantizes them. Its reader takes 7 seconds and half a gigabyte for the vocabulary of Qwen 3, so Header
+reads the rest.
+"""
+
+import json
+import math
+import mmap
+import os
+import struct
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from hashlib import blake2b
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+
+from ..llama.config import RopeScaling
+from ..llama.model import rope_frequencies
+from ..quantization import Format, Integers
+from .entries import Entries
+from .tokenizer import QWEN2_WORDS, llama, merges_of
+
+FILE, TABLE = "model.gguf", "model.gguf.json"  # in the folder: a link, and the tensors
+ROWS = 1024  # to dequantize at a time, so that only one copy of a large tensor is in memory
+
+
+class Stored(NamedTuple):
+    """A tensor in a file."""
+
+    type: str  # "Q4_K"
+    offset: int
+    num_bytes: int
+    shape: list[int]
+    num_heads: int = 0  # of a q or k whose rows are in the order of llama.cpp's RoPE
+
+    def in_order(self, rows: Tensor) -> Tensor:
+        """Return the rows of the tensor, or of its scales, in this engine's order.
+
+        llama.cpp rotates neighbors, this engine numbers that are half a head apart.
+        """
+        if not self.num_heads:
+            return rows
+        return rows.view(self.num_heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+class GgufTensors:
+    """The tensors of an unpacked file, by the names that they have in safetensors."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._table = {name: Stored(*row) for name, row in Entries.read(folder / TABLE).values.items()}
+
+    def keys(self) -> list[str]:
+        """Return the names of the tensors."""
+        return [*self._table]
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Read a tensor and dequantize it to float32. Raise ValueError if the file has become shorter."""
+        from gguf import GGMLQuantizationType, dequantize
+
+        stored = self._table[name]
+        data = self._read(name)
+        tensor = torch.empty(stored.shape)
+        rows = tensor.view(-1, stored.shape[-1])
+        data = data.reshape(len(rows), -1)
+        for i in range(0, len(rows), ROWS):
+            part = dequantize(data[i : i + ROWS], GGMLQuantizationType[stored.type])
+            rows[i : i + ROWS] = torch.from_numpy(part)
+        return stored.in_order(tensor)
+
+    def format(self, name: str) -> Format | None:
+        """Return the format that holds a matrix exactly, or None."""
+        stored = self._table[name]
+        return FORMATS[stored.type].format if stored.type in FORMATS and len(stored.shape) == 2 else None
+
+    def is_quantized(self, name: str) -> bool:
+        """Return whether a tensor is in integers, with a format or without."""
+        return self._table[name].type not in ("F32", "F16", "BF16")
+
+    def get_integers(self, name: str) -> Integers:
+        """Read a matrix that has a format. Raise ValueError if the file has become shorter."""
+        stored = self._table[name]
+        _, block_bytes, unpack_blocks = FORMATS[stored.type]
+        data, outputs = self._read(name), stored.shape[0]
+        parts = []
+        for rows in np.split(data.reshape(outputs, -1), range(ROWS, outputs, ROWS)):
+            unpacked = unpack_blocks(rows.reshape(-1, block_bytes))  # [blocks, ...] each
+            parts.append([torch.from_numpy(np.ascontiguousarray(part)).view(len(rows), -1) for part in unpacked])
+        return Integers(*(stored.in_order(torch.cat(each)) for each in zip(*parts, strict=True)))
+
+    def _read(self, name: str) -> np.ndarray:
+        stored = self._table[name]
+        data = np.fromfile(self._path, np.uint8, stored.num_bytes, offset=stored.offset)
+        if len(data) < stored.num_bytes:
+            raise ValueError(f"{self._path}: tensor {name} has {len(data)} of its {stored.num_bytes} bytes")
+        return data
+
+
+def tensor_types(folder: Path) -> dict[str, int]:
+    """Return the number of tensors of each type, most frequent first. A folder of another format has none."""
+    table = Entries.read_if_exists(folder / TABLE).values
+    return dict(Counter(Stored(*row).type for row in table.values()).most_common())
+
+
+def unpack(path: Path) -> Path:
+    """Return the folder of a GGUF file in the user's cache. It is written when the file is new or has changed.
+
+    Raise ValueError with one line for a file that is damaged or not supported.
+    """
+    if find_spec("gguf") is None:
+        raise ValueError(f"{path} is a GGUF file, which needs the gguf package: pip install 'gguf>=0.17'")
+    status = path.stat()
+    identity = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
+    name = f"{path.stem}-{blake2b(identity + Path(__file__).read_bytes(), digest_size=8).hexdigest()}"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanovllm/gguf" / name
+    if folder.exists():
+        return folder
+    files = files_of(path)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as parent:
+            new = Path(parent, "new")
+            new.mkdir()
+            for file, text in files.items():
+                (new / file).write_text(text, encoding="utf-8")
+            (new / FILE).symlink_to(path.resolve())
+            new.rename(folder)
+    except OSError as error:
+        if not folder.exists():  # else another process was faster
+            raise ValueError(
+                f"{folder.parent} cannot be written ({error.strerror}): set XDG_CACHE_HOME to another folder"
+            ) from None
+    return folder
+
+
+def files_of(path: Path) -> dict[str, str]:
+    """Return the text of each file of the folder."""
+    metadata, tensors = read_header(path)
+    architecture = metadata.text("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise metadata.error("general.architecture", f"one of {', '.join(ARCHITECTURES)}")
+    if metadata.integer("split.count", 1, minimum=0) > 1:
+        raise ValueError(f"{path} is one of several parts: merge them with llama-gguf-split --merge")
+    if EMBEDDING not in tensors:
+        raise ValueError(f"{path}: tensor {EMBEDDING} is missing")
+    config = config_of(metadata, architecture, tensors)
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    permuted = heads if architecture == "llama" else {}
+    table = {
+        full_name(name): stored._replace(num_heads=permuted.get(name.split(".")[-2], 0))
+        for name, stored in tensors.items()
+        if name != ROPE_FACTORS
+    }
+    return {"config.json": json.dumps(config), TABLE: json.dumps(table), **tokenizer_files(metadata)}
+
+
+# Types that formats hold exactly. Layouts as in ggml's ggml-common.h; each function returns q, scales and maybe minima
+
+
+def halves_of(data: np.ndarray) -> np.ndarray:
+    """Return the lower halves of bytes, then the upper ones: uint8 [..., 2 * n]."""
+    return np.concatenate((data & 15, data >> 4), axis=-1)
+
+
+def float16(data: np.ndarray) -> np.ndarray:
+    """Return numbers from two bytes each, as float32."""
+    return np.ascontiguousarray(data).view(np.float16).astype(np.float32)
+
+
+def unpack_q8_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    return blocks[:, 2:] ^ 128, float16(blocks[:, :2])  # signed bytes, plus 128
+
+
+def unpack_q5_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    fifth = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")  # [blocks, 32]
+    return (halves_of(blocks[:, 6:]) | fifth << 4) + np.uint8(128 - 16), float16(blocks[:, :2])
+
+
+def unpack_q4_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    scales = float16(blocks[:, :2])
+    return halves_of(blocks[:, 2:]), scales, -8 * scales
+
+
+def unpack_q4_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    both, (a, b, c) = float16(blocks[:, :4]), blocks[:, 4:16].reshape(-1, 3, 4).swapaxes(0, 1)  # [blocks, 4] each
+    scales = both[:, :1] * np.concatenate((a & 63, (c & 15) | (a >> 2 & 48)), axis=1)  # [blocks, 8]
+    minima = both[:, 1:] * np.concatenate((b & 63, (c >> 4) | (b >> 2 & 48)), axis=1)
+    return halves_of(blocks[:, 16:].reshape(-1, 4, 32)), scales, -minima
+
+
+def unpack_q6_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    lower = halves_of(blocks[:, :128].reshape(-1, 2, 64))  # [blocks, 2, 128]
+    upper = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+    scales = float16(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8)  # [blocks, 16]
+    return (lower | upper.reshape(lower.shape) << 4) + np.uint8(128 - 32), scales
+
+
+class Exact(NamedTuple):
+    """A type of tensors, and the format that holds it."""
+
+    format: Format
+    block_bytes: int
+    unpack: Callable[[np.ndarray], tuple[np.ndarray, ...]]
+
+
+FORMATS = {
+    "Q8_0": Exact(Format.INT8_GROUPS, 34, unpack_q8_0),
+    "Q5_0": Exact(Format.INT8_GROUPS, 22, unpack_q5_0),
+    "Q4_0": Exact(Format.INT4_FLOAT32, 18, unpack_q4_0),
+    "Q4_K": Exact(Format.INT4_FLOAT32, 144, unpack_q4_k),
+    "Q6_K": Exact(Format.INT8_HALF_GROUPS, 210, unpack_q6_k),
+}
+
+
+# The header
+
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+TEXT, ARRAY = 8, 9
+
+
+class Header:
+    """The values of a file, read in order. No count can make it read beyond the file's end."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self.offset = 0
+
+    def take(self, size: int) -> bytes:
+        """Return the next `size` bytes. Raise ValueError if there are fewer."""
+        start, self.offset = self.offset, self.offset + size
+        if self.offset > len(self._data):
+            raise ValueError(f"it has {len(self._data)} bytes, but its header needs more")
+        return self._data[start : self.offset]
+
+    def numbers(self, code: str, count: int = 1) -> tuple[Any, ...]:
+        """Return the next `count` numbers. `code` is of the struct module."""
+        return struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}")))
+
+    def text(self) -> str:
+        """Return the next text."""
+        return self.take(*self.numbers("Q")).decode()
+
+    def value(self, type: int) -> Any:
+        """Return the next value of a type. Raise ValueError for an unknown type."""
+        if type in NUMBERS:
+            return self.numbers(NUMBERS[type])[0]
+        if type == TEXT:
+            return self.text()
+        if type != ARRAY:
+            raise ValueError(f"its header has a value of the unknown type {type}")
+        (item,), (count,) = self.numbers("I"), self.numbers("Q")
+        return [*self.numbers(NUMBERS[item], count)] if item in NUMBERS else [self.value(item) for _ in range(count)]
+
+    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Return the name of the next tensor, its shape (innermost first), the number of its type, and its offset."""
+        return self.text(), self.numbers("Q", *self.numbers("I")), *self.numbers("I"), *self.numbers("Q")
+
+
+def read_header(path: Path) -> tuple[Entries, dict[str, Stored]]:
+    """Return the metadata and the tensors of a file. Raise ValueError if it is damaged or has unsupported tensors."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            header, size = Header(data), len(data)
+            if header.take(4) != b"GGUF":
+                raise ValueError("it does not begin with GGUF")
+            (version,), (num_tensors, num_values) = header.numbers("I"), header.numbers("Q", 2)
+            if version not in (2, 3):
+                raise ValueError(f"its version must be 2 or 3, got {version}")
+            metadata = Entries({header.text(): header.value(*header.numbers("I")) for _ in range(num_values)}, path)
+            rows = [header.tensor() for _ in range(num_tensors)]
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a complete GGUF file: {error}") from None
+    alignment = metadata.integer("general.alignment", 32)
+    start = -(-header.offset // alignment) * alignment
+    tensors = {}
+    for name, shape, number, offset in rows:
+        type = tensor_type(number)
+        if not type.is_supported:
+            raise ValueError(f"{path}: tensor {name} has the unsupported type {type.name}")
+        if math.prod(shape) == 0 or shape[0] % type.block_size:
+            raise ValueError(f"{path}: tensor {name} of type {type.name} has the impossible shape {[*shape]}")
+        num_bytes = math.prod(shape) // type.block_size * type.block_bytes
+        if start + offset + num_bytes > size:
+            raise ValueError(
+                f"{path} is not a complete GGUF file: it has {size} bytes, "
+                f"but tensor {name} ends at {start + offset + num_bytes}"
+            )
+        tensors[name] = Stored(type.name, start + offset, num_bytes, [*reversed(shape)])
+    return metadata, tensors
+
+
+class TensorType(NamedTuple):
+    """A type of tensors: blocks of a few numbers."""
+
+    name: str
+    block_size: int = 1  # numbers
+    block_bytes: int = 1
+    is_supported: bool = False  # whether the gguf package dequantizes it
+
+
+@cache
+def tensor_type(number: int) -> TensorType:
+    """Return a type by its number in files."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+    try:
+        type = GGMLQuantizationType(number)
+    except ValueError:  # of a later version
+        return TensorType(str(number))
+    size, num_bytes = GGML_QUANT_SIZES[type]
+    try:
+        dequantize(np.zeros((1, num_bytes), np.uint8), type)
+    except NotImplementedError:
+        return TensorType(type.name)
+    return TensorType(type.name, size, num_bytes, True)
+
+
+# The configuration
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files are "llama"
+NAMES = {  # of tensors; the parts of a layer follow its number
+    **{"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
+    **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
+    **{"attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
+    **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+    **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+}
+EMBEDDING = "token_embd.weight"
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, as a factor for each frequency
+SIZES = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+}
+DTYPES = {"F32": "float32", "F16": "float16"}  # all others are widened to bfloat16
+
+
+def full_name(name: str) -> str:
+    """Return the name of a tensor in safetensors. An unknown one keeps its name.
+
+    >>> full_name("blk.3.attn_q.weight"), full_name("output.weight"), full_name("blk.0.ffn_gate_exps.weight")
+    ('model.layers.3.self_attn.q_proj.weight', 'lm_head.weight', 'blk.0.ffn_gate_exps.weight')
+    """
+    *start, part, kind = name.split(".")
+    if part not in NAMES:
+        return name
+    return ".".join([*(["model.layers", start[1]] if start else []), NAMES[part], kind])
+
+
+def config_of(metadata: Entries, architecture: str, tensors: dict[str, Stored]) -> dict[str, Any]:
+    """Return the entries of config.json."""
+    values, start = metadata.values, f"{architecture}."
+    sizes = {name: metadata.integer(start + key) for name, key in SIZES.items()}
+    heads = sizes["num_attention_heads"]
+    head_dim = metadata.integer(f"{start}attention.key_length", sizes["hidden_size"] // heads)
+    types = {stored.type for stored in tensors.values() if len(stored.shape) > 1}
+    ends = [values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    return {
+        "model_type": architecture,
+        "vocab_size": tensors[EMBEDDING].shape[0],
+        **sizes,
+        "num_key_value_heads": metadata.integer(f"{start}attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": metadata.integer(f"{start}context_length"),
+        "rms_norm_eps": metadata.number(f"{start}attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope_of(metadata, start, head_dim, tensors.get(ROPE_FACTORS)),
+        "partial_rotary_factor": metadata.integer(f"{start}rope.dimension_count", head_dim) / head_dim,
+        "sliding_window": values.get(f"{start}attention.sliding_window"),
+        "num_local_experts": values.get(f"{start}expert_count", 0),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
+        "dtype": DTYPES.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16",
+        "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": [each for each in dict.fromkeys(ends) if each is not None],
+    }
+
+
+def rope_of(metadata: Entries, start: str, head_dim: int, factors: Stored | None) -> dict[str, Any]:
+    """Return the entries of rope_parameters. Llama 3's scaling follows from its factors."""
+    theta = metadata.number(f"{start}rope.freq_base", 10000.0)
+    if factors is None:
+        kind = metadata.text(f"{start}rope.scaling.type", "linear").replace("none", "default")
+        return {"rope_theta": theta, "rope_type": kind, "factor": metadata.number(f"{start}rope.scaling.factor", 1.0)}
+    given = torch.from_numpy(np.fromfile(metadata.path, np.float32, factors.shape[-1], offset=factors.offset))
+    scaling = RopeScaling(given.max().item(), original_max_position_embeddings=8192)
+    expected = rope_frequencies(head_dim, theta, None) / rope_frequencies(head_dim, theta, scaling)
+    if given.shape != expected.shape or not torch.allclose(given, expected, rtol=1e-4):
+        raise ValueError(f"{metadata.path}: tensor {ROPE_FACTORS} must be Llama 3's scaling of frequencies")
+    return {"rope_theta": theta, "rope_type": "llama3", **asdict(scaling)}
+
+
+# The tokenizer
+
+LLAMA3_WORDS = QWEN2_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+TEKKEN_WORDS = (  # Mistral Nemo's
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+WITH_BOS = (LLAMA3_WORDS, TEKKEN_WORDS)  # they add BOS by default, and a word in the vocabulary needs no merges
+WORDS = {  # pre-tokenizer: its regular expression, or "" for GPT-2's
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3_WORDS),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2_WORDS),
+    "tekken": TEKKEN_WORDS,
+    **dict.fromkeys(("gpt-2", "smollm"), ""),
+}
+CONTROL, USER_DEFINED = 3, 4  # types of tokens
+SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+
+
+def tokenizer_files(metadata: Entries) -> dict[str, str]:
+    """Return the files of the tokenizer; none if there is no tokenizer. Raise ValueError if it is not supported."""
+    model = metadata.text("tokenizer.ggml.model", "none")
+    pre = metadata.text("tokenizer.ggml.pre", "default")
+    if model in ("none", "no_vocab"):
+        return {}
+    if model not in ("llama", "gpt2"):
+        raise metadata.error("tokenizer.ggml.model", "llama or gpt2")
+    if model == "gpt2" and pre not in WORDS:
+        raise ValueError(f"{metadata.path}: unknown pre-tokenizer {pre!r}; supported: {', '.join(WORDS)}")
+    try:
+        texts: list[str] = metadata.values["tokenizer.ggml.tokens"]
+        backend = sentencepiece(metadata, texts) if model == "llama" else byte_level(metadata, texts, pre)
+        types = metadata.values.get("tokenizer.ggml.token_type") or [1] * len(texts)
+        for text, type in zip(texts, types, strict=True):
+            if type in (CONTROL, USER_DEFINED):
+                backend.add_tokens([AddedToken(text, special=type == CONTROL, normalized=False)])
+        ids = {key: metadata.values.get(f"tokenizer.ggml.{name}_token_id") for name, key in SPECIAL.items()}
+        named = {key: texts[number] for key, number in ids.items() if number is not None}
+        adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", model == "llama" or WORDS[pre] in WITH_BOS)
+        adds_eos = metadata.flag("tokenizer.ggml.add_eos_token", False)
+        bos = [named["bos_token"]] if adds_bos and "bos_token" in named else []
+        eos = [named["eos_token"]] if adds_eos else []
+        special = [(text, backend.token_to_id(text)) for text in dict.fromkeys(bos + eos)]
+        backend.post_processor = TemplateProcessing(single=[*bos, "$A", *eos], special_tokens=special)
+    except Exception as error:  # of the tokenizers library, too
+        raise ValueError(f"{metadata.path}: its tokenizer is damaged: {error!r}") from None
+    config = {"chat_template": metadata.values.get("tokenizer.chat_template"), **named}
+    return {"tokenizer.json": backend.to_str(), "tokenizer_config.json": json.dumps(config)}
+
+
+def sentencepiece(metadata: Entries, texts: list[str]) -> Tokenizer:
+    """Build a tokenizer from the pieces of sentencepiece. The one with the highest score is merged first."""
+    scores = metadata.values["tokenizer.ggml.scores"]
+    by_score = sorted(range(len(texts)), key=lambda i: -scores[i])
+    merges = merges_of({texts[i]: rank for rank, i in enumerate(by_score)})
+    options = {"add_prefix_space": metadata.flag("tokenizer.ggml.add_space_prefix", True)}
+    return llama({text: i for i, text in enumerate(texts)}, merges, Entries(options, metadata.path))
+
+
+def byte_level(metadata: Entries, texts: list[str], pre: str) -> Tokenizer:
+    """Build a byte-level BPE with the pre-tokenizer `pre`."""
+    merges = [tuple(merge.split(" ")) for merge in metadata.values["tokenizer.ggml.merges"]]
+    words = WORDS[pre]
+    backend = Tokenizer(BPE({text: i for i, text in enumerate(texts)}, merges, ignore_merges=words in WITH_BOS))
+    if words == QWEN2_WORDS:
+        backend.normalizer = normalizers.NFC()
+    steps = [pre_tokenizers.Split(Regex(words), "isolated")] if words else []
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not words)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, *digits, to_bytes])
+    backend.decoder = decoders.ByteLevel()
+    return backend
