@@ -8,6 +8,7 @@ transformers 5 does, so that special tokens get the same ids and flags. The chai
 
 import codecs
 import copy
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,18 @@ class HFTokenizer:
             num_characters = len(self.decode(self.anchor).rstrip(REPLACEMENT))
             self._texts[token_id] = self.decode([*self.anchor, token_id])[num_characters:]
         return self._texts[token_id]
+
+    def within_text(self) -> str:
+        """Return the backend as JSON, without steps in a sequence that put a space before a text."""
+        text = self.backend.to_str()
+        if '"Metaspace"' not in text:
+            return text
+        spec = json.loads(text)
+        for step in (spec["pre_tokenizer"] or {}).get("pretokenizers", []):
+            step |= {"prepend_scheme": "never"} if step["type"] == "Metaspace" else {}
+        steps = (spec["normalizer"] or {}).get("normalizers", [])
+        steps[:] = [step for step in steps if step.get("pattern") != {"Regex": FIRST_SPACE}]
+        return json.dumps(spec)
 
     def visible(self, token_ids: Sequence[int], skip_special_tokens: bool | None = None) -> list[int]:
         """Return `token_ids` without hidden special tokens and without ids that are not in the vocabulary."""
@@ -564,6 +577,7 @@ class TokenizerFile:
         return backend
 
 
+FIRST_SPACE = "\\A\u2581"
 UNIGRAM = 1  # sentencepiece_model.proto: a type of model
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of a piece
 
@@ -625,7 +639,7 @@ class SentencepieceFile:
             steps.append(normalizers.Replace(" ", "\u2581"))
         if self.adds_prefix:
             if legacy:  # Metaspace adds none to a text that starts with one
-                steps.append(normalizers.Replace(Regex("\\A\u2581"), "\u2581\u2581"))
+                steps.append(normalizers.Replace(Regex(FIRST_SPACE), "\u2581\u2581"))
             scheme = "always" if legacy else "first"
             before.append(pre_tokenizers.Metaspace("\u2581", prepend_scheme=scheme, split=False))
         if user_defined := [piece for i, piece in pieces.items() if self._types[i] == USER_DEFINED]:
