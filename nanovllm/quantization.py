@@ -36,7 +36,7 @@ LOWER = 0x0F0F0F0F  # halves of four bytes
 
 
 class Format(IntEnum):
-    """How a weight is stored. The value is the number of lines of a group."""
+    """The layout of a weight. The value is the number of lines of a group."""
 
     INT4 = 5  # one line of scales and minima, bfloat16
     INT4_FLOAT32 = 6  # a line of scales, and one of minima

@@ -2,8 +2,8 @@
 
 unpack() writes a folder that all loaders understand: config.json, the tokenizer, a table of the tensors and a link to
 the file, from which GgufTensors reads one tensor at a time. The gguf package, llama.cpp's own, knows the types of
-tensors and dequantizes them. Its reader takes 7 seconds and half a gigabyte for the vocabulary of Qwen 3, so Header
-reads the rest.
+tensors and dequantizes them. Its reader makes several arrays of each token of a vocabulary, which takes seconds, so
+Header reads the rest.
 """
 
 import json

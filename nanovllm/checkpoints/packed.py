@@ -25,7 +25,7 @@ PARTS = {  # tensors of a weight; the first is always there
 
 
 class Scheme(NamedTuple):
-    """How config.json says that the weights are stored."""
+    """The form of stored weights, as config.json describes it."""
 
     method: str  # "gptq" or "compressed-tensors"
     bits: int

@@ -655,6 +655,7 @@ class SentencepieceFile:
         return backend
 
     def _plain_model(self, pieces: dict[int, str]) -> BPE | Unigram:
+        """Return the model, which merges normal pieces only, those with the highest scores first."""
         scores = {i: self._sp.get_score(i) for i in pieces}
         if self._is_unigram:
             scored = [(piece, scores[i]) for i, piece in pieces.items()]

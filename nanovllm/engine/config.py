@@ -147,7 +147,7 @@ class EngineConfig:
 
     @property
     def overlaps_steps(self) -> bool:
-        """Whether steps are launched ahead: async_scheduling, or its default."""
+        """Return whether steps are launched ahead: async_scheduling, or its default."""
         return self.device_type == "cuda" if self.async_scheduling is None else self.async_scheduling
 
     def slots_in_a_tile(self) -> int:

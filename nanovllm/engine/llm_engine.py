@@ -1,7 +1,7 @@
 """LLMEngine: requests come and go at any time, and each step() computes some tokens of the unfinished ones.
 
 A step is three calls: schedule (choose the sequences), launch (the model), update (append the new tokens). With
-async_scheduling, a step is launched before the one before it is read, so that the device never waits for the host:
+async_scheduling, a step is launched before the one before it is read, so that the device need not wait for the host:
 
     host      schedule 2, launch 2 | read 1, update 1, outputs | schedule 3, launch 3 | read 2, ...
     device    ... step 1 ................... | step 2 ............................... | step 3 ...
@@ -251,7 +251,7 @@ class LLMEngine:
                 updated = [*self._unreported, *output.failed]
                 if last is not None:
                     updated += self._update(last)
-                if self._in_flight is not None and not (self._is_async and not self._in_flight.must_read_first):
+                if self._in_flight is not None and (self._in_flight.must_read_first or not self._is_async):
                     last, self._in_flight = self._in_flight, None
                     updated += self._update(last)
                 self._unreported = []

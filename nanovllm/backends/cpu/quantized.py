@@ -148,7 +148,7 @@ def add_group(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return tuple_of(values, context, builder, signature)
 
 
-def scales_of(to_float: Callable[[Any, Any], Any]) -> Any:
+def loader_of(to_float: Callable[[Any, Any], Any]) -> Any:
     """Return an intrinsic that loads the line at byte i of each column, and makes a float32 of each word."""
 
     @intrinsic(lambda memory, columns, i: types.UniTuple(vector, len(columns))(memory, columns, types.intp))
@@ -161,9 +161,9 @@ def scales_of(to_float: Callable[[Any, Any], Any]) -> Any:
     return load_line
 
 
-load_float32 = scales_of(lambda builder, words: words)
-load_lower = scales_of(lambda builder, words: builder.shl(words, constant(WORDS, 16)))  # bfloat16
-load_upper = scales_of(lambda builder, words: builder.and_(words, constant(WORDS, 0xFFFF0000)))
+load_float32 = loader_of(lambda builder, words: words)
+load_lower = loader_of(lambda builder, words: builder.shl(words, constant(WORDS, 16)))  # bfloat16
+load_upper = loader_of(lambda builder, words: builder.and_(words, constant(WORDS, 0xFFFF0000)))
 
 
 @intrinsic(lambda totals, scales: totals(totals, scales))
@@ -211,9 +211,8 @@ def quantized_matmul(
 ) -> None:  # fmt: skip
     """Set out[m, r] to x[m] * weight[r] + bias[r] for r from start to end - 1, with `start` a multiple of COLUMNS.
 
-    x as quantize_rows() makes it; weight, scales and lines (a Format) as in quantization.py; out
-    [rows, stride]; tile float32
-    [rows, COLUMNS] is scratch space. With `adds`, add to out.
+    x as quantize_rows() makes it; weight, scales and lines (a Format) as in quantization.py; out [rows, stride]; tile
+    float32 [rows, COLUMNS] is scratch space. With `adds`, add to out.
     """
     groups, last = size // GROUP, rows - 1  # the last row may appear several times in a block
     for r in range(start, end, COLUMNS):
