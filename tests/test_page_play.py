@@ -238,7 +238,7 @@ def test_function_that_is_not_written_is_named(key, tmp_path):
     "body, error",
     [
         full("while True: pass", "TimeoutError: no step has ended for 5 seconds: is there an infinite loop?"),
-        ("import os; os._exit(3)", "Python ended with status 3"),
+        full("import os; os._exit(3)", "Python ended with status 3"),
         full("raise RuntimeError('mine')", "RuntimeError: mine"),
         full("return (", "SyntaxError: '(' was never closed"),
     ],

@@ -27,7 +27,6 @@ from .. import LLM, BeamSearchParams, RequestOutputKind, SamplingParams, Structu
 
 RECORD = Path(__file__).parent / "data" / "record.json.gz"
 STORYTELLER = Path(__file__).resolve().parents[2] / "models" / "storyteller"
-MODELS = ("storyteller", "random")
 MARGIN = 1e-3  # of the logits' standard deviation: closer logits are a near tie
 MAX_EXCUSED = 1000  # tokens for each one that may differ
 TOLERANCE = 1e-4  # of a logprob
@@ -502,7 +501,7 @@ def assert_as_recorded(compared: Compared) -> None:
     )
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["random", pytest.param("storyteller", marks=pytest.mark.full)])
 def test_answers_match_the_record(model, random_folder):
     pytest.importorskip("llguidance")
     assert_as_recorded(check(model, STORYTELLER if model == "storyteller" else random_folder, "torch"))
