@@ -8,7 +8,8 @@ import click
 
 from ..checkpoints.sizes import SHAPES
 
-PEER = "vllm=PYTHON or llama.cpp=PYTHON,FILE.gguf: an interpreter that can import it; repeatable"
+PEER = "vllm=PYTHON or llama.cpp:LABEL=PYTHON,FILE.gguf: an interpreter that can import it; repeatable"
+JOBS = "mixed: 32 requests of mixed lengths; a number: that many decoding sequences"
 DTYPES = ("float32", "bfloat16", "float16")
 PUBLISHED_SHAPE = "qwen3-0.6b"
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
@@ -120,9 +121,12 @@ class Peers:
     """
 
     shape: str | None = shape("; vllm and llama.cpp cannot take one")
-    peer: tuple[str, ...] = option((), PEER, metavar="NAME=PYTHON[,FILE]", multiple=True)
+    peer: tuple[str, ...] = option((), PEER, metavar="NAME[:LABEL]=PYTHON[,FILE]", multiple=True)
     transformers: bool = option(True, "measure transformers too, if it is installed")
-    jobs: str = option("mixed,1,2,4", "mixed: 32 requests of mixed lengths; a number: that many decoding sequences")
+    formats: str = option("", "measure this engine with quantized weights too: int8, int4 or both", metavar="NAME,NAME")
+    jobs: str = option("mixed,1,2,4", JOBS)
+    prompts: str = option("", "lengths of prompts whose first token is timed", metavar="N,N")
+    busy_jobs: str = option("", "more jobs, beside another process that computes all the time", metavar="JOB,JOB")
     contexts: str = option("", "context lengths at which to measure decode steps too", metavar="N,N")
     context_batch: int = count(8, "sequences in a decode step at those lengths")
     rounds: int = rounds(3)

@@ -11,15 +11,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 
+from ..checkpoints.gguf import read_header
 from ..checkpoints.model_config import read_model_config
 from ..engine import sequence
 from ..engine.config import POOL_SIZES, EngineArgs
@@ -36,7 +38,9 @@ from .workload import Task, check_lengths, mixed_tasks, random_tasks
 OWN = "nanovllm"
 LOADERS = {"vllm": "serve_vllm:load", "llama.cpp": "serve_llama_cpp:load"}  # a module of workers/, and its function
 LOADERS |= {"transformers": "serve_transformers:load", "transformers-batch": "serve_transformers:load_batch"}
+OWN_LOADER = "serve_nanovllm:load"
 WORKER = Path(__file__).with_name("workers") / "worker.py"
+PACKAGE_PARENT = Path(__file__).parents[2]
 NEEDS_FILE = ("llama.cpp",)
 LENGTHS = 512  # max_model_len is rounded up to a multiple of it: vLLM compiles for a minute for each new length
 DECODE_LENGTH, WARM_UP_TOKENS = 128, 8
@@ -51,31 +55,41 @@ class PeerSpec(NamedTuple):
     name: str
     python: str
     file: str = ""
+    label: str = ""  # tells engines of one name apart
 
     @classmethod
     def of(cls, text: str) -> Self:
         """Read a --peer option. Raise ValueError for an invalid one.
 
-        >>> PeerSpec.of("llama.cpp=/opt/llama/bin/python,model.gguf")
-        PeerSpec(name='llama.cpp', python='/opt/llama/bin/python', file='model.gguf')
+        >>> PeerSpec.of("llama.cpp:Q8_0=/opt/llama/bin/python,model.gguf")
+        PeerSpec(name='llama.cpp', python='/opt/llama/bin/python', file='model.gguf', label='Q8_0')
         """
-        name, _, rest = text.partition("=")
+        named, _, rest = text.partition("=")
+        name, _, label = named.partition(":")
         python, _, file = rest.partition(",")
         if name not in LOADERS or not python:
             raise ValueError(f"--peer must be NAME=PYTHON or NAME=PYTHON,FILE for {', '.join(LOADERS)}, got {text!r}")
         if (name in NEEDS_FILE) != bool(file):
             need = "needs its weights, as NAME=PYTHON,FILE.gguf" if name in NEEDS_FILE else "takes no file"
             raise ValueError(f"--peer {text}: {name} {need}")
-        return cls(name, python, file)
+        return cls(name, python, file, label)
+
+    @property
+    def title(self) -> str:
+        """The engine's name in the report."""
+        return f"{self.name} {self.label}".strip()
 
 
 TRANSFORMERS = PeerSpec("transformers", sys.executable)  # of this environment
 
 
-def peer_specs(texts: Sequence[str], with_transformers: bool) -> list[PeerSpec]:
-    """Return the peers that --peer names, and transformers if it is installed here and not named."""
-    specs = [PeerSpec.of(text) for text in texts]
-    names = [spec.name for spec in specs]
+def peer_specs(texts: Sequence[str], with_transformers: bool, formats: Sequence[str] = ()) -> list[PeerSpec]:
+    """Return this engine with weights in `formats`, the peers that --peer names, and transformers if it is installed.
+
+    Transformers is left out if --peer names it.
+    """
+    specs = [PeerSpec(OWN, sys.executable, label=each) for each in formats] + [PeerSpec.of(text) for text in texts]
+    names = [spec.title for spec in specs]
     if len({*names}) < len(names):
         raise ValueError(f"--peer names an engine twice: {', '.join(names)}")
     if with_transformers and "transformers" not in names and find_spec("transformers") is not None:
@@ -83,14 +97,13 @@ def peer_specs(texts: Sequence[str], with_transformers: bool) -> list[PeerSpec]:
     return specs
 
 
-def peer_settings(llm: LLM, tasks: Sequence[Task], **more: Any) -> Settings:
-    """Return a peer's settings for the same weights, with room for the tasks."""
-    longest = max(task.num_tokens for task in tasks)
+def peer_settings(llm: LLM, *jobs: Sequence[Task], **more: Any) -> Settings:
+    """Return a peer's settings for the same weights, with room for the tasks of any of the jobs."""
+    longest = max(task.num_tokens for tasks in jobs for task in tasks)
     longest = min(-(-longest // LENGTHS) * LENGTHS, llm.max_model_len)
-    seats = min(llm.config.max_num_seqs, len(tasks))
+    seats = min(llm.config.max_num_seqs, max(map(len, jobs)))
     num_bytes, dtype = seats * longest * llm.llm_engine.kv_cache.bytes_per_token, str(llm.llm_engine.dtype)
     more |= {"device": str(llm.llm_engine.device), "load_format": llm.config.load_format}
-    more |= {"quantization": llm.config.quantization}
     model, dtype = str(llm.config.model), dtype.removeprefix("torch.")
     return Settings(model, dtype, torch.get_num_threads(), longest, seats, num_bytes, **more)
 
@@ -100,12 +113,14 @@ class PeerProcess:
 
     def __init__(self, spec: PeerSpec, settings: Settings) -> None:
         """Start the process, and wait until its engine is loaded."""
-        self.name = spec.name
+        self.name = spec.title
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # close() closes it
-        given = json.dumps(settings._replace(file=spec.file)._asdict())
-        command = [spec.python, str(WORKER), LOADERS[spec.name], given]
+        settings = settings._replace(file=spec.file, quantization=spec.label if spec.name == OWN else None)
+        command = [spec.python, str(WORKER), LOADERS.get(spec.name, OWN_LOADER), json.dumps(settings._asdict())]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._stderr}
         environment = os.environ | {"OMP_NUM_THREADS": str(settings.threads)}
+        if spec.name == OWN:
+            environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")])
         try:
             self._process = subprocess.Popen(command, **pipes, text=True, env=environment)
         except OSError as error:
@@ -161,26 +176,31 @@ class PeerProcess:
 
 
 class Job(NamedTuple):
-    """Tasks that are served at once. The speed of a decode job counts only its decode steps."""
+    """Tasks that are served at once."""
 
     name: str
     tasks: list[Task]
-    is_decode: bool
+    kind: Literal["all", "decode", "prompt"]  # what counts: all tokens, those of decode steps, or the first token
     is_own: bool = False  # for this engine alone, which takes the prompts as computed
+    is_busy: bool = False  # beside another process that computes all the time
 
     def speed(self, run: Run) -> float:
-        """Return tokens per second."""
-        return run.decoded_per_second if self.is_decode else run.tokens_per_second
+        """Return tokens per second, or prompts per second."""
+        if self.kind == "prompt":
+            return 1 / run.seconds
+        return run.decoded_per_second if self.kind == "decode" else run.tokens_per_second
 
     @property
     def num_steps(self) -> int:
         """The fewest steps. A prompt takes one."""
-        return max(task.num_output_tokens for task in self.tasks) - self.is_decode
+        return max(task.num_output_tokens for task in self.tasks) - (self.kind == "decode")
 
 
 def peers(engine: dict[str, Any], options: Peers) -> Report:
     """Race the engines on all jobs, and let this one decode at long contexts."""
-    specs, config = peer_specs(options.peer, options.transformers), EngineArgs(**engine).engine_config()
+    formats = [name.strip() for name in options.formats.split(",") if name.strip()]
+    specs = peer_specs(options.peer, options.transformers, formats)
+    config = EngineArgs(**engine).engine_config()
     jobs = make_jobs(options, read_model_config(config.model, config.hf_overrides).vocab_size)
     llm = load_llm(engine | with_room(engine, jobs))
     num_slots = llm.llm_engine.kv_cache.num_blocks * config.block_size
@@ -189,20 +209,31 @@ def peers(engine: dict[str, Any], options: Peers) -> Report:
         if job.is_own and sum(task.num_tokens for task in job.tasks) > num_slots:
             lengths = f"{len(job.tasks)} contexts of {len(job.tasks[0].prompt)} tokens"
             raise ValueError(f"{lengths} do not fit in the pool of {num_slots} slots")
-    shown = ("jobs", "rounds", *(("contexts",) if options.contexts else ()))
-    return compare(llm, specs, jobs, options.rounds, {name: settings(options)[name] for name in shown})
+    given = settings(options)
+    shown = ("jobs", "rounds", *(name for name in ("formats", "prompts", "busy_jobs", "contexts") if given[name]))
+    return compare(llm, specs, jobs, options.rounds, {name: given[name] for name in shown})
 
 
 def make_jobs(options: Peers, vocab_size: int) -> list[Job]:
-    """Return the jobs of --jobs (`mixed`, and numbers of sequences that decode together) and of --contexts."""
-    names = [name.strip() for name in options.jobs.split(",") if name.strip()]
-    jobs = [Job("mixed", mixed_tasks(vocab_size), is_decode=False)] if "mixed" in names else []
-    for count in whole_numbers("--jobs", ",".join(name for name in names if name != "mixed")):
-        tasks = random_tasks(vocab_size, count, DECODE_LENGTH, DECODE_LENGTH)
-        jobs.append(Job(f"{count} sequence{'s' * (count > 1)}", tasks, is_decode=True))
+    """Return the jobs of --jobs, --prompts and --busy-jobs, and of --contexts, which are for this engine alone."""
+    jobs = named_jobs("--jobs", options.jobs, vocab_size)
+    for length in whole_numbers("--prompts", options.prompts):
+        jobs.append(Job(f"prompt {length:,}", random_tasks(vocab_size, 1, length, 1), "prompt"))
+    for job in named_jobs("--busy-jobs", options.busy_jobs, vocab_size):
+        jobs.append(job._replace(name=f"{job.name} beside a busy process", is_busy=True))
     for context in whole_numbers("--contexts", options.contexts):
         tasks = random_tasks(vocab_size, options.context_batch, context, 1 + NUM_STEPS)
-        jobs.append(Job(f"context {context:,}", tasks, is_decode=True, is_own=True))
+        jobs.append(Job(f"context {context:,}", tasks, "decode", is_own=True))
+    return jobs
+
+
+def named_jobs(option: str, text: str, vocab_size: int) -> list[Job]:
+    """Return the jobs that an option lists: `mixed`, and numbers of sequences that decode together."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    jobs = [Job("mixed", mixed_tasks(vocab_size), "all")] if "mixed" in names else []
+    for count in whole_numbers(option, ",".join(name for name in names if name != "mixed")):
+        tasks = random_tasks(vocab_size, count, DECODE_LENGTH, DECODE_LENGTH)
+        jobs.append(Job(f"{count} sequence{'s' * (count > 1)}", tasks, "decode"))
     return jobs
 
 
@@ -218,38 +249,76 @@ def with_room(engine: dict[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
 
 
 def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: int, named: dict[str, Any]) -> Report:
-    """Load all engines, then serve each job with one engine at a time."""
-    engines: dict[str, Serve] = {OWN: partial(serve, llm, detokenize=False)}
+    """Serve each job with one engine at a time. All engines are loaded before the first job of a group.
+
+    Long prompts are a group of their own, because room for many sequences of that length would fill the memory.
+    """
     versions, says, floor = dict[str, str](), list[str](), Floor.of(llm)
-    shared_tasks = [task for job in jobs if not job.is_own for task in job.tasks]
-    with ExitStack() as stack:
-        for spec in specs if shared_tasks else ():
-            process = stack.enter_context(closing(PeerProcess(spec, peer_settings(llm, shared_tasks))))
-            engines[spec.name], versions[spec.name] = process.serve, process.version
-        measured: dict[str, dict[str, Any]] = {name: {} for name in engines}
-        for job in jobs:
-            racing: dict[str, Serve] = {OWN: partial(serve_as_computed, llm)} if job.is_own else engines
-            for warm_up in racing.values():
-                warm_up([task.shortened(WARM_UP_TOKENS) for task in job.tasks])
-            calls: dict[str, Callable[[], Any]] = {name: partial(each, job.tasks) for name, each in racing.items()}
-            calls["read"] = partial(device_bandwidth, llm.llm_engine.device)
-            results = take_turns(calls, rounds, warm_ups=0, title=job.name)
-            for name in racing:
-                measured[name] |= numbers(floor, job, name, results)
-            says += [f"{job.name}: {line}" for line in conclusions(llm, floor, job, results)]
+    measured: dict[str, dict[str, Any]] = {name: {} for name in (OWN, *(spec.title for spec in specs))}
+    shared = [job for job in jobs if not job.is_own]
+    for group in ([job for job in shared if job.kind != "prompt"], [job for job in shared if job.kind == "prompt"]):
+        with ExitStack() as stack:
+            engines: dict[str, Serve] = {OWN: partial(serve, llm, detokenize=False)}
+            for spec in specs if group else ():
+                wanted = peer_settings(llm, *(job.tasks for job in group))
+                process = stack.enter_context(closing(PeerProcess(spec, wanted)))
+                engines[spec.title], versions[spec.title] = process.serve, described(spec, process.version)
+            for job in group:
+                says += race(llm, floor, job, engines, rounds, measured)
+    for job in (job for job in jobs if job.is_own):
+        says += race(llm, floor, job, {OWN: partial(serve_as_computed, llm)}, rounds, measured)
     return report_of("peers", named, machine(llm) | versions, measured, says)
+
+
+def race(
+    llm: LLM, floor: Floor, job: Job, engines: dict[str, Serve], rounds: int, measured: dict[str, dict[str, Any]]
+) -> list[str]:
+    """Serve a job with each engine, add the numbers to `measured`, and return notes."""
+    for warm_up in engines.values():
+        warm_up([task.shortened(WARM_UP_TOKENS) for task in job.tasks])
+    calls: dict[str, Callable[[], Any]] = {name: partial(each, job.tasks) for name, each in engines.items()}
+    calls["read"] = partial(device_bandwidth, llm.llm_engine.device)
+    with busy_process() if job.is_busy else nullcontext():
+        results = take_turns(calls, rounds, warm_ups=0, title=job.name)
+    for name in engines:
+        measured[name] |= numbers(floor, job, name, results)
+    return [f"{job.name}: {line}" for line in conclusions(llm, floor, job, results)]
+
+
+@contextmanager
+def busy_process() -> Iterator[None]:
+    """Let another process use one core."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def described(spec: PeerSpec, version: str) -> str:
+    """Return the version of a peer, and how many tensors of its file have which type."""
+    if not spec.file or find_spec("gguf") is None or not Path(spec.file).is_file():
+        return version
+    types = Counter(stored.type for stored in read_header(Path(spec.file))[1].values())
+    return f"{version}, {', '.join(f'{count} {name}' for name, count in types.most_common())}"
 
 
 def numbers(floor: Floor, job: Job, name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return medians of the rounds, and the spread of speeds. "read" has the bytes that memory reads per second."""
-    runs, num_bytes = [each[name] for each in results], floor.num_bytes(job.tasks, job.num_steps)
-    seconds = [run.decode_seconds if job.is_decode else run.seconds for run in runs]
-    shares = [num_bytes / each["read"] / own_seconds for each, own_seconds in zip(results, seconds, strict=True)]
-    shown: dict[str, Any] = {
-        f"{job.name}: tokens per second": Spread.of([job.speed(run) for run in runs])._asdict(),
-        f"{job.name}: share of the floor": statistics.median(shares),
-    }
-    if job.is_decode:
+    runs: list[Run] = [each[name] for each in results]
+    shown: dict[str, Any]
+    if job.kind == "prompt":
+        shown = {f"{job.name}: first token ms": Spread.of([1000 * run.seconds for run in runs])._asdict()}
+    else:
+        num_bytes = floor.num_bytes(job.tasks, job.num_steps)
+        seconds = [run.decode_seconds if job.kind == "decode" else run.seconds for run in runs]
+        shares = [num_bytes / each["read"] / own for each, own in zip(results, seconds, strict=True)]
+        shown = {
+            f"{job.name}: tokens per second": Spread.of([job.speed(run) for run in runs])._asdict(),
+            f"{job.name}: share of the floor": statistics.median(shares),
+        }
+    if job.kind == "decode":
         shown[f"{job.name}: step ms"] = 1000 * statistics.median(run.step_seconds for run in runs)
     if name != OWN:
         shown[f"{job.name}: {OWN}'s speedup"] = ratio(results, OWN, name, job.speed)._asdict()
@@ -258,9 +327,10 @@ def numbers(floor: Floor, job: Job, name: str, results: Sequence[Mapping[str, An
 
 def conclusions(llm: LLM, floor: Floor, job: Job, results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield notes: the floor, how far the tokens agree, and engines that were busy out of turn."""
-    bandwidth, kv_bytes = statistics.median(each["read"] for each in results), floor.num_bytes(job.tasks, num_steps=0)
-    read = f"weights of {floor.step_bytes / 1e9:.3g} GB and {kv_bytes / 1e9:.3g} GB of keys and values"
-    yield f"the floor is {job.num_steps} steps that read {read}, at {bandwidth / 1e9:.1f} GB/s"
+    if job.kind != "prompt":
+        bandwidth, kv_bytes = statistics.median(each["read"] for each in results), floor.num_bytes(job.tasks, 0)
+        read = f"weights of {floor.step_bytes / 1e9:.3g} GB and {kv_bytes / 1e9:.3g} GB of keys and values"
+        yield f"the floor is {job.num_steps} steps that read {read}, at {bandwidth / 1e9:.1f} GB/s"
     runs = {name: [each[name] for each in results] for name in results[0] if name != "read"}
     total = sum(run.seconds for own in runs.values() for run in own)
     for name, own in runs.items():

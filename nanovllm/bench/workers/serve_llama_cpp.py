@@ -37,9 +37,8 @@ class Context:
             raise ValueError(f"llama.cpp cannot load {settings.file!r} as a GGUF file")
         file_type = ctypes.create_string_buffer(32)
         c.llama_model_meta_val_str(self._model, b"general.file_type", file_type, len(file_type))
-        wanted = "quantized" if settings.quantization else settings.dtype
-        if (found := FILE_TYPES.get(file_type.value, "quantized")) != wanted:
-            raise ValueError(f"{settings.file} has {found} weights, but this engine's are {wanted}")
+        if (found := FILE_TYPES.get(file_type.value, "quantized")) not in ("quantized", settings.dtype):
+            raise ValueError(f"{settings.file} has {found} weights, but this engine's are {settings.dtype}")
         self._vocab_size = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
         params = c.llama_context_default_params()
         params.n_ctx, params.n_batch = settings.max_num_seqs * settings.max_model_len, self._max_batch

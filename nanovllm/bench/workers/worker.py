@@ -31,7 +31,7 @@ class Settings(NamedTuple):
     device: str = "cpu"
     load_format: str = "auto"  # "dummy": random weights of the shape in config.json
     temperature: float = 0.0
-    quantization: str | None = None  # of this engine's weights; a peer has some other, or none
+    quantization: str | None = None  # for another process of this engine
     max_seconds: float | None = None  # then a job ends with the tokens it has
 
 

@@ -17,7 +17,7 @@ from ...bench.peers import WORKER, Job, PeerSpec, agreement, conclusions, margin
 from ...bench.workers import serve_llama_cpp
 from ...bench.workload import Task, mixed_tasks
 from ...engine.kv_cache import bytes_per_token
-from ..helpers import OPTIONS
+from ..helpers import OPTIONS, write_checkpoint
 from .fake_peer import ANSWERS, write_fake_peer
 
 
@@ -57,6 +57,26 @@ def test_engines_take_turns_serving_the_same_jobs(run, tmp_path, fake):
 def test_engine_alone_is_compared_with_the_floor(run):
     status, out, _ = run("bench peers", "--rounds", "1", "--jobs", "1", "--no-transformers")
     assert status == 0 and "1 sequence: share of the floor" in out and "speedup" not in out
+
+
+def test_formats_prompts_and_a_busy_process_are_jobs_of_one_run(run, tmp_path, fake):
+    file = tmp_path / "report.json"
+    peer = fake()
+    flags = ("--rounds", "2", "--jobs", "1", "--prompts", "20", "--busy-jobs", "1", "--no-transformers")
+    several = ("--peer", f"llama.cpp={peer},a.gguf", "--peer", f"llama.cpp:Q4_0={peer},b.gguf", "--formats", "int8")
+    model = write_checkpoint(tmp_path, intermediate_size=96)
+    status, _, err = run("bench peers", *flags, *several, "--json", str(file), model=model)
+    assert (status, err) == (0, "")
+    report = json.loads(file.read_text())
+    measured = report["measured"]
+    assert list(measured) == ["nanovllm", "nanovllm int8", "llama.cpp", "llama.cpp Q4_0"]
+    for shown in measured.values():
+        assert shown["1 sequence beside a busy process: tokens per second"]["median"] > 0
+    assert measured["llama.cpp Q4_0"]["prompt 20: first token ms"]["median"] == 500.0  # as the fake peer says
+    ours = measured["nanovllm"]["prompt 20: first token ms"]
+    speedup = measured["llama.cpp"]["prompt 20: nanovllm's speedup"]
+    assert speedup["least"] <= 500 / ours["median"] * 1.001 and 500 / ours["median"] <= speedup["largest"] * 1.001
+    assert report["settings"]["formats"] == "int8" and "prompt 20: share of the floor" not in measured["nanovllm"]
 
 
 @pytest.mark.full
@@ -133,7 +153,7 @@ def test_transformers_comes_from_this_environment_by_default():
 
 def test_share_of_the_floor_belongs_to_the_same_round(checkpoint):
     llm = LLM(checkpoint, **OPTIONS)
-    job = Job("1 sequence", [Task([1, 2, 3], 3)], is_decode=True)
+    job = Job("1 sequence", [Task([1, 2, 3], 3)], "decode")
     run = Run([[5, 6, 7]], [[9.0, 10.0, 11.0]])
     num_bytes = 2 * floor.weight_bytes(llm) + (4 + 5) * bytes_per_token(llm.model_config, torch.float32)
     rounds = [{"nanovllm": run, "read": num_bytes * times} for times in (1, 9, 1)]  # the floor is one of two seconds
@@ -153,7 +173,7 @@ def test_decoding_begins_when_every_request_has_its_first_token():
 def test_engine_that_is_busy_out_of_turn_is_reported(checkpoint):
     calm, busy = (Run([[1, 2]], [[1.0, 2.0]], idle_cpu_seconds=used) for used in (0.01, 1.0))
     rounds, llm = [{"nanovllm": calm, "vllm": busy, "read": 1.0}], LLM(checkpoint, **OPTIONS)
-    lines = conclusions(llm, Floor.of(llm), Job("1 sequence", [Task([1], 2)], True), rounds)
+    lines = conclusions(llm, Floor.of(llm), Job("1 sequence", [Task([1], 2)], "decode"), rounds)
     assert [line for line in lines if "core" in line] == ["vllm used 50% of a core while other engines computed"]
 
 
