@@ -9,7 +9,7 @@
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run serve test test-all test-triton soak storm clients setup notebooks notebook page open-page book exercise check play
-.PHONY: diff scoreboard measure gpu lint train clean FORCE
+.PHONY: diff scoreboard measure peers gpu lint train clean FORCE
 
 # $(value) and the environment protect these from expansion by make and the shell.
 override PROMPT := $(value PROMPT)
@@ -108,6 +108,10 @@ scoreboard: $(call needs,test) ## compare what each stage gains and costs; ARGS=
 
 measure: $(call needs,test) ## measure all figures of the course, about 15 minutes on an idle machine; ARGS="decode offload", ARGS=--resume
 	@$(PY) -m stages.bench $(or $(ARGS),all)
+	@$(PY) -m stages.tools.prose
+
+peers: $(call needs,test) ## race vLLM, llama.cpp and transformers, about 40 minutes on an idle machine; VLLM=python LLAMA=python
+	@$(PY) -m stages.bench.race $(addprefix --vllm ,$(VLLM)) $(addprefix --llama ,$(LLAMA)) $(ARGS)
 	@$(PY) -m stages.tools.prose
 
 gpu: $(call needs,test) ## measure on a GPU, in parts of a few minutes; PART=1 to 9, by default all; OUT=folder, ARGS="--device cpu --tiny"

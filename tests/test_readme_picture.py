@@ -45,13 +45,15 @@ def test_slots_change_color_at_each_step_and_the_still_shows_one_step():
 def test_bars_of_the_peers_are_to_scale():
     """tests/test_prose.py compares the file with its report."""
     column = "mixed: tokens per second"
-    speeds = {"nanovllm": [50.0, 40.0, 100.0], "vllm": [25.0, 25.0, 25.0]}
+    speeds = {"nanovllm": [50.0, 40.0, 100.0], "llama.cpp Q8_0": [25.0, 25.0, 25.0]}
     measured = {
         name: {column: dict(zip(("median", "least", "largest"), each, strict=True))} for name, each in speeds.items()
     }
-    machine = {"nanovllm": "1", "vllm": "2", "model": "x < y", "dtype": "bfloat16", "threads": 2, "device": "cpu"}
-    text = peers.picture({"measured": measured, "machine": machine})
+    machine = {"nanovllm": "1", "dtype": "bfloat16", "threads": 2, "device": "cpu", "torch": "2"}
+    report = {"model": "x < y", "measured": measured, "machine": machine}
+    text = peers.picture([report, report])
     widths = [float(bar.get("width")) for bar in ElementTree.fromstring(text).iter(f"{SVG}rect")]
-    room = peers.WIDTH - peers.LEFT - peers.RIGHT
-    assert widths == [room / 2, room / 4], "the longest spread fills the room"
-    assert "prefers-color-scheme:dark" in text and "x &lt; y" in text and "vLLM 2" in text
+    room = (peers.WIDTH - peers.LEFT - peers.GAP) / 2 - peers.RIGHT
+    assert widths == pytest.approx([room / 2, room / 4] * 2, abs=0.1), "the longest spread fills the room"
+    assert "prefers-color-scheme:dark" in text and "x &lt; y" in text and "llama.cpp Q8_0" in text
+    assert "| llama.cpp Q8_0 | 25 (25 to 25) |" in peers.table_of(report)

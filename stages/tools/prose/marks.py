@@ -28,7 +28,7 @@ from stages.tools.prose.markdown import look_up
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = Path("stages/bench/results.json")
 NUMBERS = Path("stages/tools/prose/numbers.toml")
-BLOCKS = tables.BLOCKS | ideas.BLOCKS | model_card.BLOCKS
+BLOCKS = tables.BLOCKS | ideas.BLOCKS | model_card.BLOCKS | peers.BLOCKS
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 NUMBER = r"(?<![\d.,])-?\d(?:[\d,.]*\d)?%?(?![\d%])"
 
@@ -49,7 +49,15 @@ def write(root: Path = ROOT) -> list[str]:
 def prose_files(root: Path) -> list[Path]:
     """Return the picture, and every page of prose except DIFF.md, which stages/chain.py writes."""
     stages = sorted((root / "stages").glob("s[0-9]*"))
-    folders = [root, root / "stages", *stages, root / "nanovllm", root / "models" / "storyteller", root / "notebooks"]
+    folders = [
+        root,
+        root / "stages",
+        *stages,
+        root / "nanovllm",
+        root / "nanovllm" / "docs",
+        root / "models" / "storyteller",
+        root / "notebooks",
+    ]
     pages = [path for folder in folders for path in sorted(folder.glob("*.md")) if path.name != "DIFF.md"]
     return pages + sorted((root / "notebooks").glob(peers.PICTURE))
 

@@ -1,0 +1,48 @@
+"""The race with other engines: files for llama.cpp hold the same weights, and one command writes all reports."""
+
+import json
+
+import pytest
+import torch
+
+from nanovllm.checkpoints.gguf import read_header
+from nanovllm.checkpoints.model_config import read_model_config
+from stages.bench import race
+from stages.bench.models import storyteller_of
+from stages.tools.prose import peers
+
+gguf = pytest.importorskip("gguf")
+
+
+def test_file_for_llama_cpp_has_the_weights_of_the_folder(tmp_path):
+    from safetensors.torch import load_file
+
+    folder, file = storyteller_of(64), tmp_path / "model.gguf"
+    race.write_gguf(folder, file)
+    metadata, tensors = read_header(file)
+    config, weights = read_model_config(folder), load_file(folder / "model.safetensors")
+    assert metadata.values["llama.attention.head_count_kv"] == config.num_key_value_heads
+    assert len(tensors) == len(weights)
+    stored = {each.name: each for each in gguf.GGUFReader(file).tensors}
+    for name, part in (("blk.1.attn_q.weight", "self_attn.q_proj"), ("blk.1.ffn_down.weight", "mlp.down_proj")):
+        values = torch.from_numpy(gguf.dequantize(stored[name].data, stored[name].tensor_type).copy())
+        expected = weights[f"model.layers.1.{part}.weight"].float()
+        if part.endswith("q_proj"):  # halves of a head alternate
+            half = config.head_dim // 2
+            order = [
+                head * config.head_dim + i % 2 * half + i // 2
+                for head in range(config.num_attention_heads)
+                for i in range(2 * half)
+            ]
+            expected = expected[order]
+        torch.testing.assert_close(values, expected, rtol=0, atol=0)
+
+
+@pytest.mark.full
+def test_one_command_writes_a_report_for_each_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(race, "JOBS", ("--jobs", "1", "--no-transformers"))
+    out = tmp_path / "peers.json"
+    race.main(["--models", "7M", "--rounds", "1", "--out", str(out)])
+    [report] = json.loads(out.read_text())
+    assert report["model"] == "7M" and list(report["measured"]) == ["nanovllm", "nanovllm int8", "nanovllm int4"]
+    assert "7M" in peers.picture([report]) and "1 sequence" in peers.table_of(report)
