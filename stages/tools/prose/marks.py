@@ -49,16 +49,9 @@ def write(root: Path = ROOT) -> list[str]:
 def prose_files(root: Path) -> list[Path]:
     """Return the picture, and every page of prose except DIFF.md, which stages/chain.py writes."""
     stages = sorted((root / "stages").glob("s[0-9]*"))
-    folders = [
-        root,
-        root / "stages",
-        *stages,
-        root / "nanovllm",
-        root / "nanovllm" / "docs",
-        root / "models" / "storyteller",
-        root / "notebooks",
-    ]
+    folders = [root, root / "stages", *stages, root / "nanovllm", root / "models" / "storyteller", root / "notebooks"]
     pages = [path for folder in folders for path in sorted(folder.glob("*.md")) if path.name != "DIFF.md"]
+    pages += (root / "nanovllm" / "docs").glob(peers.PAGE)  # the other pages have tests of their own
     return pages + sorted((root / "notebooks").glob(peers.PICTURE))
 
 

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from stages.tools.prose.markdown import table
 
-PICTURE, REPORT = "peers.svg", "peers.json"
+PICTURE, REPORT, PAGE = "peers.svg", "peers.json", "benchmarking.md"
 FILE = Path(__file__).resolve().parents[3] / "notebooks" / REPORT
 OWN = "nanovllm"
 SPEED, FIRST_TOKEN = ": tokens per second", ": first token ms"
