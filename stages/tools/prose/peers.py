@@ -14,7 +14,7 @@ OWN = "nanovllm"
 SPEED, FIRST_TOKEN = ": tokens per second", ": first token ms"
 COLUMNS = {"1 sequence": "one sequence", "mixed": "32 requests of mixed lengths"}  # jobs in the picture
 NAMES = {"vllm": "vLLM", "transformers": "transformers generate", "transformers-batch": "transformers generate_batch"}
-WIDTH, LEFT, GAP, RIGHT = 760, 190, 20, 56  # of the picture, of the names, between columns, and of a column's numbers
+WIDTH, LEFT, GAP, RIGHT = 780, 214, 20, 56  # of the picture, of the names, between columns, and of a column's numbers
 BAR, ROW = 12, 19
 STYLE = """<style>
 text{font:12px system-ui,sans-serif;fill:#57606a}.title,.ours{font-weight:600;fill:#24292f}
