@@ -1,16 +1,20 @@
 """The parts of `make gpu`, tried without a GPU: every part runs on a CPU, with a tiny model."""
 
-import json
 import subprocess
+import sys
+import tarfile
 import time
 
 import pytest
 import torch
 
+from nanovllm.backends.gpu.ops import PLAIN, Ops
 from stages.bench.gpu import __main__ as command
-from stages.bench.gpu import engine, parts
-from stages.bench.gpu.common import TINY, PartReport, Setup
+from stages.bench.gpu import checklist, common, engine, parts
+from stages.bench.gpu.common import TINY, PartReport, Setup, file_of, read_results
 from tests.helpers import ROOT
+
+TRY = ["--device", "cpu", "--tiny"]
 
 
 @pytest.fixture
@@ -18,23 +22,121 @@ def setup(tmp_path):
     return Setup(torch.device("cpu"), True, tmp_path, deadline=float("inf"))
 
 
-@pytest.mark.parametrize("part", [2, 3, 4, 5, *(pytest.param(part, marks=pytest.mark.full) for part in (6, 7, 8, 9))])
-def test_part_runs_on_a_cpu_and_writes_its_results(part, tmp_path, capsys):
-    assert command.main([str(part), "--device", "cpu", "--tiny", "--out", str(tmp_path)]) == 0
-    result = json.loads((tmp_path / f"part{part}.json").read_text())
-    assert result["title"] == command.PARTS[part][0] and "a tiny model" in result["machine"]
-    assert result["tables"] and all(result["tables"].values()), "a table has no row"
-    assert (tmp_path / f"part{part}.md").read_text().startswith(f"# Part {part}: ")
-    assert f"part{part}.json and " in capsys.readouterr().out
+@pytest.mark.parametrize("part", [0, 2, 3, 4, 5])
+def test_part_runs_on_a_cpu_and_writes_its_results(part, tmp_path):
+    assert command.main([str(part), *TRY, "--out", str(tmp_path), "--seconds", "100"]) == 0
+    results = read_results(file_of(tmp_path, part))
+    assert results["title"] == command.PARTS[part][0] and "a tiny model" in results["machine"]
+    assert results["tables"] and all(results["tables"].values()), "a table has no row"
+    assert not [row for rows in results["tables"].values() for row in rows.values() if "failed" in row]
 
 
 @pytest.mark.full
-def test_tests_marked_gpu_run_in_a_process(tmp_path):
-    assert command.main(["1", "--device", "cpu", "--tiny", "--out", str(tmp_path)]) == 0
-    tables = json.loads((tmp_path / "part1.json").read_text())["tables"]
-    for title in ("Tests marked gpu", "Tests of the GPU's kernels"):
-        [counts] = tables[title]
-        assert counts.pop("skipped") > 0 and counts.keys() <= {"deselected"}
+def test_all_parts_run_in_processes_of_their_own(tmp_path):
+    assert command.main([*TRY, "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "summary.md").read_text()
+    assert "failed" not in text and text.count("\nMeasured on cpu, ") == len(command.PARTS)
+    with tarfile.open(tmp_path / "results.tar.gz") as archive:
+        names = {*archive.getnames()}
+    assert {"summary.md", *(f"part{part}.{end}" for part in command.PARTS for end in ("json", "log"))} == names
+
+
+def test_missing_device_is_a_one_line_error(tmp_path, capsys):
+    assert command.main(["2", "--device", "cuda:99", "--out", str(tmp_path)]) == 2
+    out = capsys.readouterr().out
+    assert out.startswith("device 'cuda:99' is unavailable: ") and out.count("\n") == 1
+
+
+def test_invalid_part_is_named(capsys):
+    with pytest.raises(SystemExit):
+        command.parse(["10"])
+    assert "PART must be one of 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, got 10" in capsys.readouterr().err
+
+
+# Reports
+
+
+def fail() -> dict:
+    raise RuntimeError("no such kernel")
+
+
+def test_failed_case_shows_its_traceback_and_the_next_one_follows(setup, capsys):
+    rows = PartReport(setup, 2, "steps").table("a", {"one": fail, "two": lambda: {"ms": 2.0}})
+    assert rows["two"] == {"ms": 2.0} and "no such kernel" in rows["one"]["failed"]
+    assert "in fail" in capsys.readouterr().err
+    assert read_results(file_of(setup.out, 2))["tables"]["a"] == rows
+
+
+STUCK = """
+import sys, time, torch
+from pathlib import Path
+from stages.bench.gpu.common import PartReport, Setup
+setup = Setup(torch.device("cpu"), True, Path(sys.argv[1]), float("inf"))
+def wait_for_ever():
+    time.sleep(100)
+PartReport(setup, 2, "steps").table("a", {"one": lambda: {"ms": 1.0}, "two": wait_for_ever}, seconds=0.5)
+"""
+
+
+def test_stuck_case_shows_its_stack_and_another_process_goes_on(setup, tmp_path):
+    done = subprocess.run([sys.executable, "-c", STUCK, tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0 and "wait_for_ever" in done.stderr and "one: ms 1" in done.stdout
+    rows = PartReport(setup, 2, "steps").table("a", {"one": fail, "two": fail, "three": lambda: {"ms": 3.0}})
+    assert rows == {"one": {"ms": 1.0}, "two": {"failed": "it did not end"}, "three": {"ms": 3.0}}
+
+
+def test_case_without_time_is_named(setup):
+    rows = PartReport(setup._replace(deadline=0.0), 2, "steps").table("a", {"batch 8": fail})
+    assert rows == {"batch 8": {"failed": "no time left"}}
+
+
+# Commands
+
+
+def test_command_that_does_not_end_is_killed_with_its_children_and_its_output_is_kept(tmp_path, capsys):
+    code = "import subprocess; print('first', flush=True); subprocess.run(['sleep', '100'])"
+    with (tmp_path / "log").open("w") as log:
+        started = time.monotonic()
+        status, output = common.run([sys.executable, "-c", code], 0.5, log)
+    assert status < 0 and output.startswith("first\n") and time.monotonic() - started < 20
+    assert (tmp_path / "log").read_text() == output == capsys.readouterr().out
+
+
+REPORT = {"measured": {"nanovllm": {"step ms": 2.0}}, "says": ["a note"]}
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (f"import json; json.dump({REPORT}, open(sys.argv[-1], 'w'))", {"step ms": {"nanovllm": 2.0}}),
+        ("sys.exit('error: no memory')", {"failed": {"exit status": 1, "last line": "error: no memory"}}),
+    ],
+    ids=["finished", "failed"],
+)
+def test_bench_runs_in_a_process_and_its_errors_are_reported(code, expected, setup, monkeypatch):
+    real, commands = common.run, []
+
+    def instead(command, *more, **options):
+        commands.append(command)
+        return real([command[0], "-c", f"import sys; {code}", *command[1:]], *more, **options)
+
+    monkeypatch.setattr(engine, "run", instead)
+    report = PartReport(setup, 6, "decode")
+    engine.run_bench(setup, report, "peers")
+    assert commands[0][1:4] == ["-m", "nanovllm", "bench"] and commands[0][4:7] == ["peers", "--device", "cpu"]
+    assert report.results["tables"] == {"nanovllm bench peers": expected}
+    engine.run_bench(setup, report, "peers")
+    assert len(commands) == 1, "a process that goes on must not repeat a command"
+
+
+def test_every_bench_of_a_part_is_a_valid_command():
+    from nanovllm.cli.bench import bench
+
+    for benches in [*engine.FULL.values(), *engine.TINY.values()]:
+        for each in benches:
+            name, *flags = each.split()
+            bench.commands[name].make_context(name, [*flags, "--device", "cpu", "--json", "-"])
+    assert engine.FULL.keys() == engine.TINY.keys() == {6, 7, 8, 9}
 
 
 def test_files_with_gpu_tests_need_few_packages():
@@ -55,65 +157,36 @@ def test_files_with_gpu_tests_need_few_packages():
     assert {ROOT / line for line in marked.stdout.splitlines() if line.endswith(".py")} <= {*files}
 
 
-def test_missing_device_is_a_one_line_error(capsys):
-    assert command.main(["2", "--device", "cuda:99"]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("device 'cuda:99' is unavailable: ") and err.count("\n") == 1
-
-
-def test_invalid_part_is_named(capsys):
-    with pytest.raises(SystemExit):
-        command.parse(["10"])
-    assert "PART must be one of 1, 2, 3, 4, 5, 6, 7, 8, 9, got 10" in capsys.readouterr().err
-
-
-def test_case_without_time_is_named(setup):
-    report = PartReport(setup._replace(deadline=0.0), 2, "steps")
-    assert not report.has_time("batch 8")
-    report.write()
-    assert "Left out, because there was no time: batch 8." in (setup.out / "part2.md").read_text()
-    assert PartReport(setup, 2, "steps").has_time("batch 8")
-
-
-REPORT = {"measured": {"nanovllm": {"step ms": 2.0}}}
-
-
 @pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        (f"import json; json.dump({REPORT}, open(sys.argv[-1], 'w')); print('the table')", "```text\nthe table\n```"),
-        ("sys.exit('error: no memory')", "\nexit status 1: error: no memory"),
-        (
-            "import time; print('peer: 9 tokens a second', file=sys.stderr, flush=True); time.sleep(60)",
-            "\nstopped after 1 seconds: peer: 9 tokens a second",
-        ),
-    ],
-    ids=["finished", "failed", "late"],
+    "line",
+    ["tests/test_a.py::test_b[one two] FAILED  [ 5%]", "[gw3] [ 12%] FAILED tests/test_a.py::test_b"],
 )
-def test_bench_runs_in_a_process_and_its_errors_are_reported(code, expected, setup, monkeypatch, capsys):
-    real, commands = subprocess.run, []
-
-    def instead(command, **options):
-        commands.append(command)
-        return real([command[0], "-c", f"import sys; {code}", *command[1:]], **options)
-
-    monkeypatch.setattr(engine.subprocess, "run", instead)
-    report = PartReport(setup, 6, "decode")
-    late = 0 if "sleep" in code else 60
-    engine.run_bench(setup._replace(deadline=time.perf_counter() + late), report, "peers")
-    assert expected in capsys.readouterr().out
-    assert commands[0][1:4] == ["-m", "nanovllm", "bench"] and commands[0][4:7] == ["peers", "--device", "cpu"]
-    assert report.results["tables"] == ({"peers": REPORT["measured"]} if "json" in code else {})
+def test_outcomes_are_read_from_each_line(line):
+    assert engine.OUTCOME.findall(f"collected 3 items\n{line}\nE   FAILED to launch") == ["FAILED"]
 
 
-def test_every_bench_of_a_part_is_a_valid_command():
-    from nanovllm.cli.bench import bench
+# The checklist
 
-    for benches in [*engine.FULL.values(), *engine.TINY.values()]:
-        for each in benches:
-            name, *flags = each.split()
-            bench.commands[name].make_context(name, [*flags, "--device", "cpu", "--json", "-"])
-    assert engine.FULL.keys() == engine.TINY.keys() == {6, 7, 8, 9}
+
+def test_checklist_has_every_kernel_and_finds_a_wrong_one(setup, monkeypatch):
+    def wrong(x, weight, bias, out):
+        PLAIN.gemv(x, weight, bias, out)
+        out[0, 0] += 1
+
+    monkeypatch.setattr(checklist, "triton_ops", lambda: PLAIN._replace(gemv=wrong))
+    assert checklist.KERNELS.keys() == {*Ops._fields}
+    for name in Ops._fields:
+        if name == "gemv":
+            with pytest.raises(ValueError, match="differs from its twin"):
+                checklist.compare_kernel(setup, name)
+        else:
+            assert checklist.compare_kernel(setup, name)["difference"] == 0
+
+
+def test_too_many_different_sequences_are_an_error():
+    assert checklist.count_different([[1], [2]] * 20, [[1], [2]] * 19 + [[1], [3]]) == {"different": "1 of 40"}
+    with pytest.raises(ValueError, match="2 of 4"):
+        checklist.count_different([[1], [2]] * 2, [[1], [3]] * 2)
 
 
 def test_operations_of_a_step_are_counted():

@@ -18,7 +18,6 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from pydantic_core import to_jsonable_python
 
 from .entries import Entries, brief
 
@@ -131,6 +130,8 @@ def to_plain(value: Any) -> Any:
     >>> to_plain({"content": ("a", 1, None), "image": object()})
     {'content': ['a', 1, None], 'image': '<object>'}
     """
+    from pydantic_core import to_jsonable_python  # not at the top: an engine without chats does without pydantic
+
     return to_jsonable_python(value, fallback=lambda each: f"<{type(each).__name__}>")
 
 

@@ -2,7 +2,8 @@
 
 The interpreter stores a bfloat16 as its 16 bits. Its conversion from float32 truncates, although GPUs round to nearest
 even, and its tl.dot multiplies the bits as if they were integers. The result of a comparison keeps the type of its
-operands, so a scalar one becomes an integer mask when it is broadcast, which tl.load rejects from 3.9 on.
+operands, so a scalar one becomes an integer mask when it is broadcast, which tl.load rejects from 3.9 on. The end of a
+loop is an array of one element, which 3.6 converts in a way that NumPy 2.4 has removed.
 """
 
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 
@@ -53,5 +55,12 @@ def fix_interpreter() -> None:
         is_bool = source.data.dtype == np.bool_
         return splat(self, target_type, TensorHandle(source.data, tl.int1) if is_bool else source)
 
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
     InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot = cast_impl, create_dot
     InterpreterBuilder.create_splat = create_splat

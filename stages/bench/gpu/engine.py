@@ -2,24 +2,28 @@
 
 import json
 import re
-import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections import Counter
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from nanovllm.bench.report import last_line
-from stages.bench.gpu.common import PartReport, Setup
+from stages.bench.gpu.common import PartReport, Row, Setup, note_missing, run
 
 ROOT = Path(__file__).resolve().parents[3]
 MARKED = re.compile(r"pytest\.mark\.gpu\b|^def test_\w+\(.*\bdevice\b", re.MULTILINE)
-OUTCOMES = re.compile(r"(\d+) (passed|failed|skipped|deselected|errors?)\b")
+OUTCOME = re.compile(r"^(?:\[gw\d+\] \[ *\d+%\] )?(?:\S+::.* )?(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", re.MULTILINE)
+UNWANTED = ("FAILED", "ERROR")
 KERNELS = ROOT / "nanovllm" / "tests" / "gpu"
+NEEDED = ("triton", "transformers", "click", "tqdm", "sentencepiece", "tokenizers", "safetensors", "jinja2")
+WORKERS = 8  # of pytest-xdist
+COMMAND_SECONDS = 280.0  # so that one that is stuck leaves time for others
 SMALL = "--kv-cache-tokens 32768 --kv-offloading-tokens 0"  # a peer's weights need room, too
 LARGE = "--kv-cache-tokens 98304 --kv-offloading-tokens 0 --max-num-batched-tokens 32768"  # 256 prompts in one step
 DECODE = "peers --rounds 3 --max-num-seqs 256"
 TRY = "--attention-backend torch --kv-cache-tokens 512 --offload-policy load"
-FULL = {  # the most reliable ones come first, since a stopped part keeps its results so far
+FULL = {  # our own numbers come before those of peers, since a part ends when its time is over
     6: [
         f"{DECODE} --shape tinyllama-1.1b --jobs 1,8,64 --no-transformers {SMALL}",
         f"{DECODE} --shape llama-2-7b --jobs 1,8 --no-transformers {SMALL}",
@@ -27,8 +31,8 @@ FULL = {  # the most reliable ones come first, since a stopped part keeps its re
         f"{DECODE} --shape tinyllama-1.1b --jobs 1,8 {SMALL}",
         f"{DECODE} --shape llama-2-7b --jobs 1 {SMALL}",
     ],
-    7: ["published --kv-offloading-tokens 0"],
-    8: ["paged"],
+    7: ["published --kv-offloading-tokens 0 --no-peer", "published --kv-offloading-tokens 0 --peer-seconds 180"],
+    8: ["paged --contexts 1024,8192", "paged --contexts 32768"],
     9: [f"launches {SMALL} --shape tinyllama-1.1b", f"launches {SMALL} --shape qwen3-0.6b --batch-size 64"],
 }
 TINY = {
@@ -41,47 +45,58 @@ TINY = {
 
 def run_benches(number: int, setup: Setup, report: PartReport) -> None:
     """Run the commands of a part."""
+    if "click" in note_missing(report, NEEDED):
+        return
     for command in setup.size(FULL, TINY)[number]:
-        if report.has_time(command):
-            run_bench(setup, report, command)
+        run_bench(setup, report, command)
 
 
 def run_bench(setup: Setup, report: PartReport, command: str) -> None:
-    """Run a command, and report its table or its error."""
+    """Run a command, and add its table, with a row per number and a column per engine."""
+    title = f"nanovllm bench {command}"
+    if title in report.results["tables"]:
+        return
     file = (setup.out / "bench.json").resolve()
-    setup.out.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
     options = ["--device", str(setup.device), "--json", str(file)]
-    output, error = run(setup, ["-m", "nanovllm", "bench", *command.split(), *options])
-    report.note(f"`nanovllm bench {command}`")
-    report.note(error or f"```text\n{output}```")
-    if not error:
-        report.results["tables"][command] = json.loads(file.read_text(encoding="utf-8"))["measured"]
+    status, output = run_python(setup, ["-m", "nanovllm", "bench", *command.split(), *options])
+    measured = dict[str, dict[str, Any]]()
+    if status == 0:
+        results = json.loads(file.read_text(encoding="utf-8"))
+        measured, report.results["notes"] = results["measured"], [*report.results["notes"], *results["says"]]
         file.unlink()
+    names = dict.fromkeys(name for numbers in measured.values() for name in numbers)
+    rows: dict[str, Row] = {name: {each: numbers.get(name) for each, numbers in measured.items()} for name in names}
+    if status != 0:
+        rows["failed"] = {"exit status": status, "last line": (output.strip().splitlines() or ["no output"])[-1][:300]}
+    report.table(title, {name: partial(dict, row) for name, row in rows.items()})
 
 
-def run(setup: Setup, arguments: Sequence[str]) -> tuple[str, str | None]:
-    """Run Python until the part's time is over. Return its output, and what went wrong."""
-    seconds = max(1.0, setup.deadline - time.perf_counter())
-    command = [sys.executable, *arguments]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired as late:  # its output is bytes even with text=True
-        return "", f"stopped after {seconds:.0f} seconds: {last_line((late.stderr or b'').decode(errors='replace'))}"
-    return done.stdout, f"exit status {done.returncode}: {last_line(done.stderr)}" if done.returncode else None
+def run_python(setup: Setup, arguments: list[str]) -> tuple[int, str]:
+    """Run Python, until its time or the part's is over. Return its exit status and its output."""
+    return run([sys.executable, *arguments], min(setup.seconds_left, COMMAND_SECONDS), cwd=ROOT)
 
 
 def run_tests(setup: Setup, report: PartReport) -> None:
-    """Run the tests of the GPU's kernels, and those marked gpu."""
+    """Run the tests of the GPU's kernels, then those marked gpu. The part's log has their tracebacks."""
+    if "pytest" in note_missing(report, ("pytest", "triton", "transformers", "xdist")):
+        return
     if not setup.is_cuda:
         report.note("There is no CUDA device: every test that needs one is skipped.")
+    few = [KERNELS / "test_on_device.py", KERNELS / "test_sampling_kernels.py"]
     groups = {
-        "Tests of the GPU's kernels": [setup.size(KERNELS, KERNELS / "test_on_device.py")],
+        "Tests of the GPU's kernels": setup.size([KERNELS], few),
         "Tests marked gpu": ["-m", "gpu", *setup.size(gpu_tests(), gpu_tests()[-1:])],
     }
+    options = ["-v", "-rN", "--tb=short", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
+    options += ["-n", str(WORKERS)] if setup.is_cuda and find_spec("xdist") else []
     for title, arguments in groups.items():
-        output, error = run(setup, ["-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, arguments)])
-        report.note("```text\n" + "\n".join(output.splitlines()[-40:]) + "\n```" if output else f"{title}: {error}")
-        report.table(title, [{outcome: int(count) for count, outcome in OUTCOMES.findall(last_line(output))}])
+        if title not in report.results["tables"]:
+            status, output = run_python(setup, ["-m", "pytest", *options, *map(str, arguments)])
+            counts: dict[str, Any] = {"exit status": status, **Counter(map(str.lower, OUTCOME.findall(output)))}
+            bad = [line for line in output.splitlines() if (match := OUTCOME.match(line)) and match[1] in UNWANTED]
+            rows: dict[str, Any] = {"tests": partial(dict, counts)}
+            report.table(title, rows | {f"failed: {line}": partial(dict[str, Any]) for line in bad})
 
 
 def gpu_tests() -> list[Path]:

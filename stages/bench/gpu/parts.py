@@ -11,7 +11,6 @@ Claim 17: pinned memory copies 2 to 5 times as fast as pageable; a block of 5.24
 Claim 19: prefill is compute-bound, decode memory-bound.
 """
 
-import gc
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -37,24 +36,26 @@ BLOCK_SIZE = 16
 def decode_steps(setup: Setup, report: PartReport) -> None:
     """Measure a step by model, context and batch, and the memory that it needs besides the pool."""
     batches, contexts = setup.size((1, 8, 32, 64, 128), (1, 2)), setup.size((128, 1024, 4096), (24,))
-    reading, rows = Reading(setup.device, setup.size(None, 2**16)), list[Row]()
-    for model, context, batch in itertools.product(setup.models, contexts, batches):
-        case = Case(model, setup.dtype, batch, context)
-        if context < SHAPES[model].max_position_embeddings and report.has_time(case):
-            rows.append(row_of(setup, case, reading))
-    report.table("A decode step, milliseconds, and how many times as fast stage 3 is (claim 10)", rows)
+    reading = Reading(setup.device, setup.size(None, 2**16))
+    cases = {
+        f"{model}, context {context}, batch {batch}": partial(
+            row_of, setup, Case(model, setup.dtype, batch, context), reading
+        )
+        for model, context, batch in itertools.product(setup.models, contexts, batches)
+        if context < SHAPES[model].max_position_embeddings
+    }
+    report.table("A decode step, milliseconds, and how many times as fast stage 3 is (claim 10)", cases)
 
 
 def row_of(setup: Setup, case: Case, reading: Reading) -> Row:
     """Return the numbers of a case."""
     result = measure_case(case, setup.folder(case.model), STAGES, reading, str(setup.device), setup.size(3, 0.0))
-    row: dict[str, Any] = {name: result[name] for name in ("model", "context", "batch")}
+    row = dict[str, Any]()
     for name in (*(f"{stage}_ms" for stage in STAGES), "s3_over_s2", "s3_over_s1"):
         row |= {key: result[key] for key in (name, f"{name}_spread") if key in result}
     row["s3 tokens/s"] = case.batch / (result["s3_ms"] / 1000)
     if setup.is_cuda:
         row |= {f"{stage} MB beside": result[f"{stage}_extra_bytes"] / 1e6 for stage in STAGES}
-        torch.cuda.empty_cache()
     return row
 
 
@@ -66,28 +67,36 @@ def roofline(setup: Setup, report: PartReport) -> None:
 
     The ratio of a step's operations and bytes decides which roof is lower.
     """
+    roofs = report.table("The two roofs", {"device": partial(two_roofs, setup)})["device"]
+    flops, bandwidth = roofs["operations/s"], roofs["bytes/s"]
+    prompts, context = setup.size((16, 64, 256, 1024, 4096), (8,)), setup.size(512, 24)
+    for model in setup.models:
+        sizes = [(batch, context, 1) for batch in setup.size((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 4))]
+        sizes += [(1, length, length) for length in prompts if length < SHAPES[model].max_position_embeddings]
+        cases = {
+            f"decode of {batch} x {length}" if count == 1 else f"prefill of {count}": partial(
+                step_row, setup, model, batch, length, count, flops, bandwidth
+            )
+            for batch, length, count in sizes
+        }
+        report.table(f"Steps of {model} (claim 19)", cases)
+
+
+def two_roofs(setup: Setup) -> Row:
+    """Measure operations and bytes per second."""
     width, bandwidth = setup.size(8192, 64), device_bandwidth(setup.device)
     matrix = torch.randn(width, width, device=setup.device).to(getattr(torch, setup.dtype))
     flops = 2 * width**3 / medians(setup.turns({"mm": lambda: torch.mm(matrix, matrix)}))["mm"]
-    roofs = {"operations/s": flops, "bytes/s": bandwidth, "ridge, operations per byte": flops / bandwidth}
-    report.table("The two roofs", [roofs])
-    prompts, context = setup.size((16, 64, 256, 1024, 4096), (8,)), setup.size(512, 24)
-    for model in setup.models:
-        cases = [(batch, context, 1) for batch in setup.size((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 4))]
-        cases += [(1, length, length) for length in prompts if length < SHAPES[model].max_position_embeddings]
-        rows = [step_row(setup, model, *case, flops, bandwidth) for case in cases if report.has_time((model, case))]
-        report.table(f"Steps of {model} (claim 19)", rows)
+    return {"operations/s": flops, "bytes/s": bandwidth, "ridge, operations per byte": flops / bandwidth}
 
 
 def step_row(setup: Setup, model: str, batch: int, context: int, count: int, flops: float, bandwidth: float) -> Row:
     """Measure a step of `batch` sequences of `context` tokens, of which it computes `count`: 1, or a whole prompt."""
-    gc.collect()  # frees the previous case, whose parts refer to each other
     case = Case(model, setup.dtype, batch, context)
     step = DecodeStep("s3", setup.folder(model), case, device=str(setup.device))
     result = with_spreads(setup.turns({"ms": step.computing(count)}), scale=1000)
     operations, seconds = operations_of(model, batch, context, count), result["ms"] / 1000
-    row = {"step": "decode" if count == 1 else "prefill", "batch": batch, "context": context, **result}
-    row |= {"tokens/s": batch * count / seconds, "operations a byte": operations / step.num_bytes}
+    row = {**result, "tokens/s": batch * count / seconds, "operations a byte": operations / step.num_bytes}
     return row | {"of the roof": max(operations / flops, step.num_bytes / bandwidth) / seconds}
 
 
@@ -113,17 +122,17 @@ def moves(setup: Setup, report: PartReport) -> None:
         report.note("Pinned memory and streams need CUDA. Here a copy is a memcpy, and nothing runs at the same time.")
     sizes = setup.size((2**16, 2**18, 2**20, BLOCK_OF_70B, 2**25, 2**28, 2**30), (2**12, 2**14))
     rounds = setup.size(11, 1)
-    rows = [{"bytes": n, **copies(rounds, n, setup.device)} for n in sizes if report.has_time(n)]
-    report.table("A copy in one piece, bytes per second (claim 17)", rows)
-    in_pools = [in_blocks(setup, model) for model in setup.models]
+    report.table(
+        "A copy in one piece, bytes per second (claim 17)",
+        {f"{n:,} bytes": partial(copies, rounds, n, setup.device) for n in sizes},
+    )
+    in_pools = {model: partial(in_blocks, setup, model) for model in setup.models}
     report.table("Blocks of 16 tokens, as stage 7 moves them, GB/s", in_pools)
-    if report.has_time("loads during steps"):
-        report.table("Stage 7: a load during decode steps", [loads_beside_steps(setup)])
-    if report.has_time("disk"):
-        setup.out.mkdir(parents=True, exist_ok=True)
-        size = setup.size(BLOCK_OF_70B, 2**12)
-        result = disk(rounds=setup.size(25, 2), num_blocks=1, folder=setup.out, num_bytes=size)
-        report.table("A block and a disk, ms (claim 17)", [{"bytes": size, **result}])
+    model = setup.size("1B", "tiny")
+    report.table("Stage 7: a load during decode steps", {model: partial(loads_beside_steps, setup, model)})
+    size = setup.size(BLOCK_OF_70B, 2**12)
+    case = partial(disk, rounds=setup.size(25, 2), num_blocks=1, folder=setup.out, num_bytes=size)
+    report.table("A block and a disk, ms (claim 17)", {f"{size:,} bytes": case})
 
 
 class Copies:
@@ -157,22 +166,21 @@ def in_blocks(setup: Setup, model: str) -> Row:
     in_one = partial(both.blocks.copy_, both.tier.blocks, non_blocking=True)
     turns = setup.turns({"store": both.store, "load": both.load, "load in one piece": in_one})
     speeds = [{name: both.blocks.nbytes / 1e9 / seconds for name, seconds in each.items()} for each in turns]
-    return {"model": model, "bytes per block": both.blocks[0].nbytes, **with_spreads(speeds)}
+    return {"bytes per block": both.blocks[0].nbytes, **with_spreads(speeds)}
 
 
-def loads_beside_steps(setup: Setup) -> Row:
+def loads_beside_steps(setup: Setup, model: str) -> Row:
     """Let 32 sequences decode while stage 7 loads the blocks of another text, a copy per block.
 
     "hidden" is the share of the shorter one that costs no time.
     """
-    model, case_size = setup.size("1B", "tiny"), setup.size((32, 512), (2, 24))
-    case = Case(model, setup.dtype, *case_size)
+    case = Case(model, setup.dtype, *setup.size((32, 512), (2, 24)))
     decode = repeated(DecodeStep("s7", setup.folder(model), case, device=str(setup.device)), setup.size(8, 2))
     load = Copies(setup, model, setup.size(512, 4)).load
     turns = setup.turns({"decode": decode, "load": load, "both": partial(load, decode)})
     hidden = [(each["decode"] + each["load"] - each["both"]) / min(each["decode"], each["load"]) for each in turns]
     result = with_spreads([{f"{name} ms": 1000 * seconds for name, seconds in each.items()} for each in turns])
-    return {"model": model, "batch": case.batch, **result, **Spread.of(hidden).named("hidden")}
+    return {"batch": case.batch, **result, **Spread.of(hidden).named("hidden")}
 
 
 # ---- claims
@@ -180,17 +188,20 @@ def loads_beside_steps(setup: Setup) -> Row:
 
 def claims(setup: Setup, report: PartReport) -> None:
     """Measure allocators, copies of blocks, and swapping."""
-    report.table("Claim 5: take a piece and return it, us", [books(setup.size(9, 1), setup.size(1000, 20))])
+    piece = partial(books, setup.size(9, 1), setup.size(1000, 20))
+    report.table("Claim 5: take a piece and return it, us", {"piece": piece})
     shapes = {name: SHAPES[name] for name in setup.models} | setup.size({"70B": shape_of_70b()}, {})
-    report.table("Claim 13: copy blocks on the device, us", [block_copies(setup, *each) for each in shapes.items()])
-    lengths, folder = setup.size((16, 64, 256, 1024, 4096), (16, 32)), setup.folder(setup.size("1B", "tiny"))
+    blocks = {name: partial(block_copies, setup, shape) for name, shape in shapes.items()}
+    report.table("Claim 13: copy blocks on the device, us", blocks)
+    lengths, model = setup.size((16, 64, 256, 1024, 4096), (16, 32)), setup.size("1B", "tiny")
     options = {"device": str(setup.device), "max_num_batched_tokens": 2 * lengths[-1]}
-    fitting = (n for n in lengths if report.has_time(n))
-    rows = [{"tokens": n, **measure_first_token(folder, setup.dtype, n, **options)} for n in fitting]
-    report.table("Claim 16: to the first token, loaded or recomputed, seconds", rows)
+    swaps = {
+        f"{n} tokens": partial(measure_first_token, setup.folder(model), setup.dtype, n, **options) for n in lengths
+    }
+    report.table("Claim 16: to the first token, loaded or recomputed, seconds", swaps)
 
 
-def block_copies(setup: Setup, name: str, shape: Any) -> Row:
+def block_copies(setup: Setup, shape: Any) -> Row:
     """Measure copies as stage 5 makes them, 1, 7 or 64 in a batch, and plain copies of one block, many in a row."""
     cache = KVCache(shape, setup.size(256, 8), BLOCK_SIZE, getattr(torch, setup.dtype), setup.device)
     cache.blocks.zero_()
@@ -201,4 +212,4 @@ def block_copies(setup: Setup, name: str, shape: Any) -> Row:
     }
     calls["plain copy"] = partial(cache.blocks[half].copy_, cache.blocks[0], non_blocking=True)
     turns = setup.turns({each: repeated(call, many) for each, call in calls.items()})
-    return {"model": name, "bytes per block": cache.blocks[0].nbytes, **with_spreads(turns, 1e6 / many)}
+    return {"bytes per block": cache.blocks[0].nbytes, **with_spreads(turns, 1e6 / many)}

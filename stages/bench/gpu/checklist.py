@@ -1,0 +1,260 @@
+"""Part 0: what works on this device, in two minutes. Each line compares one thing with its plain twin, and times it.
+
+To add a kernel, add its arguments to kernel_arguments(), under its name in Ops.
+"""
+
+import inspect
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanovllm import LLM, SamplingParams
+from nanovllm.backends.gpu.backend import TritonBackend
+from nanovllm.backends.gpu.graphs import CudaCapture, Launcher, buckets
+from nanovllm.backends.gpu.model import seconds_on_gpu
+from nanovllm.backends.gpu.ops import PLAIN, DecodeWorkspace, LikeliestWorkspace, Ops, query_tiles, triton_ops
+from nanovllm.backends.gpu.plain import attend
+from nanovllm.backends.gpu.sampler import sample_rows
+from nanovllm.backends.torch.model_runner import ModelRunner
+from nanovllm.backends.torch.sampler import SamplingRow, sample
+from nanovllm.bench.engine import Run, serve
+from nanovllm.bench.floor import device_bandwidth
+from nanovllm.bench.harness import seconds_of, timed
+from nanovllm.bench.workload import Task, random_tasks
+from stages.bench.gpu.common import SHAPES, PartReport, Row, Setup, note_missing
+from stages.bench.gpu.engine import NEEDED
+from stages.bench.gpu.parts import loads_beside_steps
+from stages.bench.locality import copies
+
+REPEATS = 5
+PROMPT, OUTPUT = 20, 8  # tokens
+MODELS, MAX_ROWS = ("135M", "tiny"), (256, 2)  # and the tiny ones
+LAYER = 1  # of two, in pools
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # relative and absolute
+MAX_DIFFERENT = 0.1  # of all sequences: near ties may be decided otherwise
+
+
+def measure(setup: Setup, report: PartReport) -> None:
+    """Check the device, its copies, each kernel, the sampler, and the engine in each way that it can run."""
+    has_triton = "triton" not in note_missing(report, NEEDED)
+    report.table("The device", {"device": partial(device, setup), "varlen_attn": partial(varlen, setup)})
+    if has_triton and not setup.is_cuda:
+        from nanovllm.tests.gpu.interpreter import fix_interpreter
+
+        fix_interpreter()
+    if has_triton:
+        report.table("Kernels", {name: partial(compare_kernel, setup, name) for name in Ops._fields})
+    report.table("The sampler", {name: partial(compare_sampler, setup, name) for name in SAMPLING})
+    ways = {name: partial(compare_engine, setup, name) for name in ENGINES}
+    engines = report.table("The engine, compared with plain operations", ways)
+    if "failed" not in engines.get("graphs", {"failed": ""}):
+        sizes = buckets(setup.size(*MAX_ROWS))
+        rows = {f"{size} rows": partial(compare_engine, setup, "graphs", size) for size in sizes}
+        report.table("Graphs, by their number of rows", rows)
+    size = setup.size(2**28, 2**12)
+    report.table("Pinned memory", {f"{size:,} bytes": partial(copies, setup.size(5, 1), size, setup.device)})
+    model = setup.size(*MODELS)
+    report.table("Copies on a stream of their own, beside steps", {model: partial(loads_beside_steps, setup, model)})
+
+
+# ---- the device
+
+
+def device(setup: Setup) -> Row:
+    """Return the speeds of reading and copying, and what the device is."""
+    memory = torch.ones(setup.size(2**30, 2**12), device=setup.device)
+    half = len(memory) // 2
+    seconds = min(each["copy"] for each in setup.turns({"copy": lambda: memory[:half].copy_(memory[half:])}))
+    row: dict[str, Any] = {"read GB/s": device_bandwidth(setup.device) / 1e9}
+    row["copy GB/s, read and written"] = memory.nbytes / seconds / 1e9
+    if setup.is_cuda:
+        known = torch.cuda.get_device_properties(setup.device)
+        row |= {"memory GB": known.total_memory / 1e9, "multiprocessors": known.multi_processor_count}
+        row |= {"capability": f"{known.major}.{known.minor}", "CUDA": torch.version.cuda}
+    return row
+
+
+def varlen(setup: Setup) -> Row:
+    """Return whether torch's varlen_attn takes a block table, and how it differs from plain attention."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    takes_table = "block_table" in inspect.signature(varlen_attn).parameters
+    row: dict[str, Any] = {"takes a block table": "yes" if takes_table else "no"}
+    if setup.is_cuda:
+        q, k, v = torch.randn(3, 256, 8, 64, device=setup.device, dtype=torch.bfloat16)
+        starts = torch.tensor([0, 256], dtype=torch.int32, device=setup.device)
+        call: Any = partial(varlen_attn, q, k, v, starts, starts, 256, 256, window_size=(-1, 0))
+        row |= {"difference": difference(call(), attend(q, k, v)), "us": 1e6 * seconds_of_call(setup, call)}
+    return row
+
+
+def seconds_of_call(setup: Setup, call: Launcher) -> float:
+    """Return the least seconds that a call takes on the device."""
+    run = partial(seconds_on_gpu, call) if setup.is_cuda else timed(call)
+    return min(run() for _ in range(setup.size(REPEATS, 1)))
+
+
+def difference(result: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, as a share of the largest number."""
+    result, expected = result.float(), expected.float()
+    return ((result - expected).abs().max() / expected.abs().max()).item()
+
+
+# ---- kernels
+
+
+def kernel_arguments(setup: Setup) -> dict[str, tuple[dict[str, Any], tuple[str, ...]]]:
+    """Return the arguments of each kernel, and the names of those that it writes. The full sizes are TinyLlama's."""
+    rows, hidden, inner, heads, kv_heads, size, vocab, context, block_size = setup.size(
+        (4, 2048, 5632, 32, 4, 64, 32000, 1024, 16), (2, 32, 48, 4, 2, 16, 64, 24, 4)
+    )
+    device, dtype = setup.device, getattr(torch, setup.dtype)
+    random, zeros = (partial(make, device=device, dtype=dtype) for make in (torch.randn, torch.zeros))
+    whole = partial(torch.tensor, dtype=torch.int32, device=device)
+    order = torch.randperm(rows * context // block_size)
+    pool = {"blocks": random(len(order), LAYER + 1, 2, block_size, kv_heads, size), "layer": LAYER}
+    lens = {
+        "block_tables": order.int().view(rows, -1).to(device),
+        "context_lens": whole([context - i for i in range(rows)]),
+    }
+    starts = [i * (context // 2) for i in range(rows + 1)]
+    tiles = whole(query_tiles(starts, [*range(rows)], heads // kv_heads))
+    prefill = {"q": random(starts[-1], heads, size), "query_start_loc": whole(starts), "tiles": tiles}
+    angles, at = random(context, size // 2).repeat(1, 2), torch.arange(rows, device=device)
+    norms = {"q_norm": 1 + random(size) / 4, "k_norm": 1 + random(size) / 4, "eps": 1e-5}
+    rotate = norms | {"qkv": random(rows, heads + 2 * kv_heads, size), "cos": angles.cos(), "sin": angles.sin()}
+    norm = {"x": random(rows, hidden), "residual": random(rows, hidden), "weight": random(hidden), "eps": 1e-5}
+    linear = {"weight": random(2 * inner, hidden) / hidden**0.5, "bias": random(2 * inner)}
+    attention = {"q": random(rows, heads, size), "workspace": DecodeWorkspace(rows, heads, size, 8, device)}
+    logits = {"logits": random(rows, vocab), "workspace": LikeliestWorkspace(rows, vocab, device)}
+    out = ("out",)
+    return {
+        "paged_decode": (pool | lens | attention | {"out": zeros(rows, heads, size)}, out),
+        "paged_prefill": (pool | lens | prefill | {"out": zeros(starts[-1], heads, size)}, out),
+        "rotate_and_write": (
+            pool | rotate | {"positions": at, "slot_mapping": at, "q_out": zeros(rows, heads, size)},
+            ("q_out", "blocks"),
+        ),
+        "add_rms_norm": (norm | {"out": zeros(rows, hidden)}, ("residual", "out")),
+        "silu_and_mul": ({"gate_up": random(rows, 2 * inner), "out": zeros(rows, inner)}, out),
+        "find_likeliest": (logits | {"out": torch.zeros(rows, 3, device=device)}, out),
+        "gemv": (linear | {"x": random(rows, hidden), "out": zeros(rows, 2 * inner)}, out),
+        "gated_gemv": (linear | {"x": random(1, hidden), "out": zeros(1, inner)}, out),
+    }
+
+
+@torch.inference_mode()
+def compare_kernel(setup: Setup, name: str) -> Row:
+    """Compare a kernel with its twin, then the replay of its graph with the kernel. Raise ValueError if one differs."""
+    given, written = kernel_arguments(setup)[name]
+    result, twin, replayed = (given | {each: given[each].clone() for each in written} for _ in range(3))
+    kernel, plain = getattr(triton_ops(), name), getattr(PLAIN, name)
+    kernel(**result)
+    plain(**twin)
+    pairs = [(result[each], twin[each]) for each in written]
+    for pair in pairs:
+        tolerance = TOLERANCE[pair[0].dtype]
+        torch.testing.assert_close(*pair, rtol=tolerance, atol=tolerance)
+    row: dict[str, Any] = {"difference": max(difference(*pair) for pair in pairs), "graph": "none"}
+    launch: Launcher = partial(kernel, **replayed)
+    if setup.is_cuda:
+        launch = CudaCapture()(launch)
+        launch()
+        if not all(torch.equal(replayed[each], result[each]) for each in written):
+            raise ValueError("the replay of its graph differs from the kernel")
+        row["graph"] = "equal"
+    row["us"] = 1e6 * seconds_of_call(setup, launch)
+    return row | {"plain us": 1e6 * seconds_of_call(setup, partial(plain, **twin))}
+
+
+# ---- the sampler
+
+SAMPLING: dict[str, list[dict[str, Any]]] = {
+    "greedy": [{"temperature": 0.0}],
+    "temperature": [{"temperature": 0.8}],
+    "top_k": [{"top_k": 20}],
+    "top_p": [{"top_p": 0.9}],
+    "mixed": [{"temperature": 0.0}, {"temperature": 0.8}, {"top_k": 20, "top_p": 0.9}, {"top_p": 0.9}],
+}
+
+
+@torch.inference_mode()
+def compare_sampler(setup: Setup, name: str) -> Row:
+    """Compare the tokens with the plain sampler's on the CPU. Raise ValueError if too many differ."""
+    logits = torch.randn(setup.size(64, 8), setup.size(32000, 64), device=setup.device) * 4
+    params = [SamplingParams(**each) for each in SAMPLING[name]]
+    rows = [SamplingRow(params[i % len(params)], i, 0, i) for i in range(len(logits))]
+    PLAIN.find_likeliest(logits, None, likeliest := logits.new_empty(len(logits), 3))
+    tokens = [each.token_id for each in sample_rows(logits, likeliest, rows)]
+    expected = [each.token_id for each in sample(logits.cpu(), rows)]
+    row = count_different([[token] for token in tokens], [[token] for token in expected])
+    seconds = min(seconds_of(lambda: sample_rows(logits, likeliest, rows)) for _ in range(setup.size(REPEATS, 1)))
+    return row | {"rows": len(rows), "us": 1e6 * seconds}
+
+
+def count_different(results: list[list[int]], expected: list[list[int]]) -> dict[str, Any]:
+    """Return how many sequences differ. Raise ValueError if that can't be due to near ties."""
+    count = sum(one != two for one, two in zip(results, expected, strict=True))
+    if count > MAX_DIFFERENT * len(results):
+        raise ValueError(f"the tokens of {count} of {len(results)} sequences differ")
+    return {"different": f"{count} of {len(results)}"}
+
+
+# ---- the engine
+
+KERNEL_OPTIONS: dict[str, Any] = {"attention_backend": "triton", "async_scheduling": False}
+ENGINES: dict[str, dict[str, Any]] = {
+    "plain operations": {"attention_backend": "torch", "async_scheduling": False},
+    "kernels without graphs": KERNEL_OPTIONS | {"enforce_eager": True},
+    "graphs": KERNEL_OPTIONS,
+    "graphs, async scheduling": KERNEL_OPTIONS | {"async_scheduling": True},
+}
+
+
+@cache
+def engine(setup: Setup, name: str) -> LLM:
+    """Return an engine in float32, where tokens are the same but for near ties.
+
+    Raise RuntimeError if it has no graphs and should. On a CPU, plain operations stand for kernels and graphs.
+    """
+    options: dict[str, Any] = {
+        "max_num_seqs": setup.size(*MAX_ROWS),
+        "max_model_len": 2 * (PROMPT + OUTPUT),
+        "block_size": 4,
+    }
+    options |= {"kv_cache_tokens": 2 * setup.size(*MAX_ROWS) * options["max_model_len"], "kv_offloading_tokens": 0}
+    options |= {"device": str(setup.device), "dtype": "float32", "skip_tokenizer_init": True} | ENGINES[name]
+    folder = str(setup.folder(setup.size(*MODELS)))
+    if setup.is_cuda:
+        llm = LLM(folder, **options)
+        if name.startswith("graphs") and "CUDA graphs" not in llm.llm_engine.kernels.description:
+            raise RuntimeError(llm.llm_engine.kernels.description)
+        return llm
+    llm = LLM(folder, **options | {"attention_backend": "torch", "enforce_eager": False})
+    if name != "plain operations":
+        runner, kv_cache = llm.llm_engine.executor, llm.llm_engine.kv_cache
+        assert isinstance(runner, ModelRunner), "the default executor"
+        parts = runner.model, kv_cache, llm.max_model_len, PLAIN
+        capture = (lambda step, shares_memory=True: step) if name.startswith("graphs") else None
+        runner.backend = TritonBackend(*parts, capture, setup.size(*MAX_ROWS), progress=False)
+    return llm
+
+
+@cache
+def expected_run(setup: Setup) -> Run:
+    """Return the run of plain operations with all sequences."""
+    return serve(engine(setup, "plain operations"), tasks_of(setup, setup.size(*MAX_ROWS)), detokenize=False)
+
+
+def tasks_of(setup: Setup, count: int) -> list[Task]:
+    return random_tasks(SHAPES[setup.size(*MODELS)].vocab_size, setup.size(*MAX_ROWS), PROMPT, OUTPUT)[:count]
+
+
+def compare_engine(setup: Setup, name: str, count: int | None = None) -> Row:
+    """Let `count` sequences decode, by default all, and compare their tokens with plain operations."""
+    tasks = tasks_of(setup, count or setup.size(*MAX_ROWS))
+    expected = expected_run(setup).tokens[: len(tasks)]
+    run = serve(engine(setup, name), tasks, detokenize=False)
+    return count_different(run.tokens, expected) | {"step ms": 1000 * run.step_seconds}
