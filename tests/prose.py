@@ -17,7 +17,7 @@ from stages.tools.prose.marks import fill_in, parse, sentences
 
 SKIPPED = {"exercises", "build", "dist", "node_modules", "__pycache__"}  # and hidden folders
 GENERATED = re.compile(r"<!-- figures: (\w+) -->.*?<!-- /figures -->", re.DOTALL)
-MEMORY = re.compile(r"<!-- memory -->.*?<!-- /memory -->", re.DOTALL)  # by nanovllm/tests/peak_memory.py
+WRITTEN = re.compile(r"<!-- (memory|paper) -->.*?<!-- /\1 -->", re.DOTALL)  # by peak_memory.py and paper.py
 FENCE = re.compile(r"^```([\w ]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    [^\n]*\n(?:\n(?=    ))?)+)")  # a code block, not the rest of a list
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
@@ -36,7 +36,7 @@ class Prose(NamedTuple):
     def by_hand(self) -> str:
         """Return the text without generated figures, and without the numbers that numbers.toml fills in."""
         pieces = sentences().get(self.path, [])
-        return GENERATED.sub("\n", fill_in(MEMORY.sub("", self.text), pieces, lambda key, spec: " "))
+        return GENERATED.sub("\n", fill_in(WRITTEN.sub("", self.text), pieces, lambda key, spec: " "))
 
     @property
     def code_blocks(self) -> list[str]:

@@ -1,6 +1,7 @@
 """The report of a benchmark, as a table for people. Programs read it as JSON."""
 
 import platform
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -53,10 +54,12 @@ def machine_of(device: torch.device) -> dict[str, Any]:
 
 @contextmanager
 def failure_reported(name: str, failures: list[str]) -> Iterator[None]:
-    """Turn an error into a line: too little memory, or a kernel that this machine cannot run."""
+    """Print an error, and add a line for the report: too little memory, or a kernel that this machine cannot run."""
     try:
         yield
     except Exception as error:
+        if not isinstance(error, ValueError):  # whose message says it all
+            traceback.print_exception(error)
         failures.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 

@@ -3,6 +3,7 @@
 GpuChoice builds it when an engine starts, and falls back to fewer features if something fails.
 """
 
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import version
@@ -217,6 +218,7 @@ class GpuChoice:
             try:
                 runner.backend = build(ops, capture, seconds_on_gpu)
             except Exception as error:  # too little memory for graphs, or a kernel that this GPU can't run
+                traceback.print_exception(error)
                 self.reason = f"{type(error).__name__}: {error}"
             else:
                 self.uses_kernels, self.has_graphs = True, capture is not None

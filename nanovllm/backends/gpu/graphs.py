@@ -6,6 +6,8 @@ inputs live in StepInputs, outputs in tensors that all graphs share, and a batch
 """
 
 import bisect
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from .model import LinearDispatch
 
 MAX_ROWS = 512
+IDLE_STREAMS = defaultdict[int, list[torch.cuda.Stream]](list)  # by device, those of captures that are gone
 Launcher = Callable[[], None]  # launches work on the device
 
 
@@ -50,8 +53,10 @@ class Capture(Protocol):
 class CudaCapture:
     """A Capture that records CUDA graphs. Graphs that share memory use one pool.
 
-    It creates its own stream: torch creates its default capture stream once per process, on whichever device is current
-    at that moment.
+    It has a stream of its own: torch creates its default capture stream once per process, on whichever device is
+    current at that moment. cuBLAS keeps 32 MiB for each stream that it has seen, so a new capture takes the stream of
+    one that is gone. Two live ones never share: since torch 2.13, the end of a graph frees that memory for all graphs
+    of its stream (pytorch#193402).
     """
 
     def __init__(self) -> None:
@@ -61,14 +66,25 @@ class CudaCapture:
     def __call__(self, step: Launcher, shares_memory: bool = True) -> Launcher:
         graph = torch.cuda.CUDAGraph()
         pool = self._first.pool() if self._first is not None and shares_memory else None
-        self._stream = self._stream or torch.cuda.Stream()
+        self._stream = self._stream or self._take_stream()
         # If a capture fails, torch.cuda.graph leaves its stream current; the outer context restores the previous one.
         # "thread_local" lets other threads (another engine's, a server's) allocate memory during the capture.
         with torch.cuda.stream(self._stream), torch.cuda.graph(graph, pool, self._stream, "thread_local"):
             step()
         if shares_memory and self._first is None:
             self._first = graph
-        return graph.replay
+        return partial(replay, graph, self)
+
+    def _take_stream(self) -> torch.cuda.Stream:
+        idle = IDLE_STREAMS[torch.cuda.current_device()]
+        stream = idle.pop() if idle else torch.cuda.Stream()
+        weakref.finalize(self, idle.append, stream)
+        return stream
+
+
+def replay(graph: torch.cuda.CUDAGraph, capture: CudaCapture) -> None:
+    """Launch a graph. It holds its capture, whose stream must not serve another one before this graph is gone."""
+    graph.replay()
 
 
 class BucketedGraphs:
@@ -78,8 +94,12 @@ class BucketedGraphs:
         """Capture `step(rows)` for each size. It also runs once before each capture, so that kernels compile first."""
         self._sizes, self._replays = sizes, dict[int, Launcher]()
         for rows in tqdm(sizes[::-1], desc="capturing CUDA graphs", leave=False, disable=None if progress else True):
-            step(rows)
-            self._replays[rows] = capture(partial(step, rows))
+            try:
+                step(rows)
+                self._replays[rows] = capture(partial(step, rows))
+            except Exception as error:
+                error.add_note(f"in the graph of {rows} rows")
+                raise
 
     @property
     def max_rows(self) -> int:

@@ -284,6 +284,21 @@ class FakeBuild:
         return f"kernels {len(self.captures)}"
 
 
+def test_graphs_for_timing_are_gone_before_those_of_steps_are_captured(checkpoint):
+    """Since torch 2.13, the end of a graph frees cuBLAS's memory for its stream: pytorch#193402."""
+    timed = list[weakref.ref]()
+
+    def capture(step: Callable[[], None], shares_memory: bool = True) -> Callable[[], None]:
+        replay = lambda: step()  # noqa: E731  # an object of its own
+        if shares_memory:
+            assert timed and not any(each() for each in timed)
+        else:
+            timed.append(weakref.ref(replay))
+        return replay
+
+    use_kernels(make_llm(checkpoint), capture, timer=lambda step: 1.0)
+
+
 @pytest.fixture
 def fake_triton(monkeypatch):
     monkeypatch.setattr(backend_module, "triton_ops", lambda: PLAIN)
@@ -301,10 +316,13 @@ def fake_triton(monkeypatch):
         ("auto", False, ("kernels",), [True, False], "plain operations: RuntimeError: out of memory"),
     ],
 )
-def test_a_failure_falls_back_and_gives_the_reason(fake_triton, backend, is_eager, fails, captures, description):
+def test_a_failure_falls_back_and_gives_the_reason(
+    fake_triton, backend, is_eager, fails, captures, description, capsys
+):
     runner, build = FakeRunner(), FakeBuild(*fails)
     choice = GpuChoice(backend, is_eager, runner, build)
     assert choice.description == description and build.captures == captures
+    assert ("Traceback" in capsys.readouterr().err) == bool(fails)
     assert runner.backend == (f"kernels {len(captures)}" if choice.uses_kernels else "plain")
 
 

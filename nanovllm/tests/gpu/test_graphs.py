@@ -69,7 +69,8 @@ class FakeCuda:
         graph = SimpleNamespace(pool=lambda: "the pool", replay=lambda: None)
         for name, value in {
             "CUDAGraph": lambda: graph,
-            "Stream": lambda: object(),
+            "Stream": SimpleNamespace,
+            "current_device": lambda: 7,
             "stream": lambda stream: recorded(self.streams, stream),
             "graph": lambda graph, *arguments: recorded(self.captures, *arguments),
             "device": lambda device: recorded(self.devices, device),
@@ -85,6 +86,18 @@ def test_graphs_share_one_pool_and_one_stream(monkeypatch):
     assert [pool for pool, *_ in captures] == [None, None, "the pool"]
     assert len({id(stream) for _, stream, _ in captures}) == 1
     assert {mode for *_, mode in captures} == {"thread_local"}, "another thread's allocation would end the capture"
+
+
+def test_a_stream_serves_another_capture_once_all_graphs_of_the_first_are_gone(monkeypatch):
+    cuda, first = FakeCuda(monkeypatch), CudaCapture()
+    replay = first(lambda: None, shares_memory=False)
+    CudaCapture()(lambda: None)
+    del first
+    CudaCapture()(lambda: None)  # takes the second one's
+    del replay
+    CudaCapture()(lambda: None)
+    one, two, three, four = (stream for (stream,) in (each for each in cuda.streams if each != "exit"))
+    assert one is not two and three is two and four is one
 
 
 def test_a_failed_capture_restores_the_current_stream(monkeypatch):

@@ -1,5 +1,7 @@
-"""Measurements on a GPU: `python -m stages.bench.gpu`, or `make gpu`, in nine parts of at most nine minutes.
+"""Measurements on a GPU: `python -m stages.bench.gpu`, or `make gpu`, in ten parts of at most nine minutes.
 
-Claims are numbered as in claims.ipynb. Parts 1 to 5 need torch, safetensors, sentencepiece, transformers, tqdm and
-pytest, the others the whole package. With `--device cpu --tiny` a part runs in a second, on a tiny model, to test it.
+__main__.py gives each part a process, parts.py and engine.py have the parts, checklist.py has part 0, and common.py the
+reports. Claims are numbered as in claims.ipynb. Parts 1 to 5 need torch, safetensors, sentencepiece, transformers, tqdm
+and pytest; the others need the package too, without pydantic. With `--device cpu --tiny` a part runs in seconds, on a
+tiny model, to test it.
 """

@@ -12,18 +12,10 @@ from pathlib import Path
 import torch
 
 from stages.bench.gpu import checklist, engine, parts
-from stages.bench.gpu.common import (
-    LATE_SECONDS,
-    PartReport,
-    Setup,
-    file_of,
-    num_begun,
-    read_results,
-    run,
-    write_summary,
-)
+from stages.bench.gpu.common import PartReport, Setup, file_of, num_begun, read_results, run, write_summary
 
 UNAVAILABLE = 2  # exit status if there is no such device
+SECONDS_TO_END = 40  # before a part that is late is killed; its own watchdog is earlier
 PARTS: dict[int, tuple[str, float, Callable[[Setup, PartReport], None]]] = {  # title, seconds, function
     0: ("what works", 100, checklist.measure),
     1: ("the tests marked gpu", 480, engine.run_tests),
@@ -84,7 +76,7 @@ def measure(number: int, args: argparse.Namespace) -> int:
         while (left := deadline - time.monotonic()) > 0:
             before = num_begun(read_results(file))
             command = [sys.executable, "-m", "stages.bench.gpu", str(number), "--seconds", f"{left:.0f}", *options]
-            status, _ = run(command, left + 2 * LATE_SECONDS, log, signal.SIGTERM, env=variables)
+            status, _ = run(command, left + SECONDS_TO_END, log, signal.SIGTERM, env=variables)
             if status in (0, UNAVAILABLE) or num_begun(read_results(file)) == before:
                 break
     return status
@@ -96,9 +88,8 @@ def measure_here(args: argparse.Namespace) -> int:
         device = torch.device(args.device)
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        hint = "Try the parts with --device cpu --tiny"
-        print(f"device {args.device!r} is unavailable: {reason}. {hint}", file=sys.stderr)
+        reason = f"{str(error).splitlines()[0]}. Try the parts with --device cpu --tiny"
+        print(f"device {args.device!r} is unavailable: {reason}", file=sys.stderr)
         return UNAVAILABLE
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)

@@ -5,6 +5,7 @@ To add a kernel, add its arguments to kernel_arguments(), under its name in Ops.
 
 import inspect
 from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,20 +17,19 @@ from nanovllm.backends.gpu.graphs import CudaCapture, Launcher, buckets
 from nanovllm.backends.gpu.model import seconds_on_gpu
 from nanovllm.backends.gpu.ops import PLAIN, DecodeWorkspace, LikeliestWorkspace, Ops, query_tiles, triton_ops
 from nanovllm.backends.gpu.plain import attend
-from nanovllm.backends.gpu.sampler import sample_rows
 from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.backends.torch.sampler import SamplingRow, sample
 from nanovllm.bench.engine import Run, serve
 from nanovllm.bench.floor import device_bandwidth
 from nanovllm.bench.harness import seconds_of, timed
-from nanovllm.bench.workload import Task, random_tasks
+from nanovllm.bench.workload import random_tasks
 from stages.bench.gpu.common import SHAPES, PartReport, Row, Setup, note_missing
 from stages.bench.gpu.engine import NEEDED
 from stages.bench.gpu.parts import loads_beside_steps
 from stages.bench.locality import copies
 
 REPEATS = 5
-PROMPT, OUTPUT = 20, 8  # tokens
+PROMPT, OUTPUT, MAX_MODEL_LEN = 20, 8, 32  # tokens
 MODELS, MAX_ROWS = ("135M", "tiny"), (256, 2)  # and the tiny ones
 LAYER = 1  # of two, in pools
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # relative and absolute
@@ -38,20 +38,18 @@ MAX_DIFFERENT = 0.1  # of all sequences: near ties may be decided otherwise
 
 def measure(setup: Setup, report: PartReport) -> None:
     """Check the device, its copies, each kernel, the sampler, and the engine in each way that it can run."""
-    has_triton = "triton" not in note_missing(report, NEEDED)
+    missing = note_missing(report, NEEDED)
     report.table("The device", {"device": partial(device, setup), "varlen_attn": partial(varlen, setup)})
-    if has_triton and not setup.is_cuda:
-        from nanovllm.tests.gpu.interpreter import fix_interpreter
-
-        fix_interpreter()
-    if has_triton:
+    if "triton" not in missing:
+        if not setup.is_cuda:
+            import_module("nanovllm.tests.gpu.interpreter").fix_interpreter()
         report.table("Kernels", {name: partial(compare_kernel, setup, name) for name in Ops._fields})
     report.table("The sampler", {name: partial(compare_sampler, setup, name) for name in SAMPLING})
     ways = {name: partial(compare_engine, setup, name) for name in ENGINES}
     engines = report.table("The engine, compared with plain operations", ways)
-    if "failed" not in engines.get("graphs", {"failed": ""}):
+    if "failed" not in engines["graphs"]:
         sizes = buckets(setup.size(*MAX_ROWS))
-        rows = {f"{size} rows": partial(compare_engine, setup, "graphs", size) for size in sizes}
+        rows = {f"rows: {size}": partial(compare_engine, setup, "graphs", size) for size in sizes}
         report.table("Graphs, by their number of rows", rows)
     size = setup.size(2**28, 2**12)
     report.table("Pinned memory", {f"{size:,} bytes": partial(copies, setup.size(5, 1), size, setup.device)})
@@ -115,28 +113,23 @@ def kernel_arguments(setup: Setup) -> dict[str, tuple[dict[str, Any], tuple[str,
     whole = partial(torch.tensor, dtype=torch.int32, device=device)
     order = torch.randperm(rows * context // block_size)
     pool = {"blocks": random(len(order), LAYER + 1, 2, block_size, kv_heads, size), "layer": LAYER}
-    lens = {
-        "block_tables": order.int().view(rows, -1).to(device),
-        "context_lens": whole([context - i for i in range(rows)]),
-    }
+    lens = {"block_tables": order.int().view(rows, -1).to(device), "context_lens": context - whole([*range(rows)])}
     starts = [i * (context // 2) for i in range(rows + 1)]
     tiles = whole(query_tiles(starts, [*range(rows)], heads // kv_heads))
     prefill = {"q": random(starts[-1], heads, size), "query_start_loc": whole(starts), "tiles": tiles}
-    angles, at = random(context, size // 2).repeat(1, 2), torch.arange(rows, device=device)
-    norms = {"q_norm": 1 + random(size) / 4, "k_norm": 1 + random(size) / 4, "eps": 1e-5}
-    rotate = norms | {"qkv": random(rows, heads + 2 * kv_heads, size), "cos": angles.cos(), "sin": angles.sin()}
     norm = {"x": random(rows, hidden), "residual": random(rows, hidden), "weight": random(hidden), "eps": 1e-5}
     linear = {"weight": random(2 * inner, hidden) / hidden**0.5, "bias": random(2 * inner)}
     attention = {"q": random(rows, heads, size), "workspace": DecodeWorkspace(rows, heads, size, 8, device)}
     logits = {"logits": random(rows, vocab), "workspace": LikeliestWorkspace(rows, vocab, device)}
+    angles, at = random(context, size // 2).repeat(1, 2), torch.arange(rows, device=device)
+    rotate: dict[str, Any] = {"qkv": random(rows, heads + 2 * kv_heads, size), "cos": angles.cos(), "sin": angles.sin()}
+    rotate |= {"positions": at, "slot_mapping": at, "q_out": zeros(rows, heads, size)}
+    rotate |= {"q_norm": 1 + random(size) / 4, "k_norm": 1 + random(size) / 4, "eps": 1e-5}
     out = ("out",)
     return {
         "paged_decode": (pool | lens | attention | {"out": zeros(rows, heads, size)}, out),
         "paged_prefill": (pool | lens | prefill | {"out": zeros(starts[-1], heads, size)}, out),
-        "rotate_and_write": (
-            pool | rotate | {"positions": at, "slot_mapping": at, "q_out": zeros(rows, heads, size)},
-            ("q_out", "blocks"),
-        ),
+        "rotate_and_write": (pool | rotate, ("q_out", "blocks")),
         "add_rms_norm": (norm | {"out": zeros(rows, hidden)}, ("residual", "out")),
         "silu_and_mul": ({"gate_up": random(rows, 2 * inner), "out": zeros(rows, inner)}, out),
         "find_likeliest": (logits | {"out": torch.zeros(rows, 3, device=device)}, out),
@@ -157,16 +150,15 @@ def compare_kernel(setup: Setup, name: str) -> Row:
     for pair in pairs:
         tolerance = TOLERANCE[pair[0].dtype]
         torch.testing.assert_close(*pair, rtol=tolerance, atol=tolerance)
-    row: dict[str, Any] = {"difference": max(difference(*pair) for pair in pairs), "graph": "none"}
+    apart = max(difference(*pair) for pair in pairs)
     launch: Launcher = partial(kernel, **replayed)
     if setup.is_cuda:
         launch = CudaCapture()(launch)
-        launch()
-        if not all(torch.equal(replayed[each], result[each]) for each in written):
-            raise ValueError("the replay of its graph differs from the kernel")
-        row["graph"] = "equal"
-    row["us"] = 1e6 * seconds_of_call(setup, launch)
-    return row | {"plain us": 1e6 * seconds_of_call(setup, partial(plain, **twin))}
+    launch()
+    if not all(torch.equal(replayed[each], result[each]) for each in written):
+        raise ValueError("the replay of its graph differs from the kernel")
+    seconds, plain_seconds = (seconds_of_call(setup, call) for call in (launch, partial(plain, **twin)))
+    return {"difference": apart, "us": 1e6 * seconds, "plain us": 1e6 * plain_seconds}
 
 
 # ---- the sampler
@@ -182,15 +174,14 @@ SAMPLING: dict[str, list[dict[str, Any]]] = {
 
 @torch.inference_mode()
 def compare_sampler(setup: Setup, name: str) -> Row:
-    """Compare the tokens with the plain sampler's on the CPU. Raise ValueError if too many differ."""
+    """Compare the kernels' tokens with the plain sampler's on the CPU. Raise ValueError if too many differ."""
     logits = torch.randn(setup.size(64, 8), setup.size(32000, 64), device=setup.device) * 4
     params = [SamplingParams(**each) for each in SAMPLING[name]]
     rows = [SamplingRow(params[i % len(params)], i, 0, i) for i in range(len(logits))]
-    PLAIN.find_likeliest(logits, None, likeliest := logits.new_empty(len(logits), 3))
-    tokens = [each.token_id for each in sample_rows(logits, likeliest, rows)]
-    expected = [each.token_id for each in sample(logits.cpu(), rows)]
-    row = count_different([[token] for token in tokens], [[token] for token in expected])
-    seconds = min(seconds_of(lambda: sample_rows(logits, likeliest, rows)) for _ in range(setup.size(REPEATS, 1)))
+    backend = runner_of(engine(setup, "kernels without graphs")).backend
+    tokens, expected = backend.sample(logits, rows), sample(logits.cpu(), rows)
+    row = count_different(*([[each.token_id] for each in sampled] for sampled in (tokens, expected)))
+    seconds = min(seconds_of(lambda: backend.sample(logits, rows)) for _ in range(setup.size(REPEATS, 1)))
     return row | {"rows": len(rows), "us": 1e6 * seconds}
 
 
@@ -219,13 +210,10 @@ def engine(setup: Setup, name: str) -> LLM:
 
     Raise RuntimeError if it has no graphs and should. On a CPU, plain operations stand for kernels and graphs.
     """
-    options: dict[str, Any] = {
-        "max_num_seqs": setup.size(*MAX_ROWS),
-        "max_model_len": 2 * (PROMPT + OUTPUT),
-        "block_size": 4,
-    }
-    options |= {"kv_cache_tokens": 2 * setup.size(*MAX_ROWS) * options["max_model_len"], "kv_offloading_tokens": 0}
-    options |= {"device": str(setup.device), "dtype": "float32", "skip_tokenizer_init": True} | ENGINES[name]
+    rows: int = setup.size(*MAX_ROWS)
+    options: dict[str, Any] = {"device": str(setup.device), "dtype": "float32", "skip_tokenizer_init": True}
+    options |= {"max_num_seqs": rows, "max_model_len": MAX_MODEL_LEN, "kv_cache_tokens": 2 * rows * MAX_MODEL_LEN}
+    options |= {"block_size": 4, "kv_offloading_tokens": 0, **ENGINES[name]}
     folder = str(setup.folder(setup.size(*MODELS)))
     if setup.is_cuda:
         llm = LLM(folder, **options)
@@ -234,27 +222,27 @@ def engine(setup: Setup, name: str) -> LLM:
         return llm
     llm = LLM(folder, **options | {"attention_backend": "torch", "enforce_eager": False})
     if name != "plain operations":
-        runner, kv_cache = llm.llm_engine.executor, llm.llm_engine.kv_cache
-        assert isinstance(runner, ModelRunner), "the default executor"
-        parts = runner.model, kv_cache, llm.max_model_len, PLAIN
+        runner = runner_of(llm)
         capture = (lambda step, shares_memory=True: step) if name.startswith("graphs") else None
-        runner.backend = TritonBackend(*parts, capture, setup.size(*MAX_ROWS), progress=False)
+        parts = runner.model, llm.llm_engine.kv_cache, MAX_MODEL_LEN, PLAIN, capture, rows
+        runner.backend = TritonBackend(*parts, progress=False)
     return llm
 
 
+def runner_of(llm: LLM) -> ModelRunner:
+    """Return the executor, which has the backend."""
+    assert isinstance(llm.llm_engine.executor, ModelRunner), "the default executor"
+    return llm.llm_engine.executor
+
+
 @cache
-def expected_run(setup: Setup) -> Run:
-    """Return the run of plain operations with all sequences."""
-    return serve(engine(setup, "plain operations"), tasks_of(setup, setup.size(*MAX_ROWS)), detokenize=False)
-
-
-def tasks_of(setup: Setup, count: int) -> list[Task]:
-    return random_tasks(SHAPES[setup.size(*MODELS)].vocab_size, setup.size(*MAX_ROWS), PROMPT, OUTPUT)[:count]
+def run_of(setup: Setup, name: str, count: int | None = None) -> Run:
+    """Return an engine's run of `count` sequences, by default all."""
+    tasks = random_tasks(SHAPES[setup.size(*MODELS)].vocab_size, setup.size(*MAX_ROWS), PROMPT, OUTPUT)
+    return serve(engine(setup, name), tasks[:count], detokenize=False)
 
 
 def compare_engine(setup: Setup, name: str, count: int | None = None) -> Row:
-    """Let `count` sequences decode, by default all, and compare their tokens with plain operations."""
-    tasks = tasks_of(setup, count or setup.size(*MAX_ROWS))
-    expected = expected_run(setup).tokens[: len(tasks)]
-    run = serve(engine(setup, name), tasks, detokenize=False)
-    return count_different(run.tokens, expected) | {"step ms": 1000 * run.step_seconds}
+    """Compare the tokens of an engine's run with those of plain operations."""
+    run, expected = run_of(setup, name, count), run_of(setup, "plain operations")
+    return count_different(run.tokens, expected.tokens[:count]) | {"step ms": 1000 * run.step_seconds}

@@ -29,7 +29,6 @@ SECONDS_TO_END = 5.0
 TINY = ModelConfig(64, 16, 32, 2, 4, 2, 8, tie_word_embeddings=True, bos_token_id=1, eos_token_ids=(2,))
 SHAPES: dict[str, Any] = {"135M": SHAPE_135M, "1B": published("llama-3.2-1b", 8192), "tiny": TINY}
 Row = Mapping[str, Any]
-Cases = Mapping[str, Callable[[], Row]]
 
 
 class Setup(NamedTuple):
@@ -96,21 +95,26 @@ class PartReport:
         if not self._file.exists():
             print(f"# Part {number}: {title}\n\nMeasured on {machine}.\n", flush=True)
 
-    def table(self, title: str, cases: Cases, seconds: float = CASE_SECONDS) -> dict[str, dict[str, Any]]:
-        """Measure the cases that no process has begun, print the table, and return its rows by case.
+    def add(self, title: str, rows: Mapping[str, Row]) -> None:
+        """Add a table, with a line per row."""
+        self.results["tables"][title] = rows
+        self._write()
+        print(f"\n## {title}\n\n{as_markdown(rows)}\n", flush=True)
 
-        An error is shown with its traceback, and the next case follows. A case that takes longer than `seconds` ends
+    def table(self, title: str, cases: Mapping[str, Callable[[], Row]]) -> dict[str, dict[str, Any]]:
+        """Measure the cases that no process has begun, add the table, and return its rows by case.
+
+        An error is shown with its traceback, and the next case follows. A case that takes longer than CASE_SECONDS ends
         the process, with the stack of each thread, and so does an error that leaves the device unusable.
         """
         rows: dict[str, dict[str, Any]] = self.results["tables"].setdefault(title, {})
-        new = [name for name in cases if name not in rows]
-        for name in new:
+        for name in [name for name in cases if name not in rows]:
             if self._setup.seconds_left < 0:
                 rows[name] = {"failed": "no time left"}
                 continue
             rows[name] = {"failed": "it did not end"}  # unless a later line says otherwise
             self._write()
-            limit = min(seconds, self._setup.seconds_left + LATE_SECONDS)
+            limit = min(CASE_SECONDS, self._setup.seconds_left + LATE_SECONDS)
             faulthandler.dump_traceback_later(limit, exit=True, file=sys.__stderr__ or sys.stderr)
             try:
                 rows[name] = dict(cases[name]())
@@ -124,9 +128,7 @@ class PartReport:
             self._write()
             self._setup.wait()
             self._setup.free()
-        if new:
-            self._write()
-            print(f"\n## {title}\n\n{as_markdown(rows)}\n", flush=True)
+        self.add(title, rows)
         return rows
 
     def note(self, text: str) -> None:

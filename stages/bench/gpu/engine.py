@@ -4,17 +4,16 @@ import json
 import re
 import sys
 from collections import Counter
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nanovllm.bench.report import last_line
 from stages.bench.gpu.common import PartReport, Row, Setup, note_missing, run
 
 ROOT = Path(__file__).resolve().parents[3]
 MARKED = re.compile(r"pytest\.mark\.gpu\b|^def test_\w+\(.*\bdevice\b", re.MULTILINE)
-OUTCOME = re.compile(r"^(?:\[gw\d+\] \[ *\d+%\] )?(?:\S+::.* )?(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b", re.MULTILINE)
-UNWANTED = ("FAILED", "ERROR")
+OUTCOME = re.compile(r"^(?:\[gw\d+\] \[ *\d+%\] )?(?:\S+::.* )?(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b.*", re.MULTILINE)
 KERNELS = ROOT / "nanovllm" / "tests" / "gpu"
 NEEDED = ("triton", "transformers", "click", "tqdm", "sentencepiece", "tokenizers", "safetensors", "jinja2")
 WORKERS = 8  # of pytest-xdist
@@ -45,35 +44,31 @@ TINY = {
 
 def run_benches(number: int, setup: Setup, report: PartReport) -> None:
     """Run the commands of a part."""
-    if "click" in note_missing(report, NEEDED):
-        return
-    for command in setup.size(FULL, TINY)[number]:
-        run_bench(setup, report, command)
+    if "click" not in note_missing(report, NEEDED):
+        for command in setup.size(FULL, TINY)[number]:
+            run_bench(setup, report, command)
 
 
 def run_bench(setup: Setup, report: PartReport, command: str) -> None:
     """Run a command, and add its table, with a row per number and a column per engine."""
-    title = f"nanovllm bench {command}"
-    if title in report.results["tables"]:
-        return
     file = (setup.out / "bench.json").resolve()
-    file.unlink(missing_ok=True)
     options = ["--device", str(setup.device), "--json", str(file)]
     status, output = run_python(setup, ["-m", "nanovllm", "bench", *command.split(), *options])
-    measured = dict[str, dict[str, Any]]()
+    rows: dict[str, Row] = {"failed": {"exit status": status, "last line": last_line(output)}}
     if status == 0:
         results = json.loads(file.read_text(encoding="utf-8"))
-        measured, report.results["notes"] = results["measured"], [*report.results["notes"], *results["says"]]
-        file.unlink()
-    names = dict.fromkeys(name for numbers in measured.values() for name in numbers)
-    rows: dict[str, Row] = {name: {each: numbers.get(name) for each, numbers in measured.items()} for name in names}
-    if status != 0:
-        rows["failed"] = {"exit status": status, "last line": (output.strip().splitlines() or ["no output"])[-1][:300]}
-    report.table(title, {name: partial(dict, row) for name, row in rows.items()})
+        report.results["notes"] += results["says"]
+        columns: dict[str, dict[str, Any]] = results["measured"]
+        names = dict.fromkeys(name for numbers in columns.values() for name in numbers)
+        rows = {name: {each: numbers.get(name) for each, numbers in columns.items()} for name in names}
+    file.unlink(missing_ok=True)
+    report.add(f"nanovllm bench {command}", rows)
 
 
 def run_python(setup: Setup, arguments: list[str]) -> tuple[int, str]:
     """Run Python, until its time or the part's is over. Return its exit status and its output."""
+    if setup.seconds_left < 0:
+        return 1, "no time left"
     return run([sys.executable, *arguments], min(setup.seconds_left, COMMAND_SECONDS), cwd=ROOT)
 
 
@@ -91,12 +86,11 @@ def run_tests(setup: Setup, report: PartReport) -> None:
     options = ["-v", "-rN", "--tb=short", "--continue-on-collection-errors", "-p", "no:cacheprovider"]
     options += ["-n", str(WORKERS)] if setup.is_cuda and find_spec("xdist") else []
     for title, arguments in groups.items():
-        if title not in report.results["tables"]:
-            status, output = run_python(setup, ["-m", "pytest", *options, *map(str, arguments)])
-            counts: dict[str, Any] = {"exit status": status, **Counter(map(str.lower, OUTCOME.findall(output)))}
-            bad = [line for line in output.splitlines() if (match := OUTCOME.match(line)) and match[1] in UNWANTED]
-            rows: dict[str, Any] = {"tests": partial(dict, counts)}
-            report.table(title, rows | {f"failed: {line}": partial(dict[str, Any]) for line in bad})
+        status, output = run_python(setup, ["-m", "pytest", *options, *map(str, arguments)])
+        outcomes = [(match[1].lower(), match[0]) for match in OUTCOME.finditer(output)]
+        counts = {"exit status": status, **Counter(outcome for outcome, _ in outcomes)}
+        bad = {line: {"outcome": outcome} for outcome, line in outcomes if outcome in ("failed", "error")}
+        report.add(title, {"all": counts, **bad})
 
 
 def gpu_tests() -> list[Path]:
