@@ -1,5 +1,6 @@
 """The parts of `make gpu`, tried without a GPU: every part runs on a CPU, with a tiny model."""
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -85,6 +86,20 @@ def test_stuck_case_shows_its_stack_and_another_process_goes_on(setup, tmp_path)
     assert done.returncode != 0 and "wait_for_ever" in done.stderr and "one: ms 1" in done.stdout
     rows = PartReport(setup, 2, "steps").table("a", {"one": fail, "two": fail, "three": lambda: {"ms": 3.0}})
     assert rows == {"one": {"ms": 1.0}, "two": {"failed": "it did not end"}, "three": {"ms": 3.0}}
+
+
+def test_part_goes_on_after_a_crash_as_long_as_new_cases_begin(tmp_path, monkeypatch):
+    processes = iter([({"a": {}}, -11), ({"a": {}, "b": {}}, -11), ({"a": {}, "b": {}}, -11), ({}, 0)])
+
+    def run(*_, **__):
+        rows, status = next(processes)
+        results = {"title": "t", "machine": "m", "notes": [], "tables": {"x": rows}}
+        file_of(tmp_path, 2).write_text(json.dumps(results))
+        return status, ""
+
+    monkeypatch.setattr(command, "run", run)
+    assert command.main(["2", *TRY, "--out", str(tmp_path)]) == 1
+    assert next(processes) == ({}, 0), "it must give up once a process begins nothing"
 
 
 def test_case_without_time_is_named(setup):

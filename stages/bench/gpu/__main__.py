@@ -55,7 +55,11 @@ def main(argv: list[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     failed = 0
     for number in args.parts or PARTS:
-        status = measure(number, args)
+        try:
+            status = measure(number, args)
+        except BaseException:  # Ctrl-C, for one
+            write_summary(args.out, PARTS)
+            raise
         if status == UNAVAILABLE:
             return status
         failed += status != 0

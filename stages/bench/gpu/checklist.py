@@ -38,12 +38,15 @@ MAX_DIFFERENT = 0.1  # of all sequences: near ties may be decided otherwise
 
 def measure(setup: Setup, report: PartReport) -> None:
     """Check the device, its copies, each kernel, the sampler, and the engine in each way that it can run."""
-    missing = note_missing(report, NEEDED)
-    report.table("The device", {"device": partial(device, setup), "varlen_attn": partial(varlen, setup)})
+    missing, size, model = note_missing(report, NEEDED), setup.size(2**28, 2**12), setup.size(*MODELS)
+    report.table("The device", {"device": partial(device, setup)})
+    report.table("Pinned memory", {f"{size:,} bytes": partial(copies, setup.size(5, 1), size, setup.device)})
     if "triton" not in missing:
         if not setup.is_cuda:
             import_module("nanovllm.tests.gpu.interpreter").fix_interpreter()
         report.table("Kernels", {name: partial(compare_kernel, setup, name) for name in Ops._fields})
+    if setup.is_cuda:
+        report.table("PyTorch's varlen_attn", {"contiguous": partial(varlen, setup)})
     report.table("The sampler", {name: partial(compare_sampler, setup, name) for name in SAMPLING})
     ways = {name: partial(compare_engine, setup, name) for name in ENGINES}
     engines = report.table("The engine, compared with plain operations", ways)
@@ -51,9 +54,6 @@ def measure(setup: Setup, report: PartReport) -> None:
         sizes = buckets(setup.size(*MAX_ROWS))
         rows = {f"rows: {size}": partial(compare_engine, setup, "graphs", size) for size in sizes}
         report.table("Graphs, by their number of rows", rows)
-    size = setup.size(2**28, 2**12)
-    report.table("Pinned memory", {f"{size:,} bytes": partial(copies, setup.size(5, 1), size, setup.device)})
-    model = setup.size(*MODELS)
     report.table("Copies on a stream of their own, beside steps", {model: partial(loads_beside_steps, setup, model)})
 
 
@@ -78,14 +78,12 @@ def varlen(setup: Setup) -> Row:
     """Return whether torch's varlen_attn takes a block table, and how it differs from plain attention."""
     from torch.nn.attention.varlen import varlen_attn
 
-    takes_table = "block_table" in inspect.signature(varlen_attn).parameters
-    row: dict[str, Any] = {"takes a block table": "yes" if takes_table else "no"}
-    if setup.is_cuda:
-        q, k, v = torch.randn(3, 256, 8, 64, device=setup.device, dtype=torch.bfloat16)
-        starts = torch.tensor([0, 256], dtype=torch.int32, device=setup.device)
-        call: Any = partial(varlen_attn, q, k, v, starts, starts, 256, 256, window_size=(-1, 0))
-        row |= {"difference": difference(call(), attend(q, k, v)), "us": 1e6 * seconds_of_call(setup, call)}
-    return row
+    q, k, v = torch.randn(3, 256, 8, 64, device=setup.device, dtype=torch.bfloat16)
+    starts = torch.tensor([0, 256], dtype=torch.int32, device=setup.device)
+    call: Any = partial(varlen_attn, q, k, v, starts, starts, 256, 256, window_size=(-1, 0))
+    takes_table = "yes" if "block_table" in inspect.signature(varlen_attn).parameters else "no"
+    row = {"difference": difference(call(), attend(q, k, v)), "us": 1e6 * seconds_of_call(setup, call)}
+    return row | {"takes a block table": takes_table}
 
 
 def seconds_of_call(setup: Setup, call: Launcher) -> float:
@@ -213,6 +211,7 @@ def engine(setup: Setup, name: str) -> LLM:
     rows: int = setup.size(*MAX_ROWS)
     options: dict[str, Any] = {"device": str(setup.device), "dtype": "float32", "skip_tokenizer_init": True}
     options |= {"max_num_seqs": rows, "max_model_len": MAX_MODEL_LEN, "kv_cache_tokens": 2 * rows * MAX_MODEL_LEN}
+    options |= {"max_num_batched_tokens": rows * PROMPT}  # all prompts in one step, so that all decode together
     options |= {"block_size": 4, "kv_offloading_tokens": 0, **ENGINES[name]}
     folder = str(setup.folder(setup.size(*MODELS)))
     if setup.is_cuda:

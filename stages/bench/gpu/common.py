@@ -72,8 +72,8 @@ class Setup(NamedTuple):
 
     def free(self) -> None:
         """Return the memory of the previous case, whose parts refer to each other."""
-        gc.collect()
         if self.is_cuda:
+            gc.collect()
             torch.cuda.empty_cache()
 
     def turns(self, calls: Mapping[str, Callable[[], object]], rounds: int = 11) -> list[dict[str, float]]:

@@ -30,7 +30,7 @@ FULL = {  # our own numbers come before those of peers, since a part ends when i
         f"{DECODE} --shape tinyllama-1.1b --jobs 1,8 {SMALL}",
         f"{DECODE} --shape llama-2-7b --jobs 1 {SMALL}",
     ],
-    7: ["published --kv-offloading-tokens 0 --no-peer", "published --kv-offloading-tokens 0 --peer-seconds 180"],
+    7: ["published --kv-offloading-tokens 0 --no-peer", "published --kv-offloading-tokens 0 --peer-seconds 150"],
     8: ["paged --contexts 1024,8192", "paged --contexts 32768"],
     9: [f"launches {SMALL} --shape tinyllama-1.1b", f"launches {SMALL} --shape qwen3-0.6b --batch-size 64"],
 }
