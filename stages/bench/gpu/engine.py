@@ -46,7 +46,8 @@ def run_benches(number: int, setup: Setup, report: PartReport) -> None:
     """Run the commands of a part."""
     if "click" not in note_missing(report, NEEDED):
         for command in setup.size(FULL, TINY)[number]:
-            run_bench(setup, report, command)
+            if f"nanovllm bench {command}" not in report.results["tables"]:
+                run_bench(setup, report, command)
 
 
 def run_bench(setup: Setup, report: PartReport, command: str) -> None:

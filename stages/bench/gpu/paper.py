@@ -78,10 +78,8 @@ def table() -> str:
         numbers = [f"{1000 * each / work.num_steps:.2f}" for each in (floor, seconds)]
         numbers += [f"{floor / seconds:.0%}", f"{work.num_tokens / seconds:,.0f}"]
         lines.append(f"| {' | '.join([name, *numbers, f'{weakest}, {extra[weakest] / seconds:.0%}'])} |")
-    speeds = (
-        f"{DATASHEET / 1e12:g} TB/s in the datasheet, {COPY / 1e12:g} TB/s for a copy on the device (read and written)"
-    )
-    rest = f"{MATMUL / 1e12:g} TFLOP/s for matmuls, and {1e6 * GAP:g} µs between two kernels of a graph, an assumption"
+    speeds = f"{DATASHEET / 1e12:g} TB/s (datasheet), {COPY / 1e12:g} TB/s for a copy on the device (see part 0)"
+    rest = f"{MATMUL / 1e12:g} TFLOP/s for matmuls (see part 4), and {1e6 * GAP:g} µs between two kernels (assumed)"
     return "\n".join([*lines, "", f"Inputs: {speeds},", f"{rest}.", ""])
 
 
