@@ -192,9 +192,10 @@ def test_checklist_has_every_kernel_and_finds_a_wrong_one(setup, monkeypatch):
         out[0, 0] += 1
 
     monkeypatch.setattr(checklist, "triton_ops", lambda: PLAIN._replace(gemv=wrong))
-    assert checklist.kernel_arguments(setup).keys() == {*Ops._fields}
-    for name in Ops._fields:
-        if name == "gemv":
+    names = [*checklist.kernel_arguments(setup)]
+    assert {name.split(",")[0] for name in names} == {*Ops._fields}
+    for name in names:
+        if name.startswith("gemv"):
             with pytest.raises(AssertionError, match="not close"):
                 checklist.compare_kernel(setup, name)
         else:

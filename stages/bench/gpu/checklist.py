@@ -1,6 +1,6 @@
 """Part 0: what works on this device, in two minutes. Each line compares one thing with its plain twin, and times it.
 
-To add a kernel, add its arguments to kernel_arguments(), under its name in Ops.
+To add a kernel, add its arguments to kernel_arguments(), under its name in Ops: "gemv", or "gemv, one row".
 """
 
 import inspect
@@ -15,7 +15,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.backends.gpu.backend import TritonBackend
 from nanovllm.backends.gpu.graphs import CudaCapture, Launcher, buckets
 from nanovllm.backends.gpu.model import seconds_on_gpu
-from nanovllm.backends.gpu.ops import PLAIN, DecodeWorkspace, LikeliestWorkspace, Ops, query_tiles, triton_ops
+from nanovllm.backends.gpu.ops import PLAIN, DecodeWorkspace, LikeliestWorkspace, query_tiles, triton_ops
 from nanovllm.backends.gpu.plain import attend
 from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.backends.torch.sampler import SamplingRow, sample
@@ -44,7 +44,7 @@ def measure(setup: Setup, report: PartReport) -> None:
     if "triton" not in missing:
         if not setup.is_cuda:
             import_module("nanovllm.tests.gpu.interpreter").fix_interpreter()
-        report.table("Kernels", {name: partial(compare_kernel, setup, name) for name in Ops._fields})
+        report.table("Kernels", {name: partial(compare_kernel, setup, name) for name in kernel_arguments(setup)})
     if setup.is_cuda:
         report.table("PyTorch's varlen_attn", {"contiguous": partial(varlen, setup)})
     report.table("The sampler", {name: partial(compare_sampler, setup, name) for name in SAMPLING})
@@ -131,7 +131,8 @@ def kernel_arguments(setup: Setup) -> dict[str, tuple[dict[str, Any], tuple[str,
         "add_rms_norm": (norm | {"out": zeros(rows, hidden)}, ("residual", "out")),
         "silu_and_mul": ({"gate_up": random(rows, 2 * inner), "out": zeros(rows, inner)}, out),
         "find_likeliest": (logits | {"out": torch.zeros(rows, 3, device=device)}, out),
-        "gemv": (linear | {"x": random(rows, hidden), "out": zeros(rows, 2 * inner)}, out),
+        "gemv, several rows": (linear | {"x": random(rows, hidden), "out": zeros(rows, 2 * inner)}, out),
+        "gemv, one row": (linear | {"x": random(1, hidden), "out": zeros(1, 2 * inner)}, out),
         "gated_gemv": (linear | {"x": random(1, hidden), "out": zeros(1, inner)}, out),
     }
 
@@ -141,7 +142,7 @@ def compare_kernel(setup: Setup, name: str) -> Row:
     """Compare a kernel with its twin, then the replay of its graph with the kernel. Raise ValueError if one differs."""
     given, written = kernel_arguments(setup)[name]
     result, twin, replayed = (given | {each: given[each].clone() for each in written} for _ in range(3))
-    kernel, plain = getattr(triton_ops(), name), getattr(PLAIN, name)
+    kernel, plain = (getattr(ops, name.split(",")[0]) for ops in (triton_ops(), PLAIN))
     kernel(**result)
     plain(**twin)
     pairs = [(result[each], twin[each]) for each in written]
