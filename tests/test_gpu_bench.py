@@ -187,8 +187,8 @@ def test_outcomes_are_read_from_each_line(line):
 
 
 def test_checklist_has_every_kernel_and_finds_a_wrong_one(setup, monkeypatch):
-    def wrong(x, weight, bias, out):
-        PLAIN.gemv(x, weight, bias, out)
+    def wrong(out, **arguments):
+        PLAIN.gemv(out=out, **arguments)
         out[0, 0] += 1
 
     monkeypatch.setattr(checklist, "triton_ops", lambda: PLAIN._replace(gemv=wrong))
