@@ -4,10 +4,9 @@ make_processors() puts them in vLLM's order:
 
     bans           allowed_token_ids, bad_words, min_tokens
     adjustments    logit_bias, then repetition_penalty, then frequency_penalty and presence_penalty
-    a threshold    min_p, which depends on the temperature
 
-Top-k and top-p follow in the sampler. A processor depends only on the output so far, so preempted and forked sequences
-continue unchanged.
+Temperature, min_p, top-k and top-p follow in the sampler. A processor depends only on the output so far, so preempted
+and forked sequences continue unchanged.
 """
 
 import math
@@ -106,19 +105,6 @@ class OutputPenalties:
         logits[token_ids.to(logits.device)] -= (self._frequency * counts + self._presence).to(logits.device)
 
 
-class MinP:
-    """A ban on tokens less probable than min_p times the likeliest one. Nguyen et al. 2024 (arXiv:2407.01082).
-
-    p / p_max = exp((logit - logit_max) / temperature), so no softmax is needed.
-    """
-
-    def __init__(self, min_p: float, temperature: float) -> None:
-        self._gap = temperature * math.log(min_p)
-
-    def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
-        logits[logits < logits.max() + self._gap] = -math.inf
-
-
 def make_processors(
     params: SamplingParams, prompt_token_ids: list[int], stop_token_ids: set[int], bad_words: list[list[int]]
 ) -> list[LogitsProcessor]:
@@ -139,8 +125,6 @@ def make_processors(
         processors.append(RepetitionPenalty(params.repetition_penalty, prompt_token_ids))
     if params.presence_penalty or params.frequency_penalty:
         processors.append(OutputPenalties(params.presence_penalty, params.frequency_penalty))
-    if params.min_p and params.temperature > 0:
-        processors.append(MinP(params.min_p, params.temperature))
     return processors
 
 

@@ -19,10 +19,10 @@ from ..torch.model_runner import ModelRunner
 from ..torch.sampler import SampledToken, SamplingRow
 from .attention import KernelAttention, KernelContext
 from .graphs import Capture, CudaCapture, DecodeGraphs, DecodeOutput, buckets
-from .inputs import NO_SLOT, fill_placeholders
+from .inputs import NO_SLOT, SAMPLING_FIELDS, allocate_fields, field_views, fill_placeholders, sampling_params
 from .model import FusedModel, LinearDispatch, Timer, linear_layers, seconds_on_gpu
-from .ops import DecodeWorkspace, LikeliestWorkspace, Ops, triton_ops
-from .sampler import Sampling, may_redraw, sample_rows
+from .ops import DecodeWorkspace, Ops, SamplingWorkspace, triton_ops
+from .sampler import Sampling, params_on_device
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
@@ -72,7 +72,8 @@ class TritonBackend:
                     sizes = buckets(max_rows)
                     if timer is not None:
                         linears.choose(linear_layers(model), sizes, capture, timer)
-                    self._graphs = DecodeGraphs(model, linears, context, max_model_len, sizes, capture, progress)
+                    parts = model, linears, context, max_model_len, sizes, self._newest
+                    self._graphs = DecodeGraphs(*parts, capture, progress)
         except BaseException:
             self.close()
             raise
@@ -85,8 +86,7 @@ class TritonBackend:
         is_decode = all(num_tokens == 1 for _, num_tokens in batch)
         with on_device(self._device):
             if self._graphs is not None and is_decode and len(batch) <= self._graphs.max_rows:
-                has_placeholder = any(seq.num_output_placeholders for seq, _ in batch)
-                self._decoded = self._graphs.run(batch, self._newest if has_placeholder else None)
+                self._decoded = self._graphs.run(batch)
                 return Computed(self._decoded.hidden, list(range(len(batch) + 1)), self._decoded.logits)
             input_ids, positions, step = flatten(batch, self._block_size, self._device)
             input_ids = fill_placeholders(input_ids, self._newest)
@@ -100,37 +100,32 @@ class TritonBackend:
         return on_device(self._device)
 
     def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-        """Sample one token per row. A graph's own logits, unprocessed, have their likeliest tokens already.
-
-        logits [num_rows, vocab_size]
-        """
-        if not rows:
-            return []
-        likeliest, prepare = self._likeliest(logits)
-        return sample_rows(logits, likeliest, rows, meanwhile=prepare)
+        return self._start(logits, rows).read() if rows else []
 
     @property
     def ahead(self) -> SamplerAhead:
         return self
 
     def start_sampling(self, logits: Tensor, rows: list[SamplingRow]) -> Callable[[], list[SampledToken]] | None:
-        """Start to sample as SamplerAhead says, unless the host may have to draw again."""
-        if may_redraw(rows, logits.shape[1]) or len(rows) > len(self._newest):
-            return None
-        likeliest, prepare = self._likeliest(logits)
-        sampling = Sampling(logits, likeliest, rows)
-        tokens = sampling.results[:, 0].nan_to_num().clamp(0, logits.shape[1] - 1)  # a row without probabilities raises
-        self._newest[: len(rows)].copy_(tokens)
-        prepare()
-        return sampling.read
+        """Start to sample, as SamplerAhead says. Return None for more rows than a step of decodes has."""
+        return self._start(logits, rows).read if len(rows) <= len(self._newest) else None
 
-    def _likeliest(self, logits: Tensor) -> tuple[Tensor, Callable[[], None]]:
-        """Return the likeliest tokens, float32 [num_rows, 3], and what to do while the device computes."""
+    def _start(self, logits: Tensor, rows: list[SamplingRow]) -> Sampling:
+        """Start to sample. A graph's own logits, unprocessed, have been sampled by the graph.
+
+        logits [num_rows, vocab_size]
+        """
         if self._decoded is not None and self._graphs is not None and logits is self._decoded.logits:
-            return self._decoded.likeliest, self._graphs.inputs.prepare
-        likeliest = logits.new_empty(len(logits), 3, dtype=torch.float32)
-        self._ops.find_likeliest(logits, LikeliestWorkspace(len(logits), logits.shape[1], logits.device), likeliest)
-        return likeliest, lambda: None
+            sampling = Sampling(self._decoded.sampled)
+            self._graphs.inputs.prepare()
+            return sampling
+        tokens = self._newest[: len(rows)] if len(rows) <= len(self._newest) else self._newest.new_empty(len(rows))
+        workspace, out = (
+            SamplingWorkspace(len(rows), logits.shape[1], logits.device),
+            logits.new_empty(len(rows), 2, dtype=torch.float32),
+        )
+        self._ops.sample_rows(logits, params_on_device(rows, logits.device), workspace, tokens, out)
+        return Sampling(out)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[None]:
@@ -160,15 +155,16 @@ def warm_up(model: LlamaForCausalLM, context: KernelContext, attention: KernelAt
     step = AttentionMetadata([0, 2, 3], [2, 1], tables, slots, no_blocks)  # a prefill of two tokens, and a decode
     zeros = torch.zeros(3, dtype=torch.int64, device=device)  # token ids and positions
     logits = model.compute_logits(model(zeros, zeros, attention.plan(step)))  # [3, vocab_size]
+    params = sampling_params(field_views(allocate_fields(SAMPLING_FIELDS, 3, device), SAMPLING_FIELDS), 3)
+    sampled = torch.empty(3, 2, dtype=torch.float32, device=device)
     for each in (logits, logits.float()):  # logits processors work in float32
-        likeliest = torch.empty(3, 3, dtype=torch.float32, device=device)
-        context.ops.find_likeliest(each, LikeliestWorkspace(3, each.shape[1], device), likeliest)
+        context.ops.sample_rows(each, params, SamplingWorkspace(3, each.shape[1], device), zeros, sampled)
     for num_splits in (1, 2):
         table, lens = torch.zeros(2, 1, dtype=torch.int32, device=device)
         q = blocks.new_zeros(1, context.num_heads, blocks.shape[5])
         workspace = DecodeWorkspace(1, context.num_heads, blocks.shape[5], num_splits, device)
         context.ops.paged_decode(q, blocks, 0, table[None], lens, workspace, torch.empty_like(q))
-    likeliest.tolist()  # waits for the device
+    sampled.tolist()  # waits for the device
 
 
 class Build(Protocol):

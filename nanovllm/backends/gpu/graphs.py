@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from ...llama import LlamaForCausalLM
 from .attention import DecodeMetadata, KernelAttend, KernelContext
-from .inputs import StepInputs
-from .ops import LikeliestWorkspace
+from .inputs import StepInputs, fill_placeholders, sampling_params
+from .ops import SamplingWorkspace
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
@@ -115,7 +115,7 @@ class DecodeOutput(NamedTuple):
 
     hidden: Tensor  # [num_seqs, hidden_size]
     logits: Tensor  # [num_seqs, vocab_size]
-    likeliest: Tensor  # float32 [num_seqs, 3], from find_likeliest()
+    sampled: Tensor  # float32 [num_seqs, 2], from sample_rows()
 
 
 class DecodeGraphs:
@@ -128,10 +128,15 @@ class DecodeGraphs:
         context: KernelContext,
         max_model_len: int,
         sizes: list[int],
+        newest: Tensor,
         capture: Capture,
         progress: bool = True,
     ) -> None:
-        """Capture the steps of a model that has a FusedModel inside. Raise whatever the capture raises."""
+        """Capture the steps of a model that has a FusedModel inside. Raise whatever the capture raises.
+
+        A step reads the tokens for its placeholders from `newest`, int64 [at least max_rows], and writes its own there.
+        """
+        self._newest = newest
         self._model, self._linears, self._context, self.max_rows = model, linears, context, sizes[-1]
         blocks, config = context.blocks, model.config
         block_size, device = blocks.shape[3], blocks.device
@@ -139,34 +144,31 @@ class DecodeGraphs:
         self._outputs = DecodeOutput(
             blocks.new_empty(self.max_rows, config.hidden_size),
             blocks.new_empty(self.max_rows, config.vocab_size),
-            blocks.new_empty(self.max_rows, 3, dtype=torch.float32),
+            blocks.new_empty(self.max_rows, 2, dtype=torch.float32),
         )
         self._decode_workspaces = {rows: context.decode_workspace(rows) for rows in sizes}
-        self._likeliest_workspace = LikeliestWorkspace(self.max_rows, config.vocab_size, device)
+        self._sampling_workspace = SamplingWorkspace(self.max_rows, config.vocab_size, device)
         self.inputs.fill([])  # all padding
         self._graphs = BucketedGraphs(self._step, sizes, capture, progress)
 
-    def run(self, batch: "list[Scheduled]", newest: Tensor | None = None) -> DecodeOutput:
-        """Launch a step of at most max_rows sequences. The next step overwrites its results.
-
-        `newest`, int64 [max_rows], has the tokens for placeholders.
-        """
-        rows = self.inputs.fill(batch)
-        if newest is not None:
-            self.inputs.fill_placeholders(newest)
-        self._graphs.run(len(rows))
-        if rows == list(range(len(rows))):
-            return DecodeOutput(*(each[: len(rows)] for each in self._outputs))
-        order = self.inputs.device["order"][: len(rows)]  # on the device already, so nothing waits
-        return DecodeOutput(*(each.index_select(0, order) for each in self._outputs))
+    def run(self, batch: "list[Scheduled]") -> DecodeOutput:
+        """Launch a step of at most max_rows sequences. The next step overwrites its results."""
+        try:
+            self.inputs.fill(batch)
+            self._graphs.run(len(batch))
+        except BaseException:
+            self.inputs.forget()
+            raise
+        return DecodeOutput(*(each[: len(batch)] for each in self._outputs))
 
     def _step(self, rows: int) -> None:
         """Compute the first `rows` rows, from inputs to outputs. Graphs record this."""
         inputs, outputs = self.inputs.device, DecodeOutput(*(each[:rows] for each in self._outputs))
-        self.inputs.apply_changes()
-        tables, context_lens = self.inputs.block_tables[:rows], inputs["context_lens"][:rows]
+        tables, context_lens = self.inputs.block_tables(rows), inputs["context_lens"][:rows]
         decodes = DecodeMetadata(None, tables, context_lens, self._decode_workspaces[rows])
         attend = KernelAttend(self._context, inputs["slot_mapping"][:rows], decodes, None)
-        outputs.hidden.copy_(self._model(inputs["input_ids"][:rows], inputs["positions"][:rows], attend))
+        input_ids = fill_placeholders(inputs["input_ids"][:rows], self._newest)
+        outputs.hidden.copy_(self._model(input_ids, inputs["positions"][:rows], attend))
         self._linears(self._model.lm_head, outputs.hidden, out=outputs.logits)
-        self._context.ops.find_likeliest(outputs.logits, self._likeliest_workspace, outputs.likeliest)
+        params, tokens = sampling_params(inputs, rows), self._newest[:rows]
+        self._context.ops.sample_rows(outputs.logits, params, self._sampling_workspace, tokens, outputs.sampled)

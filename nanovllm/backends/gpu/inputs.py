@@ -1,12 +1,12 @@
 """StepInputs: the inputs of decode steps, at fixed addresses. One copy per step brings them to the device.
 
-    host, pinned    [input_ids | positions | slot_mapping | order | context_lens | changed entries of the block tables]
+    host, pinned    [input_ids | positions | ... | sampling parameters | seats | changed entries of the block tables]
                                                     one asynchronous copy
     device          the same, and the block tables [max_rows, max_blocks]
 
-Block tables stay on the device: a step sends only the entries that changed, which is usually one for every sixteenth
-row. To keep changes rare, a sequence keeps its row for as long as it runs. When one ends, the sequence in the last row
-moves into the gap. Rows without a sequence are padding: slot -1, context length 0.
+Rows are in the order of the batch. Block tables stay on the device: a step sends only the entries that changed, which
+is usually one for every sixteenth row. To keep changes rare, a sequence keeps the place of its table, its seat, for as
+long as it runs, whatever its row is. Rows without a sequence are padding: slot -1, context length 0, temperature 0.
 
 While the device computes a step, prepare() guesses the next one: the same sequences, one token further. fill() compares
 the guess with the real batch, and usually has little left to write. If the guess is wrong, fill() starts over. The host
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
+
+from ..torch.sampler import RowParams, noise_key, row_params
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
@@ -61,15 +63,28 @@ def fill_placeholders(input_ids: Tensor, newest: Tensor) -> Tensor:
     return torch.where(input_ids < 0, newest.index_select(0, (~input_ids).clamp(min=0)), input_ids)
 
 
+SAMPLING_FIELDS = {  # RowParams, each [max_rows]
+    "key": torch.int64,
+    "top_k": torch.int64,
+    "temperature": torch.float32,
+    "top_p": torch.float32,
+    "min_p_gap": torch.float32,
+}
 FIELDS = {  # each [max_rows]
     "input_ids": torch.int64,
     "positions": torch.int64,
     "slot_mapping": torch.int64,
-    "order": torch.int64,  # the row of each sequence of the batch
+    "seats": torch.int64,  # where each row's block table is
     "changed_entries": torch.int64,  # indices into the flat block tables,
+    **SAMPLING_FIELDS,
     "context_lens": torch.int32,
     "changed_blocks": torch.int32,  # and the new blocks there
 }
+
+
+def sampling_params(fields: Mapping[str, Tensor], rows: int) -> RowParams:
+    """Return the sampling parameters of the first rows of fields."""
+    return RowParams(**{name: fields[name][:rows, None] for name in SAMPLING_FIELDS})
 
 
 class HostBuffer:
@@ -104,30 +119,27 @@ class StepInputs:
         self.device = field_views(self._buffer, FIELDS)
         # One entry more than the tables have: unused changes write there.
         self._flat_tables = torch.zeros(max_rows * max_blocks + 1, dtype=torch.int32, device=device)
-        self.block_tables = self._flat_tables[:-1].view(max_rows, max_blocks)  # int32 [max_rows, max_blocks]
-        self._seq_by_row: list[Sequence | None] = []
-        self._sent_tables: list[list[int]] = []  # by row, the block table that the device has
-        self._seqs: list[Sequence] = []  # of the latest step, with their rows and positions
-        self._rows: list[int] = []
+        self._tables = self._flat_tables[:-1].view(max_rows, max_blocks)  # int32 [max_rows, max_blocks], by seat
+        self._sent_tables: list[list[int]] = [[] for _ in range(max_rows)]  # by seat, what the device has
+        self._seqs: list[Sequence] = []  # of the latest step, with their seats and positions
+        self._seats: list[int] = []
         self._positions: list[int] = []
         self._is_prepared = False
 
-    def fill(self, batch: "list[Scheduled]") -> list[int]:
-        """Copy a step to the device. Return the row of each sequence of the batch, all below len(batch)."""
+    def fill(self, batch: "list[Scheduled]") -> None:
+        """Copy a step to the device: row i belongs to the i-th sequence of the batch."""
         seqs = [seq for seq, _ in batch]
         positions = [seq.num_launched_tokens for seq in seqs]
         if not (self._is_prepared and seqs == self._seqs and positions == self._positions):
             self._begin(seqs, positions)
         self._is_prepared = False
-        rows = self._rows
-        self._fields["input_ids"][rows] = [seq.input_ids(1)[0] for seq in seqs]
+        self._fields["input_ids"][: len(seqs)] = [seq.input_ids(1)[0] for seq in seqs]
+        for row, seq in enumerate(seqs):
+            if seq.params.temperature > 0:
+                _, *place = seq.sampling_row()
+                self._fields["key"][row] = noise_key(*place)
         self._write_changes(seqs)
         self._host.copy_to(self._buffer)
-        return rows
-
-    def fill_placeholders(self, newest: Tensor) -> None:
-        """Replace the placeholders of the step with tokens from `newest`: see the function."""
-        self.device["input_ids"].copy_(fill_placeholders(self.device["input_ids"], newest))
 
     def prepare(self) -> None:
         """Guess the next step while the latest one runs: the same sequences, one token further."""
@@ -135,15 +147,23 @@ class StepInputs:
         self._next_buffer()
         for name, values in latest.items():
             self._fields[name][:] = values
-        rows = len(self._rows)
+        rows = len(self._seqs)
         for name in ("positions", "context_lens", "slot_mapping"):
             self._fields[name][:rows] += 1  # fill() corrects the slot if a new block begins
         self._positions = [position + 1 for position in self._positions]
         self._is_prepared = True
 
-    def apply_changes(self) -> None:
-        """Apply the table changes that fill() has sent. This runs on the device, as part of the step."""
+    def forget(self) -> None:
+        """Send all tables again with the next step. Call this if the device may have missed changes."""
+        self._seqs, self._seats, self._is_prepared = [], [], False
+
+    def block_tables(self, rows: int) -> Tensor:
+        """Apply the changes that fill() has sent, and return the tables of the first rows, int32 [rows, max_blocks].
+
+        This runs on the device, as part of the step.
+        """
         self._flat_tables.index_copy_(0, self.device["changed_entries"], self.device["changed_blocks"])
+        return self._tables.index_select(0, self.device["seats"][:rows])
 
     def _next_buffer(self) -> None:
         """Write to the other buffer from now on. Its copy belongs to an earlier step, so it is usually done."""
@@ -152,45 +172,46 @@ class StepInputs:
         self._fields = self._host.fields
 
     def _begin(self, seqs: "list[Sequence]", positions: list[int]) -> None:
-        """Write a step from scratch."""
+        """Write a step from scratch, except for what fill() writes in any case."""
         if not self._is_prepared:
             self._next_buffer()
-        self._seqs, self._positions, self._rows = seqs, positions, self._assign_rows(seqs)
-        fields, rows = self._fields, self._rows
-        fields["slot_mapping"][:], fields["context_lens"][:] = NO_SLOT, 0
-        fields["order"][: len(rows)] = rows
-        fields["positions"][rows] = positions
-        fields["context_lens"][rows] = [at + 1 for at in positions]
-        fields["slot_mapping"][rows] = [self._slot(seq, at) for seq, at in zip(seqs, positions, strict=True)]
+        self._seats = self._assign_seats(seqs)
+        self._seqs, self._positions = seqs, positions
+        fields, rows = self._fields, len(seqs)
+        fields["slot_mapping"][rows:], fields["context_lens"][rows:], fields["temperature"][rows:] = NO_SLOT, 0, 0
+        fields["seats"][:rows], fields["positions"][:rows] = self._seats, positions
+        fields["context_lens"][:rows] = [at + 1 for at in positions]
+        fields["slot_mapping"][:rows] = [self._slot(seq, at) for seq, at in zip(seqs, positions, strict=True)]
+        for name, column in row_params([seq.sampling_row() for seq in seqs], torch.device("cpu"))._asdict().items():
+            fields[name][:rows] = column[:, 0]
 
     def _slot(self, seq: "Sequence", position: int) -> int:
         return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
 
-    def _assign_rows(self, seqs: "list[Sequence]") -> list[int]:
-        """Return a row below len(seqs) for each sequence. A sequence keeps the row it has if that is low enough."""
-        num_rows, kept = len(seqs), set(map(id, seqs))
-        current = [seq if seq is not None and id(seq) in kept else None for seq in self._seq_by_row]
-        rows = {id(seq): row for row, seq in enumerate(current[:num_rows]) if seq is not None}
-        free = (row for row in range(num_rows) if row >= len(current) or current[row] is None)
-        self._seq_by_row = current[:num_rows] + [None] * (num_rows - len(current))
-        self._sent_tables += [[] for _ in range(num_rows - len(self._sent_tables))]
+    def _assign_seats(self, seqs: "list[Sequence]") -> list[int]:
+        """Return a seat for each sequence: the one that it had in the latest step, or a free one."""
+        latest = {id(seq): seat for seq, seat in zip(self._seqs, self._seats, strict=True)}
+        taken = {latest[id(seq)] for seq in seqs if id(seq) in latest}
+        free = (seat for seat in range(self._max_rows) if seat not in taken)
+        seats = []
         for seq in seqs:
-            if id(seq) not in rows:
-                row = rows[id(seq)] = next(free)
-                self._seq_by_row[row], self._sent_tables[row] = seq, []
-        return [rows[id(seq)] for seq in seqs]
+            if (seat := latest.get(id(seq))) is None:
+                seat = next(free)
+                self._sent_tables[seat] = []
+            seats.append(seat)
+        return seats
 
     def _write_changes(self, seqs: "list[Sequence]") -> None:
         """Write the table entries that changed since they were sent, and the slots of rows whose table changed."""
         entries, blocks, size = list[int](), list[int](), self._block_size
-        for row, seq, position in zip(self._rows, seqs, self._positions, strict=True):
-            sent, table = self._sent_tables[row], seq.block_table
+        for row, (seat, seq, position) in enumerate(zip(self._seats, seqs, self._positions, strict=True)):
+            sent, table = self._sent_tables[seat], seq.block_table
             if sent == table and position % size:
                 continue
             first = len(sent) if sent == table[: len(sent)] else 0  # 0 after a preemption or a copied block
-            self._sent_tables[row] = table.copy()
+            self._sent_tables[seat] = table.copy()
             self._fields["slot_mapping"][row] = self._slot(seq, position)
-            entries += range(row * self._max_blocks + first, row * self._max_blocks + len(table))
+            entries += range(seat * self._max_blocks + first, seat * self._max_blocks + len(table))
             blocks += table[first:]
         most = self._max_rows
         if len(entries) > most:  # new sequences bring whole tables: the rest takes a copy of its own

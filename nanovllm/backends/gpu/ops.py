@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import torch
 
+from ..torch.sampler import CHUNK
 from . import plain
 
 MAX_SPLITS = 128
 PROGRAMS_PER_SM = 2  # one reads memory while the other computes
-LOGITS_PER_PROGRAM = 2048
+CHUNKS_PER_PROGRAM = 16  # of the sampler's chunks, each of 128 logits
 MAX_GEMV_ROWS = 4  # the sums of more rows don't fit into registers
 ROWS_PER_PREFILL_PROGRAM = 64  # a query takes one row for each query head that shares its KV head
 
@@ -25,7 +26,7 @@ class Ops(NamedTuple):
     rotate_and_write: Callable[..., None]
     add_rms_norm: Callable[..., None]
     silu_and_mul: Callable[..., None]
-    find_likeliest: Callable[..., None]
+    sample_rows: Callable[..., None]
     gemv: Callable[..., None]
     gated_gemv: Callable[..., None]
 
@@ -37,11 +38,9 @@ def triton_ops() -> Ops:
     """Return the kernels. Raise ImportError if triton is not installed."""
     from .attention_kernels import paged_decode, paged_prefill
     from .layer_kernels import add_rms_norm, gated_gemv, gemv, rotate_and_write, silu_and_mul
-    from .sampling_kernels import find_likeliest
+    from .sampling_kernels import sample_rows
 
-    return Ops(
-        paged_decode, paged_prefill, rotate_and_write, add_rms_norm, silu_and_mul, find_likeliest, gemv, gated_gemv
-    )
+    return Ops(paged_decode, paged_prefill, rotate_and_write, add_rms_norm, silu_and_mul, sample_rows, gemv, gated_gemv)
 
 
 class DecodeWorkspace:
@@ -55,15 +54,16 @@ class DecodeWorkspace:
         self.lses = torch.empty(max_rows, num_heads, num_splits, dtype=torch.float32, device=device)  # log2(sum(exp2))
 
 
-class LikeliestWorkspace:
-    """Memory for the partial results of find_likeliest(). All tensors are [max_rows, num_pieces]."""
+class SamplingWorkspace:
+    """Memory for the partial results of sample_rows(). All tensors are [max_rows, num_chunks]."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str) -> None:
-        shape = max_rows, -(-vocab_size // LOGITS_PER_PROGRAM)
-        # Three tensors rather than parts of one: each starts at a multiple of 16 bytes, so the kernel compiles once.
+        shape = max_rows, -(-vocab_size // CHUNK)
+        # Four tensors rather than parts of one: each starts at a multiple of 16 bytes, so the kernel compiles once.
         self.peaks = torch.empty(shape, dtype=torch.float32, device=device)
         self.totals = torch.empty(shape, dtype=torch.float32, device=device)
-        self.tokens = torch.empty(shape, dtype=torch.int32, device=device)
+        self.weights = torch.empty(shape, dtype=torch.float32, device=device)
+        self.chunks = torch.empty(shape, dtype=torch.int32, device=device)
 
 
 def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..torch.sampler import RowParams, ban_improbable, race_all, race_likeliest
+
 
 def paged_decode(
     q: Tensor, blocks: Tensor, layer: int, block_tables: Tensor, context_lens: Tensor, workspace: object, out: Tensor
@@ -156,14 +158,19 @@ def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> N
     silu_and_mul(F.linear(x, weight, bias), out)
 
 
-def find_likeliest(logits: Tensor, workspace: object, out: Tensor) -> None:
-    """Write to `out` each row's most likely token id, its log-probability, and log(sum(exp(logits))).
+def sample_rows(logits: Tensor, params: RowParams, workspace: object, tokens: Tensor, out: Tensor) -> None:
+    """Choose the tokens that the plain sampler would. Temperature 0 is greedy, and ties then go to the lowest id.
 
-    Ties go to the lowest id. The log-probability is NaN if the row contains NaN or infinity, or nothing but -inf.
+    Write them to `tokens`, and with their log-probabilities, of the raw logits, to `out`. The log-probability is NaN if
+    the row contains NaN or infinity, or nothing but -inf. Only the kernel uses `workspace`.
 
-    logits [rows, vocab_size]; out float32 [rows, 3]
+    logits [rows, vocab_size]; tokens int64 [rows]; out float32 [rows, 2], each a token id and a log-probability
     """
     numbers = logits.float()
-    peaks, tokens = numbers.max(dim=-1)  # [rows] each
-    lses = numbers.logsumexp(dim=-1)
-    out.copy_(torch.stack((tokens.float(), peaks - lses, lses), dim=1))
+    tokens.copy_(numbers.argmax(dim=-1))
+    for row in params.temperature[:, 0].nonzero()[:, 0].tolist():
+        one, own = numbers[row : row + 1], RowParams(*(column[row : row + 1] for column in params))
+        method = race_likeliest if 0 < own.top_k < numbers.shape[1] else race_all
+        tokens[row] = method(ban_improbable(one, own), own)[0]
+    logprobs = numbers.gather(1, tokens[:, None])[:, 0] - numbers.logsumexp(dim=-1)  # [rows]
+    out.copy_(torch.stack((tokens.float(), logprobs), dim=1))

@@ -1,79 +1,283 @@
-"""A sampling kernel in Triton: each row's most likely token, its log-probability, and log(sum(exp(logits))).
+"""Sampling in Triton: one token per row of logits, greedy or drawn, and its log-probability. Two launches for all rows.
 
-    find_peak    program (r, p)   piece p of row r: its peak, the peak's token, the sum of exp(logit - peak)
-    join_peaks   program r        row r: the same over all of its pieces, and the results
+    reduce_chunks   program (r, i)   row r: the peak and the sums of 16 chunks of 128 logits each
+    sample_row      program r        row r: joins its chunks, and chooses the token
 
-One program can't read a row of 150,000 logits quickly, so many read its pieces, like the splits of a context in
-attention. torch's own operations would convert all logits to float32 first, and go over them again for each result.
+One program can't read a row of 150,000 logits quickly, so many read its parts, like the splits of a context in
+attention. What sample_row reads after that is small: a greedy row needs the chunk of its peak, and a row that draws
+from all tokens needs the chunk that wins the race. Only rows with top_k, top_p or min_p read more, and of those only
+the chunks whose peaks are high enough.
+
+Nothing is sorted. A token's sort key is one integer, its logit's bits above and its inverted id below, so that of two
+equal logits the lower id counts as likelier. No two tokens share a key. Each parameter allows the tokens from some key
+on:
+
+    min_p    the key of the lowest logit that is probable enough
+    top_k    the k-th largest key, found digit by digit: count the tokens with each value of the top 8 bits, pick the
+             value that has the k-th token, go on with the next 8 bits of those tokens
+    top_p    like the plain sampler, draw first and look afterwards: if the likelier tokens alone reach top_p, the draw
+             was outside, and the row draws again from those likelier tokens
+
+The noise is the plain sampler's, and so are the tokens, unless two of them tie within the rounding of a sum.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .ops import LOGITS_PER_PROGRAM, LikeliestWorkspace
+from ..torch.sampler import CHUNK, RowParams
+from .ops import CHUNKS_PER_PROGRAM, SamplingWorkspace
 
-MAX_VOCAB_SIZE = 1 << 24  # a float32 holds every smaller token id
+MAX_VOCAB_SIZE = 1 << 24  # a float32 holds every smaller token id, and so do the low bits of a sort key
 
 
-def find_likeliest(logits: Tensor, workspace: LikeliestWorkspace, out: Tensor) -> None:
-    """Launch both kernels for plain.find_likeliest(), which documents arguments and shapes."""
+def sample_rows(logits: Tensor, params: RowParams, workspace: SamplingWorkspace, tokens: Tensor, out: Tensor) -> None:
+    """Launch both kernels for plain.sample_rows(), which documents arguments and shapes."""
     rows, vocab_size = logits.shape
+    num_chunks = workspace.peaks.shape[1]
     assert logits.stride(1) == 1 and vocab_size < MAX_VOCAB_SIZE, (logits.stride(), vocab_size)
-    assert out.is_contiguous() and out.shape == (rows, 3) and rows <= len(workspace.peaks), (out.shape, rows)
-    num_pieces = workspace.peaks.shape[1]
-    find_peak[(rows, num_pieces)](
-        logits, workspace.peaks, workspace.tokens, workspace.totals, logits.stride(0), VOCAB_SIZE=vocab_size,
-        PIECE=LOGITS_PER_PROGRAM, num_warps=4,
+    assert num_chunks == triton.cdiv(vocab_size, CHUNK) and rows <= len(workspace.peaks), (num_chunks, rows)
+    assert tokens.shape == (rows,) and tokens.is_contiguous() and out.is_contiguous() and out.shape == (rows, 2)
+    assert all(each.shape == (rows, 1) and each.is_contiguous() for each in params), [each.shape for each in params]
+    sizes = {"VOCAB_SIZE": vocab_size, "NUM_CHUNKS": num_chunks, "CHUNK": CHUNK, "CHUNKS": CHUNKS_PER_PROGRAM}
+    reduce_chunks[(rows, triton.cdiv(num_chunks, CHUNKS_PER_PROGRAM))](
+        logits, params.temperature, workspace.peaks, workspace.totals, workspace.weights, logits.stride(0), **sizes,
+        num_warps=4,
     )  # fmt: skip
-    join_peaks[(rows,)](
-        workspace.peaks, workspace.tokens, workspace.totals, out, NUM_PIECES=num_pieces,
-        WIDTH=triton.next_power_of_2(num_pieces), num_warps=1,
+    sample_row[(rows,)](
+        logits, *params, workspace.peaks, workspace.totals, workspace.weights, workspace.chunks, tokens, out,
+        logits.stride(0), **sizes, WIDTH=triton.next_power_of_2(num_chunks), num_warps=8,
     )  # fmt: skip
 
 
-@triton.jit  # row_stride stays specialized: when 16 divides it, a load takes 16 bytes
-def find_peak(
+@triton.jit(do_not_specialize=["temperature"])  # row_stride stays specialized: if 16 divides it, loads take 16 bytes
+def reduce_chunks(
     logits,  # [rows, vocab_size]
-    peaks,  # float32 [rows, num_pieces]
-    tokens,  # int32 [rows, num_pieces]
-    totals,  # float32 [rows, num_pieces]
+    temperature,  # float32 [rows]
+    peaks,  # float32 [rows, NUM_CHUNKS]
+    totals,  # float32 [rows, NUM_CHUNKS]
+    weights,  # float32 [rows, NUM_CHUNKS]
     row_stride,  # from one row of logits to the next
     VOCAB_SIZE: tl.constexpr,
-    PIECE: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,  # per program
 ):
-    """Reduce one piece of one row."""
-    row, piece = tl.program_id(0), tl.program_id(1)
-    token = piece * PIECE + tl.arange(0, PIECE)  # [PIECE]
-    is_token = token < VOCAB_SIZE
-    numbers = tl.load(logits + row.to(tl.int64) * row_stride + token, mask=is_token, other=float("-inf")).to(tl.float32)
-    peak = tl.max(numbers, 0)
-    out = row * tl.num_programs(1) + piece
-    tl.store(peaks + out, peak)
-    tl.store(tokens + out, tl.min(tl.where(numbers == peak, token, VOCAB_SIZE - 1), 0))
+    """Reduce chunks of one row to their peaks, their sums of exp(logit - peak), and the same at the temperature."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1) * CHUNKS + tl.arange(0, CHUNKS)  # [CHUNKS]
+    token = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]  # [CHUNKS, CHUNK]
+    numbers = tl.load(logits + row * row_stride + token, mask=token < VOCAB_SIZE, other=float("-inf")).to(tl.float32)
+    peak = tl.max(numbers, 1)  # [CHUNKS]
     # A NaN anywhere, or an infinite peak, makes the sum NaN.
-    tl.store(totals + out, tl.sum(tl.exp(numbers - tl.where(peak == float("-inf"), 0.0, peak)), 0))
+    shift = tl.where(peak == float("-inf"), 0.0, peak)
+    total = tl.sum(tl.exp(numbers - shift[:, None]), 1)
+    weight = total
+    t = tl.load(temperature + row)
+    if t > 0.0 and t != 1.0:
+        weight = tl.sum(tl.exp(tl.div_rn(numbers, t) - tl.div_rn(shift, t)[:, None]), 1)
+    place, is_chunk = row * NUM_CHUNKS + chunk, chunk < NUM_CHUNKS
+    tl.store(peaks + place, peak, mask=is_chunk)
+    tl.store(totals + place, total, mask=is_chunk)
+    tl.store(weights + place, weight, mask=is_chunk)
 
 
 @triton.jit
-def join_peaks(
-    peaks,  # float32 [rows, NUM_PIECES]
-    tokens,  # int32 [rows, NUM_PIECES]
-    totals,  # float32 [rows, NUM_PIECES]
-    out,  # float32 [rows, 3]
-    NUM_PIECES: tl.constexpr,
-    WIDTH: tl.constexpr,  # NUM_PIECES, padded
+def logit_key(numbers):
+    """Return uint32 numbers that sort like these float32 ones: the bits of negative floats sort backwards."""
+    bits = (numbers + 0.0).to(tl.uint32, bitcast=True)  # -0.0 becomes 0.0
+    return bits ^ tl.where(bits >= 0x80000000, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
+
+
+@triton.jit
+def token_key(numbers, token):
+    """Return the sort keys of tokens: uint64, larger is likelier. numbers float32, the logits of `token`."""
+    return (logit_key(numbers).to(tl.uint64) << 24) + (0xFFFFFF - token).to(tl.uint64)
+
+
+@triton.jit
+def exponential_noise(key, place):
+    """Return Exp(1) noise, float32 like torch/sampler.exponential_noise(), which says where it comes from.
+
+    key uint64; place int, any shape
+    """
+    z = key + (place + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    z = z ^ (z >> 31)
+    uniform = ((z >> 12).to(tl.int64).to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2 ** -52
+    return (-tl.log(1.0 - uniform)).to(tl.float32)  # the difference is exact
+
+
+@triton.jit
+def load_chunks(logits, chunks, start, num_listed, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
+    """Return the listed chunks' logits, -inf where there is none, and their tokens, both [CHUNKS, CHUNK]."""
+    i = start + tl.arange(0, CHUNKS)
+    chunk = tl.load(chunks + i, mask=i < num_listed, other=0)
+    token = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+    is_token = (i < num_listed)[:, None] & (token < VOCAB_SIZE)
+    return tl.load(logits + token, mask=is_token, other=float("-inf")).to(tl.float32), token
+
+
+@triton.jit
+def list_chunks(peak_keys, least, chunks, is_chunk, WIDTH: tl.constexpr):
+    """Write the chunks that hold tokens with sort keys from `least` on to `chunks`, and return how many they are."""
+    is_listed = is_chunk & (peak_keys >= (least >> 24).to(tl.uint32))  # [WIDTH]
+    place = tl.cumsum(is_listed.to(tl.int32), 0) - 1
+    tl.store(chunks + place, tl.arange(0, WIDTH), mask=is_listed)
+    tl.debug_barrier()  # other threads of the program read the list
+    return tl.sum(is_listed.to(tl.int32), 0)
+
+
+@triton.jit
+def kth_peak(peak_keys, k):
+    """Return a number that at least k of these keys reach, and few more: the top 16 bits of the k-th largest."""
+    found = tl.full([], 0, tl.uint32)
+    for i in range(16):
+        larger = found + (tl.full([], 0x80000000, tl.uint32) >> i)
+        found = tl.where(tl.sum((peak_keys >= larger).to(tl.int32), 0) >= k, larger, found)
+    return found
+
+
+@triton.jit
+def kth_token(
+    logits, chunks, num_listed, least, k, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
 ):
-    """Combine the pieces of one row."""
-    row, i = tl.program_id(0), tl.arange(0, WIDTH)
-    is_piece = i < NUM_PIECES
-    all_peaks = tl.load(peaks + row * NUM_PIECES + i, mask=is_piece, other=float("-inf"))  # [WIDTH]
-    peak = tl.max(all_peaks, 0)
-    candidates = tl.load(tokens + row * NUM_PIECES + i, mask=is_piece, other=0)
-    token = tl.min(tl.where(is_piece & (all_peaks == peak), candidates, 2147483647), 0)
-    shares = tl.exp(all_peaks - tl.where(peak == float("-inf"), 0.0, peak))  # 0 for a piece that is all -inf
-    total = tl.sum(tl.load(totals + row * NUM_PIECES + i, mask=is_piece, other=0.0) * shares, 0)
+    """Return the k-th largest sort key of the listed tokens that reach `least`, or `least` if there are fewer."""
+    digits = tl.arange(0, 256)
+    prefix, shift = tl.full([], 0, tl.uint64), tl.full([], 48, tl.int32)
+    num_inside = tl.full([], 1 << 30, tl.int32)  # the tokens whose keys begin with prefix
+    while (shift >= 0) & (num_inside > k):
+        counts = tl.zeros([256], tl.int32)
+        for start in range(0, num_listed, CHUNKS):
+            numbers, token = load_chunks(logits, chunks, start, num_listed, VOCAB_SIZE, CHUNK, CHUNKS)
+            keys = token_key(numbers, token)
+            is_inside = (numbers > float("-inf")) & (keys >= least) & (keys >> (shift + 8) == prefix)
+            digit = ((keys >> shift) & 255).to(tl.int32)
+            counts += tl.histogram(tl.reshape(digit, [CHUNKS * CHUNK]), 256, tl.reshape(is_inside, [CHUNKS * CHUNK]))
+        reached = tl.cumsum(counts, 0, reverse=True)  # [256], how many have this digit or a larger one
+        is_digit = (reached >= k) & (reached - counts < k)
+        k -= tl.sum(tl.where(is_digit, reached - counts, 0), 0)
+        num_inside = tl.sum(tl.where(is_digit, counts, 0), 0)  # 0 if there are fewer than k
+        prefix = (prefix << 8) + tl.sum(tl.where(is_digit, digits, 0), 0).to(tl.uint64)
+        shift -= 8
+    return tl.maximum(least, prefix << (shift + 8).to(tl.uint64))
+
+
+@triton.jit
+def race_in_chunk(logits, chunk, least, t, peak, key, first_place, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr):
+    """Let the tokens of one chunk whose sort keys reach `least` race, and return the winner."""
+    i = tl.arange(0, CHUNK)
+    token = chunk * CHUNK + i
+    numbers = tl.load(logits + token, mask=token < VOCAB_SIZE, other=float("-inf")).to(tl.float32)
+    weights = tl.where(token_key(numbers, token) >= least, tl.exp(tl.div_rn(numbers, t) - tl.div_rn(peak, t)), 0.0)
+    scores = weights / exponential_noise(key, first_place + i)
+    return tl.min(tl.where(scores == tl.max(scores, 0), token, VOCAB_SIZE - 1), 0)
+
+
+@triton.jit
+def race(
+    logits, chunks, num_listed, least, t, peak, key, has_top_k, first_place,
+    VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Let the listed tokens whose sort keys reach `least` race. Return the winner, and the sum of all weights.
+
+    With top_k, the noise depends on the token's id. Otherwise chunks race first, each with the sum of its weights.
+    """
+    best, winner, total = tl.full([], -1.0, tl.float32), tl.full([], 0, tl.int32), tl.full([], 0.0, tl.float32)
+    for start in range(0, num_listed, CHUNKS):
+        numbers, token = load_chunks(logits, chunks, start, num_listed, VOCAB_SIZE, CHUNK, CHUNKS)
+        weights = tl.where(token_key(numbers, token) >= least, tl.exp(tl.div_rn(numbers, t) - tl.div_rn(peak, t)), 0.0)
+        sums = tl.sum(weights, 1)  # [CHUNKS]
+        total += tl.sum(sums, 0)
+        if has_top_k:
+            scores = weights / exponential_noise(key, token)  # [CHUNKS, CHUNK]
+            score = tl.max(tl.max(scores, 1), 0)
+            leader = tl.min(tl.min(tl.where(scores == score, token, VOCAB_SIZE - 1), 1), 0)
+        else:
+            chunk = tl.min(token, 1) // CHUNK  # [CHUNKS]
+            chunk_scores = sums / exponential_noise(key, first_place + chunk)
+            score = tl.max(chunk_scores, 0)
+            leader = tl.min(tl.where(chunk_scores == score, chunk, VOCAB_SIZE // CHUNK), 0)
+        winner = tl.where(score > best, leader, winner)
+        best = tl.maximum(best, score)
+    if not has_top_k:
+        place = first_place + tl.cdiv(VOCAB_SIZE, CHUNK)
+        winner = race_in_chunk(logits, winner, least, t, peak, key, place, VOCAB_SIZE, CHUNK)
+    return winner, total
+
+
+@triton.jit(do_not_specialize=["temperature", "top_k", "top_p", "min_p_gap", "key", "chunks", "tokens", "out"])
+def sample_row(
+    logits,  # [rows, vocab_size]
+    temperature,  # float32 [rows]
+    top_k,  # int64 [rows]
+    top_p,  # float32 [rows]
+    min_p_gap,  # float32 [rows]
+    key,  # int64 [rows]
+    peaks,  # float32 [rows, NUM_CHUNKS]
+    totals,  # float32 [rows, NUM_CHUNKS]
+    weights,  # float32 [rows, NUM_CHUNKS]
+    chunks,  # int32 [rows, NUM_CHUNKS], lists of chunks
+    tokens,  # int64 [rows], output
+    out,  # float32 [rows, 2], output
+    row_stride,  # from one row of logits to the next
+    VOCAB_SIZE: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,  # listed chunks at a time
+    WIDTH: tl.constexpr,  # NUM_CHUNKS, padded
+):
+    """Choose one row's token."""
+    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    is_chunk, place = i < NUM_CHUNKS, row * NUM_CHUNKS + i
+    chunk_peaks = tl.load(peaks + place, mask=is_chunk, other=float("-inf"))  # [WIDTH]
+    peak = tl.max(chunk_peaks, 0)
+    shares = tl.exp(chunk_peaks - tl.where(peak == float("-inf"), 0.0, peak))  # 0 for a chunk that is all -inf
+    total = tl.sum(tl.load(totals + place, mask=is_chunk, other=0.0) * shares, 0)
     lse = peak + tl.log(total)  # -inf if the whole row is
-    tl.store(out + row * 3, token.to(tl.float32))
-    tl.store(out + row * 3 + 1, peak - lse)  # NaN if lse is infinite
-    tl.store(out + row * 3 + 2, lse)
+    logits += row * row_stride
+    t = tl.load(temperature + row)
+    if t == 0.0:
+        token = tl.min(tl.where(chunk_peaks == peak, i, NUM_CHUNKS - 1), 0) * CHUNK + tl.arange(0, CHUNK)
+        numbers = tl.load(logits + token, mask=token < VOCAB_SIZE, other=float("-inf")).to(tl.float32)
+        winner = tl.min(tl.where(numbers == peak, token, VOCAB_SIZE - 1), 0)
+    else:
+        k = tl.minimum(tl.load(top_k + row), VOCAB_SIZE).to(tl.int32)
+        p, gap = tl.load(top_p + row), tl.load(min_p_gap + row)
+        noise_key = tl.load(key + row).to(tl.uint64, bitcast=True)
+        chunks += row * NUM_CHUNKS
+        peak_keys = logit_key(chunk_peaks)
+        has_top_k = (k > 0) & (k < VOCAB_SIZE)
+        least, first_place = tl.full([], 0, tl.uint64), tl.full([], 0, tl.int32)
+        if has_top_k | (gap > float("-inf")):
+            least = logit_key(peak + gap).to(tl.uint64) << 24
+            if has_top_k:
+                least = tl.maximum(least, kth_peak(peak_keys, k).to(tl.uint64) << 24)
+            num_listed = list_chunks(peak_keys, least, chunks, is_chunk, WIDTH)
+            if has_top_k:
+                least = kth_token(logits, chunks, num_listed, least, k, VOCAB_SIZE, CHUNK, CHUNKS)
+            winner, total = race(
+                logits, chunks, num_listed, least, t, peak, noise_key, has_top_k, first_place, VOCAB_SIZE, CHUNK, CHUNKS
+            )
+        else:
+            shares = tl.exp(tl.div_rn(chunk_peaks, t) - tl.div_rn(peak, t))
+            sums = tl.load(weights + place, mask=is_chunk, other=0.0) * shares  # [WIDTH]
+            total = tl.sum(sums, 0)
+            scores = sums / exponential_noise(noise_key, i)
+            chunk = tl.min(tl.where(scores == tl.max(scores, 0), i, NUM_CHUNKS - 1), 0)
+            winner = race_in_chunk(logits, chunk, least, t, peak, noise_key, NUM_CHUNKS, VOCAB_SIZE, CHUNK)
+        is_outside = p < float("inf")
+        while is_outside:
+            first_place += NUM_CHUNKS + CHUNK
+            least = token_key(tl.load(logits + winner).to(tl.float32), winner) + 1
+            num_listed = list_chunks(peak_keys, least, chunks, is_chunk, WIDTH)
+            other, likelier = race(
+                logits, chunks, num_listed, least, t, peak, noise_key, has_top_k, first_place, VOCAB_SIZE, CHUNK, CHUNKS
+            )
+            is_outside = (likelier >= p * total) & (likelier > 0.0)
+            winner = tl.where(is_outside, other, winner)
+    logit = tl.load(logits + winner).to(tl.float32)
+    tl.store(tokens + row, winner.to(tl.int64))
+    tl.store(out + row * 2, winner.to(tl.float32))
+    tl.store(out + row * 2 + 1, logit - lse)  # NaN if lse is infinite

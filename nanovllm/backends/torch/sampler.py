@@ -54,6 +54,7 @@ class RowParams(NamedTuple):
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor  # inf: no limit. (Rounding may push a sum of probabilities past 1.)
+    min_p_gap: Tensor  # how far below the largest logit a token's may be, at most 0; -inf: no limit
     key: Tensor  # int64, determines the row's noise
 
 
@@ -98,7 +99,8 @@ def choose(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     for method, indices in members.items():
         selected = logits if len(indices) == len(rows) else logits[indices]
-        tokens[indices] = method(selected, row_params([rows[i] for i in indices], logits.device))
+        params = row_params([rows[i] for i in indices], logits.device)
+        tokens[indices] = method(ban_improbable(selected, params), params)
     return tokens
 
 
@@ -126,11 +128,32 @@ def row_params(rows: list[SamplingRow], device: torch.device) -> RowParams:
         return torch.tensor(list(values), dtype=dtype, device=device).unsqueeze(1)  # [num_rows, 1]
 
     return RowParams(
-        temperature=column((max(row.params.temperature, 1e-5) for row in rows), torch.float32),
+        temperature=column((t and max(t, 1e-5) for t in (row.params.temperature for row in rows)), torch.float32),
         top_k=column((min(row.params.top_k, 1 << 31) for row in rows), torch.int64),
         top_p=column((row.params.top_p if row.params.top_p < 1 else math.inf for row in rows), torch.float32),
+        min_p_gap=column((min_p_gap(row.params) for row in rows), torch.float32),
         key=column((noise_key(row.seed, row.sample_index, row.position) for row in rows), torch.int64),
     )
+
+
+def min_p_gap(params: "SamplingParams") -> float:
+    """Return the logarithm of min_p at the temperature: p / p_max is exp((logit - logit_max) / temperature).
+
+    >>> from nanovllm import SamplingParams
+    >>> min_p_gap(SamplingParams(min_p=1)), min_p_gap(SamplingParams(min_p=0))
+    (0.0, -inf)
+    """
+    return params.temperature * math.log(params.min_p) if params.min_p else -math.inf
+
+
+def ban_improbable(logits: Tensor, params: RowParams) -> Tensor:
+    """Return the logits, with -inf for tokens less probable than min_p times the likeliest one (arXiv:2407.01082).
+
+    logits, out float32 [num_rows, vocab_size]
+    """
+    if not params.min_p_gap.isfinite().any():
+        return logits
+    return logits.masked_fill(logits < logits.amax(dim=-1, keepdim=True) + params.min_p_gap, -math.inf)
 
 
 # The race

@@ -245,7 +245,7 @@ def some_logits(num_rows: int, vocab_size: int) -> Tensor:
 def row_params(num_rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = math.inf) -> RowParams:
     keys = torch.tensor([[noise_key(7, 0, position)] for position in range(num_rows)])
     temperatures, top_ks, top_ps = (torch.full((num_rows, 1), value) for value in (temperature, top_k, top_p))
-    return RowParams(temperatures, top_ks, top_ps, keys)
+    return RowParams(temperatures, top_ks, top_ps, torch.full((num_rows, 1), -math.inf), keys)
 
 
 def probs_by_sorting(logits: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -31,7 +31,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from ...backends.gpu.backend import TritonBackend
-from ...backends.gpu.ops import MAX_GEMV_ROWS, MAX_SPLITS, PLAIN, DecodeWorkspace, LikeliestWorkspace, Ops, triton_ops
+from ...backends.gpu.inputs import SAMPLING_FIELDS, allocate_fields, field_views, sampling_params
+from ...backends.gpu.ops import MAX_GEMV_ROWS, MAX_SPLITS, PLAIN, DecodeWorkspace, Ops, SamplingWorkspace, triton_ops
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
 from ..helpers import model_runner
@@ -124,7 +125,8 @@ def launch_all(shape: KernelShape) -> None:
     ops.gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype))
     ops.silu_and_mul(x, x.view(8, 2048)[:4])
     logits = torch.empty(4, 151_936, dtype=dtype)
-    ops.find_likeliest(logits, LikeliestWorkspace(4, 151_936, "cpu"), torch.empty(4, 3))
+    params = sampling_params(field_views(allocate_fields(SAMPLING_FIELDS, 4, "cpu"), SAMPLING_FIELDS), 4)
+    ops.sample_rows(logits, params, SamplingWorkspace(*logits.shape, "cpu"), numbers, torch.empty(4, 2))
 
 
 def print_resources(dtype: str, *sizes: str) -> None:

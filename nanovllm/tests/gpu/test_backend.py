@@ -13,7 +13,7 @@ from ...backends.attention_backend import VARIABLE, backend_of
 from ...backends.gpu import backend as backend_module
 from ...backends.gpu.backend import GpuChoice, TritonBackend
 from ...backends.gpu.graphs import Capture, CudaCapture, buckets
-from ...backends.gpu.inputs import StepInputs
+from ...backends.gpu.inputs import HostBuffer, StepInputs
 from ...backends.gpu.model import Timer, seconds_on_gpu
 from ...backends.gpu.ops import PLAIN, Ops, triton_ops
 from ...engine.beam_search import BeamSearchParams
@@ -84,6 +84,7 @@ PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=20, ignore_eos=True),
     "seeded": SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=20, ignore_eos=True),
     "top_k": SamplingParams(temperature=0.8, top_k=5, seed=3, max_tokens=20, ignore_eos=True),
+    "min_p": SamplingParams(temperature=1.5, min_p=0.2, top_p=0.8, seed=3, max_tokens=20, ignore_eos=True),
     "n": SamplingParams(temperature=1.0, n=3, seed=5, max_tokens=12, ignore_eos=True),
     "logprobs": SamplingParams(temperature=0, max_tokens=8, logprobs=3, prompt_logprobs=2, ignore_eos=True),
     "processors": SamplingParams(temperature=0, max_tokens=8, logit_bias={7: 5.0}, ignore_eos=True),
@@ -118,6 +119,26 @@ def test_tokens_match_when_gemv_computes_linear_layers(checkpoint):
     assert not calls, "six sequences decode together, too many for gemv"
     result, expected = (llm.generate(PROMPTS[:2], PARAMS["seeded"]) for llm in (fast, plain))
     assert calls and [each.outputs[0].token_ids for each in result] == [each.outputs[0].token_ids for each in expected]
+
+
+@pytest.mark.parametrize("reaches_device", [True, False])
+def test_tokens_match_if_steps_fail_and_are_run_again(checkpoint, reaches_device, monkeypatch):
+    """A failed step may have brought its inputs to the device or not. A sequence alone never fails here."""
+    plain, fast = make_llm(checkpoint), make_llm(checkpoint)
+    use_kernels(fast, FakeCapture())
+    real, failures = HostBuffer.copy_to, list[int]()
+
+    def copy_to(buffer: HostBuffer, device: torch.Tensor) -> None:
+        rows = int((buffer.fields["context_lens"] > 0).sum())
+        fails = rows > 1 and buffer.fields["changed_blocks"].any()  # a block table has changed
+        if reaches_device or not fails:
+            real(buffer, device)
+        if fails:
+            failures.append(rows)
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(HostBuffer, "copy_to", copy_to)
+    assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"]) and len(failures) > 3
 
 
 @pytest.mark.parametrize("has_graphs", [True, False])
@@ -176,7 +197,7 @@ def test_graph_inputs_and_outputs_never_move(checkpoint):
     graphs = use_kernels(fast, FakeCapture())._graphs
 
     def addresses() -> list[int]:
-        tensors = [*graphs.inputs.device.values(), graphs.inputs.block_tables, *graphs._outputs]
+        tensors = [*graphs.inputs.device.values(), graphs.inputs._tables, *graphs._outputs]
         return [tensor.data_ptr() for tensor in tensors]
 
     before = addresses()
@@ -192,8 +213,10 @@ def test_a_failed_capture_leaves_plain_operations(checkpoint):
 
 
 def test_a_failed_capture_keeps_no_memory(checkpoint, monkeypatch):
-    inputs, real = [], StepInputs.apply_changes
-    monkeypatch.setattr(StepInputs, "apply_changes", lambda self: inputs.append(weakref.ref(self)) or real(self))
+    inputs, real = [], StepInputs.block_tables
+    monkeypatch.setattr(
+        StepInputs, "block_tables", lambda self, rows: inputs.append(weakref.ref(self)) or real(self, rows)
+    )
     fast = make_llm(checkpoint)
     with pytest.raises(RuntimeError, match="no memory"):
         use_kernels(fast, failing_capture)
@@ -202,9 +225,9 @@ def test_a_failed_capture_keeps_no_memory(checkpoint, monkeypatch):
 
 
 @pytest.mark.parametrize("has_graphs", [True, False])
-@pytest.mark.parametrize("params", ["greedy", "seeded", "top_k", "n", "processors"])
+@pytest.mark.parametrize("params", ["greedy", "seeded", "top_k", "min_p", "n", "processors"])
 def test_tokens_match_plain_operations_if_steps_are_launched_ahead(checkpoint, params, has_graphs, monkeypatch):
-    """The device feeds each token to the next step. With top_p, it needs the host."""
+    """The device feeds each token to the next step, except where logits processors need the host."""
     plain, fast = make_llm(checkpoint), make_llm(checkpoint, async_scheduling=True)
     backend = use_kernels(fast, FakeCapture() if has_graphs else None)
     placeholders, real = [], Sequence.input_ids
@@ -215,7 +238,7 @@ def test_tokens_match_plain_operations_if_steps_are_launched_ahead(checkpoint, p
 
     monkeypatch.setattr(Sequence, "input_ids", input_ids)
     assert outputs_of(fast, PARAMS[params]) == outputs_of(plain, PARAMS[params])
-    assert (len(placeholders) > 20) == (params in ("greedy", "top_k", "n")) and fast.llm_engine.executor.num_steps > 0
+    assert (len(placeholders) > 20) == (params != "processors") and fast.llm_engine.executor.num_steps > 0
     assert model_runner(fast.llm_engine).backend is backend
 
 

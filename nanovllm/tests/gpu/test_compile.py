@@ -20,10 +20,10 @@ KERNELS = {
     "silu_and_mul_part",
     "multiply_row",
     "multiply_rows",
-    "find_peak",
-    "join_peaks",
+    "reduce_chunks",
+    "sample_row",
 }
-READERS = KERNELS - {"rotate_and_write_row", "join_peaks"}  # programs of these two read only a few numbers
+READERS = KERNELS - {"rotate_and_write_row"}  # whose programs read only a few numbers
 full = pytest.mark.full
 
 

@@ -1,10 +1,12 @@
-"""The inputs of decode steps: sequences keep their rows, block tables stay current, padding does nothing."""
+"""The inputs of decode steps: rows follow the batch, block tables stay current, padding does nothing."""
 
 import random
 
 import torch
 
-from ...backends.gpu.inputs import NO_SLOT, HostBuffer, StepInputs
+from ...backends.gpu.inputs import NO_SLOT, HostBuffer, StepInputs, fill_placeholders, sampling_params
+from ...backends.torch.sampler import row_params
+from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
 from ..engine.helpers import make_sequence
 
@@ -25,31 +27,56 @@ def decodes(*seqs):
 
 def test_a_row_holds_a_sequences_token_slot_and_blocks():
     inputs = StepInputs(4, max_blocks=3, block_size=BLOCK_SIZE, device=CPU)
-    rows = inputs.fill(decodes(sequence(6, [7, 9]), sequence(1, [2])))
-    inputs.apply_changes()
-    assert rows == [0, 1]
+    inputs.fill(decodes(sequence(6, [7, 9]), sequence(1, [2])))
     assert inputs.device["input_ids"][:2].tolist() == [105, 100] and inputs.device["positions"][:2].tolist() == [5, 0]
     assert inputs.device["slot_mapping"].tolist() == [9 * BLOCK_SIZE + 1, 2 * BLOCK_SIZE, NO_SLOT, NO_SLOT]
     assert inputs.device["context_lens"].tolist() == [6, 1, 0, 0]
-    assert inputs.block_tables[:2].tolist() == [[7, 9, 0], [2, 0, 0]]
+    assert inputs.block_tables(2).tolist() == [[7, 9, 0], [2, 0, 0]]
 
 
-def test_sequences_keep_their_rows_and_the_last_one_fills_a_gap():
-    a, b, c, d = (sequence(6, [i, i + 10]) for i in range(1, 5))
+def test_a_row_has_the_sampling_parameters_of_its_sequence():
+    params = [{"temperature": 0}, {"temperature": 0.5, "top_k": 3, "seed": 1}, {"top_p": 0.5, "min_p": 0.1, "seed": 2}]
+    seqs = [sequence(6, [i, i + 10]) for i in range(3)]
+    for seq, each in zip(seqs, params, strict=True):
+        seq.params = SamplingParams(**each)
     inputs = StepInputs(4, max_blocks=3, block_size=BLOCK_SIZE, device=CPU)
-    assert inputs.fill(decodes(a, b, c)) == [0, 1, 2]
-    assert inputs.fill(decodes(b, c)) == [1, 0]
-    assert inputs.fill(decodes(c, d, b)) == [0, 2, 1]
+    for batch in (seqs, seqs, seqs[1:], seqs[:1]):  # the second step is as prepare() guesses, the others are not
+        inputs.fill(decodes(*batch))
+        expected = row_params([seq.sampling_row() for seq in batch], CPU)
+        result = sampling_params(inputs.device, len(batch))
+        draws = expected.temperature > 0
+        assert torch.equal(result.temperature, expected.temperature)
+        for one, other in zip(result, expected, strict=True):
+            assert torch.equal(one[draws], other[draws])
+        assert inputs.device["temperature"][len(batch) :].eq(0).all()
+        for seq in batch:
+            seq.token_ids.append(0)
+            seq.num_computed_tokens += 1
+        inputs.prepare()
+
+
+def entries_sent(inputs: StepInputs, seqs: list[Sequence]) -> list[int]:
+    """Return the table entries that the next step sends. The last one of StepInputs means none."""
+    inputs.fill(decodes(*seqs))
+    sent = inputs.device["changed_entries"].tolist()
+    inputs.block_tables(len(seqs))
+    return [entry for entry in sent if entry != inputs._flat_tables.numel() - 1]
+
+
+def test_a_sequence_whose_row_changes_sends_no_table():
+    a, b, c, d = (sequence(6, [i, i + 10]) for i in range(1, 5))
+    inputs = StepInputs(6, max_blocks=3, block_size=BLOCK_SIZE, device=CPU)
+    for seqs, num_sent in [([a, b, c], 6), ([c, b], 0), ([b, d, c], 2), ([d, c, b], 0)]:
+        assert len(entries_sent(inputs, seqs)) == num_sent
+        assert inputs.block_tables(len(seqs))[:, 0].tolist() == [seq.block_table[0] for seq in seqs]
 
 
 def test_a_step_sends_only_changed_table_entries():
     seqs = [sequence(BLOCK_SIZE, [i]) for i in range(3)]
     inputs = StepInputs(3, max_blocks=8, block_size=BLOCK_SIZE, device=CPU)
-    unused = 3 * 8
 
     def sent():
-        inputs.fill(decodes(*seqs))
-        return [entry for entry in inputs.device["changed_entries"].tolist() if entry != unused]
+        return entries_sent(inputs, seqs)
 
     assert sent() == [0, 8, 16] and sent() == []
     seqs[1].block_table, seqs[1].num_computed_tokens = [1, 5], BLOCK_SIZE
@@ -65,8 +92,8 @@ def test_placeholders_become_the_tokens_of_the_latest_step():
     unknown.placeholder_id = ~5
     inputs = StepInputs(4, max_blocks=3, block_size=BLOCK_SIZE, device=CPU)
     inputs.fill(decodes(known, unknown))
-    inputs.fill_placeholders(torch.arange(200, 208))
-    assert inputs.device["input_ids"][:2].tolist() == [105, 205] and inputs.device["positions"][:2].tolist() == [5, 3]
+    assert fill_placeholders(inputs.device["input_ids"][:2], torch.arange(200, 208)).tolist() == [105, 205]
+    assert inputs.device["positions"][:2].tolist() == [5, 3]
 
 
 def test_step_launched_ahead_keeps_its_inputs_while_the_next_one_is_prepared(monkeypatch):
@@ -97,13 +124,14 @@ def test_the_device_has_the_batchs_inputs_through_random_histories():
             seqs.append(sequence(length, rng.sample(range(100), -(-length // BLOCK_SIZE))))
         if rng.random() < 0.3:
             rng.shuffle(seqs)
-        rows = inputs.fill(decodes(*seqs))
-        inputs.apply_changes()
+        inputs.fill(decodes(*seqs))
+        tables = inputs.block_tables(len(seqs))
         if rng.random() < 0.8:
             inputs.prepare()
-        assert sorted(rows) == list(range(len(seqs)))
-        for row, seq in zip(rows, seqs, strict=True):
-            assert inputs.block_tables[row, : len(seq.block_table)].tolist() == seq.block_table
+        if rng.random() < 0.05:
+            inputs.forget()
+        for row, seq in enumerate(seqs):
+            assert tables[row, : len(seq.block_table)].tolist() == seq.block_table
             assert inputs.device["input_ids"][row] == seq.token_ids[-1]
             assert inputs.device["context_lens"][row] == len(seq.token_ids)
             at = len(seq.token_ids) - 1

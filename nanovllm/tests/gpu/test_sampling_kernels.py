@@ -1,53 +1,109 @@
-"""find_likeliest compared with its plain version."""
+"""The sampling kernels return the plain sampler's tokens, for random rows with every combination of parameters."""
+
+import math
+import random
 
 import pytest
 import torch
 
-from ...backends.gpu import plain
-from ...backends.gpu.ops import LOGITS_PER_PROGRAM, LikeliestWorkspace, triton_ops
+from ...backends.gpu.ops import PLAIN, SamplingWorkspace, triton_ops
+from ...backends.gpu.sampler import Sampling, params_on_device
+from ...backends.torch.sampler import CHUNK, SamplingRow, no_probabilities, sample
+from ...engine.sampling_params import SamplingParams
 from .pools import DTYPES
 
-PIECE = LOGITS_PER_PROGRAM
+OPS = ["plain", "kernel"]
 
 
-def find_both(logits: torch.Tensor) -> list[torch.Tensor]:
-    """Return the results of the kernel and of plain torch, each [rows, 3]."""
-    workspace = LikeliestWorkspace(len(logits), logits.shape[1], logits.device)
-    outs = [torch.full((len(logits), 3), 7.0, device=logits.device) for _ in range(2)]
-    for run, out in zip((triton_ops().find_likeliest, plain.find_likeliest), outs, strict=True):
-        run(logits, workspace, out)
-    return outs
+@pytest.fixture(params=OPS)
+def run(request: pytest.FixtureRequest):
+    """Return a function that samples rows with the kernels or their plain version."""
+    is_plain = request.param == "plain"
+    device = "cpu" if is_plain else request.getfixturevalue("device")
+    return lambda logits, rows: sample_on_device(PLAIN if is_plain else triton_ops(), logits.to(device), rows)
+
+
+def sample_on_device(ops, logits: torch.Tensor, rows: list[SamplingRow]):
+    tokens, out = logits.new_empty(len(rows), dtype=torch.int64), logits.new_empty(len(rows), 2, dtype=torch.float32)
+    workspace = SamplingWorkspace(*logits.shape, logits.device)
+    ops.sample_rows(logits, params_on_device(rows, logits.device), workspace, tokens, out)
+    assert tokens.tolist() == out[:, 0].long().tolist()
+    return Sampling(out).read()
+
+
+def random_params(rng: random.Random, vocab_size: int) -> SamplingParams:
+    temperature = rng.choice([0.0, 0.1, 0.7, 1.0, 1.0, 3.0])
+    top_k = rng.choice([0, 0, 1, 2, 7, 50, vocab_size // 2, vocab_size - 1, vocab_size, 10 * vocab_size])
+    top_p = rng.choice([1.0, 1.0, 1e-6, 0.05, 0.5, 0.9, 0.999])
+    return SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=rng.choice([0, 0, 0, 0.01, 0.5, 1]))
+
+
+def random_rows(seed: int, num_rows: int, vocab_size: int, dtype: torch.dtype):
+    """Return logits and rows. Some logits are -inf, and some are tied: few different values, or all the same."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    logits = rng.choice([0.3, 2.0, 8.0]) * torch.randn(num_rows, vocab_size, generator=generator)
+    for row in logits:
+        shape = rng.randrange(5)
+        if shape == 1:
+            row.round_()
+        elif shape == 2:
+            row[torch.rand(vocab_size, generator=generator) < 0.9] = -math.inf
+            row[rng.randrange(vocab_size)] = 0.0
+        elif shape == 3:
+            row.fill_(rng.choice([-1.0, 0.0, 2.5]))
+    rows = [SamplingRow(random_params(rng, vocab_size), rng.getrandbits(63), i, i) for i in range(num_rows)]
+    return logits.to(dtype), rows
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "vocab_size"), [(1, 5), (3, PIECE), (2, 3 * PIECE + 1)])
-def test_find_likeliest_matches_plain_torch(rows: int, vocab_size: int, dtype: torch.dtype, device: str) -> None:
-    generator = torch.Generator().manual_seed(vocab_size)
-    logits = 5 * torch.randn(rows, vocab_size, generator=generator).to(device, dtype)  # bfloat16 has tied peaks
-    logits[0, : vocab_size // 2] = -torch.inf
-    result, expected = find_both(logits)
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
-    assert torch.equal(result[:, 0], expected[:, 0])
+@pytest.mark.parametrize(
+    ("vocab_size", "num_rows"),
+    [(5, 40), (CHUNK, 20), (1000, 60), (17 * CHUNK + 1, 40)]
+    + [
+        pytest.param(*each, marks=pytest.mark.full) for each in [(300, 1500), (5000, 600), (128_256, 20), (151_936, 20)]
+    ],
+)
+def test_tokens_match_the_plain_sampler(run, vocab_size: int, num_rows: int, dtype: torch.dtype) -> None:
+    logits, rows = random_rows(vocab_size, num_rows, vocab_size, dtype)
+    result, expected = run(logits, rows), sample(logits, rows)
+    different = [i for i in range(num_rows) if result[i].token_id != expected[i].token_id]
+    assert not different, [(rows[i].params, result[i], expected[i]) for i in different]
+    assert [each.logprob for each in result] == pytest.approx([each.logprob for each in expected], abs=2e-5)
 
 
-def test_ties_go_to_the_lowest_token_id_across_pieces(device: str) -> None:
-    logits = torch.zeros(3, 2 * PIECE, device=device)
-    logits[1, [PIECE - 1, PIECE]] = 2.0
-    logits[2, [PIECE, PIECE + 5]] = 2.0
-    assert [result[:, 0].tolist() for result in find_both(logits)] == [[0, PIECE - 1, PIECE]] * 2
+def test_the_kth_of_equal_logits_is_the_lowest_id(run) -> None:
+    logits = torch.zeros(200, 600)
+    logits[:, ::2] = 1.0
+    rows = [SamplingRow(SamplingParams(top_k=k), seed, 0, 0) for k in (1, 150) for seed in range(100)]
+    tokens = [each.token_id for each in run(logits, rows)]
+    assert set(tokens[:100]) == {0} and max(tokens[100:]) < 300 and not any(token % 2 for token in tokens)
+    assert len(set(tokens[100:])) > 50
 
 
-@pytest.mark.parametrize("place", [0, PIECE + 3])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_rows_without_probabilities_have_no_logprob(value: float, place: int, device: str) -> None:
-    logits = torch.randn(3, 2 * PIECE, generator=torch.Generator().manual_seed(0)).to(device)
-    logits[0] = -torch.inf
+def test_greedy_ties_go_to_the_lowest_token_id_across_chunks(run) -> None:
+    logits = torch.zeros(3, 40 * CHUNK)
+    logits[1, [CHUNK - 1, CHUNK]] = 2.0
+    logits[2, [CHUNK, 30 * CHUNK]] = 2.0
+    rows = [SamplingRow(SamplingParams(temperature=0), 0, 0, 0)] * 3
+    assert [each.token_id for each in run(logits, rows)] == [0, CHUNK - 1, CHUNK]
+
+
+PARAMS = [{"temperature": 0.0}, {}, {"top_k": 5, "min_p": 0.1}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.5}]
+
+
+@pytest.mark.parametrize("place", [slice(None), 0, -1])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+def test_a_row_without_probabilities_is_named_in_the_error(run, params, value, place) -> None:
+    if value == -math.inf and place != slice(None):
+        pytest.skip("a single -inf leaves the other tokens")
+    logits = torch.randn(3, 3 * CHUNK, generator=torch.Generator().manual_seed(0))
     logits[1, place] = value
-    for result in find_both(logits):
-        assert result[:, 1].isfinite().tolist() == [False, False, True]
-        assert 0 <= result[2, 0] < 2 * PIECE
+    with pytest.raises(FloatingPointError, match=no_probabilities(1)):
+        run(logits, [SamplingRow(SamplingParams(**params), i, 0, 0) for i in range(3)])
 
 
-def test_logits_may_be_part_of_a_wider_buffer(device: str) -> None:
-    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)).to(device)[:, :200]
-    torch.testing.assert_close(*find_both(logits), rtol=1e-5, atol=1e-5)
+def test_logits_may_be_part_of_a_wider_buffer(run) -> None:
+    logits, rows = random_rows(0, 20, 300, torch.float32)
+    wider = torch.cat((logits, torch.full((20, 50), 99.0)), dim=1)
+    assert run(wider[:, :300], rows) == run(logits, rows)
