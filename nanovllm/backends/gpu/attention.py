@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...llama.model import RMSNorm
 from ..torch.attention import AttentionMetadata
-from .ops import DecodeWorkspace, Ops, choose_splits, query_tiles
+from .ops import DecodeWorkspace, Ops, choose_splits, queries_per_tile, query_tiles
 
 
 class DecodeMetadata(NamedTuple):
@@ -27,6 +27,7 @@ class PrefillMetadata(NamedTuple):
     query_start_loc: Tensor  # int32 [num_seqs + 1]
     context_lens: Tensor  # int32 [num_seqs]
     tiles: Tensor  # int32 [num_tiles, 2], each a sequence and a row
+    rows: int  # of a program, one of PREFILL_ROWS
 
 
 class KernelContext(NamedTuple):
@@ -38,6 +39,7 @@ class KernelContext(NamedTuple):
     cos: Tensor  # [max_model_len, head_dim], in the pool's dtype
     sin: Tensor  # same shape as cos
     num_sms: int  # the device's multiprocessors
+    prefill_rows: int  # of a program, one of PREFILL_ROWS
 
     def decode_workspace(self, rows: int) -> DecodeWorkspace:
         """Allocate the workspace for a step that decodes `rows` sequences."""
@@ -68,15 +70,14 @@ class KernelAttend:
 
         qkv [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; positions int64 [num_tokens]
         """
-        ops, blocks, num_heads, cos, sin, _ = self._context
+        ops, blocks, num_heads, cos, sin, *_ = self._context
         q = qkv.new_empty(len(qkv), num_heads, qkv.shape[2])
         weights = [norm and norm.weight for norm in (q_norm, k_norm)]
         eps = q_norm.eps if q_norm else 0.0
         ops.rotate_and_write(qkv, cos, sin, positions, self._slot_mapping, blocks, layer, *weights, eps, q)
         out = torch.empty_like(q)
         if self._prefills:
-            tables, starts, lens, tiles = self._prefills
-            ops.paged_prefill(q, blocks, layer, tables, starts, lens, tiles, out)
+            ops.paged_prefill(q, blocks, layer, *self._prefills, out)
         if self._decodes:
             rows, tables, lens, workspace = self._decodes
             if rows is None:
@@ -117,10 +118,10 @@ class KernelAttention:
     def _prefills(self, step: AttentionMetadata, seqs: list[int], tables: Tensor) -> PrefillMetadata | None:
         if not seqs:
             return None
-        group = self._context.num_heads // self._context.blocks.shape[4]
-        tiles = query_tiles(step.query_start_loc, seqs, group)
+        rows, group = self._context.prefill_rows, self._context.num_heads // self._context.blocks.shape[4]
+        tiles = query_tiles(step.query_start_loc, seqs, queries_per_tile(rows, group))
         starts, lens = self._tensor(step.query_start_loc), self._tensor(step.context_lens)
-        return PrefillMetadata(tables, starts, lens, self._tensor(tiles))
+        return PrefillMetadata(tables, starts, lens, self._tensor(tiles), rows)
 
     def _tensor(self, values: list[int] | list[tuple[int, int]]) -> Tensor:
         """Copy values to the device as int32. From pinned memory, the copy doesn't wait for the GPU."""

@@ -39,7 +39,8 @@ from torch import Tensor
 from .ops import MAX_SPLITS, DecodeWorkspace, queries_per_tile, tile_size
 
 # Loads for later tiles run while a tile is computed. Keys wait for the block table's load, so a tile occupies two
-# stages of Triton's pipeline before its own. With five stages, two tiles are in flight; with three, only one would be.
+# stages of Triton's pipeline before its own. With five stages, two tiles are in flight. With three or four, prefill
+# waits for each tile right after it asks for it.
 NUM_STAGES = 5
 SPLITS_PER_TILE = 16  # merged at a time
 LOG2_E = math.log2(math.e)  # exp(x) is 2 ** (x * LOG2_E), and GPUs have an instruction for powers of two
@@ -231,32 +232,33 @@ def paged_prefill(
     query_start_loc: Tensor,
     context_lens: Tensor,
     tiles: Tensor,
+    rows: int,
     out: Tensor,
 ) -> None:
-    """Launch the kernel for plain.paged_prefill(). `tiles` comes from query_tiles()."""
+    """Launch the kernel for plain.paged_prefill(). `tiles` comes from query_tiles(), for queries_per_tile(rows)."""
     num_heads, head_dim, num_kv_heads = q.shape[1], q.shape[2], blocks.shape[4]
     assert q.is_contiguous() and out.is_contiguous() and tiles.is_contiguous() and block_tables.stride(1) == 1
     keys, values = blocks[:, layer, 0], blocks[:, layer, 1]  # views: [num_blocks, block_size, num_kv_heads, head_dim]
     width, group = triton.next_power_of_2(max(16, head_dim)), num_heads // num_kv_heads
-    queries = queries_per_tile(group)
+    queries = queries_per_tile(rows, group)
     attend_queries[(len(tiles), num_kv_heads)](
         q, keys, values, block_tables, query_start_loc, context_lens, tiles, out, LOG2_E * head_dim**-0.5,
         block_tables.stride(0), keys.stride(0), keys.stride(1),
         GROUP=group, QUERIES=queries, ROWS=triton.next_power_of_2(max(16, queries * group)), HEAD_DIM=head_dim,
         WIDTH=width, BLOCK_SIZE=blocks.shape[3], TILE=tile_size(width, q.element_size()),
-        num_warps=choose_warps(width, q.element_size()), num_stages=3,
+        num_warps=choose_warps(rows, width, q.element_size()), num_stages=NUM_STAGES,
     )  # fmt: skip
 
 
-def choose_warps(width: int, itemsize: int) -> int:
+def choose_warps(rows: int, width: int, itemsize: int) -> int:
     """Return how many warps (32 threads each) share the rows, so that a thread's part fits into its registers.
 
-    >>> choose_warps(128, 2), choose_warps(256, 2), choose_warps(64, 4)
-    (4, 8, 16)
+    >>> choose_warps(64, 128, 2), choose_warps(128, 128, 2), choose_warps(64, 256, 2), choose_warps(64, 64, 4)
+    (4, 8, 8, 16)
     """
     if itemsize == 4:
         return 16
-    return 4 if width <= 128 else 8
+    return 4 if rows == 64 and width <= 128 else 8
 
 
 @triton.jit(do_not_specialize=["block_tables", "query_start_loc", "context_lens", "tiles", "table_stride"])

@@ -20,8 +20,8 @@ from ..torch.sampler import SampledToken, SamplingRow
 from .attention import KernelAttention, KernelContext
 from .graphs import Capture, CudaCapture, DecodeGraphs, DecodeOutput, buckets
 from .inputs import NO_SLOT, SAMPLING_FIELDS, allocate_fields, field_views, fill_placeholders, sampling_params
-from .model import FusedModel, LinearDispatch, Timer, linear_layers, seconds_on_gpu
-from .ops import DecodeWorkspace, Ops, SamplingWorkspace, triton_ops
+from .model import REPEATS, FusedModel, LinearDispatch, Timer, linear_layers, seconds_on_gpu
+from .ops import PREFILL_ROWS, DecodeWorkspace, Ops, SamplingWorkspace, triton_ops
 from .sampler import Sampling, params_on_device
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ...engine.kv_cache import KVCache
 
 DEFAULT_SMS = 132  # multiprocessors of an H100 or H200, used when there is no device to ask
+TIMED_TOKENS = 2048
 
 
 class TritonBackend:
@@ -49,7 +50,7 @@ class TritonBackend:
         timer: Timer | None = None,
         progress: bool = True,
     ) -> None:
-        """Compile all kernels, and capture graphs if there is a `capture`. With a `timer`, choose linear layers too.
+        """Compile all kernels, and capture graphs if there is a `capture`. With a `timer`, choose among kernels too.
 
         Raise whatever compiling and capturing raise. The model is unchanged then.
         """
@@ -61,12 +62,15 @@ class TritonBackend:
         self._decoded: DecodeOutput | None = None  # the latest step's, if it was a graph
         rotary, dtype, num_heads = model.model.rotary_emb, kv_cache.blocks.dtype, model.config.num_attention_heads
         cos, sin = rotary.cos.to(dtype), rotary.sin.to(dtype)  # [max_model_len, head_dim]
-        context = KernelContext(ops, kv_cache.blocks, num_heads, cos, sin, num_multiprocessors(self._device))
-        self._attention = KernelAttention(context)
+        sms = num_multiprocessors(self._device)
+        context = KernelContext(ops, kv_cache.blocks, num_heads, cos, sin, sms, PREFILL_ROWS[0])
         linears = LinearDispatch(ops)
         model.register_module("model", FusedModel(model.model, ops, linears))
         try:
             with on_device(self._device):
+                if timer is not None:
+                    context = context._replace(prefill_rows=choose_prefill_rows(context, timer))
+                self._attention = KernelAttention(context)
                 warm_up(model, context, self._attention)
                 if capture is not None:
                     sizes = buckets(max_rows)
@@ -140,6 +144,27 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return DEFAULT_SMS
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def choose_prefill_rows(context: KernelContext, timer: Timer) -> int:
+    """Return which of PREFILL_ROWS makes a long prompt faster. It reads block 0 again and again, and writes nowhere."""
+    blocks, size = context.blocks, TIMED_TOKENS
+    if blocks.element_size() == 4:
+        return PREFILL_ROWS[0]  # more rows of float32 don't fit into a program's registers
+    numbers = torch.zeros(size, dtype=torch.int64, device=blocks.device)
+    qkv = blocks.new_zeros(size, context.num_heads + 2 * blocks.shape[4], blocks.shape[5])
+    step = AttentionMetadata([0, size], [size], numbers[None], numbers + NO_SLOT, numbers[:0])
+
+    def seconds(rows: int) -> float:
+        attend = KernelAttention(context._replace(prefill_rows=rows)).plan(step)
+
+        def run() -> None:
+            attend(0, qkv, numbers, None, None)
+
+        run()  # compile the kernel first
+        return min(timer(run) for _ in range(REPEATS))
+
+    return min(PREFILL_ROWS, key=seconds)
 
 
 def warm_up(model: LlamaForCausalLM, context: KernelContext, attention: KernelAttention) -> None:

@@ -314,7 +314,7 @@ def multiply_row(
     up_weight = weight + outputs.to(tl.int64) * SIZE
     sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
     up_sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
-    for start in range(0, SIZE, WIDTH):
+    for start in tl.range(0, SIZE, WIDTH, loop_unroll_factor=2):
         i = start + tl.arange(0, WIDTH)
         is_weight = is_output[:, None] & (i < SIZE)[None, :]  # [HEIGHT, WIDTH]
         weights = tl.load(weight + starts + i[None, :], mask=is_weight, other=0.0, eviction_policy="evict_first")
@@ -355,7 +355,7 @@ def multiply_rows(
     row, output = tl.arange(0, ROWS), tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
     starts = output.to(tl.int64)[:, None] * SIZE  # [HEIGHT, 1], of the weight's rows
     sums = tl.zeros([ROWS, HEIGHT, WIDTH], tl.float32)
-    for start in range(0, SIZE, WIDTH):
+    for start in tl.range(0, SIZE, WIDTH, loop_unroll_factor=2):
         i = start + tl.arange(0, WIDTH)
         is_weight = (output < outputs)[:, None] & (i < SIZE)[None, :]
         is_number = (row < NUM_ROWS)[:, None] & (i < SIZE)[None, :]

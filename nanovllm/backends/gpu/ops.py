@@ -15,7 +15,7 @@ MAX_SPLITS = 128
 PROGRAMS_PER_SM = 2  # one reads memory while the other computes
 CHUNKS_PER_PROGRAM = 16  # of the sampler's chunks, each of 128 logits
 MAX_GEMV_ROWS = 4  # the sums of more rows don't fit into registers
-ROWS_PER_PREFILL_PROGRAM = 64  # a query takes one row for each query head that shares its KV head
+PREFILL_ROWS = 64, 128  # of a program: a query takes one row for each query head that shares its KV head
 
 
 class Ops(NamedTuple):
@@ -84,22 +84,22 @@ def tile_size(width: int, itemsize: int) -> int:
     return max(16, min(128, 16384 // (width * itemsize)))
 
 
-def queries_per_tile(group: int) -> int:
-    """Return how many queries a prefill program takes when `group` query heads share a KV head.
+def queries_per_tile(rows: int, group: int) -> int:
+    """Return how many queries a prefill program of `rows` rows takes when `group` query heads share a KV head.
 
-    >>> queries_per_tile(1), queries_per_tile(4), queries_per_tile(7), queries_per_tile(100)
-    (64, 16, 9, 1)
+    >>> queries_per_tile(64, 1), queries_per_tile(64, 4), queries_per_tile(128, 7), queries_per_tile(64, 100)
+    (64, 16, 18, 1)
     """
-    return max(1, ROWS_PER_PREFILL_PROGRAM // group)
+    return max(1, rows // group)
 
 
-def query_tiles(query_start_loc: list[int], seqs: list[int], group: int) -> list[tuple[int, int]]:
-    """Return a (sequence, first row of q) pair for each program of prefill, for the sequences `seqs` of a step.
+def query_tiles(query_start_loc: list[int], seqs: list[int], queries: int) -> list[tuple[int, int]]:
+    """Return a (sequence, first row of q) pair for each tile of `queries` queries, for the sequences `seqs` of a step.
 
     A sequence's last tile comes first: it sees the most keys, so it should start early.
 
-    >>> query_tiles([0, 20, 21, 25], seqs=[0, 2], group=8)
+    >>> query_tiles([0, 20, 21, 25], seqs=[0, 2], queries=8)
     [(0, 16), (0, 8), (0, 0), (2, 21)]
     """
-    step = queries_per_tile(group)
-    return [(seq, row) for seq in seqs for row in range(query_start_loc[seq], query_start_loc[seq + 1], step)[::-1]]
+    starts = query_start_loc
+    return [(seq, row) for seq in seqs for row in range(starts[seq], starts[seq + 1], queries)[::-1]]

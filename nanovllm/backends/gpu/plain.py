@@ -35,11 +35,12 @@ def paged_prefill(
     query_start_loc: Tensor,
     context_lens: Tensor,
     tiles: Tensor,
+    rows: int,
     out: Tensor,
 ) -> None:
     """Write the causal attention of each sequence that has a tile to `out`; leave the rows of other sequences alone.
 
-    A sequence's queries are the last tokens of its context.
+    A sequence's queries are the last tokens of its context. Only the kernel uses `rows`, which is one of PREFILL_ROWS.
 
     q, out [num_tokens, num_heads, head_dim]; blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim];
     block_tables int32 [num_seqs, max_blocks]; query_start_loc int32 [num_seqs + 1]; context_lens int32 [num_seqs];
@@ -47,9 +48,9 @@ def paged_prefill(
     """
     starts = query_start_loc.tolist()
     for seq in sorted(set(tiles[:, 0].tolist())):
-        rows = slice(starts[seq], starts[seq + 1])
+        own = slice(starts[seq], starts[seq + 1])
         k, v = gather(blocks, layer, block_tables[seq], int(context_lens[seq]))
-        out[rows] = attend(q[rows], k, v)
+        out[own] = attend(q[own], k, v)
 
 
 def gather(blocks: Tensor, layer: int, block_table: Tensor, context_len: int) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,9 @@
 
 compiles all kernels for 8 KV heads with 4 query heads each, head_dim 128 and blocks of 16. Instead of running, each
 launch is compiled to machine code, and prints a line of JSON: {"kernel": "attend_split", "shared": 72192, "registers":
-128, "stack": 0, "wide_loads": 50}. "shared" is shared memory in bytes, "stack" is what didn't fit into a thread's
-registers, in bytes, and "wide_loads" counts instructions that read 16 bytes of the GPU's memory per thread.
+128, "stack": 0, "wide_loads": 50, "in_flight": 3}. "shared" is shared memory in bytes, "stack" is what didn't fit into
+a thread's registers, in bytes, "wide_loads" counts instructions that read 16 bytes of the GPU's memory per thread, and
+"in_flight" is how many loads for later tiles may run while a program computes.
 
     python -m nanovllm.tests.gpu.compiler variants CHECKPOINT bfloat16 8
 
@@ -32,7 +33,16 @@ from triton.runtime.jit import JITFunction
 
 from ...backends.gpu.backend import TritonBackend
 from ...backends.gpu.inputs import SAMPLING_FIELDS, allocate_fields, field_views, sampling_params
-from ...backends.gpu.ops import MAX_GEMV_ROWS, MAX_SPLITS, PLAIN, DecodeWorkspace, Ops, SamplingWorkspace, triton_ops
+from ...backends.gpu.ops import (
+    MAX_GEMV_ROWS,
+    MAX_SPLITS,
+    PLAIN,
+    PREFILL_ROWS,
+    DecodeWorkspace,
+    Ops,
+    SamplingWorkspace,
+    triton_ops,
+)
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
 from ..helpers import model_runner
@@ -89,6 +99,8 @@ def compile_launch(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool
     registers, stack = count_registers(compiled.asm["cubin"])
     result = {"kernel": kernel.__name__, "shared": compiled.metadata.shared, "registers": registers, "stack": stack}
     result["wide_loads"] = len(re.findall(WIDE_LOAD, compiled.asm["ptx"]))
+    waits = re.findall(r"ttg\.async_wait .*num = (\d+)", compiled.asm["ttgir"])
+    result["in_flight"] = max(map(int, waits), default=0)
     print(json.dumps(result), flush=True)
 
 
@@ -115,13 +127,16 @@ def launch_all(shape: KernelShape) -> None:
     for num_splits in (1, 33, MAX_SPLITS):
         workspace = DecodeWorkspace(4, num_heads, head_dim, num_splits, "cpu")
         ops.paged_decode(q, blocks, 1, tables, lengths, workspace, out)
-    ops.paged_prefill(q, blocks, 1, tables, starts, lengths, tiles, out)
+    for rows in PREFILL_ROWS[: 1 if dtype == torch.float32 else 2]:
+        ops.paged_prefill(q, blocks, 1, tables, starts, lengths, tiles, rows, out)
     for norm in (weight, None):
         ops.rotate_and_write(qkv, angles, angles, numbers, numbers, blocks, 1, norm, norm, 1e-5, q)
     for residual in (x, None):
         ops.add_rms_norm(x, residual, x[0], 1e-5, x)
     for rows in range(1, MAX_GEMV_ROWS + 1):
         ops.gemv(x[:rows], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(rows, 6144, dtype=dtype))
+    down = torch.empty(4096, 11_008, dtype=dtype)
+    ops.gemv(down[:1], down, None, torch.empty(1, 4096, dtype=dtype))
     ops.gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype))
     ops.silu_and_mul(x, x.view(8, 2048)[:4])
     logits = torch.empty(4, 151_936, dtype=dtype)

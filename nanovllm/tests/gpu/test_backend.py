@@ -15,7 +15,7 @@ from ...backends.gpu.backend import GpuChoice, TritonBackend
 from ...backends.gpu.graphs import Capture, CudaCapture, buckets
 from ...backends.gpu.inputs import HostBuffer, StepInputs
 from ...backends.gpu.model import Timer, seconds_on_gpu
-from ...backends.gpu.ops import PLAIN, Ops, triton_ops
+from ...backends.gpu.ops import PLAIN, PREFILL_ROWS, Ops, triton_ops
 from ...engine.beam_search import BeamSearchParams
 from ...engine.outputs import RequestOutput
 from ...engine.pooling_params import PoolingParams
@@ -139,6 +139,27 @@ def test_tokens_match_if_steps_fail_and_are_run_again(checkpoint, reaches_device
 
     monkeypatch.setattr(HostBuffer, "copy_to", copy_to)
     assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"]) and len(failures) > 3
+
+
+@pytest.mark.parametrize("faster", PREFILL_ROWS)
+def test_prefill_uses_the_shape_that_is_faster(checkpoint, faster, monkeypatch):
+    used: list[int] = []
+
+    def paged_prefill(*arguments) -> None:
+        used.append(arguments[-2])
+        PLAIN.paged_prefill(*arguments)
+
+    def timer(step: Callable[[], None]) -> float:
+        step()
+        return 1.0 if used[-1] == faster else 2.0
+
+    monkeypatch.setattr(backend_module, "TIMED_TOKENS", 64)
+    fast = make_llm(checkpoint, dtype="bfloat16")
+    use_kernels(fast, None, ops=PLAIN._replace(paged_prefill=paged_prefill), timer=timer)
+    assert {*used} == {*PREFILL_ROWS}
+    used.clear()
+    fast.generate(PROMPTS[:2], PARAMS["greedy"])
+    assert {*used} == {faster}
 
 
 @pytest.mark.parametrize("has_graphs", [True, False])

@@ -24,6 +24,7 @@ KERNELS = {
     "sample_row",
 }
 READERS = KERNELS - {"rotate_and_write_row"}  # whose programs read only a few numbers
+PIPELINED = {"attend_split", "attend_queries"}
 full = pytest.mark.full
 
 
@@ -43,6 +44,9 @@ def test_kernels_compile_and_fit_an_h200(shape: str, tmp_path: Path) -> None:
     assert {launch["kernel"] for launch in launches} == KERNELS
     assert all(launch["shared"] <= SHARED_MEMORY for launch in launches), launches
     assert all(launch["wide_loads"] for launch in launches if launch["kernel"] in READERS), launches
+    assert all(launch["in_flight"] for launch in launches if launch["kernel"] in PIPELINED), launches
+    # At most 4 rows of the weight are read at a time. More wide loads show that two tiles are in flight.
+    assert all(launch["wide_loads"] > 6 for launch in launches if launch["kernel"] == "multiply_row"), launches
     # Weights must not pass through shared memory, where a tile would take 8 KiB or more.
     assert all(launch["shared"] < 1024 for launch in launches if launch["kernel"] == "multiply_row"), launches
     if not shape.startswith("float32"):  # float32 products don't use tensor cores, and need many registers
