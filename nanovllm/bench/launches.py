@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # torch does not list it as exported
 
+from ..engine.config import EngineConfig
 from ..llm import LLM
 from .bench_options import Launches
 from .engine import IDS, free_memory, load_llm, params_of
@@ -36,7 +37,7 @@ RAN, OPERATIONS = "kernels that ran", "operations of torch"
 def launches(engine: dict[str, Any], options: Launches) -> Report:
     """Measure a decode step in each way. If one fails, report it and measure the others."""
     measured, where, says = dict[str, dict[str, float]](), dict[str, Any](), list[str]()
-    engine = engine | {"max_num_seqs": max(engine["max_num_seqs"], options.batch_size)}
+    engine = engine | {"max_num_seqs": max(engine["max_num_seqs"] or EngineConfig.max_num_seqs, options.batch_size)}
     for name, way in ways(engine).items():
         free_memory()
         with failure_reported(name, says):

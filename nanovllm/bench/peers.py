@@ -24,7 +24,7 @@ import torch
 from ..checkpoints.gguf import read_header
 from ..checkpoints.model_config import read_model_config
 from ..engine import sequence
-from ..engine.config import POOL_SIZES, EngineArgs
+from ..engine.config import POOL_SIZES, EngineArgs, EngineConfig
 from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
 from .bench_options import Peers, whole_numbers
@@ -245,7 +245,8 @@ def with_room(engine: dict[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
         return {}
     room = int(max(slots) / (1 - engine["watermark"])) + 1  # with what admission leaves free
     pool = {} if any(engine[size] for size in POOL_SIZES) else {"kv_cache_tokens": room}
-    return pool | {name: max(engine[name], *batches) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    most = {name: engine[name] or getattr(EngineConfig, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    return pool | {name: max(limit, *batches) for name, limit in most.items()}
 
 
 def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: int, named: dict[str, Any]) -> Report:

@@ -40,8 +40,8 @@ OFFLOAD = {  # its engine needs a pool that overflows to the host
 PUBLISHED: dict[str, dict[str, Any]] = {
     "model": {"default": None, "help": f"{MODEL}, instead of --shape"},
     "max_model_len": {"help": "longest prompt plus output, in tokens; default: 4096, or the model's limit if lower"},
-    "max_num_seqs": {"default": 256},
-    "max_num_batched_tokens": {"default": 16384},
+    "max_num_seqs": {"default": 256, "help": "most sequences that run at once"},
+    "max_num_batched_tokens": {"default": 16384, "help": "most tokens in a step"},
 }
 BENCHMARKS = {
     "throughput": Benchmark("throughput:throughput", bench_options.Throughput),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ..engine.config import EngineArgs, EngineConfig, json_object
+from ..engine.config import DEFAULTS_ON_CUDA, EngineArgs, EngineConfig, json_object
 from ..engine.sampling_params import SamplingParams
 from ..engine.vllm_options import ServeCompatibilityOptions
 
@@ -59,9 +59,10 @@ def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[
 
 
 def engine_options(**changes: dict[str, Any]) -> list[click.Parameter]:
-    """Return the engine's options. A command chooses the device itself, and downloads a model from the hub."""
+    """Return the engine's options. A command downloads a model from the hub. Some defaults depend on the device."""
     revision = click.Option(["--revision"], help="branch, tag or commit of a model on the hub")
-    return [revision, *options(EngineConfig, **{"device": {"default": None}} | changes)]
+    by_device: dict[str, dict[str, Any]] = {name: {"default": None} for name in ("device", *DEFAULTS_ON_CUDA)}
+    return [revision, *options(EngineConfig, **by_device | changes)]
 
 
 def sampling_options(**defaults: Any) -> list[click.Parameter]:

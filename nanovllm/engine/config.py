@@ -46,6 +46,7 @@ RULES: dict[str, Rule] = {
         lambda config: config == {"profiler": "cuda"} or is_torch_profiler(config),
     ),
 }
+DEFAULTS_ON_CUDA = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
 GIB = 2**30
 DTYPE_NAMES = {"half": "float16", "float": "float32"}  # vLLM's other names
 MULTIPLIERS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -65,9 +66,9 @@ class EngineConfig:
     max_model_len: int | None = cli_option(
         None, "longest prompt plus output, in tokens; default: the model's own limit"
     )
-    max_num_seqs: int = cli_option(32, "most sequences that run at once")
+    max_num_seqs: int = cli_option(32, "most sequences that run at once; default: 32, or 256 with cuda")
     max_num_batched_tokens: int = cli_option(
-        512, "most tokens computed in a step; longer prompts are computed in chunks"
+        512, "most tokens in a step; longer prompts are computed in chunks; default: 512, or 8192 with cuda"
     )
     watermark: float = cli_option(0.05, "share of the blocks left free when a sequence joins others that run")
     block_size: int = cli_option(16, "slots in a block of the KV cache, one for each token")
@@ -272,7 +273,8 @@ class EngineArgs(CompatibilityOptions):
             EngineConfig(gpu_memory_utilization=self.gpu_memory_utilization)  # it must be valid even if it has no use
             if self._has_pool_size or not values["device"].startswith("cuda"):
                 values["gpu_memory_utilization"] = None  # another size has precedence, as in vLLM
-        return EngineConfig(**{name: value for name, value in values.items() if value is not None})
+        defaults = DEFAULTS_ON_CUDA if values["device"].startswith("cuda") else {}
+        return EngineConfig(**defaults | {name: value for name, value in values.items() if value is not None})
 
     def _host_tokens(self, config: EngineConfig, size: float) -> int:
         """Return how many tokens' keys and values fill `size` GiB."""

@@ -19,6 +19,7 @@ from ...cli.batch import batch
 from ...cli.commands import COMMANDS, nanovllm
 from ...cli.generate import MAX_MODEL_LEN, POOL_TOKENS, generate
 from ...cli.stages import STAGES
+from ...engine.config import DEFAULTS_ON_CUDA
 from ...log import tell
 from ...server.options import ServerOptions
 from ..helpers import REPOSITORY, Terminal, press_ctrl_c_again, processor_seconds, start, write_checkpoint
@@ -165,7 +166,7 @@ def test_options_are_the_fields_with_a_help_text(command):
 def test_default_options_match_the_dataclasses(command):
     ours = {"temperature", "top_p", "max_tokens"} if command is generate else set()
     ours |= {"stop", "stop_token_ids"}  # an empty tuple in place of None
-    ours |= {"device"}  # None: LLM uses the GPU if there is one
+    ours |= {"device", *DEFAULTS_ON_CUDA}  # None: LLM uses the GPU if there is one, and then larger steps
     defaults = {field.name: field.default for kind in (SamplingParams, EngineConfig) for field in fields(kind)}
     values = command.make_context(command.name, ["requests.jsonl"]).params
     names = {*values} & {*defaults} - ours

@@ -153,6 +153,16 @@ def test_defaults_of_a_script():
     assert EngineArgs.from_cli_args(EngineArgs.add_cli_args(ArgumentParser()).parse_args([])) == EngineArgs()
 
 
+@pytest.mark.parametrize(
+    ("device", "defaults"), [("cpu", (32, 512)), ("cuda", (256, 8192)), ("cuda:1", (256, 8192)), ("mps", (32, 512))]
+)
+def test_a_step_is_larger_on_cuda_by_default(checkpoint, device, defaults):
+    made = EngineArgs(model=str(checkpoint), device=device).engine_config()
+    assert (made.max_num_seqs, made.max_num_batched_tokens) == defaults
+    made = EngineArgs(model=str(checkpoint), device=device, max_num_seqs=3, max_num_batched_tokens=7).engine_config()
+    assert (made.max_num_seqs, made.max_num_batched_tokens) == (3, 7)
+
+
 @pytest.mark.parametrize(("has_gpu", "device"), [(True, "cuda"), (False, "cpu")])
 def test_default_device_is_the_gpu_if_there_is_one(has_gpu, device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
