@@ -3,10 +3,12 @@
     blocks of 16     [num_blocks, num_layers, 2, 16, num_kv_heads, head_dim], and block tables in random order
     contiguous       the same with one block per sequence: its keys are in one piece, and the same kernel reads them
     sdpa             the contiguous one, read by torch's scaled_dot_product_attention
+    varlen           blocks of 256, the least that torch's varlen_attn takes, read by it: on a GPU, from torch 2.12 on
 
 On a GPU all layers are one CUDA graph, so that launching kernels costs next to nothing, as in a step of the engine.
 """
 
+import inspect
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 
 from ..backends.gpu import plain
 from ..backends.gpu.backend import num_multiprocessors
@@ -31,7 +34,8 @@ from .floor import device_bandwidth
 from .harness import ratio, take_turns, timed
 from .report import Report, failure_reported, machine_of, report_of
 
-CONTIGUOUS, SDPA = "contiguous", "sdpa"
+CONTIGUOUS, SDPA, VARLEN = "contiguous", "sdpa", "varlen"
+VARLEN_BLOCK_SIZE = 256
 LEAST_BYTES = 1 << 28  # of keys and values: more than a GPU's caches hold
 MOST_BYTES = 1 << 35
 MOST_BYTES_ON_CPU = 1 << 30
@@ -59,6 +63,7 @@ def paged(options: Paged) -> Report:
         *failures,
         f"sequences x tokens of each; attention of one new token each, by {kernels}",
         "sdpa: torch's scaled_dot_product_attention, on the contiguous cache",
+        *(["varlen: torch's varlen_attn, on blocks of 256, with one split"] if VARLEN in measured else []),
         "blocks are in random order; contiguous: one block per sequence; ratios: median / least / largest",
     ]
     where = machine_of(device) | {"dtype": str(dtype).removeprefix("torch.")}
@@ -150,6 +155,20 @@ class Attention:
 
         return Way(call, blocks, torch.arange(len(blocks), dtype=torch.int32, device=q.device)[:, None])
 
+    def varlen(self) -> Way:
+        """Return torch's paged attention. More than one split of a context gave wrong results (pytorch#194167)."""
+        case, (_, blocks, tables) = self._case, self.paged(VARLEN_BLOCK_SIZE)
+        starts = torch.arange(case.batch_size + 1, dtype=torch.int32, device=case.device)  # of each query
+        options: dict[str, Any] = {"seqused_k": self._context_lens, "block_table": tables}
+        options |= {"enable_gqa": True, "num_splits": 1}
+
+        def call() -> None:
+            for layer in range(case.num_layers):
+                k, v = blocks[:, layer, 0], blocks[:, layer, 1]  # [num_blocks, 256, num_kv_heads, head_dim] each
+                self.out = varlen_attn(self._q, k, v, starts, None, 1, case.context, **options)
+
+        return Way(call, blocks, tables)
+
     def check(self, way: Way) -> None:
         """Compare the first row of `out` with plain operations. Raise ValueError if it differs."""
         layer, expected = self._case.num_layers - 1, torch.empty_like(self.out[:1])
@@ -166,6 +185,13 @@ class Attention:
         return self._memory.view(-1, case.num_layers, 2, block_size, heads, size)
 
 
+def has_varlen(case: Case) -> bool:
+    """Return whether torch's varlen_attn can read this case's blocks."""
+    takes_tables = "block_table" in inspect.signature(varlen_attn).parameters  # torch 2.11 has none
+    is_possible = case.device.type == "cuda" and case.dtype.itemsize == 2 and case.context % VARLEN_BLOCK_SIZE == 0
+    return takes_tables and is_possible
+
+
 @torch.inference_mode()
 def measure_cases(
     cases: Sequence[Case], ops: Ops, block_sizes: Sequence[int], layers: int | None, rounds: int
@@ -178,6 +204,8 @@ def measure_cases(
             bandwidth, attention = device_bandwidth(case.device), Attention(fitted, ops)
             sizes = {f"blocks of {size}": size for size in block_sizes} | {CONTIGUOUS: case.context}
             ways = {name: attention.paged(size) for name, size in sizes.items()} | {SDPA: attention.sdpa()}
+            if has_varlen(case):
+                ways[VARLEN] = attention.varlen()
             for name, way in ways.items():
                 with failure_reported(f"{case.name}, {name}", failures):
                     way.call()  # compiles the kernels, before a graph records them

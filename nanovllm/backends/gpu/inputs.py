@@ -190,29 +190,28 @@ class StepInputs:
 
     def _assign_seats(self, seqs: "list[Sequence]") -> list[int]:
         """Return a seat for each sequence: the one that it had in the latest step, or a free one."""
-        latest = {id(seq): seat for seq, seat in zip(self._seqs, self._seats, strict=True)}
-        taken = {latest[id(seq)] for seq in seqs if id(seq) in latest}
+        seats = {id(seq): seat for seq, seat in zip(self._seqs, self._seats, strict=True)}
+        taken = {seats[id(seq)] for seq in seqs if id(seq) in seats}
         free = (seat for seat in range(self._max_rows) if seat not in taken)
-        seats = []
         for seq in seqs:
-            if (seat := latest.get(id(seq))) is None:
-                seat = next(free)
+            if id(seq) not in seats:
+                seat = seats[id(seq)] = next(free)
                 self._sent_tables[seat] = []
-            seats.append(seat)
-        return seats
+        return [seats[id(seq)] for seq in seqs]
 
     def _write_changes(self, seqs: "list[Sequence]") -> None:
         """Write the table entries that changed since they were sent, and the slots of rows whose table changed."""
-        entries, blocks, size = list[int](), list[int](), self._block_size
+        entries, blocks, size, changed = list[int](), list[int](), self._block_size, set[int]()
         for row, (seat, seq, position) in enumerate(zip(self._seats, seqs, self._positions, strict=True)):
             sent, table = self._sent_tables[seat], seq.block_table
-            if sent == table and position % size:
-                continue
-            first = len(sent) if sent == table[: len(sent)] else 0  # 0 after a preemption or a copied block
-            self._sent_tables[seat] = table.copy()
-            self._fields["slot_mapping"][row] = self._slot(seq, position)
-            entries += range(seat * self._max_blocks + first, seat * self._max_blocks + len(table))
-            blocks += table[first:]
+            if sent != table:
+                first = len(sent) if sent == table[: len(sent)] else 0  # 0 after a preemption or a copied block
+                self._sent_tables[seat] = table.copy()
+                entries += range(seat * self._max_blocks + first, seat * self._max_blocks + len(table))
+                blocks += table[first:]
+                changed.add(seat)
+            if seat in changed or position % size == 0:
+                self._fields["slot_mapping"][row] = self._slot(seq, position)
         most = self._max_rows
         if len(entries) > most:  # new sequences bring whole tables: the rest takes a copy of its own
             rest = torch.tensor(entries[most:], dtype=torch.int64, device=self._flat_tables.device)

@@ -1,8 +1,10 @@
 """nanovllm bench paged with the kernels: on a GPU in a CUDA graph, elsewhere in Triton's interpreter."""
 
+import pytest
 import torch
 
-from ...backends.gpu.ops import triton_ops
+from ...backends.gpu import plain
+from ...backends.gpu.ops import PLAIN, triton_ops
 from ...bench import floor, paged
 from ...bench.paged import Case
 from ...checkpoints.sizes import Shape
@@ -17,6 +19,33 @@ SHAPE = Shape(
     vocab_size=64,
     max_position_embeddings=64,
 )
+
+
+def test_varlen_attention_gets_the_blocks_in_the_layout_that_it_documents(monkeypatch):
+    """A stand-in computes what torch documents. The result is compared with plain operations."""
+
+    def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, seqused_k, block_table, **options):
+        assert cu_seq_q.tolist() == [0, 1, 2, 3] and cu_seq_k is None and (max_q, max_k) == (1, 512)
+        assert options == {"enable_gqa": True, "num_splits": 1} and key.shape[1] == paged.VARLEN_BLOCK_SIZE
+        out = torch.empty_like(query)
+        for seq, length in enumerate(seqused_k.tolist()):
+            k, v = (each[block_table[seq].long()].flatten(0, 1)[:length] for each in (key, value))
+            out[seq] = plain.attend(query[seq : seq + 1], k, v)[0]
+        return out
+
+    monkeypatch.setattr(paged, "varlen_attn", varlen_attn)
+    attention = paged.Attention(Case(SHAPE, 2, 3, 512, torch.float32, torch.device("cpu")), PLAIN)
+    way = attention.varlen()
+    way.call()
+    attention.check(way)
+
+
+@pytest.mark.parametrize(("device", "dtype", "context"), [("cpu", "bfloat16", 512), ("cuda", "float32", 512)])
+def test_varlen_attention_is_left_out_where_it_cannot_run(device, dtype, context):
+    case = Case(SHAPE, 2, 3, context, getattr(torch, dtype), torch.device(device))
+    assert not paged.has_varlen(case)
+    assert paged.has_varlen(case._replace(device=torch.device("cuda"), dtype=torch.bfloat16))
+    assert not paged.has_varlen(case._replace(device=torch.device("cuda"), dtype=torch.bfloat16, context=300))
 
 
 def test_kernel_reads_a_paged_and_a_contiguous_cache(device, monkeypatch):
