@@ -165,7 +165,9 @@ class Attention:
         def call() -> None:
             for layer in range(case.num_layers):
                 k, v = blocks[:, layer, 0], blocks[:, layer, 1]  # [num_blocks, 256, num_kv_heads, head_dim] each
-                self.out = varlen_attn(self._q, k, v, starts, None, 1, case.context, **options)
+                out = varlen_attn(self._q, k, v, starts, None, 1, case.context, **options)
+                assert isinstance(out, Tensor), "without return_aux there is no second result"
+                self.out = out
 
         return Way(call, blocks, tables)
 

@@ -3,6 +3,8 @@
 Everything here is plain Python that runs on the host: a kernel's launch never waits for a number from the device.
 """
 
+import math
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ from ..torch.sampler import CHUNK
 from . import plain
 
 MAX_SPLITS = 128
+NEARLY_FULL = 0.85  # as a share of a wave of programs
 PROGRAMS_PER_SM = 2  # one reads memory while the other computes
 CHUNKS_PER_PROGRAM = 16  # of the sampler's chunks, each of 128 logits
 MAX_GEMV_ROWS = 4  # the sums of more rows don't fit into registers
@@ -36,6 +39,7 @@ PLAIN = Ops(*(getattr(plain, name) for name in Ops._fields))
 
 def triton_ops() -> Ops:
     """Return the kernels. Raise ImportError if triton is not installed."""
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # triton 3.9 warns that it will be off by default
     from .attention_kernels import paged_decode, paged_prefill
     from .layer_kernels import add_rms_norm, gated_gemv, gemv, rotate_and_write, silu_and_mul
     from .sampling_kernels import sample_rows
@@ -50,7 +54,8 @@ class DecodeWorkspace:
         self, max_rows: int, num_heads: int, head_dim: int, num_splits: int, device: torch.device | str
     ) -> None:
         self.num_splits = num_splits
-        self.parts = torch.empty(max_rows, num_heads, num_splits, head_dim, dtype=torch.float32, device=device)
+        rows = max_rows if num_splits > 1 else 0  # a single split is the whole result
+        self.parts = torch.empty(rows, num_heads, num_splits, head_dim, dtype=torch.float32, device=device)
         self.lses = torch.empty(max_rows, num_heads, num_splits, dtype=torch.float32, device=device)  # log2(sum(exp2))
 
 
@@ -69,10 +74,18 @@ class SamplingWorkspace:
 def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
     """Return how many splits keep every multiprocessor busy. It depends on the batch alone, so a CUDA graph can fix it.
 
-    >>> choose_splits(1, 8, 132), choose_splits(8, 8, 132), choose_splits(256, 8, 132), choose_splits(1, 1, 132)
-    (33, 4, 1, 128)
+    Programs run in waves, and the last wave may be nearly empty: 20 rows of 8 KV heads fill 0.6 of a wave, but 3 splits
+    of each fill 1.8 waves. This is FlashAttention's heuristic: the fewest splits whose waves are nearly as full as the
+    fullest, and none at all if programs nearly fill a wave without them.
+
+    >>> choose_splits(1, 8, 132), choose_splits(8, 8, 132), choose_splits(20, 8, 132), choose_splits(256, 8, 132)
+    (29, 4, 3, 1)
     """
-    return max(1, min(MAX_SPLITS, PROGRAMS_PER_SM * num_sms // max(1, rows * num_kv_heads)))
+    waves = max(1, rows * num_kv_heads) / (PROGRAMS_PER_SM * num_sms)
+    if waves >= NEARLY_FULL:
+        return 1
+    shares = [splits * waves / math.ceil(splits * waves) for splits in range(1, MAX_SPLITS + 1)]
+    return next(splits for splits, share in enumerate(shares, 1) if share >= NEARLY_FULL * max(shares))
 
 
 def tile_size(width: int, itemsize: int) -> int:
