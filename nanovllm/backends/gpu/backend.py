@@ -65,7 +65,8 @@ class TritonBackend:
         sms = num_multiprocessors(self._device)
         context = KernelContext(ops, kv_cache.blocks, num_heads, cos, sin, sms, PREFILL_ROWS[0])
         linears = LinearDispatch(ops)
-        model.register_module("model", FusedModel(model.model, ops, linears))
+        fused = FusedModel(model.model, linears)
+        model.register_module("model", fused)
         try:
             with on_device(self._device):
                 if timer is not None:
@@ -75,7 +76,7 @@ class TritonBackend:
                 if capture is not None:
                     sizes = buckets(max_rows)
                     if timer is not None:
-                        linears.choose(linear_layers(model), sizes, capture, timer)
+                        linears.choose(linear_layers(model), fused.normed_linears(), sizes, capture, timer)
                     parts = model, linears, context, max_model_len, sizes, self._newest
                     self._graphs = DecodeGraphs(*parts, capture, progress)
         except BaseException:

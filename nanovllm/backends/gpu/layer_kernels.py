@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .ops import MAX_GEMV_ROWS
+from .plain import NormBefore
 
 NORM_SIZE_PER_WARP = 512
 SILU_SIZE = 1024  # outputs per program
@@ -247,9 +248,12 @@ def rotate_and_write_row(
 # In decode the weight is far larger than x, so memory sets the pace and tensor cores would idle. Libraries tune matmuls
 # for many rows, and with few rows their tiles waste bandwidth at some shapes. Programs are many and small here: a
 # multiprocessor reads fast only while several of its programs wait for memory.
+#
+# The norm before a layer takes a launch of its own, with a gap before it. For one row, each program can instead compute
+# the norm itself: it needs the whole row, which is small, and all programs together read it from the cache.
 
 
-def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: NormBefore | None = None) -> None:
     """Launch the kernel for plain.gemv(), for at most MAX_GEMV_ROWS rows."""
     (rows, size), outputs = x.shape, len(weight)
     assert 1 <= rows <= MAX_GEMV_ROWS, f"gemv takes 1 to {MAX_GEMV_ROWS} rows, got {rows}"
@@ -257,12 +261,9 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
     height = outputs_per_program(outputs)
     if rows == 1:
-        multiply_row[(triton.cdiv(outputs, height),)](
-            x, weight, bias, out, outputs, SIZE=size, HEIGHT=height,
-            WIDTH=min(GEMV_TILE // height, triton.next_power_of_2(size)), HAS_BIAS=bias is not None, IS_GATED=False,
-            num_warps=4,
-        )  # fmt: skip
+        launch_row(x, weight, bias, out, norm, height, GEMV_TILE, is_gated=False)
         return
+    assert norm is None, "only a single row has its norm in the same kernel"
     multiply_rows[(triton.cdiv(outputs, height),)](
         x, weight, bias, out, outputs, NUM_ROWS=rows, ROWS=triton.next_power_of_2(rows), SIZE=size, HEIGHT=height,
         WIDTH=min(GEMV_TILE // height, triton.next_power_of_2(size)), HAS_BIAS=bias is not None,
@@ -270,17 +271,34 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     )  # fmt: skip
 
 
-def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: NormBefore | None = None) -> None:
     """Launch one kernel for plain.gated_gemv(): a program holds the rows of the weight for both gate and up."""
     size, outputs = x.shape[1], out.shape[1]
     assert x.shape == (1, size) and out.shape == (1, outputs), (x.shape, out.shape)
     assert weight.shape == (2 * outputs, size), (x.shape, weight.shape, out.shape)
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
-    height = max(1, outputs_per_program(outputs) // 2)
+    launch_row(x, weight, bias, out, norm, max(1, outputs_per_program(outputs) // 2), GEMV_TILE // 2, is_gated=True)
+
+
+def launch_row(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    norm: NormBefore | None,
+    height: int,
+    tile: int,
+    is_gated: bool,
+) -> None:
+    """Launch multiply_row() with `tile` weights at a time for each of its outputs' parts."""
+    size, outputs = x.shape[1], out.shape[1]
+    residual, total, norm_weight, eps = norm or (None, None, None, 0.0)
+    assert norm is None or (norm.residual.is_contiguous() and norm.total.is_contiguous())
+    row_width = triton.next_power_of_2(size)
     multiply_row[(triton.cdiv(outputs, height),)](
-        x, weight, bias, out, outputs, SIZE=size, HEIGHT=height,
-        WIDTH=min(GEMV_TILE // 2 // height, triton.next_power_of_2(size)), HAS_BIAS=bias is not None, IS_GATED=True,
-        num_warps=4,
+        x, weight, bias, out, outputs, residual, total, norm_weight, eps, SIZE=size, HEIGHT=height,
+        WIDTH=min(tile // height, row_width), ROW_WIDTH=row_width, HAS_BIAS=bias is not None, IS_GATED=is_gated,
+        HAS_NORM=norm is not None, num_warps=4,
     )  # fmt: skip
 
 
@@ -300,11 +318,17 @@ def multiply_row(
     bias,  # one number per row of the weight, or None
     out,  # [outputs]
     outputs,
+    residual,  # [SIZE], or None
+    total,  # [SIZE], output, or None
+    norm_weight,  # [SIZE], or None
+    eps,
     SIZE: tl.constexpr,
     HEIGHT: tl.constexpr,  # of a tile, in rows of the weight
     WIDTH: tl.constexpr,  # of a tile, in columns of the weight
+    ROW_WIDTH: tl.constexpr,  # SIZE, padded
     HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
+    HAS_NORM: tl.constexpr,
 ):
     """Compute HEIGHT outputs of one row. A thread owns the same columns of x and weight, so threads exchange none."""
     dtype: tl.constexpr = out.dtype.element_ty
@@ -314,16 +338,27 @@ def multiply_row(
     up_weight = weight + outputs.to(tl.int64) * SIZE
     sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
     up_sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    if HAS_NORM:
+        j = tl.arange(0, ROW_WIDTH)
+        row = tl.load(x + j, mask=j < SIZE, other=0.0).to(tl.float32)
+        row = (row + tl.load(residual + j, mask=j < SIZE, other=0.0).to(tl.float32)).to(dtype)
+        tl.store(total + j, row, mask=(j < SIZE) & (tl.program_id(0) == 0))
+        factor = tl.rsqrt(tl.sum(row.to(tl.float32) * row.to(tl.float32), 0) / SIZE + eps)
     for start in tl.range(0, SIZE, WIDTH, loop_unroll_factor=2):
         i = start + tl.arange(0, WIDTH)
         is_weight = is_output[:, None] & (i < SIZE)[None, :]  # [HEIGHT, WIDTH]
         weights = tl.load(weight + starts + i[None, :], mask=is_weight, other=0.0, eviction_policy="evict_first")
         if IS_GATED:
             ups = tl.load(up_weight + starts + i[None, :], mask=is_weight, other=0.0, eviction_policy="evict_first")
-        numbers = tl.load(x + i, mask=i < SIZE, other=0.0).to(tl.float32)[None, :]  # [1, WIDTH]
-        sums += numbers * weights.to(tl.float32)
+        numbers = tl.load(x + i, mask=i < SIZE, other=0.0).to(tl.float32)  # [WIDTH]
+        if HAS_NORM:  # rounded like in add_rms_norm_row()
+            numbers = (numbers + tl.load(residual + i, mask=i < SIZE, other=0.0).to(tl.float32)).to(dtype)
+            numbers = (numbers.to(tl.float32) * factor).to(dtype).to(tl.float32)
+            numbers *= tl.load(norm_weight + i, mask=i < SIZE, other=0.0).to(tl.float32)
+            numbers = numbers.to(dtype).to(tl.float32)
+        sums += numbers[None, :] * weights.to(tl.float32)
         if IS_GATED:
-            up_sums += numbers * ups.to(tl.float32)
+            up_sums += numbers[None, :] * ups.to(tl.float32)
     result = tl.sum(sums, 1)  # [HEIGHT]
     if HAS_BIAS:
         result += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)

@@ -14,18 +14,22 @@ The weights, and the modules that hold them, belong to the plain model.
 
 LinearDispatch decides how each matmul runs. A step of one row uses each weight in a single multiplication, so memory
 bandwidth sets its pace. How close a library's matmul comes depends on the shape, the GPU and the library's version.
-Rather than encode a rule, the engine times each shape when it starts, and takes gemv or the library.
+Rather than encode a rule, the engine times each shape when it starts, and takes gemv or the library. For one row, gemv
+may compute the norm before it too, which saves a launch; that is timed as well.
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...llama.model import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaModel, RMSNorm
+from ...llama.model import LlamaAttention, LlamaDecoderLayer, LlamaModel, RMSNorm
 from .attention import KernelAttend
 from .graphs import Capture, Launcher
 from .ops import MAX_GEMV_ROWS, Ops
+from .plain import NormBefore
 
 REPEATS = 5
 MAX_TIME_RATIO = 0.97  # gemv must be this much faster, or equally fast choices would vary from start to start
@@ -39,6 +43,7 @@ class LinearDispatch:
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
         self.gemv_shapes: set[MatmulShape] = set()
+        self.normed_shapes: set[MatmulShape] = set()  # those of one row whose gemv also computes the norm before it
 
     def __call__(self, layer: nn.Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return layer(x), [rows, outputs], written to `out` if given. x is [rows, size]."""
@@ -55,20 +60,68 @@ class LinearDispatch:
             self._ops.silu_and_mul(self(layer, x), out)
         return out
 
-    def choose(self, layers: list[nn.Linear], sizes: list[int], capture: Capture, timer: Timer) -> None:
+    def after_norm(
+        self, layer: nn.Linear, norm: RMSNorm, x: Tensor | None, residual: Tensor, is_gated: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Add x to the residual, and return the layer's result for the norm of the sum, and the sum.
+
+        x, residual and the sum are [rows, size]; the result is [rows, outputs], or if gated [rows, outputs / 2].
+        """
+        if x is None or (len(x), *layer.weight.shape) not in self.normed_shapes:
+            normed = self.norm(x, residual, norm)
+            return self.gated(layer, normed) if is_gated else self(layer, normed), residual
+        out = x.new_empty(1, len(layer.weight) // (2 if is_gated else 1))
+        before = NormBefore(residual, torch.empty_like(residual), norm.weight, norm.eps)
+        gemv = self._ops.gated_gemv if is_gated else self._ops.gemv
+        gemv(x, layer.weight, layer.bias, out, before)
+        return out, before.total
+
+    def norm(self, x: Tensor | None, residual: Tensor, norm: RMSNorm) -> Tensor:
+        """Add x to `residual` in place, and return the norm of the sum. All are [num_tokens, hidden_size]."""
+        out = torch.empty_like(residual)
+        if x is None:
+            self._ops.add_rms_norm(residual, None, norm.weight, norm.eps, out)
+        else:
+            self._ops.add_rms_norm(x, residual, norm.weight, norm.eps, out)
+        return out
+
+    def choose(
+        self, layers: list[nn.Linear], normed: "list[NormedLinear]", sizes: list[int], capture: Capture, timer: Timer
+    ) -> None:
         """Time gemv and the library's matmul for each shape, in graphs, where a launch costs next to nothing.
 
-        One pass runs all layers of a shape in turn, so each weight has left the GPU's cache before its next use.
+        One pass runs all layers of a shape in turn, so each weight has left the GPU's cache before its next use. Where
+        gemv wins for one row, the layers in `normed` are also timed with the norm before them.
         """
-        groups: dict[torch.Size, list[nn.Linear]] = {}
-        for layer in layers:
-            groups.setdefault(layer.weight.shape, []).append(layer)
+
+        def seconds(one_pass: Launcher) -> float:
+            one_pass()  # compile kernels before the capture
+            replay = capture(one_pass, shares_memory=False)  # this graph isn't kept
+            return min(timer(replay) for _ in range(REPEATS))
+
         for rows in (size for size in sizes if size <= MAX_GEMV_ROWS):
-            for shape, group in groups.items():
-                x = group[0].weight.new_zeros(rows, shape[1])
-                library, gemv = (self._seconds(uses_gemv, group, x, capture, timer) for uses_gemv in (False, True))
+            for shape in {layer.weight.shape: None for layer in layers}:
+                same = [layer for layer in layers if layer.weight.shape == shape]
+                x = same[0].weight.new_zeros(rows, shape[1])
+                one_pass = partial(self._multiply_all, same, x, x.new_empty(rows, shape[0]))
+                library, gemv = (seconds(partial(one_pass, uses_gemv)) for uses_gemv in (False, True))
                 if gemv < MAX_TIME_RATIO * library:
                     self.gemv_shapes.add((rows, *shape))
+        for row_shape in sorted(each for each in self.gemv_shapes if each[0] == 1):
+            if after_norms := [each for each in normed if each.layer.weight.shape == row_shape[1:]]:
+                x = after_norms[0].layer.weight.new_zeros(1, row_shape[2])
+                separate = seconds(partial(self._pass_after_norm, after_norms, x))
+                self.normed_shapes.add(row_shape)
+                if seconds(partial(self._pass_after_norm, after_norms, x)) >= MAX_TIME_RATIO * separate:
+                    self.normed_shapes.remove(row_shape)
+
+    def _multiply_all(self, layers: list[nn.Linear], x: Tensor, out: Tensor, uses_gemv: bool) -> None:
+        for layer in layers:
+            self._multiply(uses_gemv, layer, x, out)
+
+    def _pass_after_norm(self, layers: "list[NormedLinear]", x: Tensor) -> None:
+        for layer, norm, is_gated in layers:
+            self.after_norm(layer, norm, x, x, is_gated)
 
     def _multiply(self, uses_gemv: bool, layer: nn.Linear, x: Tensor, out: Tensor) -> None:
         if uses_gemv:
@@ -78,17 +131,13 @@ class LinearDispatch:
         else:
             torch.addmm(layer.bias, x, layer.weight.t(), out=out)
 
-    def _seconds(self, uses_gemv: bool, group: list[nn.Linear], x: Tensor, capture: Capture, timer: Timer) -> float:
-        """Return the time of the fastest of several passes through the layers, in seconds."""
-        out = x.new_empty(len(x), len(group[0].weight))
 
-        def one_pass() -> None:
-            for layer in group:
-                self._multiply(uses_gemv, layer, x, out)
+class NormedLinear(NamedTuple):
+    """A linear layer, and the norm before it."""
 
-        one_pass()  # compile kernels before the capture
-        replay = capture(one_pass, shares_memory=False)  # this graph isn't kept
-        return min(timer(replay) for _ in range(REPEATS))
+    layer: nn.Linear
+    norm: RMSNorm
+    is_gated: bool
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear]:
@@ -109,9 +158,9 @@ def seconds_on_gpu(step: Launcher) -> float:
 class FusedModel(nn.Module):
     """A LlamaModel's forward pass with fused kernels. It shares the model's layers and leaves the model unchanged."""
 
-    def __init__(self, plain: LlamaModel, ops: Ops, linears: LinearDispatch) -> None:
+    def __init__(self, plain: LlamaModel, linears: LinearDispatch) -> None:
         super().__init__()
-        self.plain, self._ops, self._linears = plain, ops, linears
+        self.plain, self._linears = plain, linears
         self._layers = [layer for layer in plain.layers if isinstance(layer, LlamaDecoderLayer)]
         assert len(self._layers) == len(plain.layers), "a layer of another class"
 
@@ -120,24 +169,21 @@ class FusedModel(nn.Module):
         residual = self.plain.embed_tokens(input_ids)  # [num_tokens, hidden_size]
         x: Tensor | None = None  # not yet added to the residual
         for layer in self._layers:
-            x = self._attention(layer.self_attn, self._norm(x, residual, layer.input_layernorm), positions, attend)
-            x = self._mlp(layer.mlp, self._norm(x, residual, layer.post_attention_layernorm))
-        return self._norm(x, residual, self.plain.norm)
+            attention, mlp = layer.self_attn, layer.mlp
+            qkv, residual = self._linears.after_norm(attention.qkv_proj, layer.input_layernorm, x, residual)
+            x = self._attention(attention, qkv, positions, attend)
+            norm = layer.post_attention_layernorm
+            y, residual = self._linears.after_norm(mlp.gate_up_proj, norm, x, residual, is_gated=True)
+            x = self._linears(mlp.down_proj, y)
+        return self._linears.norm(x, residual, self.plain.norm)
 
-    def _norm(self, x: Tensor | None, residual: Tensor, norm: RMSNorm) -> Tensor:
-        """Add x to `residual` in place, and return the norm of the sum. All are [num_tokens, hidden_size]."""
-        out = torch.empty_like(residual)
-        if x is None:
-            self._ops.add_rms_norm(residual, None, norm.weight, norm.eps, out)
-        else:
-            self._ops.add_rms_norm(x, residual, norm.weight, norm.eps, out)
-        return out
+    def normed_linears(self) -> list[NormedLinear]:
+        """Return the linear layers that follow a norm."""
+        layers = self._layers
+        qkv = [NormedLinear(each.self_attn.qkv_proj, each.input_layernorm, False) for each in layers]
+        return qkv + [NormedLinear(each.mlp.gate_up_proj, each.post_attention_layernorm, True) for each in layers]
 
-    def _attention(self, attention: LlamaAttention, x: Tensor, positions: Tensor, attend: KernelAttend) -> Tensor:
-        qkv = self._linears(attention.qkv_proj, x)
+    def _attention(self, attention: LlamaAttention, qkv: Tensor, positions: Tensor, attend: KernelAttend) -> Tensor:
         qkv = qkv.unflatten(1, (-1, attention.head_dim))  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         norms = (attention.q_norm, attention.k_norm) if attention.qk_norm else (None, None)
         return self._linears(attention.o_proj, attend(attention.layer, qkv, positions, *norms).flatten(1))
-
-    def _mlp(self, mlp: LlamaMLP, x: Tensor) -> Tensor:
-        return self._linears(mlp.down_proj, self._linears.gated(mlp.gate_up_proj, x))

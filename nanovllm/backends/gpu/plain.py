@@ -5,6 +5,8 @@ time. Tests compare every kernel with its plain version here, and test the backe
 Attention is computed in float32. Everything else rounds where the model's own layers round.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -143,20 +145,34 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
     out.copy_(F.silu(gate) * up)
 
 
-def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """Write x @ weight.T + bias to `out`. The kernel takes at most MAX_GEMV_ROWS rows.
+class NormBefore(NamedTuple):
+    """What happens to the single row x before its multiplication: add_rms_norm() to another place."""
+
+    residual: Tensor  # [1, size]
+    total: Tensor  # [1, size], output: residual + x
+    weight: Tensor  # [size]
+    eps: float
+
+
+def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: NormBefore | None = None) -> None:
+    """Write x @ weight.T + bias to `out`. The kernel takes at most MAX_GEMV_ROWS rows, and one if there is a norm.
 
     x [rows, size]; weight [outputs, size]; bias [outputs]; out [rows, outputs]
     """
+    if norm is not None:
+        torch.add(norm.residual, x, out=norm.total)
+        x = rms_norm(norm.total, norm.weight, norm.eps)
     out.copy_(F.linear(x, weight, bias))
 
 
-def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: NormBefore | None = None) -> None:
     """Write silu(gate) * up of a linear layer to `out`, for one row.
 
     x [1, size]; weight [2 * outputs, size]; bias [2 * outputs]; out [1, outputs]
     """
-    silu_and_mul(F.linear(x, weight, bias), out)
+    gate_up = x.new_empty(1, len(weight))
+    gemv(x, weight, bias, gate_up, norm)
+    silu_and_mul(gate_up, out)
 
 
 def sample_rows(logits: Tensor, params: RowParams, workspace: object, tokens: Tensor, out: Tensor) -> None:

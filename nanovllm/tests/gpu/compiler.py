@@ -43,6 +43,7 @@ from ...backends.gpu.ops import (
     SamplingWorkspace,
     triton_ops,
 )
+from ...backends.gpu.plain import NormBefore
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
 from ..helpers import model_runner
@@ -135,6 +136,9 @@ def launch_all(shape: KernelShape) -> None:
         ops.add_rms_norm(x, residual, x[0], 1e-5, x)
     for rows in range(1, MAX_GEMV_ROWS + 1):
         ops.gemv(x[:rows], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(rows, 6144, dtype=dtype))
+    norm = NormBefore(x[:1], x[:1], x[0], 1e-5)
+    ops.gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 6144, dtype=dtype), norm)
+    ops.gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype), norm)
     down = torch.empty(4096, 11_008, dtype=dtype)
     ops.gemv(down[:1], down, None, torch.empty(1, 4096, dtype=dtype))
     ops.gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype))

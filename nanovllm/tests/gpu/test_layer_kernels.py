@@ -1,5 +1,6 @@
 """The other kernels of a layer compared with their plain versions, and rotate_and_write with the model's own layers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -141,15 +142,22 @@ def set_height(device: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def check_linear(
-    name: str, rows: int, size: int, outputs: int, has_bias: bool, dtype: torch.dtype, device: str
+    name: str,
+    rows: int,
+    size: int,
+    outputs: int,
+    has_bias: bool,
+    dtype: torch.dtype,
+    device: str,
+    norms: Sequence[plain.NormBefore | None] = (None, None),
 ) -> None:
     generator, height = torch.Generator().manual_seed(size), 2 * outputs if name == "gated_gemv" else outputs
     x = torch.randn(rows, size, generator=generator).to(device, dtype)
     weight = (torch.randn(height, size, generator=generator) / size**0.5).to(device, dtype)
     bias = torch.randn(height, generator=generator).to(device, dtype) if has_bias else None
     outs = [torch.full((rows, outputs), torch.nan, device=device, dtype=dtype) for _ in range(2)]
-    for ops, out in zip((triton_ops(), plain), outs, strict=True):
-        getattr(ops, name)(x, weight, bias, out)
+    for ops, out, norm in zip((triton_ops(), plain), outs, norms, strict=True):
+        getattr(ops, name)(x, weight, bias, out, norm)
     torch.testing.assert_close(*outs, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
@@ -174,6 +182,21 @@ def test_gated_gemv_matches_plain_torch(
 ) -> None:
     set_height(height)
     check_linear("gated_gemv", 1, size, outputs, has_bias, dtype, device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["gemv", "gated_gemv"])
+@pytest.mark.parametrize(("size", "height", "has_bias"), [(16, 1, True), (576, 8, False), (5000, 2, True)])
+def test_gemv_after_a_norm_matches_plain_torch(
+    name: str, size: int, height: int, has_bias: bool, dtype: torch.dtype, device: str, set_height: Any
+) -> None:
+    set_height(height)
+    generator = torch.Generator().manual_seed(size)
+    residual, weight = (torch.randn(1, size, generator=generator).to(device, dtype) for _ in range(2))
+    totals = [torch.full_like(residual, torch.nan) for _ in range(2)]
+    norms = [plain.NormBefore(residual, total, weight[0], 1e-5) for total in totals]
+    check_linear(name, 1, size, 37, has_bias, dtype, device, norms)
+    assert torch.equal(*totals)
 
 
 def test_gemv_rejects_more_than_four_rows(device: str) -> None:

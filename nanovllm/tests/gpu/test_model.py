@@ -1,11 +1,14 @@
 """LinearDispatch, which computes linear layers of few rows with gemv or the library's matmul, whichever is faster."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
 
-from ...backends.gpu.model import LinearDispatch
+from ...backends.gpu.model import LinearDispatch, NormedLinear
 from ...backends.gpu.ops import PLAIN
+from ...llama.model import RMSNorm
 
 
 class FakeTiming:
@@ -40,7 +43,7 @@ def make_layers() -> list[nn.Linear]:
 def test_each_shape_uses_the_faster_matmul():
     timing, layers = FakeTiming(lambda rows: rows == 2), make_layers()
     linears = LinearDispatch(timing.ops)
-    linears.choose(layers, [1, 2, 4, 8], timing.capture, timing.timer)
+    linears.choose(layers, [], [1, 2, 4, 8], timing.capture, timing.timer)
     assert linears.gemv_shapes == {(rows, *shape) for rows in (1, 4) for shape in ((12, 8), (5, 12))}
     assert timing.num_captured == 2 * 2 * 3, "two methods, two shapes, rows 1, 2 and 4"
     timing.rows.clear()
@@ -49,6 +52,40 @@ def test_each_shape_uses_the_faster_matmul():
             x = torch.randn(rows, layer.in_features)
             torch.testing.assert_close(linears(layer, x), layer(x))
     assert timing.rows == [1] * 3 + [4] * 3
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_gemv_computes_the_norm_before_it_where_that_is_faster(is_faster):
+    launches: list[str] = []
+    ops = PLAIN._replace(
+        add_rms_norm=lambda *arguments: launches.append("norm") or PLAIN.add_rms_norm(*arguments),
+        gemv=lambda *arguments: launches.append("gemv") or PLAIN.gemv(*arguments),
+        gated_gemv=lambda *arguments: launches.append("gemv") or PLAIN.gated_gemv(*arguments),
+    )
+
+    def timer(step):
+        launches.clear()
+        step()
+        return 1.0 if "gemv" in launches and is_faster == ("norm" not in launches) else 2.0
+
+    linears, norm = LinearDispatch(ops), RMSNorm(8, 1e-5)
+    torch.nn.init.normal_(norm.weight)
+    layers = [(nn.Linear(8, 12), False), (nn.Linear(8, 12), False), (nn.Linear(8, 20), True)]
+    normed = [NormedLinear(layer, norm, is_gated) for layer, is_gated in layers]
+    linears.gemv_shapes = {(1, 12, 8), (1, 20, 8)}
+    linears.choose([], normed, [1, 2], lambda step, shares_memory: step, timer)
+    assert linears.normed_shapes == (linears.gemv_shapes if is_faster else set())
+    for (layer, is_gated), rows in product(layers, (1, 2)):
+        x, residual = torch.randn(2, rows, 8)
+        total = x + residual
+        expected = layer(norm(total))
+        if is_gated:
+            expected = torch.nn.functional.silu(expected[:, :10]) * expected[:, 10:]
+        launches.clear()
+        result, new_residual = linears.after_norm(layer, norm, x, residual, is_gated)
+        torch.testing.assert_close((result, new_residual), (expected, total))
+        assert ("norm" in launches) == (rows == 2 or not is_faster)
 
 
 @torch.inference_mode()
