@@ -105,7 +105,7 @@ class TritonBackend:
         return on_device(self._device)
 
     def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-        return self._start(logits, rows).read() if rows else []
+        return self._start(logits, rows)[1].read() if rows else []
 
     @property
     def ahead(self) -> SamplerAhead:
@@ -113,24 +113,25 @@ class TritonBackend:
 
     def start_sampling(self, logits: Tensor, rows: list[SamplingRow]) -> Callable[[], list[SampledToken]] | None:
         """Start to sample, as SamplerAhead says. Return None for more rows than a step of decodes has."""
-        return self._start(logits, rows).read if len(rows) <= len(self._newest) else None
+        if len(rows) > len(self._newest):
+            return None
+        tokens, sampling = self._start(logits, rows)
+        self._newest[: len(rows)].copy_(tokens)
+        return sampling.read
 
-    def _start(self, logits: Tensor, rows: list[SamplingRow]) -> Sampling:
-        """Start to sample. A graph's own logits, unprocessed, have been sampled by the graph.
+    def _start(self, logits: Tensor, rows: list[SamplingRow]) -> tuple[Tensor, Sampling]:
+        """Start to sample, and return the tokens, int64 [num_rows]. A graph has sampled its own logits already.
 
         logits [num_rows, vocab_size]
         """
         if self._decoded is not None and self._graphs is not None and logits is self._decoded.logits:
             sampling = Sampling(self._decoded.sampled)
             self._graphs.inputs.prepare()
-            return sampling
-        tokens = self._newest[: len(rows)] if len(rows) <= len(self._newest) else self._newest.new_empty(len(rows))
-        workspace, out = (
-            SamplingWorkspace(len(rows), logits.shape[1], logits.device),
-            logits.new_empty(len(rows), 2, dtype=torch.float32),
-        )
+            return self._decoded.tokens, sampling
+        tokens, out = self._newest.new_empty(len(rows)), logits.new_empty(len(rows), 2, dtype=torch.float32)
+        workspace = SamplingWorkspace(len(rows), logits.shape[1], logits.device)
         self._ops.sample_rows(logits, params_on_device(rows, logits.device), workspace, tokens, out)
-        return Sampling(out)
+        return tokens, Sampling(out)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[None]:

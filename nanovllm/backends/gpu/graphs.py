@@ -115,7 +115,8 @@ class DecodeOutput(NamedTuple):
 
     hidden: Tensor  # [num_seqs, hidden_size]
     logits: Tensor  # [num_seqs, vocab_size]
-    sampled: Tensor  # float32 [num_seqs, 2], from sample_rows()
+    tokens: Tensor  # int64 [num_seqs], from sample_rows()
+    sampled: Tensor  # float32 [num_seqs, 2], also
 
 
 class DecodeGraphs:
@@ -134,7 +135,7 @@ class DecodeGraphs:
     ) -> None:
         """Capture the steps of a model that has a FusedModel inside. Raise whatever the capture raises.
 
-        A step reads the tokens for its placeholders from `newest`, int64 [at least max_rows], and writes its own there.
+        A step reads the tokens for its placeholders from `newest`, int64 [at least max_rows].
         """
         self._newest = newest
         self._model, self._linears, self._context, self.max_rows = model, linears, context, sizes[-1]
@@ -144,6 +145,7 @@ class DecodeGraphs:
         self._outputs = DecodeOutput(
             blocks.new_empty(self.max_rows, config.hidden_size),
             blocks.new_empty(self.max_rows, config.vocab_size),
+            blocks.new_empty(self.max_rows, dtype=torch.int64),
             blocks.new_empty(self.max_rows, 2, dtype=torch.float32),
         )
         self._decode_workspaces = {rows: context.decode_workspace(rows) for rows in sizes}
@@ -170,5 +172,5 @@ class DecodeGraphs:
         input_ids = fill_placeholders(inputs["input_ids"][:rows], self._newest)
         outputs.hidden.copy_(self._model(input_ids, inputs["positions"][:rows], attend))
         self._linears(self._model.lm_head, outputs.hidden, out=outputs.logits)
-        params, tokens = sampling_params(inputs, rows), self._newest[:rows]
-        self._context.ops.sample_rows(outputs.logits, params, self._sampling_workspace, tokens, outputs.sampled)
+        params, workspace = sampling_params(inputs, rows), self._sampling_workspace
+        self._context.ops.sample_rows(outputs.logits, params, workspace, outputs.tokens, outputs.sampled)

@@ -74,16 +74,17 @@ class SamplingWorkspace:
 def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
     """Return how many splits keep every multiprocessor busy. It depends on the batch alone, so a CUDA graph can fix it.
 
-    Programs run in waves, and the last wave may be nearly empty: 20 rows of 8 KV heads fill 0.6 of a wave, but 3 splits
-    of each fill 1.8 waves. This is FlashAttention's heuristic: the fewest splits whose waves are nearly as full as the
-    fullest, and none at all if programs nearly fill a wave without them.
+    Programs run in waves. If splits nearly fill one wave, as many are chosen as fit. Otherwise the last wave may be
+    nearly empty: 20 rows of 8 KV heads fill 0.6 of a wave, but with 3 splits each 1.8 waves. Then FlashAttention's
+    heuristic chooses the fewest splits whose waves are nearly as full as the fullest.
 
     >>> choose_splits(1, 8, 132), choose_splits(8, 8, 132), choose_splits(20, 8, 132), choose_splits(256, 8, 132)
-    (29, 4, 3, 1)
+    (33, 4, 3, 1)
     """
     waves = max(1, rows * num_kv_heads) / (PROGRAMS_PER_SM * num_sms)
-    if waves >= NEARLY_FULL:
-        return 1
+    fitting = max(1, min(MAX_SPLITS, int(1 / waves)))
+    if fitting == MAX_SPLITS or fitting * waves >= NEARLY_FULL:
+        return fitting
     shares = [splits * waves / math.ceil(splits * waves) for splits in range(1, MAX_SPLITS + 1)]
     return next(splits for splits, share in enumerate(shares, 1) if share >= NEARLY_FULL * max(shares))
 

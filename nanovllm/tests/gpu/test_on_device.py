@@ -18,6 +18,7 @@ from .test_backend import PROMPTS, make_llm, outputs_of
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+SAMPLED = {"top_p": {"top_p": 0.8}, "top_k": {"top_k": 20, "top_p": 0.9}, "min_p": {"min_p": 0.05}, "n": {"n": 3}}
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +48,14 @@ def test_graphs_kernels_and_plain_operations_generate_equal_tokens(checkpoint):
     for prompt in PROMPTS:  # alone, in the graph of one row, which may use gated_gemv
         [one], [two] = (llm.generate([prompt], GREEDY, use_tqdm=False) for llm in (plain, graphs))
         assert one.outputs[0].token_ids == two.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("params", SAMPLED.values(), ids=SAMPLED)
+def test_graphs_sample_the_tokens_of_plain_operations(checkpoint, params):
+    plain, _ = on_gpu(checkpoint, None, has_kernels=False)
+    graphs, _ = on_gpu(checkpoint, CudaCapture())
+    sampled = SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True, **params)
+    assert outputs_of(graphs, sampled) == outputs_of(plain, sampled)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
