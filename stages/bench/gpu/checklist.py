@@ -15,8 +15,17 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.backends.gpu.backend import TritonBackend
 from nanovllm.backends.gpu.graphs import CudaCapture, Launcher, buckets
 from nanovllm.backends.gpu.model import seconds_on_gpu
-from nanovllm.backends.gpu.ops import PLAIN, DecodeWorkspace, LikeliestWorkspace, query_tiles, triton_ops
-from nanovllm.backends.gpu.plain import attend
+from nanovllm.backends.gpu.ops import (
+    PLAIN,
+    PREFILL_ROWS,
+    DecodeWorkspace,
+    SamplingWorkspace,
+    queries_per_tile,
+    query_tiles,
+    triton_ops,
+)
+from nanovllm.backends.gpu.plain import NormBefore, attend
+from nanovllm.backends.gpu.sampler import params_on_device
 from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.backends.torch.sampler import SamplingRow, sample
 from nanovllm.bench.engine import Run, serve
@@ -109,31 +118,47 @@ def kernel_arguments(setup: Setup) -> dict[str, tuple[dict[str, Any], tuple[str,
     device, dtype = setup.device, getattr(torch, setup.dtype)
     random, zeros = (partial(make, device=device, dtype=dtype) for make in (torch.randn, torch.zeros))
     whole = partial(torch.tensor, dtype=torch.int32, device=device)
+    at = torch.arange(rows, device=device)
     order = torch.randperm(rows * context // block_size)
     pool = {"blocks": random(len(order), LAYER + 1, 2, block_size, kv_heads, size), "layer": LAYER}
     lens = {"block_tables": order.int().view(rows, -1).to(device), "context_lens": context - whole([*range(rows)])}
     starts = [i * (context // 2) for i in range(rows + 1)]
-    tiles = whole(query_tiles(starts, [*range(rows)], heads // kv_heads))
-    prefill = {"q": random(starts[-1], heads, size), "query_start_loc": whole(starts), "tiles": tiles}
-    norm = {"x": random(rows, hidden), "residual": random(rows, hidden), "weight": random(hidden), "eps": 1e-5}
+    prefill = pool | lens | {"q": random(starts[-1], heads, size), "query_start_loc": whole(starts)}
+    prefill |= {"out": zeros(starts[-1], heads, size)}
+    few, many = (
+        {"rows": each, "tiles": whole(query_tiles(starts, [*range(rows)], queries_per_tile(each, heads // kv_heads)))}
+        for each in PREFILL_ROWS
+    )
+    norm: dict[str, Any] = {
+        "x": random(rows, hidden),
+        "residual": random(rows, hidden),
+        "weight": random(hidden),
+        "eps": 1e-5,
+    }
     linear = {"weight": random(2 * inner, hidden) / hidden**0.5, "bias": random(2 * inner)}
     attention = {"q": random(rows, heads, size), "workspace": DecodeWorkspace(rows, heads, size, 8, device)}
-    logits = {"logits": random(rows, vocab), "workspace": LikeliestWorkspace(rows, vocab, device)}
-    angles, at = random(context, size // 2).repeat(1, 2), torch.arange(rows, device=device)
+    before = {"norm": NormBefore(norm["residual"][:1], zeros(1, hidden), norm["weight"], 1e-5)}
+    sampled = [SamplingRow(SamplingParams(**each), i, 0, i) for i, each in enumerate(SAMPLING["mixed"][:rows])]
+    sampling = {"logits": random(rows, vocab), "workspace": SamplingWorkspace(rows, vocab, device)}
+    sampling |= {"params": params_on_device(sampled, device), "tokens": torch.zeros_like(at)}
+    angles = random(context, size // 2).repeat(1, 2)
     rotate: dict[str, Any] = {"qkv": random(rows, heads + 2 * kv_heads, size), "cos": angles.cos(), "sin": angles.sin()}
     rotate |= {"positions": at, "slot_mapping": at, "q_out": zeros(rows, heads, size)}
     rotate |= {"q_norm": 1 + random(size) / 4, "k_norm": 1 + random(size) / 4, "eps": 1e-5}
     out = ("out",)
     return {
         "paged_decode": (pool | lens | attention | {"out": zeros(rows, heads, size)}, out),
-        "paged_prefill": (pool | lens | prefill | {"out": zeros(starts[-1], heads, size)}, out),
+        "paged_prefill, few rows": (prefill | few, out),
+        "paged_prefill, many rows": (prefill | many, out),
         "rotate_and_write": (pool | rotate, ("q_out", "blocks")),
         "add_rms_norm": (norm | {"out": zeros(rows, hidden)}, ("residual", "out")),
         "silu_and_mul": ({"gate_up": random(rows, 2 * inner), "out": zeros(rows, inner)}, out),
-        "find_likeliest": (logits | {"out": torch.zeros(rows, 3, device=device)}, out),
+        "sample_rows": (sampling | {"out": torch.zeros(rows, 2, device=device)}, out),
         "gemv, several rows": (linear | {"x": random(rows, hidden), "out": zeros(rows, 2 * inner)}, out),
         "gemv, one row": (linear | {"x": random(1, hidden), "out": zeros(1, 2 * inner)}, out),
+        "gemv, after a norm": (linear | before | {"x": random(1, hidden), "out": zeros(1, 2 * inner)}, out),
         "gated_gemv": (linear | {"x": random(1, hidden), "out": zeros(1, inner)}, out),
+        "gated_gemv, after a norm": (linear | before | {"x": random(1, hidden), "out": zeros(1, inner)}, out),
     }
 
 
@@ -167,6 +192,7 @@ SAMPLING: dict[str, list[dict[str, Any]]] = {
     "temperature": [{"temperature": 0.8}],
     "top_k": [{"top_k": 20}],
     "top_p": [{"top_p": 0.9}],
+    "min_p": [{"min_p": 0.05}],
     "mixed": [{"temperature": 0.0}, {"temperature": 0.8}, {"top_k": 20, "top_p": 0.9}, {"top_p": 0.9}],
 }
 
