@@ -1,6 +1,6 @@
 """FusedModel: a LlamaModel with four matmuls per layer, and five kernels between them.
 
-    residual += x, norm             one kernel instead of seven operations
+    residual += x, norm             one kernel instead of seven operations; for a single row, it may be part of the next
     qkv_proj
     norm of heads, rotation, write  one kernel instead of a dozen operations and the copy into the pool
     attention
