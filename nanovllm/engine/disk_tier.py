@@ -97,8 +97,6 @@ class BlockFiles:
                 if os.writev(file, [header, data]) < len(header) + len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.makedirs(path.parent, mode=0o700, exist_ok=True)
-                if block_hash in self._used:
-                    os.utime(file, ns=(self._used[block_hash], self._used.pop(block_hash)))
                 os.replace(new, path)
             except OSError:
                 with suppress(OSError):
@@ -111,7 +109,7 @@ class BlockFiles:
     def touch(self, hashes: list[BlockHash]) -> None:
         """Make these blocks the most recently used ones, the first one last: the others are of no use without it.
 
-        write_times() tells the other processes. This may be called in another thread than all other methods.
+        write_times() tells the other processes.
         """
         now = time.time_ns()
         self._used |= {block_hash: now - place * 1000 for place, block_hash in enumerate(hashes)}
@@ -322,11 +320,15 @@ class DiskTier:
         self._has_warned = True
 
     def touch(self, hashes: list[BlockHash]) -> None:
-        """Make those of the blocks that are on disk the most recently used."""
-        self.files.touch([each for each in hashes if each in self._known or each in self._waiting])
+        """Make those of the blocks that are on disk, or will be, the most recently used."""
+        if used := [each for each in hashes if each in self._known or each in self._waiting]:
+            self._writer.submit(self._touch, used)
+
+    def _touch(self, hashes: list[BlockHash]) -> None:
+        self.files.touch(hashes)
         if time.monotonic() >= self._touches_after:
             self._touches_after = time.monotonic() + TOUCH_SECONDS
-            self._writer.submit(self.files.write_times)
+            self.files.write_times()
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
         """Return a number for each of these blocks."""
