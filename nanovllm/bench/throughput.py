@@ -142,6 +142,8 @@ def offload_report(llm: LLM, options: Offload) -> Report:
         "on the disk, not in memory": partial(serve_from_disk, llm, task, beginning, drops_page_cache=True),
     }
     results = take_turns(calls, options.rounds, title="offload")
+    if parts.disk_tier:
+        parts.disk_tier.flush()  # the folder is removed next
     sooner = first_token_ratio(results, "computed", "on the host")
     from_disk, not_in_memory = (first_token_ratio(results, "computed", name) for name in [*calls][-2:])
     policy = "load" if cost.prefers_load(parts.kv_cache.bytes_per_token) else "compute again"

@@ -296,6 +296,8 @@ class DiskTier:
                 self._bad.discard(block_hash)
                 self._known.add(block_hash)
                 self._news.append(("disk_store", block_hash))
+        except FileNotFoundError:
+            pass  # someone has removed the folder; the next write makes it again
         except OSError as error:
             self._warn(error)
         finally:

@@ -511,6 +511,28 @@ def test_full_or_read_only_folder_is_one_warning_and_reads_go_on(make, monkeypat
         assert counts(engine) == (0, 0, 2), "a file that cannot be deleted is read once"
 
 
+@pytest.mark.nightly
+def test_full_and_then_read_only_file_system(make, tmp_path, caplog):
+    """A real one, if this user may mount it: full after a few blocks, and read-only after a restart."""
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(tmp_path / "disk")]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        prompts = [[i, *range(10, 21)] for i in range(20)]
+        engine = make()
+        for prompt in prompts:
+            run(ask(engine, prompt))
+        assert 3 <= counts(engine)[0] < 16 and len(caplog.records) == 1
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path / "disk")], check=True)
+        engine = make()
+        assert sorted(num_cached(run(ask(engine, prompts[0], prompts[19])))) == [0, 8]
+        assert counts(engine) == (0, 2, 0) and len(caplog.records) == 2
+        assert engine.reset_prefix_cache() and num_cached(run(ask(engine, prompts[0]))) == [0]
+    finally:
+        subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+
+
 def test_reset_of_a_read_only_folder_finds_nothing_any_more(make, monkeypatch):
     run(ask(make(), FIRST))
     engine = make()
