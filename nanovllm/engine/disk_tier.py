@@ -168,11 +168,11 @@ class BlockFiles:
         for _, size, path in sorted(files):
             if total + room <= KEPT_SHARE * self._max_bytes:
                 break
-            with suppress(FileNotFoundError):
+            with suppress(OSError, ValueError):  # a folder, or a name that is no hash
                 os.unlink(path)
-            total -= size
-            if path.startswith(f"{self.folder}/"):
-                removed.append(bytes.fromhex(Path(path).stem))
+                total -= size
+                if path.startswith(f"{self.folder}/"):
+                    removed.append(bytes.fromhex(Path(path).stem))
         return total, removed
 
     @contextmanager
@@ -180,7 +180,8 @@ class BlockFiles:
         """Hold the lock that the processes share, and yield its file. The system releases it if a process is killed."""
         import fcntl  # not on Windows
 
-        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        for folder in (self.root, self.folder):  # one by one: the mode is that of the last folder only
+            os.makedirs(folder, mode=0o700, exist_ok=True)
         file = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -235,6 +236,8 @@ class DiskTier:
         self._device_bytes = device_blocks.view(len(device_blocks), -1).view(torch.uint8)  # [num_blocks, block_bytes]
         is_cuda, block_bytes = device_blocks.is_cuda, device_blocks[0].nbytes
         self._stream = torch.cuda.Stream(device_blocks.device) if is_cuda else None
+        if self._stream:
+            device_blocks.record_stream(self._stream)  # keep the pool's memory until the loads are done
         num_buffers = max(QUEUE_BYTES // block_bytes, 2)
         self._buffers = torch.empty(num_buffers + NUM_READERS, block_bytes, dtype=torch.uint8, pin_memory=is_cuda)
         self._free_buffers = deque(range(num_buffers))
@@ -267,8 +270,8 @@ class DiskTier:
     def store(self, block: int, block_hash: BlockHash) -> None:
         """Write an evicted block behind if kv_disk_save says so, or if it was dropped when it was computed."""
         if self._save == "evicted" or block_hash in self._dropped:
-            self._dropped.discard(block_hash)
             self._write_behind(block, block_hash)
+            self._dropped.discard(block_hash)
 
     def _write_behind(self, block: int, block_hash: BlockHash) -> None:
         """Copy a block to a free buffer, and have it written. If there is none, tell the observer "disk_drop"."""
@@ -347,7 +350,16 @@ class DiskTier:
         """Start to read held blocks (sources) into blocks of the device (targets). collect() releases them."""
         ready = torch.cuda.current_stream(self._device_bytes.device).record_event() if self._stream else None
         parts = [copies[i::NUM_READERS] for i in range(min(NUM_READERS, len(copies)))]
-        self.loads.append(DiskLoad(copies, [self._readers.submit(self._read, part, ready) for part in parts]))
+        self.loads.append(DiskLoad(copies, [self._submit(part, ready) for part in parts]))
+
+    def _submit(self, copies: list[BlockCopy], ready: "torch.cuda.Event | None") -> Future[dict[int, Exception]]:
+        """Return a read in progress. If the system has no more threads, its blocks are lost."""
+        try:
+            return self._readers.submit(self._read, copies, ready)
+        except RuntimeError as error:
+            read = Future[dict[int, Exception]]()
+            read.set_result({copy.source: error for copy in copies})
+            return read
 
     def _read(self, copies: list[BlockCopy], ready: "torch.cuda.Event | None") -> dict[int, Exception]:
         """Read blocks in a reader's thread. Return the sources that are lost, and why."""
