@@ -157,12 +157,12 @@ def test_failed_write_leaves_the_old_file_and_no_new_one(tmp_path, monkeypatch):
 def test_size_is_held_within_5_percent_by_all_namespaces_together(tmp_path, num_folders):
     all_files = [files_of(tmp_path, 100 * PAGE, str(i)) for i in range(num_folders)]
     sizes = []
-    for number in range(400):
+    for number in range(250):
         all_files[number % num_folders].write(name(number), memoryview(DATA))
         sizes.append(len(paths(tmp_path)))
     assert max(sizes) == 100 and min(sizes[100:]) == 95, "in pages"
     kept = {int(path.stem, 16) for path in paths(tmp_path)}
-    assert kept == {*range(400 - len(kept), 400)}, "the oldest are gone"
+    assert kept == {*range(250 - len(kept), 250)}, "the oldest are gone"
 
 
 def test_least_recently_used_blocks_go_first_and_the_first_of_a_text_last(tmp_path):
@@ -283,7 +283,7 @@ def test_restart_finds_the_prompt(make):
     run(engine)
     assert counts(engine) == (3, 0, 0), "the prompt's blocks, not the answer's"
     again = ask(make(), FIRST, [*FIRST, 1, 2])
-    assert num_cached(run(again)) == [8, 12], "the last token of a prompt is computed"
+    assert sorted(num_cached(run(again))) == [8, 12], "the last token of a prompt is computed"
     assert counts(again) == (0, 3, 0) and again.executor.num_tokens == 4 + 7 + 2 + 7
 
 
