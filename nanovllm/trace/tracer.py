@@ -308,7 +308,7 @@ class Tracer:
 
     def _is_on_host(self, copy: "BlockCopy") -> bool:
         """Return whether a load is from the host. The disk's blocks are numbered after the host's."""
-        return self.tier is None or copy.source < self.tier.num_blocks
+        return self.tier is None or copy.source < self.tier.pool.num_blocks
 
     # Writing an event
 
