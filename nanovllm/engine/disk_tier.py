@@ -96,8 +96,11 @@ class BlockFiles:
             try:
                 if os.writev(file, [header, data]) < len(header) + len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.makedirs(path.parent, mode=0o700, exist_ok=True)
-                os.replace(new, path)
+                try:
+                    os.replace(new, path)
+                except FileNotFoundError:
+                    make_folders(self.folder, path.parent)
+                    os.replace(new, path)
             except OSError:
                 with suppress(OSError):
                     os.unlink(new)
@@ -180,9 +183,11 @@ class BlockFiles:
         """Hold the lock that the processes share, and yield its file. The system releases it if a process is killed."""
         import fcntl  # not on Windows
 
-        for folder in (self.root, self.folder):  # one by one: the mode is that of the last folder only
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-        file = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            file = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            make_folders(self.root)
+            file = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
@@ -443,6 +448,12 @@ class DiskTier:
         assert sorted(self._held) == sources, f"blocks {sorted(self._held)} are held, {sources} are loading"
 
 
+def make_folders(*folders: Path) -> None:
+    """Create these folders, each in the one before it, for their owner alone."""
+    for folder in folders:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+
+
 def header_of(block_hash: BlockHash, data: memoryview) -> bytes:
     """Return the beginning of a block's file, which fits no other block and no damaged one."""
     start = START.pack(MAGIC, VERSION, block_hash, len(data))
@@ -471,7 +482,7 @@ def open_files(
     if max_bytes < 2 * size_on_disk(blocks[0].nbytes + START.size + CRC.size):
         raise ValueError(f"kv_disk_size must hold two blocks of {blocks[0].nbytes:,} bytes, got {max_bytes:,} bytes")
     try:
-        os.makedirs(root, mode=0o700, exist_ok=True)
+        make_folders(root)
     except OSError as error:
         raise ValueError(f"kv_disk_dir must be a folder, got {str(root)!r}: {error.strerror}") from None
     status = os.stat(root)  # others could plant blocks, which would change answers
