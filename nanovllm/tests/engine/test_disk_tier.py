@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ... import LLM, SamplingParams
-from ...engine import disk_tier
+from ...engine import disk_tier, llm_engine
 from ...engine.beam_search import BeamSearch, BeamSearchParams
 from ...engine.config import EngineConfig
+from ...engine.cost_model import CostModel
 from ...engine.disk_tier import BlockFiles, DiskTier, weights_digest
 from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import RequestOutput
@@ -348,6 +350,47 @@ def test_untouched_weights_are_read_once(tmp_path, monkeypatch):
     digest = weights_digest(folder, tmp_path / "disk")
     monkeypatch.setattr(disk_tier.hashlib, "file_digest", None)
     assert weights_digest(folder, tmp_path / "disk") == digest
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_blocks_of_a_gpu_survive_a_restart(make, tmp_path, is_damaged):
+    """Copies go through pinned buffers, on streams of their own."""
+    options = {"device": "cuda", "dtype": "float32"}
+    run(ask(make(**options), FIRST, SECOND))
+    if is_damaged:
+        damage_all(tmp_path / "disk", keep=2)
+    engine = ask(make(**options), FIRST, SECOND, FIRST[::-1], n=2)
+    run(engine)
+    assert counts(engine)[1] > 0 and (counts(engine)[2] > 0) == is_damaged
+
+
+# The choice between the disk and computing
+
+
+@pytest.mark.parametrize(("load_bytes_per_second", "is_used"), [(255_000, False), (257_000, True)])
+def test_auto_policy_uses_the_disk_if_it_is_faster(make, monkeypatch, load_bytes_per_second, is_used, caplog):
+    """A token has 256 bytes, and 1,000 are computed a second."""
+    cost = CostModel(load_bytes_per_second, 1e12, 1000)
+    monkeypatch.setattr(llm_engine, "measure", lambda *parts: cost)
+    monkeypatch.setattr(llm_engine, "measure_disk", lambda *parts: cost)
+    engine = make(offload_policy="auto")
+    assert (engine.disk_tier is not None) == is_used and len(caplog.records) == 1 - is_used
+
+
+def test_measurement_of_the_disk_leaves_nothing(checkpoint, tmp_path, monkeypatch):
+    options = {"offload_policy": "auto", "block_size": 4, "kv_cache_tokens": 64, "kv_disk_dir": tmp_path / "disk"}
+    cost = LLM(str(checkpoint), **options).llm_engine.disk_cost_model
+    assert cost and min(cost.load_bytes_per_second, cost.store_bytes_per_second, cost.tokens_per_second) > 0
+    assert paths(tmp_path / "disk") == [] and not [*(tmp_path / "disk").glob("measure*")]
+    monkeypatch.setattr(BlockFiles, "write", refuse_write)  # then it is used without a measurement
+    engine = LLM(str(checkpoint), **options).llm_engine
+    assert engine.disk_tier and engine.disk_cost_model is None
+
+
+def refuse_write(*arguments: Any) -> None:
+    raise OSError(30, "Read-only file system")
 
 
 # Blocks that are lost
