@@ -85,7 +85,7 @@ class Run:
     idle_cpu_seconds: float = 0.0  # processor time that a peer used between the previous run and this one
     num_steps: int = 0
     num_cached_tokens: int = 0
-    num_blocks_loaded: int = 0  # from the host
+    num_blocks_loaded: int = 0  # from the host and the disk
 
     @property
     def num_tokens(self) -> int:
@@ -154,7 +154,7 @@ def serve(llm: LLM, tasks: Sequence[Task], *, is_cold: bool = True, detokenize: 
     run = Run([[] for _ in tasks], [[] for _ in tasks])
     if is_cold and not llm.reset_prefix_cache():
         raise RuntimeError("the prefix cache cannot be emptied while a request runs")
-    loaded, started = engine.host_tier.num_blocks_loaded, time.perf_counter()
+    loaded, started = num_blocks_loaded(llm), time.perf_counter()
     for number, task in enumerate(tasks):
         engine.add_request(id := next(IDS), task.prompt, params_of(task, detokenize))
         numbers[id] = number
@@ -170,9 +170,15 @@ def serve(llm: LLM, tasks: Sequence[Task], *, is_cold: bool = True, detokenize: 
                 run.num_cached_tokens += output.num_cached_tokens
             tokens += output.outputs[0].token_ids[len(tokens) if detokenize else 0 :]
             times += [now] * (len(tokens) - len(times))
-    run.num_blocks_loaded = engine.host_tier.num_blocks_loaded - loaded
+    run.num_blocks_loaded = num_blocks_loaded(llm) - loaded
     assert not (fault := run.fault(tasks)), fault
     return run
+
+
+def num_blocks_loaded(llm: LLM) -> int:
+    """Return how many blocks the engine has loaded from the host and the disk."""
+    stats = llm.stats()
+    return stats.blocks_loaded + stats.disk_blocks_loaded
 
 
 def params_of(task: Task, detokenize: bool) -> SamplingParams:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..checkpoints.model_config import read_model_config
@@ -117,8 +118,18 @@ def prefix(engine: dict[str, Any], options: Prefix) -> Report:
 
 
 def offload(engine: dict[str, Any], options: Offload) -> Report:
-    """Serve a prompt whose beginning is on the device, on the host, or recomputed."""
-    llm = load_llm(with_host_tier(engine, options.prefix_len + options.input_len + options.output_len))
+    """Serve a prompt whose beginning is on the device, on the host, on the disk, or recomputed.
+
+    The disk's folder is a temporary one, in kv_disk_dir if that is given.
+    """
+    with TemporaryDirectory(dir=engine["kv_disk_dir"]) as folder:
+        length = options.prefix_len + options.input_len + options.output_len
+        llm = load_llm(with_host_tier(engine, length) | {"kv_disk_dir": folder})
+        return offload_report(llm, options)
+
+
+def offload_report(llm: LLM, options: Offload) -> Report:
+    """Measure an engine whose pool is too small for two prompts, with blocks on the host and on the disk."""
     task, beginning, other = prompts_of(llm, options)
     parts = llm.llm_engine
     num_tokens = min(llm.config.max_num_batched_tokens, len(task.prompt))
@@ -127,12 +138,19 @@ def offload(engine: dict[str, Any], options: Offload) -> Report:
         "computed": partial(serve, llm, [task]),
         "on the device": partial(serve_after, llm, task, beginning),
         "on the host": partial(serve_after, llm, task, beginning, other),
+        "on the disk": partial(serve_from_disk, llm, task, beginning),
+        "on the disk, not in memory": partial(serve_from_disk, llm, task, beginning, drops_page_cache=True),
     }
     results = take_turns(calls, options.rounds, title="offload")
+    if parts.disk_tier:
+        parts.disk_tier.flush()  # the folder is removed next
     sooner = first_token_ratio(results, "computed", "on the host")
+    from_disk, not_in_memory = (first_token_ratio(results, "computed", name) for name in [*calls][-2:])
     policy = "load" if cost.prefers_load(parts.kv_cache.bytes_per_token) else "compute again"
     says = [
         "from the host, the first token is " + sooner.text("times as soon"),
+        "from the disk, as after a restart, it is " + from_disk.text("times as soon"),
+        "and if the system has no copy of the files in memory, " + not_in_memory.text("times as soon"),
         f"measured when the engine starts: {cost}; the policy auto would {policy}",
     ]
     if not results[0]["on the host"].num_blocks_loaded:
@@ -140,7 +158,9 @@ def offload(engine: dict[str, Any], options: Offload) -> Report:
     measured = first_tokens(results)
     for name, run in results[0].items():
         measured[name]["blocks_loaded"] = run.num_blocks_loaded
-    return report_of("offload", options, machine(llm), measured, says, sooner=sooner._asdict(), auto=policy)
+    ratios = {"sooner": sooner, "sooner_from_disk": from_disk, "sooner_from_disk_not_in_memory": not_in_memory}
+    more = {name: spread._asdict() for name, spread in ratios.items()}
+    return report_of("offload", options, machine(llm), measured, says, auto=policy, **more)
 
 
 def first_token_ratio(results: Sequence[Mapping[str, Run]], above: str, below: str) -> Spread:
@@ -182,6 +202,19 @@ def serve_after(llm: LLM, task: Task, *prompts: list[int]) -> Run:
     """Serve the prompts one by one, then the task. A second prompt takes the blocks of the first one."""
     for number, prompt in enumerate(prompts):
         serve(llm, [Task(prompt, 1)], is_cold=number == 0)
+    return serve(llm, [task], is_cold=False)
+
+
+def serve_from_disk(llm: LLM, task: Task, beginning: list[int], drops_page_cache: bool = False) -> Run:
+    """Serve the beginning, forget what is in memory, and serve the task, as an engine does that was started again."""
+    serve(llm, [Task(beginning, 1)])
+    engine = llm.llm_engine
+    assert engine.disk_tier, "the engine has no kv_disk_dir"
+    engine.disk_tier.flush()
+    engine.kv_cache_manager.pool.reset_prefix_cache()
+    engine.host_tier.reset()
+    if drops_page_cache:
+        engine.disk_tier.files.drop_page_cache()
     return serve(llm, [task], is_cold=False)
 
 

@@ -189,9 +189,8 @@ class BeamSearch:
         beams, hypotheses = [root], Hypotheses(self._params)
         with interrupts_held_back() as between_steps:
             self._kv_cache_manager.collect_loads(wait=True)  # loads of aborted requests still hold blocks
-            self._kv_cache_manager.allocate(root, self._kv_cache_manager.find_hits(root))
+            self._allocate(root)
             try:
-                self._kv_cache_manager.collect_loads(wait=True)
                 while beams:
                     try:
                         between_steps.let_through()
@@ -204,6 +203,18 @@ class BeamSearch:
                 for beam in beams:
                     self._kv_cache_manager.free(beam)
         return hypotheses.best
+
+    def _allocate(self, root: Sequence) -> None:
+        """Let `root` hold its blocks, all of them loaded. Start over if one is lost on its way."""
+        manager, is_whole = self._kv_cache_manager, False
+        while not is_whole:
+            manager.allocate(root, manager.find_hits(root))
+            try:
+                manager.collect_loads(wait=True)
+                is_whole = root not in manager.broken
+            finally:
+                if not is_whole:
+                    manager.free(root)
 
     def _step(self, beams: list[Sequence], hypotheses: Hypotheses) -> list[Sequence]:
         """Fork the next beams and free these. Return the new ones, or an empty list once the search is over."""

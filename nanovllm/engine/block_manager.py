@@ -27,6 +27,7 @@ class BlockManager:
         self.tier = tier  # where evicted blocks go, and return from
         self.pool = BlockPool(num_blocks, observer, tier.store)
         self.prefix_cache_stats = PrefixCacheStats()
+        self.broken: set[Sequence] = set()  # they hold a block that was lost on its way, and must start over
         self._enable_caching = enable_caching
         self._observer = observer
         self._holders: set[Sequence] = set()
@@ -93,24 +94,45 @@ class BlockManager:
         """
         self.pool.touch([copy.target for copy in copies])
         self._observer.tell("load", seq, copies)
-        self.cache_blocks(seq, seq.num_computed_tokens)
+        self._add_to_index(seq, seq.num_computed_tokens)
 
     def is_ready(self, seq: Sequence) -> bool:
-        """Return True if no block of `seq` is still on its way, so that it may run."""
-        return self.tier.has_arrived(seq.block_table)
+        """Return True if no block of `seq` is still on its way or lost, so that it may run."""
+        return seq not in self.broken and self.tier.has_arrived(seq.block_table)
 
     def collect_loads(self, wait: bool = False) -> None:
-        """Free the targets of the loads that have arrived, or of all loads after they have: `wait` for them."""
-        self.pool.free_blocks(self.tier.collect(wait))
+        """Free the targets of the loads that have finished, or of all loads after they have: `wait` for them.
+
+        Lost blocks leave the cache, and the sequences that hold one are `broken` until they are freed. All of their
+        blocks go, because others may share the blocks behind a lost one. Tell the observer "lose" if there are any.
+        """
+        arrived, lost = self.tier.collect(wait)
+        if lost:
+            for block in lost:
+                self.pool.forget(block, "lost")
+            self.broken |= {seq for seq in self._holders if not set(lost).isdisjoint(seq.block_table)}
+            self._observer.tell("lose", lost)
+        self.pool.free_blocks(arrived + lost)
 
     def cache_blocks(self, seq: Sequence, num_tokens: int) -> None:
-        """Cache the blocks that the last `num_tokens` computed tokens of `seq` have filled, unless caching is off."""
+        """Cache the blocks that the last `num_tokens` computed tokens of `seq` have filled, unless caching is off.
+
+        The tier may save them, too.
+        """
+        for i in self._add_to_index(seq, num_tokens):
+            is_prompt = (i + 1) * self.block_size <= seq.num_prompt_tokens
+            self.tier.save(seq.block_table[i], seq.block_hashes[i], is_prompt)
+
+    def _add_to_index(self, seq: Sequence, num_tokens: int) -> range:
+        """Cache blocks, computed or on their way, and return their places in the block table."""
         if not self._enable_caching:
-            return
+            return range(0)
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size, seq.root_hash)
         end = seq.num_computed_tokens
-        for i in range((end - num_tokens) // self.block_size, end // self.block_size):
+        places = range((end - num_tokens) // self.block_size, end // self.block_size)
+        for i in places:
             self.pool.cache_block(seq.block_table[i], seq.block_hashes[i])
+        return places
 
     def reset_prefix_cache(self) -> bool:
         """Empty the cache. Return False, and change nothing, while a sequence holds blocks."""
@@ -162,6 +184,8 @@ class BlockManager:
         """Record the peak, give back all blocks of `seq`, uncompute its tokens, and tell the observer "free"."""
         self._peak = self.peak
         self._holders.remove(seq)
+        self.broken.discard(seq)
+        self.tier.touch(seq.block_hashes)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0
         seq.forget_launched()
         self.pool.free_blocks(blocks)
@@ -190,6 +214,7 @@ class BlockManager:
         held = [block for seq in self._holders for block in seq.block_table]
         self.pool.check_integrity(held + self.tier.arriving())
         self.tier.check_integrity()
+        assert self.broken <= self._holders, "a sequence without blocks is broken"
         for seq in self._holders:
             least, most = (
                 cdiv(num, self.block_size) for num in (seq.num_launched_tokens, seq.num_tokens_with_placeholders)

@@ -45,7 +45,7 @@ class BlockPool:
             if block in self.hashes:
                 if self._on_evict:
                     self._on_evict(block, self.hashes[block])  # first: if it raises, the text stays in the cache
-                self._forget(block, "taken")
+                self.forget(block, "taken")
         for block in blocks:
             del self.free[block]
             self.ref_counts[block] = 1
@@ -79,10 +79,10 @@ class BlockPool:
     def reset_prefix_cache(self) -> None:
         """Empty the cache. The free blocks keep their order."""
         for block in list(self.hashes):
-            self._forget(block, "reset")
+            self.forget(block, "reset")
 
-    def _forget(self, block: int, why: str) -> None:
-        """Remove the text of a block from the cache."""
+    def forget(self, block: int, why: str) -> None:
+        """Remove the text of a cached block from the cache, and tell the observer "evict". Its holders keep it."""
         block_hash = self.hashes.pop(block)
         del self.cached[block_hash]
         self._observer.tell("evict", block, block_hash, why)

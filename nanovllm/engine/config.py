@@ -25,6 +25,7 @@ POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilizatio
 POOL_SIZE: Rule = ("at least 1 and below 2**63", lambda size: 1 <= size < 2**63)
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4")
+KV_DISK_SAVE = ("prompt", "all", "evicted")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 RULES: dict[str, Rule] = {
     "max_model_len": AT_LEAST_1,
@@ -34,6 +35,8 @@ RULES: dict[str, Rule] = {
     "block_size": AT_LEAST_1,
     "kv_offloading_tokens": ("at least 0 and below 2**63", lambda size: 0 <= size < 2**63),
     "kv_offloading_size": ("a number of GiB, at least 0", lambda size: size >= 0),
+    "kv_disk_dir": ("the path of a folder", lambda path: path != ""),
+    "kv_disk_size": ("a number of GiB, above 0", lambda size: size > 0),
     "tile_size": AT_LEAST_1,
     "kv_cache_tokens": POOL_SIZE,
     "kv_cache_memory_bytes": POOL_SIZE,
@@ -81,6 +84,13 @@ class EngineConfig:
     kv_offloading_tokens: int | None = cli_option(
         None, "size of the host's KV cache in tokens; 0: none; default: the device's, up to 4 GiB"
     )
+    kv_disk_dir: str | None = cli_option(
+        None, "folder for blocks of the KV cache that outlive the engine, and that several engines may share"
+    )
+    kv_disk_size: float = cli_option(8.0, "largest size of kv_disk_dir in GiB; the least recently used blocks go first")
+    kv_disk_save: str = cli_option(
+        "prompt", "blocks to keep in kv_disk_dir: those of prompts, all, or only evicted ones", KV_DISK_SAVE
+    )
     tile_size: int | None = cli_option(
         None, "slots that plain attention reads at a time; default: 4096 on a CPU, 16384 elsewhere"
     )
@@ -120,6 +130,10 @@ class EngineConfig:
         if len(sizes) > 1:
             raise ValueError(f"set the size of the KV cache only once, got {', '.join(sizes)}")
         backend_of(self.attention_backend, self.enforce_eager)  # raises if the two contradict each other
+        if self.kv_disk_dir is not None and not self.enable_prefix_caching:
+            raise ValueError(f"kv_disk_dir {self.kv_disk_dir!r} needs enable_prefix_caching, got False")
+        if self.kv_disk_dir is not None and self.offload_policy == "recompute":
+            raise ValueError(f"kv_disk_dir {self.kv_disk_dir!r} needs offload_policy auto or load, got 'recompute'")
 
     def torch_device(self) -> "torch.device":
         """Return the device. Raise ValueError if this machine does not have it."""
@@ -202,6 +216,9 @@ class EngineArgs(CompatibilityOptions):
     kv_cache_tokens: int | None = None
     kv_offloading_tokens: int | None = None
     offload_policy: str | None = None
+    kv_disk_dir: str | Path | None = None
+    kv_disk_size: float | None = None
+    kv_disk_save: str | None = None
     tile_size: int | None = None
     device: Any = None  # a name, or torch's own device; default: a GPU if there is one
 

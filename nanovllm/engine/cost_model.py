@@ -1,6 +1,6 @@
-"""CostModel: the choice between loading a block from the host and computing its tokens again.
+"""CostModel: the choice between loading a block from the host, or from the disk, and computing its tokens again.
 
-    load        bytes of the block / bandwidth from the host
+    load        bytes of the block / bandwidth from the tier
     recompute   tokens of the block / speed of a prefill
 
 Both times grow with the number of tokens, so the answer depends on a ratio of two speeds of the machine, measured once.
@@ -8,13 +8,17 @@ The model leaves out fixed costs, and the cost of stores, although many stored b
 store is measured, too, for readers to judge.
 """
 
+import os
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from .block_manager import BlockManager
+from .disk_tier import BlockFiles
 from .executor import Executor
 from .host_tier import HostTier
 from .input_processor import InputProcessor
@@ -78,6 +82,31 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
     executor.num_steps = executor.num_tokens = 0  # they count what requests need
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
     return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds)
+
+
+def measure_disk(cost: CostModel, root: Path, block_bytes: int) -> CostModel:
+    """Return `cost` with the speeds of the disk in place of the host's. Blocks are read from the disk, not from memory.
+
+    Raise OSError if `root` cannot be written.
+    """
+    files = BlockFiles(root, f"measure-{os.getpid()}-{time.time_ns()}", max_bytes=2**63 - 1)
+    names, data = [bytes([number]) for number in range(NUM_BLOCKS)], bytearray(os.urandom(block_bytes))
+    try:
+        started = time.perf_counter()
+        for name in names:
+            files.write(name, memoryview(data))
+        written = time.perf_counter()
+        files.drop_page_cache()
+        dropped = time.perf_counter()
+        for name in names:
+            files.read(name, memoryview(data))
+        read = time.perf_counter()
+    finally:
+        files.remove_all()
+        shutil.rmtree(files.folder, ignore_errors=True)
+    num_bytes = NUM_BLOCKS * block_bytes
+    speeds = num_bytes / (read - dropped), num_bytes / (written - started)
+    return replace(cost, load_bytes_per_second=speeds[0], store_bytes_per_second=speeds[1])
 
 
 def best_time(work: Callable[[int], object], kv_cache: KVCache) -> float:

@@ -66,6 +66,9 @@ class HostTier:
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self.pool.cached
 
+    def save(self, block: int, block_hash: BlockHash, is_prompt: bool) -> None:
+        """Do nothing: the host keeps only what the device has no room for."""
+
     def store(self, block: int, block_hash: BlockHash) -> None:
         """Copy an evicted block of the device to the host, where it becomes the most recently used one.
 
@@ -89,6 +92,9 @@ class HostTier:
 
     def _evict(self, block: int, block_hash: BlockHash) -> None:
         self._observer.tell("host_evict", block, block_hash, "taken")
+
+    def touch(self, hashes: list[BlockHash]) -> None:
+        """Do nothing: a block that is used on the device is renewed when it is evicted from there."""
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
         """Hold the blocks with these hashes, and return them. They are not evicted until they are released."""
@@ -126,8 +132,11 @@ class HostTier:
         """Return True if none of these device blocks is still on its way."""
         return all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
 
-    def collect(self, wait: bool = False) -> list[int]:
-        """Release the sources of the loads that have arrived, and return their targets. Or `wait` for all loads."""
+    def collect(self, wait: bool = False) -> tuple[list[int], list[int]]:
+        """Release the sources of the loads that have arrived, and return their targets. Or `wait` for all loads.
+
+        None is ever lost.
+        """
         arrived = []
         for load in list(self.loads):
             if wait and load.event:
@@ -137,7 +146,7 @@ class HostTier:
                 self.release([copy.source for copy in load.copies])
                 arrived += [copy.target for copy in load.copies]
                 self._observer.tell("arrive", load.copies)
-        return arrived
+        return arrived, []
 
     def arriving(self) -> list[int]:
         """Return the targets that collect() has not returned yet."""

@@ -21,11 +21,13 @@ from ..checkpoints.model_config import eos_token_ids, read_model_config
 from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ..checkpoints.weights import dummy_model, load_model
 from ..host_memory import default_pool_bytes
+from ..log import logger
 from ..profiling import start_profile, step_range, stop_profile
 from .block_manager import BlockManager, cdiv
 from .checks import check_unsupported
 from .config import EngineArgs, EngineConfig
-from .cost_model import CostModel, measure
+from .cost_model import CostModel, measure, measure_disk
+from .disk_tier import BlockFiles, DiskTier, open_files
 from .executor import Executor, InFlight, Scheduled
 from .host_tier import MAX_DEFAULT_BYTES, HostTier
 from .input_processor import InputProcessor
@@ -39,6 +41,7 @@ from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerOutput
 from .sequence import Sequence, is_due, request_output
 from .stats import EngineStats, Metric, Tally, collect, get_metrics
+from .tier import Tier, Tiers
 
 
 class LLMEngine:
@@ -92,15 +95,21 @@ class LLMEngine:
         if config.generation_config not in ("auto", "vllm"):
             self.model_config = replace(self.model_config, eos_token_ids=eos_token_ids(config.generation_config))
         self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
-        self.cost_model: CostModel | None = None
-        num_host_blocks = self._num_host_blocks()
-        self.tally = Tally(
-            self.max_model_len, config.block_size, config.enable_prefix_caching, has_host=num_host_blocks > 0
-        )
+        self.cost_model: CostModel | None = None  # of the host
+        self.disk_cost_model: CostModel | None = None
+        num_host_blocks, files = self._num_host_blocks(), self._block_files()
+        has_tier = num_host_blocks > 0 or files is not None
+        self.tally = Tally(self.max_model_len, config.block_size, config.enable_prefix_caching, has_tier)
         self.observers = Observers(self.tally, *observers)
-        self.host_tier = HostTier(self.kv_cache.blocks, num_host_blocks, self.observers)
+        tier: Tier
+        tier = self.host_tier = HostTier(self.kv_cache.blocks, num_host_blocks, self.observers)
+        self.disk_tier: DiskTier | None = None
+        if files is not None:
+            save, first_block = config.kv_disk_save, num_host_blocks
+            self.disk_tier = DiskTier(self.kv_cache.blocks, files, save, first_block, self.observers)
+            tier = Tiers(self.host_tier, self.disk_tier, first_block)
         self.kv_cache_manager = BlockManager(
-            num_blocks, config.block_size, config.enable_prefix_caching, self.host_tier, self.observers
+            num_blocks, config.block_size, config.enable_prefix_caching, tier, self.observers
         )
         self.scheduler = Scheduler(config, self.kv_cache_manager, self.observers)
         self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
@@ -123,12 +132,34 @@ class LLMEngine:
             num_host_blocks = min(num_blocks, default_pool_bytes(MAX_DEFAULT_BYTES) // self.kv_cache.blocks[0].nbytes)
         if num_host_blocks == 0 or self.max_model_len <= config.block_size:
             return 0
-        if config.offload_policy == "auto":
-            num_tokens = min(config.max_num_batched_tokens, self.max_model_len - 1, num_blocks * config.block_size)
-            self.cost_model = measure(self.kv_cache, self.executor, self.input_processor, num_tokens)
-            if not self.cost_model.prefers_load(self.kv_cache.bytes_per_token):
-                return 0
+        if config.offload_policy == "auto" and not self._measure().prefers_load(self.kv_cache.bytes_per_token):
+            return 0
         return num_host_blocks
+
+    def _measure(self) -> CostModel:
+        """Measure the machine once, with a prompt as long as a step, the model and the pool allow."""
+        if self.cost_model is None:
+            longest = self.kv_cache.num_blocks * self.config.block_size
+            num_tokens = min(self.config.max_num_batched_tokens, self.max_model_len - 1, longest)
+            self.cost_model = measure(self.kv_cache, self.executor, self.input_processor, num_tokens)
+        return self.cost_model
+
+    def _block_files(self) -> BlockFiles | None:
+        """Return the files of kv_disk_dir, or None without it, or if computing a block again is faster.
+
+        Under "auto" the disk is measured, unless the folder cannot be written: then it was filled elsewhere.
+        """
+        config = self.config
+        if config.kv_disk_dir is None or self.max_model_len <= config.block_size:
+            return None
+        files = open_files(config, self.model_config, self.kv_cache.blocks)
+        if config.offload_policy == "auto":
+            with suppress(OSError):
+                self.disk_cost_model = measure_disk(self._measure(), files.root, self.kv_cache.blocks[0].nbytes)
+                if not self.disk_cost_model.prefers_load(self.kv_cache.bytes_per_token):
+                    logger.warning("kv_disk_dir is not used, because computing is faster: %s", self.disk_cost_model)
+                    return None
+        return files
 
     @classmethod
     def from_engine_args(
@@ -405,9 +436,10 @@ class LLMEngine:
 
     @interrupts_held_back()
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Empty the prefix cache on the device and the host. Return False, and change nothing, while a request runs.
+        """Empty the prefix cache in all tiers. Return False, and change nothing, while a request runs.
 
-        With `reset_running_requests`, preempt all running requests first, so that they start over.
+        With `reset_running_requests`, preempt all running requests first, so that they start over. In kv_disk_dir, the
+        blocks of this model with these options are removed, also for other engines.
         """
         self.check_thread()
         if reset_running_requests:

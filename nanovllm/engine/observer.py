@@ -13,12 +13,17 @@ class Observer:
     store     block, to, hash          a block was evicted from the device, and block `to` of the host has a copy
     renew     block, hash              a block was evicted from the device, and this block of the host had it already
     host_evict block, hash, why        the host's block is taken, or all are reset
-    load      seq, copies              blocks for seq are on their way from the host
+    disk_store hash                    a file has a copy of a block
+    disk_drop hash                     a block is not copied to a file, because no buffer is free
+    disk_evict hash                    the file is removed, because others need its room
+    load      seq, copies              blocks for seq are on their way from the host or the disk
     arrive    copies                   they have arrived
+    disk_bad  hash, error              a block could not be read from its file
+    lose      blocks                   these blocks did not arrive: sequences that hold one are about to be preempted
     begin                              a step begins
-    admit     seq, hits                seq holds its blocks; hits: those that were cached, None for one of the host
+    admit     seq, hits                seq holds its blocks; hits: those that were cached, None for one of a tier
     cache     block, hash              the block enters the prefix cache
-    evict     block, hash, why         the block leaves the prefix cache, because it is taken or all are reset
+    evict     block, hash, why         the block leaves the prefix cache: it is taken or lost, or all are reset
     fork      parent, child            child holds the blocks of parent too, and runs behind it
     grow      seq, copy                seq holds one more block, or its own copy of a shared one
     copy      copies                   these blocks are copied

@@ -67,9 +67,13 @@ class Scheduler:
         admits none: the first in line has just lost its blocks, and doesn't fit. While budget is left, the first in
         line fails if it is larger than the pool. A sequence whose last token is in flight does not run, and one that
         lacks a block fails only after its tokens are read. Tell the observer "schedule" at the end.
+
+        A sequence that holds a lost block is preempted first, after all that arrived later, so the order stays.
         """
         output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions
+        while not self._kv_cache_manager.broken.isdisjoint(self.running):
+            self._preempt(self.running[-1], makes_room_for=None)
         for seq in list(self.running):
             self._fork_samples(seq)
 

@@ -42,16 +42,21 @@ SAMPLES_PER_REQUEST = (1, 2, 5, 10, 20)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 HELP = {
-    "vllm:num_requests_running": "Samples that hold blocks, including those waiting for blocks from the host.",
+    "vllm:num_requests_running": "Samples that hold blocks, including those waiting for blocks to be loaded.",
     "vllm:num_requests_waiting": "Samples waiting for a seat or for blocks.",
     "vllm:kv_cache_usage_perc": "Share of the pool's blocks that samples hold, from 0 to 1.",
     "vllm:num_preemptions": "Preempted samples.",
     "vllm:prefix_cache_queries": "Tokens looked up in the prefix cache when a sample is first admitted.",
     "vllm:prefix_cache_hits": "Tokens found in the prefix cache on the device.",
-    "vllm:external_prefix_cache_queries": "Tokens that were not cached on the device and were looked up on the host.",
-    "vllm:external_prefix_cache_hits": "Tokens found in the prefix cache on the host.",
+    "vllm:external_prefix_cache_queries": "Tokens not cached on the device, looked up on the host and the disk.",
+    "vllm:external_prefix_cache_hits": "Tokens found in the prefix cache on the host or the disk.",
     "vllm:kv_offload_load_bytes": "Bytes of blocks loaded from the host.",
     "vllm:kv_offload_store_bytes": "Bytes of blocks stored on the host.",
+    "nanovllm:kv_disk_load_bytes": "Bytes of blocks loaded from kv_disk_dir.",
+    "nanovllm:kv_disk_store_bytes": "Bytes of blocks stored in kv_disk_dir.",
+    "nanovllm:kv_disk_dropped_blocks": "Blocks not stored in kv_disk_dir, because it was too slow.",
+    "nanovllm:kv_disk_lost_blocks": "Blocks of kv_disk_dir that were damaged or had vanished when they were read.",
+    "nanovllm:kv_disk_evicted_blocks": "Blocks that this engine has removed from kv_disk_dir to hold its size.",
     "vllm:prompt_tokens": "Prompt tokens, computed or cached.",
     "vllm:prompt_tokens_cached": "Prompt tokens that were cached, on the device or on the host.",
     "vllm:generation_tokens": "Generated tokens.",
@@ -80,7 +85,7 @@ class EngineStats:
     """The state of an engine: the first two groups describe the present, the others count since the start."""
 
     running: int  # sequences: a request has one for each of its n samples
-    loading: int  # running sequences waiting for blocks from the host
+    loading: int  # running sequences waiting for blocks from the host or the disk
     waiting: int
     preempted: int  # waiting sequences that have run before
 
@@ -97,6 +102,11 @@ class EngineStats:
     blocks_copied: int
     blocks_stored: int
     blocks_loaded: int
+    disk_blocks_stored: int
+    disk_blocks_loaded: int
+    disk_blocks_dropped: int  # the disk was too slow
+    disk_blocks_lost: int  # damaged or vanished when they were read
+    disk_blocks_evicted: int  # by this engine
     prefix_queries: int  # tokens of admitted sequences, on each admission
     prefix_hits: int  # cached tokens among them
 
@@ -111,9 +121,14 @@ class EngineStats:
             f" | blocks: {self.blocks_running} running, {self.blocks_idle} idle, {self.blocks_free} free"
             f" of {self.num_blocks}, watermark {self.blocks_watermark}, {self.blocks_on_host} on the host"
             f" | {self.preemptions} preemptions, {self.out_of_blocks} times out of blocks, {self.blocks_copied} copied,"
-            f" {self.blocks_stored} stored, {self.blocks_loaded} loaded"
+            f" {self.blocks_stored} stored, {self.blocks_loaded} loaded{self._disk}"
             f" | prefix hits: {share} | tokens: {self.prompt_tokens} prompt, {self.generation_tokens} generated"
         )
+
+    @property
+    def _disk(self) -> str:
+        stored, loaded, lost = self.disk_blocks_stored, self.disk_blocks_loaded, self.disk_blocks_lost
+        return f" | disk: {stored} stored, {loaded} loaded, {lost} lost" if stored or loaded or lost else ""
 
 
 def collect(engine: "LLMEngine") -> EngineStats:
@@ -121,7 +136,8 @@ def collect(engine: "LLMEngine") -> EngineStats:
 
     Outside the engine's thread, a sequence that ends in the meantime may be counted twice or not at all.
     """
-    manager, scheduler, tally, host = engine.kv_cache_manager, engine.scheduler, engine.tally, engine.host_tier
+    manager, scheduler, tally = engine.kv_cache_manager, engine.scheduler, engine.tally
+    host, disk = engine.host_tier, engine.disk_tier
     running, waiting = list(scheduler.running), list(scheduler.waiting)
     ref_counts, cached = list(manager.pool.ref_counts), list(manager.pool.hashes)
     blocks_running = manager.num_blocks - ref_counts.count(0)
@@ -145,6 +161,11 @@ def collect(engine: "LLMEngine") -> EngineStats:
         blocks_copied=engine.kv_cache.num_blocks_copied,
         blocks_stored=host.num_blocks_stored,
         blocks_loaded=host.num_blocks_loaded,
+        disk_blocks_stored=disk.num_blocks_stored if disk else 0,
+        disk_blocks_loaded=disk.num_blocks_loaded if disk else 0,
+        disk_blocks_dropped=disk.num_blocks_dropped if disk else 0,
+        disk_blocks_lost=disk.num_blocks_lost if disk else 0,
+        disk_blocks_evicted=disk.num_blocks_evicted if disk else 0,
         prefix_queries=manager.prefix_cache_stats.queries,
         prefix_hits=manager.prefix_cache_stats.hits,
         prompt_tokens=tally.prompt_tokens + sum(tokens for tokens, _ in prompts),
@@ -221,13 +242,13 @@ class Observations:
 class Tally:
     """An Observer that counts sequences as they arrive and finish. collect() counts the running ones."""
 
-    def __init__(self, max_model_len: int, block_size: int, enable_prefix_caching: bool, has_host: bool) -> None:
+    def __init__(self, max_model_len: int, block_size: int, enable_prefix_caching: bool, has_tier: bool) -> None:
         self.ended: Counts[str] = Counts()  # by finish_reason
         self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
         self.num_out_of_blocks = 0
         # Tokens looked up on a sequence's first admission, as in vLLM. BlockManager counts them on every admission.
         self.device_lookups, self.host_lookups = PrefixCacheStats(), PrefixCacheStats()
-        self._block_size, self._enable_prefix_caching, self._has_host = block_size, enable_prefix_caching, has_host
+        self._block_size, self._enable_prefix_caching, self._has_tier = block_size, enable_prefix_caching, has_tier
         self._admitted_times: WeakKeyDictionary[Sequence, float] = WeakKeyDictionary()  # of unfinished sequences
         self._lengths: dict[str, list[int]] = {}  # of the ended samples of unfinished requests
         tokens = up_to(max_model_len)
@@ -260,7 +281,7 @@ class Tally:
         on_device = len(hits) * self._block_size - on_host
         self.device_lookups.queries += seq.num_tokens
         self.device_lookups.hits += on_device
-        self.host_lookups.queries += seq.num_tokens - on_device if self._has_host else 0
+        self.host_lookups.queries += seq.num_tokens - on_device if self._has_tier else 0
         self.host_lookups.hits += on_host
 
     def on_wait(self, seq: Sequence, why: str, needed: int, free: int) -> None:
@@ -337,7 +358,7 @@ def up_to(most: int) -> tuple[int, ...]:
 
 
 def get_metrics(engine: "LLMEngine", model_name: str) -> list[Metric]:
-    """Return the statistics as metrics with vLLM's names. vLLM calls blocks on the host external."""
+    """Return the statistics as metrics with vLLM's names. vLLM calls blocks on the host or the disk external."""
     stats, tally, block_bytes = collect(engine), engine.tally, engine.kv_cache.blocks[0].nbytes
     labels = {"model_name": model_name, "engine": "0"}
     gauges = {
@@ -359,6 +380,15 @@ def get_metrics(engine: "LLMEngine", model_name: str) -> list[Metric]:
     }
     metrics: list[Metric] = [Gauge(f"vllm:{name}", labels.copy(), float(value)) for name, value in gauges.items()]
     metrics += [Counter(f"vllm:{name}", labels.copy(), value) for name, value in counters.items()]
+    if engine.disk_tier:  # vLLM has no such metrics
+        disk = {
+            "load_bytes": stats.disk_blocks_loaded * block_bytes,
+            "store_bytes": stats.disk_blocks_stored * block_bytes,
+            "dropped_blocks": stats.disk_blocks_dropped,
+            "lost_blocks": stats.disk_blocks_lost,
+            "evicted_blocks": stats.disk_blocks_evicted,
+        }
+        metrics += [Counter(f"nanovllm:kv_disk_{name}", labels.copy(), value) for name, value in disk.items()]
     for reason in ("stop", "length", "abort", "error", "repetition"):
         ended = labels | {"finished_reason": reason}
         metrics.append(Counter("vllm:request_success", ended, tally.ended[reason]))

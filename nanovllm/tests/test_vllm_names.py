@@ -20,7 +20,10 @@ KINDS: dict = {
     inspect.Parameter.KEYWORD_ONLY: "keyword",
     inspect.Parameter.VAR_KEYWORD: "any other keyword",
 }
-OWN = {"kv_cache_tokens", "kv_offloading_tokens", "offload_policy", "tile_size", "device"}
+OWN = {
+    *("kv_cache_tokens", "kv_offloading_tokens", "offload_policy", "tile_size", "device"),
+    *("kv_disk_dir", "kv_disk_size", "kv_disk_save"),
+}
 OTHER_DEFAULTS = {  # where ours differs, and why
     "model": "the shipped checkpoint",
     "gpu_memory_utilization": "the default is 90% on a GPU, and a CPU has no share",

@@ -63,6 +63,7 @@ class Twin:
         assert {name: seq.block_table for name, seq in state.sequences.items()} == tables
         assert state.free == (pool.free[::-1] if isinstance(pool.free, list) else list(pool.free))
         held = [block for seq in seen for block in seq.block_table] + list(state.loading.values())
+        held += state.disk_loading
         assert state.ref_counts == [held.count(block) for block in range(pool.num_blocks)]
         assert state.ref_counts == getattr(pool, "ref_counts", state.ref_counts)
         assert state.cached == {block: block_hash.hex() for block, block_hash in getattr(pool, "hashes", {}).items()}

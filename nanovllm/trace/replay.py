@@ -43,6 +43,7 @@ class State:
     host_free: list[int] = field(default_factory=list)
     host_cached: dict[int, str] = field(default_factory=dict)
     loading: dict[int, int] = field(default_factory=dict)  # from blocks of the host to blocks of the device
+    disk_loading: list[int] = field(default_factory=list)  # blocks of the device that are read from the disk
 
     @property
     def idle(self) -> list[int]:
@@ -59,6 +60,7 @@ def begin(snapshot: Event) -> State:
         setattr(state, name, list(initial[name]))
     for name in ("cached", "host_cached", "loading"):
         setattr(state, name, {int(block): value for block, value in initial[name].items()})
+    state.disk_loading = list(initial.get("disk_loading", []))  # only with a disk
     return state
 
 
@@ -101,6 +103,14 @@ def apply(state: State, event: Event) -> State:
             state.ref_counts[event["to"]] -= 1
             state.host_free.insert(len(state.host_free) if block in state.host_cached else 0, block)
             del state.loading[block]
+
+        # A block of the disk, which has no number
+        case "disk_loaded":
+            state.ref_counts[event["to"]] += 1
+            state.disk_loading.append(event["to"])
+        case "disk_arrived" | "lost":
+            state.ref_counts[event["to"]] -= 1
+            state.disk_loading.remove(event["to"])
 
         # A sequence
         case "arrive":

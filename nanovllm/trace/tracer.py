@@ -52,6 +52,7 @@ class Tracer:
         self._copying: dict[int, str] = {}  # the holder of each block that is about to be written by a copy
         self._forked: tuple[Sequence, Sequence] | None = None  # the last parent and child
         self._arrived: list[int] = []  # blocks that have been loaded
+        self._has_lost = False  # since the last step was scheduled
 
     def attach(self, llm: Any, write: Write, show_text: bool = True) -> None:
         """Write a snapshot of `llm`, an LLM or an LLMEngine, and then its events.
@@ -155,6 +156,8 @@ class Tracer:
         record.num_computed_tokens, self._has_preempted = 0, True
         room_for = self.name(makes_room_for) if makes_room_for else None
         why = "blocks" if room_for else "reset" if self._began is None else "step failed"  # reset: between two steps
+        if self._has_lost and why == "step failed":
+            why = "lost"
         self._emit("preempt", {"seq": record.name, "for": room_for, "why": why})
 
     def on_free(self, seq: "Sequence", blocks: Any) -> None:
@@ -191,6 +194,7 @@ class Tracer:
 
     def on_schedule(self, output: "SchedulerOutput") -> None:
         """Record why the first waiting sequence was not admitted."""
+        self._has_lost = False
         held_up = self._held_up
         if self.scheduler is not None and self.scheduler.waiting:
             seq = next(iter(self.scheduler.waiting))
@@ -260,19 +264,51 @@ class Tracer:
         self._emit("host_evicted", {"block": host_block, "hash": hash_text(block_hash), "why": why})
 
     def on_load(self, seq: "Sequence", copies: "list[BlockCopy]") -> None:
-        name = self._know(seq).name
+        name, by = self._know(seq).name, caller_name()
         for copy in copies:
-            self._emit("loaded", {"from": copy.source, "to": copy.target, "seq": name})
+            if self._is_on_host(copy):
+                self._emit("loaded", {"from": copy.source, "to": copy.target, "seq": name}, by)
+            else:
+                block_hash = seq.block_hashes[seq.block_table.index(copy.target)]
+                self._emit("disk_loaded", {"hash": hash_text(block_hash), "to": copy.target, "seq": name}, by)
 
     def on_arrive(self, copies: "list[BlockCopy]") -> None:
         """Record arrivals in the order of the host's pool. The device blocks of all loads are freed next, together."""
         assert self.pool is not None, "stage 1 has no blocks"
         by = caller_name()
         for copy in reversed(copies):
-            self._emit("arrived", {"from": copy.source, "to": copy.target}, by)
+            if self._is_on_host(copy):
+                self._emit("arrived", {"from": copy.source, "to": copy.target}, by)
+            else:
+                self._emit("disk_arrived", {"to": copy.target}, by)
         self._arrived += [
             copy.target for copy in copies if self.pool.ref_counts[copy.target] == 1
         ]  # only the load holds them
+
+    def on_disk_store(self, block_hash: bytes) -> None:
+        self._emit("disk_stored", {"hash": hash_text(block_hash)})
+
+    def on_disk_drop(self, block_hash: bytes) -> None:
+        self._emit("disk_dropped", {"hash": hash_text(block_hash)})
+
+    def on_disk_evict(self, block_hash: bytes) -> None:
+        self._emit("disk_evicted", {"hash": hash_text(block_hash)})
+
+    def on_disk_bad(self, block_hash: bytes, error: Exception) -> None:
+        self._emit("disk_bad", {"hash": hash_text(block_hash), "error": error_text(error)})
+
+    def on_lose(self, blocks: list[int]) -> None:
+        """Record lost blocks, which are freed next, unless a sequence holds them."""
+        assert self.pool is not None, "stage 1 has no blocks"
+        by = caller_name()
+        for block in blocks:
+            self._emit("lost", {"to": block}, by)
+        self._arrived += [block for block in blocks if self.pool.ref_counts[block] == 1]
+        self._has_lost = True
+
+    def _is_on_host(self, copy: "BlockCopy") -> bool:
+        """Return whether a load is from the host. The disk's blocks are numbered after the host's."""
+        return self.tier is None or copy.source < self.tier.pool.num_blocks
 
     # Writing an event
 
@@ -285,7 +321,7 @@ class Tracer:
         self._put({"kind": kind, "step": self.step, **fields, "by": by or caller_name()})
 
     def _put(self, event: Event) -> None:
-        if self._arrived and event["kind"] != "arrived":  # freed in the meantime
+        if self._arrived and event["kind"] not in ("arrived", "disk_arrived"):  # freed in the meantime
             arrived, self._arrived = self._arrived, []
             for block in reversed(arrived):
                 self._emit_free(block, "BlockManager.collect_loads")
@@ -386,6 +422,8 @@ class Tracer:
             state |= {"host_ref_counts": list(host.ref_counts), "host_free": list(host.free)}
             state["host_cached"] = as_keys(host.hashes)
             state["loading"] = {str(copy.source): copy.target for load in self.tier.loads for copy in load.copies}
+        if disk := getattr(self.engine, "disk_tier", None):
+            state["disk_loading"] = disk.arriving()
         return state
 
 

@@ -76,7 +76,7 @@ function touchedBlocks(events) {
   for (const { kind, block, from, to, start, end } of events) {
     if (block !== undefined && kind !== "cached" && kind !== "host_evicted") blocks.add(block);
     if (kind === "copied" || kind === "stored") blocks.add(from);
-    if (kind === "copied" || kind === "loaded") blocks.add(to);
+    if (kind === "copied" || kind === "loaded" || kind === "disk_loaded") blocks.add(to);
     if (kind !== "reserved" && kind !== "released") continue;
     for (let i = Math.floor(start / SLOTS_PER_SQUARE); i * SLOTS_PER_SQUARE < end; i += 1) blocks.add(i);
   }

@@ -111,7 +111,7 @@ function isMoveOf(event, block, pool) {
     return (kind === "reserved" || kind === "released") && start < last && end > first;
   }
   if (kind === "copied") return from === block || to === block;
-  const blocks = { stored: from, loaded: to, arrived: to, host_evicted: null };
+  const blocks = { stored: from, loaded: to, arrived: to, host_evicted: null, disk_loaded: to, disk_arrived: to, lost: to };
   return (kind in blocks ? blocks[kind] : event.block) === block;
 }
 

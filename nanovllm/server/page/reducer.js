@@ -12,6 +12,7 @@
  *     cached             {block: hash} of the blocks that can be found again
  *     host_ref_counts, host_free, host_cached      the same for the host
  *     loading            {host block: device block} for each load in progress
+ *     disk_loading       device blocks that are read from the disk
  *
  * The memory is what the engine has forgotten and the page still shows:
  *
@@ -58,7 +59,7 @@ export const requestOf = (seq) => seq.replace(/\.(\d+|beam\d+)$/, "");
 
 function beginState({ step, pool, host, state }) {
   const sequences = Object.fromEntries(state.sequences.map((each) => [each.seq, { ...NEW_SEQUENCE, ...each }]));
-  return { ...state, pool, host, step, sequences };
+  return { disk_loading: [], ...state, pool, host, step, sequences };
 }
 
 // ---- sequences and queues
@@ -150,6 +151,17 @@ function arrived(state, { from, to }) {
   return { host_ref_counts, ref_counts, host_free, loading: withoutKey(state.loading, from) };
 }
 
+/** A read from the disk holds its block of the device until it has arrived or is lost. */
+function diskLoaded(state, { to }) {
+  const ref_counts = withItem(state.ref_counts, to, state.ref_counts[to] + 1);
+  return { ref_counts, disk_loading: withLast(state.disk_loading, to) };
+}
+
+function diskLeft(state, { to }) {
+  const ref_counts = withItem(state.ref_counts, to, state.ref_counts[to] - 1);
+  return { ref_counts, disk_loading: without(state.disk_loading, to) };
+}
+
 /** Both queues and both indexes, after a step that failed. */
 const pools = (_, { free, cached, host_free, host_cached }) => ({ free, cached, host_free, host_cached });
 
@@ -157,6 +169,7 @@ const CHANGES = {
   arrive, admit, forked, preempt, end, chunk, token, step: (_, { step }) => ({ step }),
   reserved, released, taken: held, shared: held, hit: held, given_back: givenBack, free, idle,
   cached, evicted, stored, renewed, host_evicted: hostEvicted, loaded, arrived,
+  disk_loaded: diskLoaded, disk_arrived: diskLeft, lost: diskLeft,
   pools,
 };
 

@@ -27,7 +27,8 @@ const PHRASES = [
   ({ of }) => first(of("snapshot"), () => "The connection was lost. This is the current state."),
   ({ of }) => first(of("refused"), ({ request }) => `Request ${request} is rejected: it can never fit.`),
   ({ of, name }) => first(of("preempt"), (event, all) => {
-    const cause = { reset: "The cache is reset", "step failed": "The step failed" }[event.why];
+    const causes = { reset: "The cache is reset", "step failed": "The step failed", lost: "A block was lost on its way" };
+    const cause = causes[event.why];
     if (cause) return `${cause}: ${list(all, name)} ${isSeveral(all) ? "start" : "starts"} over.`;
     if (all.length > 1) return `No block is free. ${list(all, name)} give up all their blocks and wait.`;
     return event.for && event.for !== event.seq
@@ -43,6 +44,10 @@ const PHRASES = [
   ({ of, name }) => first(of("loaded"), ({ seq }, all) => {
     const same = all.filter((event) => event.seq === seq);
     return `${blocks(same)} of ${name(seq)} ${same.length > 1 ? "are" : "is"} loaded from the host.`;
+  }),
+  ({ of, name }) => first(of("disk_loaded"), ({ seq }, all) => {
+    const same = all.filter((event) => event.seq === seq);
+    return `${blocks(same)} of ${name(seq)} ${same.length > 1 ? "are" : "is"} read from the disk.`;
   }),
   ({ of, name }) => first(of("hit"), ({ seq }, all) => {
     const same = all.filter((event) => event.seq === seq), idle = same.filter(({ was }) => was === "idle").length;
@@ -134,6 +139,9 @@ const MOVES = {
   loaded: (who) => `its contents were loaded from the host for ${who}`,
   arrived: () => "the load finished",
   host_evicted: () => "the host evicted it to make room",
+  disk_loaded: (who) => `its contents are read from the disk for ${who}`,
+  disk_arrived: () => "the read finished",
+  lost: () => "the file was damaged or gone, so its contents must be computed",
   reserved: (who) => `${who} reserved these slots for its full length`,
   released: (who) => `${who} gave these slots back`,
 };

@@ -123,7 +123,9 @@ def test_offload_loads_a_beginning_from_the_host(bench):
     report, table = bench("offload", *PREFIX)
     numbers = report["measured"]
     hits = {name: each["tokens_hit"] for name, each in numbers.items()}
-    assert hits == {"computed": 0, "on the device": 32, "on the host": 32}
+    on_disk = {"on the disk": 32, "on the disk, not in memory": 32}
+    assert hits == {"computed": 0, "on the device": 32, "on the host": 32} | on_disk
+    assert all(numbers[name]["blocks_loaded"] == 8 for name in on_disk) and "sooner_from_disk" in report
     assert numbers["on the device"]["blocks_loaded"] == 0 < numbers["on the host"]["blocks_loaded"] <= 8
     assert report["auto"] in ("load", "compute again") and "GB/s" in table
 

@@ -43,9 +43,12 @@ def test_each_field_with_a_help_text_is_an_option_of_its_type():
         "watermark": 0.5,
         "block_size": 4,
         "tile_size": 32,
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": True,
         "offload_policy": "load",
         "kv_offloading_tokens": 64,
+        "kv_disk_dir": "some/folder",
+        "kv_disk_size": 0.5,
+        "kv_disk_save": "all",
         "seed": 5,
         "attention_backend": "torch",
         "quantization": "int4",
@@ -60,9 +63,12 @@ def test_each_field_with_a_help_text_is_an_option_of_its_type():
     for size, value in pool.items():
         options = given | {size: value}
         argv = [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
-        for name in ("enable-prefix-caching", "async-scheduling"):
+        for name, flag in (
+            ("enable-prefix-caching", "enable-prefix-caching"),
+            ("async-scheduling", "no-async-scheduling"),
+        ):
             on_off = argv.index(f"--{name}")
-            argv[on_off : on_off + 2] = [f"--no-{name}"]
+            argv[on_off : on_off + 2] = [f"--{flag}"]
         assert parse(*argv) == EngineConfig(**options)
 
 

@@ -42,7 +42,7 @@ def load(tier: HostTier, held: list[int], targets: list[int]) -> None:
 
 
 def wait(tier: HostTier) -> list[int]:
-    blocks = tier.collect(wait=True)
+    blocks, _ = tier.collect(wait=True)
     tier.check_integrity()
     return blocks
 
@@ -169,16 +169,16 @@ def test_load_without_streams_arrives_immediately():
     tier = tier_of(filled(4), 4)
     store_all(tier, 2)
     load(tier, tier.hold([name(0)]), [3])
-    assert tier.has_arrived([3]) and tier.collect() == [3]
+    assert tier.has_arrived([3]) and tier.collect() == ([3], [])
 
 
 def test_load_arrives_when_its_event_completes_or_after_waiting():
     tier, events = slow_loads(2)
-    assert not tier.has_arrived([0, 3]) and tier.has_arrived([2, 3]) and tier.collect() == []
+    assert not tier.has_arrived([0, 3]) and tier.has_arrived([2, 3]) and tier.collect() == ([], [])
     events[1].is_past = True
     assert tier.has_arrived([1]) and not tier.has_arrived([0, 1])
     tier.check_integrity()
-    assert tier.collect() == [1] and tier.arriving() == [0]
+    assert tier.collect() == ([1], []) and tier.arriving() == [0]
     assert wait(tier) == [0] and tier.has_arrived([0])
 
 

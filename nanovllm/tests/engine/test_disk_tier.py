@@ -1,0 +1,857 @@
+"""The tier on disk: files that are whole or absent, a folder of bounded size, and the same tokens whatever happens.
+
+The model is scripted (scripted.py), so a block with wrong contents changes the answer. Blocks have 4 slots and 1,024
+bytes, so a file takes one page.
+"""
+
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ... import LLM, SamplingParams
+from ...engine import disk_tier, llm_engine
+from ...engine.beam_search import BeamSearch, BeamSearchParams
+from ...engine.config import EngineConfig
+from ...engine.cost_model import CostModel
+from ...engine.disk_tier import BlockFiles, DiskTier, weights_digest
+from ...engine.llm_engine import LLMEngine
+from ...engine.outputs import RequestOutput
+from ...trace.tracer import Tracer
+from ..twin import Twin
+from .helpers import CONFIG, random_tensors, write_checkpoint
+from .scripted import answer_alone, answers, assert_empty, params, reasons, run_to_the_end, scripted_engine, step
+
+FIRST, SECOND = list(range(10, 22)), list(range(50, 62))
+GIB, PAGE = 2**30, 4096
+DATA = bytes(range(256)) * 4
+
+
+def name(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def files_of(root: Path, max_bytes: int = GIB, namespace: str = "a") -> BlockFiles:
+    return BlockFiles(root, namespace, max_bytes)
+
+
+def paths(root: Path) -> list[Path]:
+    """Return the files of all blocks, the oldest first."""
+    return sorted(root.glob("*/*/*.kv"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def read(files: BlockFiles, block_hash: bytes, size: int = len(DATA)) -> bytes:
+    data = bytearray(size)
+    files.read(block_hash, memoryview(data))
+    return bytes(data)
+
+
+# Files
+
+
+def test_block_is_read_as_it_was_written_by_any_process(tmp_path):
+    files_of(tmp_path).write(name(1), memoryview(DATA))
+    assert name(1) in files_of(tmp_path) and name(2) not in files_of(tmp_path)
+    assert read(files_of(tmp_path), name(1)) == DATA
+    assert name(1) not in files_of(tmp_path, namespace="b")
+    with pytest.raises(FileNotFoundError):
+        read(files_of(tmp_path), name(2))
+
+
+def test_only_the_owner_may_enter_the_folders_and_read_the_files(tmp_path):
+    engine = engine_of_folder(tmp_path / "new", write_checkpoint(tmp_path / "checkpoint"))
+    run_to_the_end(ask(engine, FIRST))
+    engine.disk_tier.flush()
+    modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in (tmp_path / "new").rglob("*") if path.suffix != ""}
+    folders = [path for path in (tmp_path / "new").rglob("*") if path.is_dir()]
+    assert len(folders) > 2 and {path.stat().st_mode & 0o777 for path in [tmp_path / "new", *folders]} == {0o700}
+    assert modes == {False: 0o600}
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut in the header": lambda data: data[:20],
+    "without the last byte": lambda data: data[:-1],
+    "one byte more": lambda data: data + b"\0",
+    "zeros": lambda data: bytes(len(data)),
+    "of another version": lambda data: data[:8] + b"\2" + data[9:],
+    "cut and filled": lambda data: data[:600] + bytes(len(data) - 600),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_file_is_deleted(tmp_path, damage):
+    files_of(tmp_path).write(name(1), memoryview(DATA))
+    [path] = paths(tmp_path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match="is damaged"):
+        read(files_of(tmp_path), name(1))
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("step", [61, pytest.param(1, marks=pytest.mark.nightly)])
+def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path, step):
+    files = files_of(tmp_path)
+    files.write(name(1), memoryview(DATA))
+    [path] = paths(tmp_path)
+    whole = path.read_bytes()
+    for i in range(0, len(whole), step):
+        for damaged in (whole[:i], whole[:i] + bytes([whole[i] ^ (1 << i % 8)]) + whole[i + 1 :]):
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError, match="is damaged"):
+                read(files, name(1))
+    path.write_bytes(whole)
+    assert read(files, name(1)) == DATA
+
+
+def test_file_of_another_block_or_of_another_size_is_deleted(tmp_path):
+    files = files_of(tmp_path)
+    for number in (1, 2):
+        files.write(name(number), memoryview(DATA[number:]))
+    first, second = paths(tmp_path)
+    second.rename(first)
+    with pytest.raises(ValueError, match="is damaged"):
+        read(files, name(1), len(DATA) - 1)
+    files.write(name(1), memoryview(DATA))
+    with pytest.raises(ValueError, match="is damaged"):
+        read(files, name(1), 2 * len(DATA))
+    assert paths(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+def test_foreign_file_does_not_block_a_reader(tmp_path, kind):
+    files = files_of(tmp_path)
+    files.write(name(1), memoryview(DATA))
+    [path] = paths(tmp_path)
+    path.rename(tmp_path / "elsewhere")
+    {"pipe": os.mkfifo, "folder": os.mkdir, "link": lambda path: os.symlink(tmp_path / "elsewhere", path)}[kind](path)
+    with pytest.raises((ValueError, OSError)):
+        read(files, name(1))
+    assert (tmp_path / "elsewhere").exists()
+
+
+def test_failed_write_leaves_the_old_file_and_no_new_one(tmp_path, monkeypatch):
+    files = files_of(tmp_path)
+    files.write(name(1), memoryview(DATA))
+    monkeypatch.setattr(os, "writev", lambda file, parts: os.write(file, parts[0]))  # a full disk writes less
+    for number in (1, 2):
+        with pytest.raises(OSError, match="No space left"):
+            files.write(name(number), memoryview(DATA))
+    assert read(files, name(1)) == DATA
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "lock"}
+
+
+# Size
+
+
+@pytest.mark.parametrize("num_folders", [1, 3])
+def test_size_is_held_within_5_percent_by_all_namespaces_together(tmp_path, num_folders):
+    all_files = [files_of(tmp_path, 100 * PAGE, str(i)) for i in range(num_folders)]
+    sizes = []
+    for number in range(250):
+        all_files[number % num_folders].write(name(number), memoryview(DATA))
+        sizes.append(len(paths(tmp_path)))
+    assert max(sizes) == 100 and min(sizes[100:]) == 95, "in pages"
+    kept = {int(path.stem, 16) for path in paths(tmp_path)}
+    assert kept == {*range(250 - len(kept), 250)}, "the oldest are gone"
+
+
+def test_least_recently_used_blocks_go_first_and_the_first_of_a_text_last(tmp_path):
+    files = files_of(tmp_path, 20 * PAGE)
+    for number in range(20):
+        files.write(name(number), memoryview(DATA))
+    files.touch([name(3), name(4), name(5)])
+    removed: list[bytes] = []
+    for number in range(100, 120):
+        removed += files.write(name(number), memoryview(DATA))
+    others = [number for number in range(20) if number not in (3, 4, 5)]
+    assert removed == [name(number) for number in [*others, 5, 4, 3]]
+
+
+def test_start_measures_the_size_and_removes_leftovers(tmp_path):
+    files = files_of(tmp_path, 10 * PAGE)
+    for number in range(10):
+        files.write(name(number), memoryview(DATA))
+    (tmp_path / "lock").write_bytes(b"")
+    (tmp_path / "new").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("not a block")
+    again = files_of(tmp_path, 6 * PAGE)
+    assert len(again.remove_oldest()) == 5 and len(paths(tmp_path)) == 5
+    assert not (tmp_path / "new").exists() and (tmp_path / "notes.txt").exists()
+    assert int.from_bytes((tmp_path / "lock").read_bytes(), "little") == 5 * PAGE
+
+
+def test_folder_that_is_removed_is_made_again(tmp_path):
+    files = files_of(tmp_path / "root")
+    (tmp_path / "root").mkdir()
+    files.write(name(1), memoryview(DATA))
+    subprocess.run(["rm", "-r", str(tmp_path / "root")], check=True)
+    with pytest.raises(OSError, match="No such file"):
+        read(files, name(1))
+    files.write(name(2), memoryview(DATA))
+    assert read(files, name(2)) == DATA
+
+
+# The engine
+
+
+class DiskEngine(LLMEngine):
+    """An engine with a tier on disk."""
+
+    disk_tier: DiskTier
+
+
+def engine_of_folder(root: Path, checkpoint: Path, num_blocks: int = 40, **options: Any) -> DiskEngine:
+    options = {"kv_offloading_tokens": 0, "kv_disk_dir": str(root)} | options
+    engine = scripted_engine(checkpoint, num_blocks, **options)
+    engine.__class__ = DiskEngine
+    return engine  # type: ignore[return-value]
+
+
+@pytest.fixture
+def make(checkpoint: Path, tmp_path: Path) -> Callable[..., DiskEngine]:
+    """Return a function that makes an engine on the test's folder, as after a restart."""
+    return lambda **options: engine_of_folder(tmp_path / "disk", checkpoint, **options)
+
+
+def ask(engine: DiskEngine, *prompts: list[int], max_tokens: int = 8, **options: Any) -> DiskEngine:
+    for prompt in prompts:
+        name = f"{len(engine.requests)}-{time.perf_counter_ns()}"
+        engine.add_request(name, prompt, params(max_tokens, temperature=1.0, seed=3, **options))
+    return engine
+
+
+def run(engine: DiskEngine) -> list[RequestOutput]:
+    """Run to the end, assert that each request has its own answer, and wait for the files."""
+    outputs = [*run_to_the_end(engine).values()]
+    for output in outputs:
+        n = len(output.outputs)
+        expected = [answer_alone(output.prompt_token_ids, len(each), 3, i) for i, each in enumerate(answers(output))]
+        assert reasons(output) == ["length"] * n and answers(output) == expected, output.error
+    engine.disk_tier.flush()
+    engine.disk_tier.collect()
+    return outputs
+
+
+def counts(engine: DiskEngine) -> tuple[int, int, int]:
+    """Return the stored, loaded and lost blocks."""
+    tier = engine.disk_tier
+    return tier.num_blocks_stored, tier.num_blocks_loaded, tier.num_blocks_lost
+
+
+def num_cached(outputs: list[RequestOutput]) -> list[int]:
+    return [output.num_cached_tokens or 0 for output in outputs]
+
+
+def damage_all(root: Path, *, keep: int = 0) -> None:
+    """Damage all blocks but the `keep` most recently used ones, with which the last prompt begins."""
+    for path in paths(root)[::-1][keep:]:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+class Gate:
+    """Reads of files that wait until they are let through."""
+
+    def __init__(self, engine: DiskEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_open = threading.Event()
+        read = engine.disk_tier.files.read
+
+        def slow(block_hash: bytes, into: memoryview) -> None:
+            assert self.is_open.wait(30), "a read is never let through"
+            read(block_hash, into)
+
+        monkeypatch.setattr(engine.disk_tier.files, "read", slow)
+
+    def open(self, engine: DiskEngine) -> None:
+        """Let all reads through, and wait for them."""
+        self.is_open.set()
+        while not all(load.is_done for load in engine.disk_tier.loads):
+            time.sleep(0.001)
+
+
+def test_restart_finds_the_prompt(make):
+    engine = ask(make(), FIRST)
+    run(engine)
+    assert counts(engine) == (3, 0, 0), "the prompt's blocks, not the answer's"
+    again = ask(make(), FIRST, [*FIRST, 1, 2])
+    assert sorted(num_cached(run(again))) == [8, 12], "the last token of a prompt is computed"
+    assert counts(again) == (0, 3, 0) and again.executor.num_tokens == 4 + 7 + 2 + 7
+
+
+@pytest.mark.parametrize(("save", "num_stored"), [("prompt", 3), ("all", 4), ("evicted", 0)])
+def test_kv_disk_save_says_which_blocks_are_stored(make, save, num_stored):
+    engine = ask(make(kv_disk_save=save, num_blocks=10), FIRST)
+    run(engine)
+    assert counts(engine)[0] == num_stored
+    run(ask(engine, [*range(100, 138)], max_tokens=1))  # takes all blocks
+    assert counts(engine)[0] == {"prompt": 12, "all": 13, "evicted": 4}[save]
+
+
+def test_blocks_are_on_the_device_the_host_and_the_disk(make):
+    """A block comes from where it is found first."""
+    engine = make(num_blocks=10, kv_offloading_tokens=8)
+    run(ask(engine, FIRST))
+    run(ask(engine, [*range(100, 138)], max_tokens=1))
+    run(ask(engine, FIRST))
+    assert engine.host_tier.num_blocks_loaded + engine.disk_tier.num_blocks_loaded == 2
+    again = make(num_blocks=10, kv_offloading_tokens=8)
+    run(ask(again, FIRST, SECOND))
+    assert (again.host_tier.num_blocks_loaded, counts(again)) == (0, (3, 2, 0))
+
+
+def test_prompt_of_another_salt_checkpoint_or_option_is_not_found(make, tmp_path):
+    run(ask(make(), FIRST))
+    other = write_checkpoint(tmp_path / "other", tensors=random_tensors(CONFIG, seed=1))
+    for engine in (
+        engine_of_folder(tmp_path / "disk", other),
+        make(hf_overrides={"rope_theta": 5000.0}),
+        make(dtype="bfloat16"),
+        make(attention_backend="numba"),
+        make(quantization="int8"),
+    ):
+        assert num_cached(run(ask(engine, FIRST))) == [0]
+    engine = make()
+    engine.add_request("a", {"prompt_token_ids": FIRST, "cache_salt": "b"}, params(2, temperature=1.0, seed=3))
+    assert num_cached(run(engine)) == [0]
+    assert num_cached(run(ask(make(), FIRST))) == [8]
+
+
+def test_changed_weights_have_another_digest(tmp_path):
+    """Also if only one byte changes, and the size and the time of the file do not."""
+    folder = write_checkpoint(tmp_path / "checkpoint")
+    file = folder / "model.safetensors"
+    long_ago = time.time_ns() - 10**12
+    digests = set()
+    for i in range(3):
+        data = bytearray(file.read_bytes())
+        data[-1] = i
+        file.write_bytes(data)
+        os.utime(file, ns=(long_ago, long_ago))
+        digests |= {weights_digest(folder, tmp_path / "disk") for _ in range(2)}
+    assert len(digests) == 3
+    (folder / "config.json").write_text("{}")
+    assert weights_digest(folder, tmp_path / "disk") not in digests
+
+
+def test_untouched_weights_are_read_once(tmp_path, monkeypatch):
+    folder = write_checkpoint(tmp_path / "checkpoint")
+    monkeypatch.setattr(disk_tier, "SETTLED_SECONDS", 0.0)
+    digest = weights_digest(folder, tmp_path / "disk")
+    monkeypatch.setattr(disk_tier.hashlib, "file_digest", None)
+    assert weights_digest(folder, tmp_path / "disk") == digest
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_blocks_of_a_gpu_survive_a_restart(make, tmp_path, is_damaged):
+    """Copies go through pinned buffers, on streams of their own."""
+    options = {"device": "cuda", "dtype": "float32"}
+    run(ask(make(**options), FIRST, SECOND))
+    if is_damaged:
+        damage_all(tmp_path / "disk", keep=2)
+    engine = ask(make(**options), FIRST, SECOND, FIRST[::-1], n=2)
+    run(engine)
+    assert counts(engine)[1] > 0 and (counts(engine)[2] > 0) == is_damaged
+
+
+# The choice between the disk and computing
+
+
+@pytest.mark.parametrize(("load_bytes_per_second", "is_used"), [(255_000, False), (257_000, True)])
+def test_auto_policy_uses_the_disk_if_it_is_faster(make, monkeypatch, load_bytes_per_second, is_used, caplog):
+    """A token has 256 bytes, and 1,000 are computed a second."""
+    cost = CostModel(load_bytes_per_second, 1e12, 1000)
+    monkeypatch.setattr(llm_engine, "measure", lambda *parts: cost)
+    monkeypatch.setattr(llm_engine, "measure_disk", lambda *parts: cost)
+    engine = make(offload_policy="auto")
+    assert (engine.disk_tier is not None) == is_used and len(caplog.records) == 1 - is_used
+
+
+def test_measurement_of_the_disk_leaves_nothing(checkpoint, tmp_path, monkeypatch):
+    options = {"offload_policy": "auto", "block_size": 4, "kv_cache_tokens": 64, "kv_disk_dir": tmp_path / "disk"}
+    cost = LLM(str(checkpoint), **options).llm_engine.disk_cost_model
+    assert cost and min(cost.load_bytes_per_second, cost.store_bytes_per_second, cost.tokens_per_second) > 0
+    assert paths(tmp_path / "disk") == [] and not [*(tmp_path / "disk").glob("measure*")]
+    monkeypatch.setattr(BlockFiles, "write", refuse_write)  # then it is used without a measurement
+    engine = LLM(str(checkpoint), **options).llm_engine
+    assert engine.disk_tier and engine.disk_cost_model is None
+
+
+def refuse_write(*arguments: Any) -> None:
+    raise OSError(30, "Read-only file system")
+
+
+# Blocks that are lost
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2])
+@pytest.mark.parametrize("n", [1, 3])
+def test_lost_block_is_computed_again_by_all_that_hold_it(make, tmp_path, n, keep):
+    run(ask(make(), FIRST))
+    damage_all(tmp_path / "disk", keep=keep)
+    engine = ask(make(), [*FIRST, 1], [*FIRST, 2, 3], FIRST[:9], n=n)
+    run(engine)
+    assert counts(engine) == (3 - keep, keep, 3 - keep) and engine.scheduler.num_preemptions > 0
+    assert num_cached(run(ask(make(), FIRST))) == [8], "it was stored again"
+
+
+def test_vanished_block_is_a_miss(make, tmp_path):
+    run(ask(make(), FIRST))
+    engine = make()
+    engine.add_request("a", FIRST, params(8, temperature=1.0, seed=3))
+    engine.kv_cache_manager.find_hits(engine.requests["a"][0])  # then another process removes them
+    for path in paths(tmp_path / "disk"):
+        path.unlink()
+    run(engine)
+    assert counts(engine) == (3, 0, 2)
+
+
+def test_others_run_during_a_load(make, monkeypatch):
+    run(ask(make(), FIRST))
+    engine = make()
+    gate = Gate(engine, monkeypatch)
+    ask(engine, SECOND)
+    step(engine)
+    ask(engine, FIRST)
+    for _ in range(3):
+        assert len(step(engine)) == 1 and engine.disk_tier.loads and len(engine.scheduler.running) == 2
+    gate.open(engine)
+    assert len(step(engine)) == 2
+    run(engine)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_neither_an_abort_nor_a_preemption_waits_for_the_disk(make, monkeypatch, tmp_path, n, is_damaged):
+    run(ask(make(), FIRST))
+    if is_damaged:
+        damage_all(tmp_path / "disk", keep=1)
+    engine = make()
+    gate = Gate(engine, monkeypatch)
+    ask(engine, SECOND)
+    ask(engine, FIRST, FIRST[:9], n=n)
+    step(engine)
+    _, aborted, _ = [*engine.requests]
+    assert engine.disk_tier.loads and len(engine.scheduler.running) == 2 + n
+    assert engine.abort_request(aborted)
+    engine.scheduler._preempt(engine.scheduler.running[-1], None)
+    engine.kv_cache_manager.check_integrity()
+    assert len(step(engine)) == 1 and engine.disk_tier.arriving()
+    gate.open(engine)
+    run(engine)
+
+
+def test_newer_requests_start_over_too_so_that_none_overtakes_another(make, monkeypatch, tmp_path):
+    run(ask(make(), FIRST))
+    damage_all(tmp_path / "disk")
+    engine = make()
+    gate = Gate(engine, monkeypatch)
+    ask(engine, SECOND, FIRST, SECOND[::-1])
+    assert len(step(engine)) == 2
+    gate.open(engine)
+    run(engine)
+    assert engine.scheduler.num_preemptions == 2
+
+
+def test_overlapped_steps_survive_a_lost_block(make, tmp_path):
+    run(ask(make(), FIRST))
+    damage_all(tmp_path / "disk", keep=1)
+    engine = make(async_scheduling=True)
+    ask(engine, SECOND, max_tokens=20)
+    for _ in range(3):
+        engine.step()
+    ask(engine, FIRST, SECOND[::-1], n=2)
+    run(engine)
+    assert counts(engine)[2] == 1
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_beam_search_loads_its_prompt_or_computes_it(checkpoint, tmp_path, is_damaged):
+    options = {"block_size": 4, "kv_cache_tokens": 64, "offload_policy": "load", "kv_disk_dir": str(tmp_path / "disk")}
+
+    def search() -> tuple[list[list[int]], DiskTier]:
+        engine = LLMEngine(EngineConfig(str(checkpoint), **options))  # type: ignore[arg-type]
+        output = BeamSearch(engine, BeamSearchParams(beam_width=2, max_tokens=3)).run("a", FIRST)
+        assert output.error is None and engine.disk_tier
+        assert_empty(engine)
+        engine.disk_tier.flush()
+        return answers(output), engine.disk_tier
+
+    expected, _ = search()
+    if is_damaged:
+        damage_all(tmp_path / "disk", keep=1)
+    found, tier = search()
+    assert found == expected
+    assert (tier.num_blocks_loaded, tier.num_blocks_lost) == ((1, 1) if is_damaged else (2, 0))
+
+
+def test_reset_empties_the_disk_for_all_engines(make, tmp_path):
+    run(ask(make(), FIRST))
+    engine, other = make(), make()
+    run(ask(engine, FIRST, SECOND))
+    assert engine.reset_prefix_cache() and paths(tmp_path / "disk") == []
+    assert num_cached(run(ask(other, FIRST))) == [0] and num_cached(run(ask(engine, SECOND))) == [0]
+    assert num_cached(run(ask(make(), FIRST))) == [8]
+
+
+# Writes that are impossible
+
+
+def test_queue_drops_blocks_and_stores_them_when_they_are_evicted(make, monkeypatch):
+    monkeypatch.setattr(disk_tier, "QUEUE_BYTES", 1)  # two buffers
+    engine = make(num_blocks=10)
+    is_open = threading.Event()
+    write = engine.disk_tier.files.write
+
+    def slow(block_hash: bytes, data: memoryview) -> list[bytes]:
+        assert is_open.wait(30)
+        return write(block_hash, data)
+
+    monkeypatch.setattr(engine.disk_tier.files, "write", slow)
+    ask(engine, FIRST)
+    run_to_the_end(engine)
+    assert engine.disk_tier.num_blocks_dropped == 1
+    is_open.set()
+    engine.disk_tier.flush()
+    run(ask(engine, [*range(100, 138)], max_tokens=1))
+    assert num_cached(run(ask(make(), FIRST))) == [8]
+
+
+@pytest.mark.parametrize("call", ["open", "writev"])
+def test_full_or_read_only_folder_is_one_warning_and_reads_go_on(make, monkeypatch, caplog, call):
+    run(ask(make(), FIRST))
+    original = getattr(os, call)
+
+    def refuse(*arguments: Any) -> int:
+        raise OSError(30, "Read-only file system")
+
+    def refuse_writes(*arguments: Any) -> int:
+        is_read = call == "open" and not arguments[1] & (os.O_WRONLY | os.O_RDWR)
+        return original(*arguments) if is_read else refuse()
+
+    monkeypatch.setattr(os, call, refuse_writes)
+    engine = make()
+    run(ask(engine, FIRST, SECOND))
+    assert counts(engine) == (0, 2, 0) and len(caplog.records) == 1
+    damage_all(engine.disk_tier.files.root)
+    monkeypatch.setattr(os, "unlink", refuse)
+    for _ in range(2):
+        engine = make()
+        for _ in range(2):
+            run(ask(engine, FIRST))
+        assert counts(engine) == (0, 0, 2), "a file that cannot be deleted is read once"
+
+
+@pytest.mark.nightly
+def test_full_and_then_read_only_file_system(make, tmp_path, caplog):
+    """A real one, if this user may mount it: full after a few blocks, and read-only after a restart."""
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "tmpfs", str(tmp_path / "disk")]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        prompts = [[i, *range(10, 21)] for i in range(20)]
+        engine = make()
+        for prompt in prompts:
+            run(ask(engine, prompt))
+        assert 3 <= counts(engine)[0] < 16 and len(caplog.records) == 1
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path / "disk")], check=True)
+        engine = make()
+        assert sorted(num_cached(run(ask(engine, prompts[0], prompts[19])))) == [0, 8]
+        assert counts(engine) == (0, 2, 0) and len(caplog.records) == 2
+        assert engine.reset_prefix_cache() and num_cached(run(ask(engine, prompts[0]))) == [0]
+    finally:
+        subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+
+
+def test_reset_of_a_read_only_folder_finds_nothing_any_more(make, monkeypatch):
+    run(ask(make(), FIRST))
+    engine = make()
+
+    def refuse(*arguments: Any) -> int:
+        raise OSError(30, "Read-only file system")
+
+    engine.disk_tier.flush()
+    monkeypatch.setattr(os, "unlink", refuse)
+    assert engine.reset_prefix_cache()
+    assert num_cached(run(ask(engine, FIRST))) == [0]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"kv_disk_dir": ""}, "kv_disk_dir must be the path of a folder, got ''"),
+        ({"kv_disk_size": 0.0}, "kv_disk_size must be a number of GiB, above 0, got 0.0"),
+        ({"kv_disk_save": "none"}, "kv_disk_save must be one of prompt, all, evicted, got 'none'"),
+        ({"kv_disk_size": 1e-6}, "kv_disk_size must hold two blocks of 1,024 bytes, got 1,073 bytes"),
+        ({"enable_prefix_caching": False}, "kv_disk_dir '.*' needs enable_prefix_caching, got False"),
+        ({"offload_policy": "recompute"}, "kv_disk_dir '.*' needs offload_policy auto or load, got 'recompute'"),
+    ],
+)
+def test_invalid_option_is_refused(make, options, error):
+    with pytest.raises(ValueError, match=f"^{error}$"):
+        make(**options)
+
+
+def test_folder_that_is_a_file_or_open_to_others_is_refused(make, tmp_path):
+    (tmp_path / "disk").write_text("")
+    with pytest.raises(ValueError, match="kv_disk_dir must be a folder, got "):
+        make()
+    (tmp_path / "disk").unlink()
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk").chmod(0o777)
+    with pytest.raises(ValueError, match="kv_disk_dir must be writable by its owner alone"):
+        make()
+
+
+# Statistics and traces
+
+
+def test_statistics_and_metrics_count_the_blocks(make, tmp_path):
+    first = make()
+    run(ask(first, FIRST))
+    damage_all(tmp_path / "disk", keep=1)
+    engine = make()
+    run(ask(engine, FIRST))
+    stats = engine.stats()
+    assert (stats.disk_blocks_stored, stats.disk_blocks_loaded, stats.disk_blocks_lost) == (1, 1, 1)
+    assert (stats.blocks_stored, stats.blocks_loaded) == (0, 0) and "disk: 1 stored, 1 loaded, 1 lost" in str(stats)
+    values = {metric.name: getattr(metric, "value", None) for metric in engine.get_metrics()}
+    assert values["nanovllm:kv_disk_load_bytes"] == 1024 and values["nanovllm:kv_disk_store_bytes"] == 1024
+    assert values["nanovllm:kv_disk_lost_blocks"] == 1 and values["vllm:external_prefix_cache_queries"] == 12
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_trace_of_loads_replays_to_the_same_state(make, tmp_path, is_damaged):
+    run(ask(make(), FIRST))
+    if is_damaged:
+        damage_all(tmp_path / "disk", keep=1)
+    engine, tracer = make(), Tracer()
+    twin = Twin(engine, tracer)
+    tracer.attach(engine, twin)
+    run(ask(engine, SECOND, FIRST, FIRST[:9]))
+    tracer.detach()
+    assert tracer.error is None
+    kinds = Counter(event["kind"] for event in twin.events)
+    expected = {"disk_loaded": 2, "disk_arrived": 1 if is_damaged else 2, "disk_stored": 4 if is_damaged else 3}
+    assert expected.items() <= kinds.items() and kinds["lost"] == kinds["disk_bad"] == int(is_damaged)
+    whys = {event["why"] for event in twin.events if event["kind"] == "preempt"}
+    assert whys == ({"lost"} if is_damaged else set())
+
+
+# Several processes
+
+
+def write_forever(root: str, max_bytes: int, seed: int) -> None:
+    """Write, read and touch random blocks. The content of each follows from its hash. Leave with 1 if one is wrong."""
+    files, rng = BlockFiles(Path(root), "a", max_bytes), random.Random(seed)
+    files.remove_oldest()
+    while True:
+        number = rng.randrange(200)
+        try:
+            assert read(files, name(number)) == content(number)
+        except ValueError:
+            os._exit(1)
+        except FileNotFoundError:
+            files.write(name(number), memoryview(content(number)))
+        files.touch([name(number)])
+
+
+def content(number: int) -> bytes:
+    return random.Random(number).randbytes(1024)
+
+
+@pytest.mark.parametrize("num_kills", [4, pytest.param(200, marks=pytest.mark.nightly)])
+def test_processes_that_are_killed_leave_whole_files_and_hold_the_size(tmp_path, num_kills):
+    """Two processes at a time, and each is killed at a random moment."""
+    rng, limit, context = random.Random(num_kills), 100 * PAGE, multiprocessing.get_context("fork")
+    writers: list[multiprocessing.process.BaseProcess] = []
+    most = 0
+    for _ in range(num_kills):
+        while len(writers) < 2:
+            writers.append(context.Process(target=write_forever, args=(str(tmp_path), limit, rng.randrange(2**30))))
+            writers[-1].start()
+        until = time.monotonic() + rng.uniform(0.02, 0.2)
+        while time.monotonic() < until:
+            most = max(most, len(paths_that_exist(tmp_path)))
+        victim = writers.pop(0)
+        assert victim.is_alive(), "it has read a wrong block"
+        victim.kill()
+        victim.join()
+    for writer in writers:
+        assert writer.is_alive()
+        writer.kill()
+        writer.join()
+    files = files_of(tmp_path, limit)
+    files.remove_oldest()
+    assert 0 < most <= 105 and {path.name for path in tmp_path.iterdir()} == {"a", "lock"}
+    for path in paths(tmp_path):
+        assert read(files, bytes.fromhex(path.stem)) == content(int(path.stem, 16))
+    assert int.from_bytes((tmp_path / "lock").read_bytes(), "little") == len(paths(tmp_path)) * PAGE
+
+
+def paths_that_exist(root: Path) -> list[Path]:
+    return [*root.glob("*/*/*.kv")]
+
+
+PREFILL = """
+import sys
+from nanovllm import LLM, SamplingParams
+options = {"offload_policy": "load", "block_size": 4, "kv_cache_tokens": 160}
+llm = LLM(sys.argv[1], kv_disk_dir=sys.argv[2], kv_disk_size=0.1, **options)
+llm.generate(list(range(10, 40)), SamplingParams(max_tokens=1))
+llm.llm_engine.disk_tier.flush()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("is_killed", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_one_process_computes_a_prompt_and_another_one_answers(checkpoint, tmp_path, is_killed):
+    """Prefill and decode in two processes. The first one may still run, or be killed."""
+    command = [sys.executable, "-c", PREFILL, str(checkpoint), str(tmp_path / "disk")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as prefill:
+        assert prefill.stdout and prefill.stdout.readline() == "ready\n"
+        if is_killed:
+            prefill.kill()
+            prefill.wait()
+        options: dict[str, Any] = {"offload_policy": "load", "block_size": 4, "kv_cache_tokens": 160}
+        sampling = SamplingParams(temperature=0.0, max_tokens=8)
+        [expected] = LLM(str(checkpoint), **options).generate([*range(10, 40)], sampling)
+        llm = LLM(str(checkpoint), kv_disk_dir=tmp_path / "disk", kv_disk_size=0.1, **options)
+        [output] = llm.generate([*range(10, 40)], sampling)
+        prefill.kill()
+    assert answers(output) == answers(expected) and output.num_cached_tokens == 28
+    assert llm.stats().disk_blocks_loaded == 7
+
+
+# Random histories
+
+
+class DiskHistory:
+    """Requests that start alike, aborts, resets, restarts, and files that are damaged, removed or refused."""
+
+    def __init__(self, checkpoint: Path, root: Path, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.root, self.seen = root, Counter[str]()
+        self.texts = [[rng.randrange(320) for _ in range(25)] for _ in range(2)]
+        self.late, self.failing, self.busy = rng.choice([0.0, 0.5]), rng.choice([0.0, 0.1]), rng.choice([0.05, 0.3])
+        self.make = lambda: engine_of_folder(
+            root,
+            checkpoint,
+            num_blocks=rng.randrange(8, 24),
+            kv_offloading_tokens=4 * rng.choice([0, 0, 4]),
+            kv_disk_size=rng.choice([12 * PAGE / GIB, 1.0]),
+            kv_disk_save=rng.choice(["prompt", "all", "evicted"]),
+            max_num_seqs=rng.choice([1, 2, 4, 32]),
+            max_num_batched_tokens=rng.choice([1, 3, 8, 64]),
+            async_scheduling=rng.random() < 0.3,
+        )
+        self.sent: dict[str, tuple[list[int], SamplingParams]] = {}
+
+    def start(self) -> None:
+        """Start an engine whose files are slow and fail at times."""
+        self.engine = self.make()
+        files, rng = self.engine.disk_tier.files, self.rng
+        original = {"read": files.read, "write": files.write}
+
+        def faulty(verb: str) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                if rng.random() < self.late:
+                    time.sleep(0.001)
+                if rng.random() < self.failing:
+                    raise OSError(5, "Input/output error")
+                return original[verb](*arguments)
+
+            return call
+
+        for verb in original:
+            setattr(files, verb, faulty(verb))
+
+    def disturb(self) -> None:
+        """Damage, cut or remove files."""
+        for path in paths_that_exist(self.root):
+            if self.rng.random() < 0.3:
+                try:
+                    data = bytearray(path.read_bytes())
+                    data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
+                    if self.rng.random() < 0.3:
+                        path.unlink()
+                    else:
+                        path.write_bytes(data[: self.rng.choice([len(data), len(data), len(data) // 2])])
+                    self.seen["disturbed"] += 1
+                except FileNotFoundError:
+                    pass  # it has been deleted
+
+    def end(self, output: RequestOutput) -> None:
+        prompt, sampling = self.sent.pop(output.request_id)
+        for i, (token_ids, reason) in enumerate(zip(answers(output), reasons(output), strict=True)):
+            assert token_ids == answer_alone(prompt, len(token_ids), sampling.seed, i)
+            assert reason in ("length", "abort") or "blocks, the pool has" in str(output.error)
+            assert reason != "length" or len(token_ids) == sampling.max_tokens
+
+    def run(self, num_requests: int) -> None:
+        """Send requests over several lives of the engine, and check every answer."""
+        rng, number = self.rng, 0
+        self.start()
+        while number < num_requests or self.engine.has_unfinished_requests():
+            if number < num_requests and rng.random() < self.busy:
+                beginning = rng.choice(self.texts)[: rng.choice([0, 9, 13, 20, 25])]
+                prompt = beginning + [rng.randrange(320) for _ in range(rng.randrange(1, 8))]
+                sampling = params(
+                    rng.randrange(1, 16), n=rng.choice([1, 1, 2, 3]), temperature=1.0, seed=rng.randrange(9)
+                )
+                sampling.n = min(sampling.n, self.engine.config.max_num_seqs)
+                self.engine.add_request(str(number), prompt, sampling)
+                self.sent[str(number)] = prompt, sampling
+                number += 1
+            if rng.random() < 0.03 and (output := self.engine.abort_request(str(rng.randrange(number + 1)))):
+                self.end(output)
+            if rng.random() < 0.03:
+                self.engine.disk_tier.flush()
+                self.disturb()
+            if rng.random() < 0.003:
+                assert self.engine.reset_prefix_cache(reset_running_requests=True)
+            for output in step(self.engine).values():
+                if output.finished:
+                    self.end(output)
+            if not self.engine.has_unfinished_requests() and rng.random() < 0.5:
+                self.stop()
+                self.start()
+        self.stop()
+        assert not self.sent
+
+    def stop(self) -> None:
+        assert_empty(self.engine)
+        tier = self.engine.disk_tier
+        tier.flush()
+        tier.collect()
+        self.seen += Counter(loaded=tier.num_blocks_loaded, lost=tier.num_blocks_lost, stored=tier.num_blocks_stored)
+        self.seen["preempted"] += self.engine.scheduler.num_preemptions
+        assert {path.name for path in self.root.iterdir() if path.is_file()} <= {"lock"}
+
+
+@pytest.mark.parametrize("num_histories", [16, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_random_histories_with_faults_give_every_request_its_own_answer(
+    checkpoint, tmp_path, num_histories, monkeypatch
+):
+    monkeypatch.setattr(disk_tier, "RETRY_SECONDS", 0.0)
+    seen: Counter[str] = Counter()
+    for seed in range(num_histories):
+        history = DiskHistory(checkpoint, tmp_path / str(seed), seed)
+        history.run(history.rng.randrange(1, 20))
+        seen += history.seen
+        shutil.rmtree(tmp_path / str(seed))
+    assert min(seen[kind] for kind in ("loaded", "lost", "stored", "preempted", "disturbed")) > 5, f"too little: {seen}"
