@@ -13,12 +13,15 @@ the guess with the real batch, and usually has little left to write. If the gues
 has two buffers, because the copy of a step that was launched ahead may not have started yet.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ..torch.backend import ends_of
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
@@ -113,14 +116,13 @@ class StepInputs:
         self._is_prepared = False
 
     def fill(self, batch: "list[Scheduled]") -> list[int]:
-        """Copy a step to the device. Return the row of each sequence of the batch, all below len(batch)."""
-        seqs = [seq for seq, _ in batch]
-        positions = [seq.num_launched_tokens for seq in seqs]
+        """Copy a step to the device. Return the row of each item of the batch, all below len(batch)."""
+        seqs, positions = [seq for seq, _ in batch], [end - 1 for end in ends_of(batch)]
         if not (self._is_prepared and seqs == self._seqs and positions == self._positions):
             self._begin(seqs, positions)
         self._is_prepared = False
         rows = self._rows
-        self._fields["input_ids"][rows] = [seq.input_ids(1)[0] for seq in seqs]
+        self._fields["input_ids"][rows] = [seq.input_ids(1, at)[0] for seq, at in zip(seqs, positions, strict=True)]
         self._write_changes(seqs)
         self._host.copy_to(self._buffer)
         return rows
@@ -167,18 +169,26 @@ class StepInputs:
         return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
 
     def _assign_rows(self, seqs: "list[Sequence]") -> list[int]:
-        """Return a row below len(seqs) for each sequence. A sequence keeps the row it has if that is low enough."""
-        num_rows, kept = len(seqs), set(map(id, seqs))
-        current = [seq if seq is not None and id(seq) in kept else None for seq in self._seq_by_row]
-        rows = {id(seq): row for row, seq in enumerate(current[:num_rows]) if seq is not None}
-        free = (row for row in range(num_rows) if row >= len(current) or current[row] is None)
-        self._seq_by_row = current[:num_rows] + [None] * (num_rows - len(current))
+        """Return a row below len(seqs) for each item. A sequence keeps the rows it has if they are low enough.
+
+        With a draft, a sequence has several rows.
+        """
+        num_rows, needed = len(seqs), Counter(map(id, seqs))
+        owned, free = defaultdict[int, list[int]](list), list[int]()  # rows by sequence, and those without one
+        current = self._seq_by_row[:num_rows] + [None] * (num_rows - len(self._seq_by_row))
+        for row, owner in enumerate(current):
+            is_kept = owner is not None and len(owned[id(owner)]) < needed[id(owner)]
+            (owned[id(owner)] if is_kept else free).append(row)
         self._sent_tables += [[] for _ in range(num_rows - len(self._sent_tables))]
+        rows, unused = [], iter(free)
         for seq in seqs:
-            if id(seq) not in rows:
-                row = rows[id(seq)] = next(free)
-                self._seq_by_row[row], self._sent_tables[row] = seq, []
-        return [rows[id(seq)] for seq in seqs]
+            own = owned[id(seq)]
+            row = own.pop(0) if own else next(unused)
+            if current[row] is not seq:
+                current[row], self._sent_tables[row] = seq, []
+            rows.append(row)
+        self._seq_by_row = current
+        return rows
 
     def _write_changes(self, seqs: "list[Sequence]") -> None:
         """Write the table entries that changed since they were sent, and the slots of rows whose table changed."""

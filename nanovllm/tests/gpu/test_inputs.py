@@ -42,6 +42,26 @@ def test_sequences_keep_their_rows_and_the_last_one_fills_a_gap():
     assert inputs.fill(decodes(c, d, b)) == [0, 2, 1]
 
 
+def test_each_token_of_a_draft_has_a_row():
+    a, b = sequence(6, [7, 9]), sequence(3, [2])
+    a.draft_token_ids = [50, 51, 52]
+    inputs = StepInputs(6, max_blocks=3, block_size=BLOCK_SIZE, device=CPU)
+    assert inputs.fill(decodes(b, a)) == [0, 1]
+    inputs.apply_changes()
+    a.block_table = [7, 9, 4]
+    rows = inputs.fill(decodes(b, a, a, a, a))
+    inputs.apply_changes()
+    assert rows == [0, 1, 2, 3, 4]
+    assert inputs.device["input_ids"][:5].tolist() == [102, 105, 50, 51, 52]
+    assert inputs.device["positions"][:5].tolist() == [2, 5, 6, 7, 8]
+    assert inputs.device["context_lens"].tolist() == [3, 6, 7, 8, 9, 0]
+    assert inputs.device["slot_mapping"][:5].tolist() == [10, 37, 38, 39, 16]
+    assert inputs.block_tables[1:5].tolist() == [[7, 9, 4]] * 4
+    a.draft_token_ids = [60]
+    assert inputs.fill(decodes(a, a, b)) == [1, 2, 0]
+    assert inputs.device["input_ids"][:3].tolist() == [102, 105, 60]
+
+
 def test_a_step_sends_only_changed_table_entries():
     seqs = [sequence(BLOCK_SIZE, [i]) for i in range(3)]
     inputs = StepInputs(3, max_blocks=8, block_size=BLOCK_SIZE, device=CPU)
