@@ -18,6 +18,8 @@ from typing import Any, Self
 from .checks import AT_LEAST_1, Rule, check_fields, nearest
 
 DEFAULT_LOOKUP = 5  # vLLM's
+MEMORY = 8  # guesses that a drafter remembers, roughly
+LEAST_LIKELY = 0.5  # the probability at which a guess is worth its row of logits: see docs/speculation.md
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,16 @@ RULES: dict[str, Rule] = {
 class NgramDrafter:
     """A source of drafts for one sequence.
 
-    It keeps the tokens as the characters of a string, which Python searches much faster than a list.
+    A wrong guess costs the time of a row, and the longer a draft, the less likely is its end. So the drafter compares
+    its guesses with the tokens that follow, whether they were in a draft or not, and cuts drafts off where a token is
+    no longer likely to be right. While a text is copied, drafts have full length; in new text, there are hardly any.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config
-        self._text = ""
+        self._text = ""  # the tokens as characters: Python searches a string much faster than a list
+        self._guess: list[int] = []  # what may follow that text
+        self._rate = 1.0  # the share of guesses that were right, of the recent ones above all
 
     def propose(self, token_ids: list[int], most: int) -> list[int]:
         """Return at most `most` tokens that may follow `token_ids`, which has only grown since the last call.
@@ -87,10 +93,18 @@ class NgramDrafter:
         >>> drafter.propose([5, 6, 7, 8, 9, 6, 7], most=8)
         [8, 9, 6]
         """
-        self._text += "".join(map(chr, token_ids[len(self._text) :]))
-        text, end = self._text, len(self._text) - 1  # an occurrence that ends before the last token
+        new = token_ids[len(self._text) :]
+        for guess, token_id in zip(self._guess, new, strict=False):
+            self._rate += ((guess == token_id) - self._rate) / MEMORY
+            if guess != token_id:
+                break
+        self._text += "".join(map(chr, new))
+        self._guess = draft = self._look_up()
+        return draft[: min(most, sum(self._rate**count >= LEAST_LIKELY for count in range(1, len(draft) + 1)))]
+
+    def _look_up(self) -> list[int]:
+        text, end = self._text, len(self._text) - 1  # an occurrence ends before the last token
         for size in range(min(self._config.max_tokens, end), self._config.min_tokens - 1, -1):
             if (start := text.find(text[-size:], 0, end)) >= 0:
-                count = min(most, self._config.num_speculative_tokens)
-                return [ord(character) for character in text[start + size :][:count]]
+                return [ord(character) for character in text[start + size :][: self._config.num_speculative_tokens]]
         return []

@@ -83,7 +83,7 @@ def test_draft_is_what_followed_the_longest_ending(token_ids, expected):
     assert NgramDrafter(config).propose(token_ids, most=1) == expected[:1]
 
 
-def test_drafter_that_sees_the_text_grow_drafts_like_a_plain_search():
+def test_drafter_that_sees_the_text_grow_drafts_the_beginning_of_what_a_plain_search_finds():
     rng, drafter = random.Random(0), NgramDrafter(SpeculativeConfig.of(NGRAM))
     token_ids = [3]
     for _ in range(300):
@@ -94,7 +94,22 @@ def test_drafter_that_sees_the_text_grow_drafts_like_a_plain_search():
             if starts:
                 expected = token_ids[starts[0] + size :][:8]
                 break
-        assert drafter.propose(token_ids, most=8) == expected
+        draft = drafter.propose(token_ids, most=8)
+        assert draft == expected[: len(draft)]
+
+
+def test_drafts_get_shorter_while_guesses_are_wrong_and_longer_while_they_are_right():
+    drafter, token_ids, lengths = NgramDrafter(SpeculativeConfig.of(NGRAM)), [1, 2, *range(10, 30)], list[int]()
+    for new in range(100, 120):  # the first guess is always 10
+        token_ids += [1, 2]
+        lengths.append(len(drafter.propose(token_ids, most=8)))
+        token_ids.append(new)
+    assert lengths[0] == 8 and lengths[-1] == 0 and lengths == sorted(lengths, reverse=True)
+    token_ids += [1, 2]
+    for token_id in range(10, 24):  # guesses are right now, although none is drafted
+        drafter.propose(token_ids, most=8)
+        token_ids.append(token_id)
+    assert len(drafter.propose(token_ids, most=8)) >= 4
 
 
 # The same outputs
