@@ -19,7 +19,7 @@ from .checks import AT_LEAST_1, Rule, check_fields, nearest
 
 DEFAULT_LOOKUP = 5  # vLLM's
 MEMORY = 8  # guesses that a drafter remembers, roughly
-LEAST_LIKELY = 0.5  # the probability at which a guess is worth its row of logits: see docs/speculation.md
+LEAST_LIKELY = 0.5  # the probability at which a guess is worth its row of logits on a CPU
 
 
 @dataclass(frozen=True)
