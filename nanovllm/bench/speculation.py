@@ -44,7 +44,8 @@ def speculation(engine: dict[str, Any], options: Speculation) -> Report:
         if llm.tokenizer is not None:
             stories = story_tasks(llm, batch_size, options)
             measured[f"{batch_size} stories"] = gain(llm, stories, options.rounds)
-            again = [repeated(task, output) for task, output in zip(stories, serve(llm, stories).tokens, strict=True)]
+            told = serve_with(llm, stories, drafts=False).run.tokens
+            again = [repeated(task, output) for task, output in zip(stories, told, strict=True)]
             measured[f"{batch_size} stories again"] = gain(llm, again, options.rounds)
     return report_of("speculation", settings(options), machine(llm), measured, [])
 
