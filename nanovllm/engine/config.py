@@ -106,7 +106,9 @@ class EngineConfig:
     async_scheduling: bool | None = cli_option(
         None, "launch each step before the tokens of the one before it are read; default: on a GPU only"
     )
-    speculative_config: dict[str, Any] | None = field(default=None, metadata={"help": SPECULATIVE_CONFIG_HELP})
+    speculative_config: dict[str, Any] | None = field(
+        default=None, metadata={"help": SPECULATIVE_CONFIG_HELP, "flags": ("-sc",)}
+    )
     load_format: str = "auto"  # "dummy": random weights of the shape in config.json
     tokenizer: str | None = None  # another folder, or name on the hub, than the model's
     tokenizer_revision: str | None = None
