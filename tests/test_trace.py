@@ -43,6 +43,8 @@ FIRST = {  # the first stage that has a kind of event; the other kinds occur in 
     "loaded": 7,
     "arrived": 7,
     "raised": 8,  # only the package, which continues after an error
+    "draft_proposed": 8,
+    "draft_accepted": 8,
     "pools": 8,  # in a stage only after a failed step
 }
 
@@ -56,6 +58,7 @@ PACKAGE_ALONE = {
     ("end", "repetition"),
     ("preempt", "step failed"),
     ("preempt", "reset"),
+    ("given_back", "draft"),
     ("evicted", "reset"),
     ("host_evicted", "reset"),
 }

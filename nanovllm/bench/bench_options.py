@@ -104,6 +104,22 @@ class Offload(Prefix):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """Measure the gain of speculation, on text that repeats its prompt and on text that does not.
+
+    Edits are forced: each output is its prompt, with a change every --edit-every tokens, whatever the model says. A
+    checkpoint also writes stories, and goes on with a story that it has just written.
+    """
+
+    shape: str | None = shape()
+    batch_sizes: str = option("1,4", "requests at a time", metavar="N,N")
+    output_len: int = count(200, "tokens in each output, and in the prompt of an edit")
+    edit_every: int = count(25, "tokens from one change of an edit to the next")
+    temperature: float = option(0.7, "sampling temperature of stories", type=click.FloatRange(min=0))
+    rounds: int = rounds(5)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Http(Workload):
     """Measure the cost of HTTP.
 

@@ -43,11 +43,17 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "max_num_seqs": {"default": 256, "help": "most sequences that run at once"},
     "max_num_batched_tokens": {"default": 16384, "help": "most tokens in a step"},
 }
+SPECULATION = MODEL_OR_SHAPE | {
+    "speculative_config": {
+        "default": '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
+    }
+}
 BENCHMARKS = {
     "throughput": Benchmark("throughput:throughput", bench_options.Throughput),
     "latency": Benchmark("throughput:latency", bench_options.Latency),
     "prefix": Benchmark("throughput:prefix", bench_options.Prefix),
     "offload": Benchmark("throughput:offload", bench_options.Offload, engine=OFFLOAD),
+    "speculation": Benchmark("speculation:speculation", bench_options.Speculation, engine=SPECULATION),
     "http": Benchmark("load:http", bench_options.Http),
     "serve": Benchmark("load:serve_load", bench_options.ServerLoad, takes_engine=False),
     "peers": Benchmark("peers:peers", bench_options.Peers, engine=MODEL_OR_SHAPE),

@@ -180,6 +180,22 @@ class BlockManager:
         self._observer.tell("grow", seq, copy)
         return copy
 
+    def append_draft_slots(self, seq: Sequence, num_tokens: int) -> int:
+        """Take free blocks for up to `num_tokens` tokens after the last one. Return how many of them have slots."""
+        while self.num_free_blocks and len(seq.block_table) * self.block_size < seq.num_tokens + num_tokens:
+            seq.block_table += self.pool.get_new_blocks(1)
+            self._observer.tell("grow", seq, None)
+        return min(num_tokens, len(seq.block_table) * self.block_size - seq.num_tokens)
+
+    def trim(self, seq: Sequence) -> None:
+        """Give back the blocks after the last token of `seq`, and tell the observer "trim" if there are any."""
+        end = cdiv(seq.num_tokens_with_placeholders, self.block_size)
+        if len(seq.block_table) > end:
+            blocks = seq.block_table[end:]
+            del seq.block_table[end:]
+            self.pool.free_blocks(blocks)
+            self._observer.tell("trim", seq, blocks)
+
     def free(self, seq: Sequence) -> None:
         """Record the peak, give back all blocks of `seq`, uncompute its tokens, and tell the observer "free"."""
         self._peak = self.peak

@@ -10,12 +10,13 @@ import json
 import re
 import warnings
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args, get_origin, get_type_hints
 
 from ..backends.attention_backend import BACKENDS, backend_of
 from .checks import AT_LEAST_1, SEED, Rule, check_field, check_fields, cli_option, nearest
+from .speculation import SpeculativeConfig
 from .vllm_options import CompatibilityOptions, check_compatibility
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ RULES: dict[str, Rule] = {
     ),
 }
 DEFAULTS_ON_CUDA = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
+SPECULATIVE_CONFIG_HELP = (
+    "guess tokens from the text so far, and check them together; a JSON object such as "
+    """'{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'"""
+)
 GIB = 2**30
 DTYPE_NAMES = {"half": "float16", "float": "float32"}  # vLLM's other names
 MULTIPLIERS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -112,6 +117,9 @@ class EngineConfig:
     async_scheduling: bool | None = cli_option(
         None, "launch each step before the tokens of the one before it are read; default: on a GPU only"
     )
+    speculative_config: dict[str, Any] | None = field(
+        default=None, metadata={"help": SPECULATIVE_CONFIG_HELP, "flags": ("-sc",)}
+    )
     load_format: str = "auto"  # "dummy": random weights of the shape in config.json
     tokenizer: str | None = None  # another folder, or name on the hub, than the model's
     tokenizer_revision: str | None = None
@@ -134,6 +142,17 @@ class EngineConfig:
             raise ValueError(f"kv_disk_dir {self.kv_disk_dir!r} needs enable_prefix_caching, got False")
         if self.kv_disk_dir is not None and self.offload_policy == "recompute":
             raise ValueError(f"kv_disk_dir {self.kv_disk_dir!r} needs offload_policy auto or load, got 'recompute'")
+        self.speculation()  # raises for invalid entries
+
+    def speculation(self) -> SpeculativeConfig | None:
+        """Return speculative_config with its defaults, or None without speculation."""
+        return None if self.speculative_config is None else SpeculativeConfig.of(self.speculative_config)
+
+    @property
+    def max_rows(self) -> int:
+        """Return the most rows of logits that a step of decodes may need."""
+        speculation = self.speculation()
+        return self.max_num_seqs * (1 + (speculation.num_speculative_tokens if speculation else 0))
 
     def torch_device(self) -> "torch.device":
         """Return the device. Raise ValueError if this machine does not have it."""
@@ -210,6 +229,7 @@ class EngineArgs(CompatibilityOptions):
     quantization: str | None = None  # "int8" or "int4"
     enforce_eager: bool = False
     async_scheduling: bool | None = None
+    speculative_config: dict[str, Any] | None = None  # {"method": "ngram", ...}: see speculation.py
     profiler_config: dict[str, Any] | None = None  # {"profiler": "torch", "torch_profiler_dir": FOLDER}, or "cuda"
     hf_overrides: dict[str, Any] | None = None  # entries of config.json, such as {"max_position_embeddings": 4096}
     # nanovllm's own

@@ -31,6 +31,11 @@ class Pending(Protocol):
         ...
 
 
+def with_drafts(batch: list[Scheduled]) -> list[Scheduled]:
+    """Return a batch with one more item for each token of a draft, so that each has a row of logits."""
+    return [item for seq, num_tokens in batch for item in [(seq, num_tokens), *[(seq, 1)] * len(seq.draft_token_ids)]]
+
+
 @dataclass
 class InFlight:
     """A step that was launched and not read."""
@@ -56,7 +61,7 @@ class Executor(Protocol):
         Steps run in the order of their launches, and some are never read. If the tokens of the step before have not
         been read, a sequence has a placeholder for its newest token, which the executor must know. A sequence may
         appear several times in a row, to get several rows of logits: each item continues where the previous one ends,
-        and returns its own token.
+        and returns its own token. Items after the first one compute the tokens of its draft.
         """
         ...
 

@@ -11,16 +11,25 @@ from .prefix_cache import root_hash
 from .prompts import Prompt, valid_text
 from .sampling_params import RequestOutputKind, SamplingParams
 from .sequence import Sequence
+from .speculation import NgramDrafter, SpeculativeConfig
 from .structured_outputs import Grammars
 
 
 class InputProcessor:
     """A builder of sequences from prompts."""
 
-    def __init__(self, model: ModelConfig, tokenizer: HFTokenizer | None, max_model_len: int, seed: int) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        tokenizer: HFTokenizer | None,
+        max_model_len: int,
+        seed: int,
+        speculation: SpeculativeConfig | None = None,
+    ) -> None:
         self._vocab_size = model.vocab_size  # the tokenizer may know more tokens
         self._tokenizer = tokenizer
         self._max_model_len, self._hidden_size = max_model_len, model.hidden_size
+        self._speculation = speculation
         self._seeds = random.Random(seed)  # for requests without a seed of their own
         # The tokenizer's EOS ends a text even if the model names other tokens. Only that one gives no stop_reason.
         self._eos_token_id = tokenizer.eos_token_id if tokenizer else None
@@ -53,6 +62,8 @@ class InputProcessor:
         processors = make_processors(params, token_ids, stop_token_ids, bad_words)
         for seq, grammar in zip(samples, grammars, strict=True):
             seq.logits_processors = [*grammar, *processors]
+            if self._speculation and not (seq.must_read_first or params.prompt_logprobs is not None):
+                seq.drafter = NgramDrafter(self._speculation)  # others need a history for each row of logits
         return samples
 
     def _sequence(self, request_id: str, prompt: Prompt, token_ids: list[int], params: SamplingParams) -> Sequence:

@@ -11,11 +11,13 @@ import threading
 from collections import abc
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Self, overload
 
 from ..backends.choice import Kernels, choose_backend
 from ..backends.torch.model_runner import FinishedStep
 from ..backends.torch.pooler import PoolerOutput, RowOutput
+from ..backends.torch.sampler import SampledToken
 from ..checkpoints.hub import find_checkpoint, find_tokenizer
 from ..checkpoints.model_config import eos_token_ids, read_model_config
 from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
@@ -28,7 +30,7 @@ from .checks import check_unsupported
 from .config import EngineArgs, EngineConfig
 from .cost_model import CostModel, measure, measure_disk
 from .disk_tier import BlockFiles, DiskTier, open_files
-from .executor import Executor, InFlight, Scheduled
+from .executor import Executor, InFlight, Scheduled, with_drafts
 from .host_tier import MAX_DEFAULT_BYTES, HostTier
 from .input_processor import InputProcessor
 from .interrupts import interrupts_held_back
@@ -88,18 +90,26 @@ class LLMEngine:
                 self.kv_cache,
                 config.slots_in_a_tile(),
                 self.max_model_len,
-                config.max_num_seqs,
+                config.max_rows,
                 config.attention_backend,
                 config.enforce_eager,
             )
         if config.generation_config not in ("auto", "vllm"):
             self.model_config = replace(self.model_config, eos_token_ids=eos_token_ids(config.generation_config))
-        self.input_processor = InputProcessor(self.model_config, self.tokenizer, self.max_model_len, config.seed)
+        speculation = config.speculation()
+        self.input_processor = InputProcessor(
+            self.model_config, self.tokenizer, self.max_model_len, config.seed, speculation
+        )
         self.cost_model: CostModel | None = None  # of the host
         self.disk_cost_model: CostModel | None = None
         num_host_blocks, files = self._num_host_blocks(), self._block_files()
-        has_tier = num_host_blocks > 0 or files is not None
-        self.tally = Tally(self.max_model_len, config.block_size, config.enable_prefix_caching, has_tier)
+        self.tally = Tally(
+            self.max_model_len,
+            config.block_size,
+            config.enable_prefix_caching,
+            has_tier=num_host_blocks > 0 or files is not None,
+            num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
+        )
         self.observers = Observers(self.tally, *observers)
         tier: Tier
         tier = self.host_tier = HostTier(self.kv_cache.blocks, num_host_blocks, self.observers)
@@ -316,35 +326,38 @@ class LLMEngine:
     def _launch(self, batch: list[Scheduled]) -> InFlight:
         """Start a step. If that raises, the step raises the error when it is read."""
         try:
-            step = InFlight(batch, self.executor.launch(batch))
+            step = InFlight(batch, self.executor.launch(with_drafts(batch)))
         except Exception as error:
             step = InFlight(batch, FinishedStep([], error))
         for seq, num_tokens in batch:
             seq.note_launched(num_tokens)
         return step
 
-    def _read(self, step: InFlight) -> list[tuple[Scheduled, RowOutput | None]]:
+    def _read(self, step: InFlight) -> list[tuple[Scheduled, list[RowOutput | None]]]:
         """Wait for a step. Return its sequences with their tokens, but not those that have ended since the launch.
 
-        If the step raises, run the sequences one by one, so that only those at fault end with an error. The step after
-        it, if there is one, has read keys and values that were not computed, so it is dropped.
+        A sequence with a draft has a token for each row. If the step raises, run the sequences one by one and without
+        drafts, so that only those at fault end with an error. The step after it, if there is one, has read keys and
+        values that were not computed, so it is dropped.
         """
-        batch = step.batch
+        batch, num_rows = step.batch, len(with_drafts(step.batch))
         try:
-            tokens = step.pending.tokens()
+            tokens = iter(step.pending.tokens())
         except Exception as error:
             batch = [scheduled for scheduled in batch if scheduled[0].num_in_flight_tokens]  # the others hold no blocks
             self.observers.tell("raise", batch, error)
             for seq, _ in [*batch, *(self._in_flight.batch if self._in_flight is not None else [])]:
                 seq.forget_launched()
+                self.kv_cache_manager.trim(seq)
             self._in_flight = None
-            if len(step.batch) > 1:
+            if num_rows > 1:
                 return [row for scheduled in batch for row in self._read(self._launch([scheduled]))]
             for seq, _ in batch:
                 for sample in [seq, *seq.to_fork]:
                     sample.finish("error", f"{type(error).__name__}: {error}")
-            return [(scheduled, None) for scheduled in batch]
-        return [row for row in zip(batch, tokens, strict=True) if not row[0][0].finished]
+            return [(scheduled, [None]) for scheduled in batch]
+        rows = [(scheduled, list(islice(tokens, 1 + len(scheduled[0].draft_token_ids)))) for scheduled in batch]
+        return [row for row in rows if not row[0][0].finished]
 
     def _update(self, step: InFlight) -> list[Sequence]:
         """Add the new tokens and embeddings, and remove the sequences that have ended.
@@ -352,18 +365,22 @@ class LLMEngine:
         Return the sequences that got one or have failed.
         """
         updated, batch = [], []
-        for (seq, num_tokens), token in self._read(step):
-            has_failed = seq.finished  # then none of its tokens were computed
-            if isinstance(token, PoolerOutput):
-                seq.add_embedding(token.embedding)
-            elif token is not None:
-                seq.append_token(token)  # first: if it raises, the step is computed again
-            if not has_failed and seq.num_in_flight_tokens:  # else it was preempted after the launch
-                seq.note_read(num_tokens, token is not None)
-                self.kv_cache_manager.cache_blocks(seq, num_tokens)
-            if token is not None or seq.finished:
+        for (seq, num_tokens), outputs in self._read(step):
+            has_failed, num_drafted, num_accepted = seq.finished, len(seq.draft_token_ids), 0
+            if isinstance(outputs[0], PoolerOutput):
+                seq.add_embedding(outputs[0].embedding)
+            elif outputs[0] is not None:  # first: if it raises, the step is computed again
+                num_accepted = seq.append_tokens([token for token in outputs if isinstance(token, SampledToken)])
+            if not has_failed and seq.num_in_flight_tokens:  # else it failed, or was preempted after the launch
+                seq.note_read(num_tokens, outputs[0] is not None, num_accepted)
+                self.kv_cache_manager.cache_blocks(seq, num_tokens + num_accepted)
+            if num_drafted:
+                self.observers.tell("verify", seq, num_drafted, num_accepted)
+            if seq.drafter is not None:
+                self.kv_cache_manager.trim(seq)
+            if outputs[0] is not None or seq.finished:
                 updated.append(seq)
-            batch.append((seq, num_tokens))
+            batch.append((seq, num_tokens + num_accepted))
         self.observers.tell("step", batch, updated)
         for seq in updated:
             for ended in [seq, *seq.to_fork] if seq.finished else ():
@@ -381,6 +398,7 @@ class LLMEngine:
         """Forget all launched steps after a failure. If there was one ahead, all sequences start over."""
         for seq in self.scheduler.running:
             seq.forget_launched()
+            self.kv_cache_manager.trim(seq)
         if self._in_flight is not None:  # sequences may hold blocks for tokens that are not sampled now
             self._in_flight = None
             self.scheduler.preempt_all()

@@ -26,6 +26,9 @@ class Observer:
     evict     block, hash, why         the block leaves the prefix cache: it is taken or lost, or all are reset
     fork      parent, child            child holds the blocks of parent too, and runs behind it
     grow      seq, copy                seq holds one more block, or its own copy of a shared one
+    draft     seq                      the step computes guesses of the next tokens of seq, seq.draft_token_ids
+    verify    seq, drafted, accepted   so many tokens of the draft were computed, and so many were right
+    trim      seq, blocks              seq has given back these blocks, which its draft had taken
     copy      copies                   these blocks are copied
     wait      seq, why, needed, free   seq is first in the queue, but is not admitted in this step
     schedule  output                   the sequences of this step, and how many tokens each computes

@@ -18,6 +18,7 @@ from .executor import Scheduled
 from .kv_cache import BlockCopy
 from .observer import Observer
 from .sequence import Sequence
+from .speculation import NgramDrafter
 
 
 @dataclass
@@ -42,6 +43,7 @@ class Scheduler:
         self._max_num_seqs = config.max_num_seqs
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self.watermark_blocks = int(config.watermark * kv_cache_manager.num_blocks)
+        self._is_speculative = config.speculation() is not None
 
     def add(self, seq: Sequence) -> None:
         """Put a new sequence at the end of the queue."""
@@ -66,7 +68,8 @@ class Scheduler:
         preempts the newest sequence; one that runs alone waits while loads hold blocks, or fails. A step that preempts
         admits none: the first in line has just lost its blocks, and doesn't fit. While budget is left, the first in
         line fails if it is larger than the pool. A sequence whose last token is in flight does not run, and one that
-        lacks a block fails only after its tokens are read. Tell the observer "schedule" at the end.
+        lacks a block fails only after its tokens are read. Drafts get what is left of the budget and the blocks. Tell
+        the observer "schedule" at the end.
 
         A sequence that holds a lost block is preempted first, after all that arrived later, so the order stays.
         """
@@ -115,6 +118,12 @@ class Scheduler:
                 if self._kv_cache_manager.can_append(sample):
                     self._take(sample, output)
 
+        # Finally drafts: nobody waits or loses a block for a guess.
+        if self._is_speculative:
+            for seq, num_tokens in output.batch:
+                if seq.drafter is not None and num_tokens == seq.num_uncomputed_tokens:
+                    self._draft(seq, seq.drafter, output)
+
         self._observer.tell("schedule", output)
         return output
 
@@ -132,6 +141,17 @@ class Scheduler:
             output.copies.append(copy)
         output.batch.append((seq, num_tokens))
         output.budget -= num_tokens
+
+    def _draft(self, seq: Sequence, drafter: NgramDrafter, output: SchedulerOutput) -> None:
+        """Add a draft to the last token of `seq`, as far as it finds slots. Tell the observer "draft" if there is one.
+
+        The token after the draft is the last one that max_num_tokens allows.
+        """
+        draft = drafter.propose(seq.token_ids, min(output.budget, seq.max_num_tokens - seq.num_tokens - 1))
+        seq.draft_token_ids = draft[: self._kv_cache_manager.append_draft_slots(seq, len(draft))]
+        output.budget -= len(seq.draft_token_ids)
+        if seq.draft_token_ids:
+            self._observer.tell("draft", seq)
 
     def _fork_samples(self, seq: Sequence) -> list[Sequence]:
         """Fork the samples that `seq` carries, once it has only its last token left to compute. Return them.

@@ -11,6 +11,7 @@ from .outputs import CompletionOutput, Position, RequestMetrics, RequestOutput, 
 from .pooling_params import PoolingParams
 from .prefix_cache import BlockHash
 from .sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from .speculation import NgramDrafter
 
 
 @dataclass(eq=False)
@@ -52,6 +53,8 @@ class Sequence:
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, as far as needed
     to_fork: list["Sequence"] = field(default_factory=list, init=False)  # samples that share its prompt, once computed
     logits_processors: list[LogitsProcessor] = field(default_factory=list, init=False)
+    drafter: NgramDrafter | None = field(default=None, init=False)  # if the request may speculate
+    draft_token_ids: list[int] = field(default_factory=list, init=False)  # guesses of this step, not part of token_ids
     cumulative_logprob: float = field(default=0.0, init=False)
     logprobs: list[Position] = field(default_factory=list, init=False)
     prompt_logprobs: list[Position] = field(default_factory=list, init=False)  # from the second token on
@@ -111,7 +114,8 @@ class Sequence:
         """True if the host must read each step before it launches the next one."""
         params = self.params
         has_logprobs = params.logprobs is not None or bool(params.logprob_token_ids) or self.awaits_prompt_logprobs
-        return bool(self.logits_processors) or self.pooling_params is not None or has_logprobs
+        is_special = self.pooling_params is not None or self.drafter is not None
+        return bool(self.logits_processors) or is_special or has_logprobs
 
     @property
     def awaits_prompt_logprobs(self) -> bool:
@@ -134,29 +138,50 @@ class Sequence:
         last = self.token_ids[-1]
         return self._text.stop_string or (None if last == self.eos_token_id else last)
 
-    def sampling_row(self) -> SamplingRow:
-        """Return what the sampler needs to draw the next token."""
-        return SamplingRow(self.params, self.seed, self.sample_index, self.num_tokens_with_placeholders)
+    def sampling_row(self, num_ahead: int = 0) -> SamplingRow:
+        """Return what the sampler needs to draw the next token, or the one after `num_ahead` tokens of the draft."""
+        position = self.num_tokens_with_placeholders + num_ahead
+        return SamplingRow(self.params, self.seed, self.sample_index, position)
 
-    def input_ids(self, num_tokens: int) -> list[int]:
-        """Return the next tokens to compute. If the last one has not been read, placeholder_id stands for it."""
-        token_ids = self.token_ids[self.num_launched_tokens : self.num_launched_tokens + num_tokens]
-        return token_ids if len(token_ids) == num_tokens else [*token_ids, self.placeholder_id]
+    def input_ids(self, num_tokens: int, start: int | None = None) -> list[int]:
+        """Return the next tokens to compute, or those from position `start` on. The draft follows the last token.
+
+        If the last one has not been read, placeholder_id stands for it.
+        """
+        start = self.num_launched_tokens if start is None else start
+        token_ids = self.token_ids[start : start + num_tokens]
+        if len(token_ids) < num_tokens:
+            ahead, first = self.draft_token_ids or [self.placeholder_id], max(start - self.num_tokens, 0)
+            token_ids += ahead[first : first + num_tokens - len(token_ids)]
+        return token_ids
 
     def note_launched(self, num_tokens: int) -> None:
         """Count the tokens of a launched step as in flight, and add a placeholder if the step samples."""
         self.num_output_placeholders += self.num_uncomputed_tokens == num_tokens
         self.num_in_flight_tokens += num_tokens
 
-    def note_read(self, num_tokens: int, has_token: bool) -> None:
-        """Count the tokens of a step as computed, after its own token has replaced the placeholder."""
+    def note_read(self, num_tokens: int, has_token: bool, num_accepted: int = 0) -> None:
+        """Count the tokens of a step as computed, and accepted ones, after its token has replaced the placeholder."""
         self.num_in_flight_tokens -= num_tokens
-        self.num_computed_tokens += num_tokens
+        self.num_computed_tokens += num_tokens + num_accepted
         self.num_output_placeholders -= has_token
 
     def forget_launched(self) -> None:
-        """Count no token as in flight: the steps failed, or the sequence has lost its blocks."""
+        """Count no token as in flight, and drop the draft: the steps failed, or the sequence has lost its blocks."""
         self.num_in_flight_tokens = self.num_output_placeholders = 0
+        self.draft_token_ids = []
+
+    def append_tokens(self, tokens: list[SampledToken]) -> int:
+        """Append the first token, and each further one as long as the one before is what the draft said.
+
+        The draft is over then. Return how many of its tokens were accepted: keys and values of these are valid.
+        """
+        draft, self.draft_token_ids = self.draft_token_ids, []
+        for num_accepted, token in enumerate(tokens):
+            self.append_token(token)
+            if self.finished or draft[num_accepted : num_accepted + 1] != [token.token_id]:
+                return num_accepted
+        raise AssertionError("the last row has no draft after it")
 
     def append_token(self, token: SampledToken) -> None:
         """Append a sampled token. Finish at a stop token, a stop string, the maximum length or a repetition."""

@@ -76,6 +76,10 @@ HELP = {
     "vllm:request_max_num_generation_tokens": "Generated tokens of the longest sample of each finished request.",
     "vllm:request_params_max_tokens": "The max_tokens of each finished sample.",
     "vllm:request_params_n": "The n of each request.",
+    "vllm:spec_decode_num_drafts": "Drafts that were checked.",
+    "vllm:spec_decode_num_draft_tokens": "Tokens of these drafts.",
+    "vllm:spec_decode_num_accepted_tokens": "Tokens of drafts that became output.",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "The same, by the position in the draft.",
     "vllm:cache_config_info": "The options of the KV cache, as labels. The value is always 1.",
 }
 
@@ -113,6 +117,9 @@ class EngineStats:
     prompt_tokens: int  # computed or cached
     cached_tokens: int
     generation_tokens: int
+    drafts: int  # drafts that were checked, see speculation.py
+    draft_tokens: int
+    accepted_tokens: int  # of drafts
 
     def __str__(self) -> str:
         share = f"{self.prefix_hits / self.prefix_queries:.0%}" if self.prefix_queries else "none"
@@ -123,6 +130,7 @@ class EngineStats:
             f" | {self.preemptions} preemptions, {self.out_of_blocks} times out of blocks, {self.blocks_copied} copied,"
             f" {self.blocks_stored} stored, {self.blocks_loaded} loaded{self._disk}"
             f" | prefix hits: {share} | tokens: {self.prompt_tokens} prompt, {self.generation_tokens} generated"
+            + (f" | {self.accepted_tokens} of {self.draft_tokens} drafted tokens accepted" if self.drafts else "")
         )
 
     @property
@@ -171,6 +179,9 @@ def collect(engine: "LLMEngine") -> EngineStats:
         prompt_tokens=tally.prompt_tokens + sum(tokens for tokens, _ in prompts),
         cached_tokens=tally.cached_tokens + sum(cached for _, cached in prompts),
         generation_tokens=tally.generation_tokens + sum(seq.num_output_tokens for seq in live),
+        drafts=tally.num_drafts,
+        draft_tokens=tally.num_draft_tokens,
+        accepted_tokens=sum(tally.accepted_by_position),
     )
 
 
@@ -189,7 +200,7 @@ class Counter(Metric):
 
 @dataclass
 class Vector(Metric):
-    """A list of counters. vLLM uses it for speculative decoding, which nanovllm doesn't have yet."""
+    """A list of counters, by position in a draft."""
 
     values: list[int]
 
@@ -242,10 +253,18 @@ class Observations:
 class Tally:
     """An Observer that counts sequences as they arrive and finish. collect() counts the running ones."""
 
-    def __init__(self, max_model_len: int, block_size: int, enable_prefix_caching: bool, has_tier: bool) -> None:
+    def __init__(
+        self,
+        max_model_len: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        has_tier: bool,
+        num_speculative_tokens: int = 0,
+    ) -> None:
         self.ended: Counts[str] = Counts()  # by finish_reason
         self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
-        self.num_out_of_blocks = 0
+        self.num_out_of_blocks = self.num_drafts = self.num_draft_tokens = 0
+        self.accepted_by_position = [0] * num_speculative_tokens
         # Tokens looked up on a sequence's first admission, as in vLLM. BlockManager counts them on every admission.
         self.device_lookups, self.host_lookups = PrefixCacheStats(), PrefixCacheStats()
         self._block_size, self._enable_prefix_caching, self._has_tier = block_size, enable_prefix_caching, has_tier
@@ -291,6 +310,13 @@ class Tally:
     def on_preempt(self, seq: Sequence, makes_room_for: Sequence | None) -> None:
         """Count a preemption, unless it follows a failed step."""
         self.num_out_of_blocks += makes_room_for is not None
+
+    def on_verify(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Count a draft, and the tokens of it that were right."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        for position in range(num_accepted):
+            self.accepted_by_position[position] += 1
 
     def on_finish(self, seq: Sequence) -> None:
         """Count a sequence that has ended."""
@@ -378,8 +404,14 @@ def get_metrics(engine: "LLMEngine", model_name: str) -> list[Metric]:
         "prompt_tokens_cached": stats.cached_tokens,
         "generation_tokens": stats.generation_tokens,
     }
+    if tally.accepted_by_position:  # with speculation
+        counters["spec_decode_num_drafts"] = stats.drafts
+        counters["spec_decode_num_draft_tokens"] = stats.draft_tokens
+        counters["spec_decode_num_accepted_tokens"] = stats.accepted_tokens
     metrics: list[Metric] = [Gauge(f"vllm:{name}", labels.copy(), float(value)) for name, value in gauges.items()]
     metrics += [Counter(f"vllm:{name}", labels.copy(), value) for name, value in counters.items()]
+    if accepted := tally.accepted_by_position:
+        metrics.append(Vector("vllm:spec_decode_num_accepted_tokens_per_pos", labels.copy(), accepted.copy()))
     if engine.disk_tier:  # vLLM has no such metrics
         disk = {
             "load_bytes": stats.disk_blocks_loaded * block_bytes,

@@ -52,7 +52,6 @@ class CompatibilityOptions:
     pipeline_parallel_size: int = only(1, flags=("-pp",))
     runner: str = only("auto", "generate", "pooling")
     scheduling_policy: str = only("fcfs")
-    speculative_config: object = only(None)
     task: str | None = only(None, "auto", "generate", "embed")
     tensor_parallel_size: int = only(1, flags=("-tp",))
     tokenizer_mode: str = only("auto", "hf", "slow")

@@ -49,6 +49,7 @@ class Numbers:
 def family_of(name: str, numbers: list[stats.Metric]) -> Metric:
     """Return the metrics of one name, which differ in labels. prometheus_client adds _total to a counter's name."""
     family: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+    numbers = [each for number in numbers for each in counters_of(number)]
     help, labels = stats.HELP[name], [*numbers[0].labels]
     if isinstance(numbers[0], stats.Histogram):
         family = HistogramMetricFamily(name, help, labels=labels)
@@ -62,3 +63,11 @@ def family_of(name: str, numbers: list[stats.Metric]) -> Metric:
         elif isinstance(number, stats.Counter | stats.Gauge) and not isinstance(family, HistogramMetricFamily):
             family.add_metric(values, number.value)
     return family
+
+
+def counters_of(number: stats.Metric) -> list[stats.Metric]:
+    """Return a counter with a label `position` for each value of a Vector, and any other number as it is."""
+    if not isinstance(number, stats.Vector):
+        return [number]
+    values = enumerate(number.values)
+    return [stats.Counter(number.name, number.labels | {"position": str(at)}, value) for at, value in values]

@@ -110,7 +110,7 @@ class StubSequence:
         self.params, self.output_token_ids = SamplingParams(temperature=0.0, **options), [*output]
         self.logits_processors = make_processors(self.params, [], set(), [])
 
-    def sampling_row(self) -> SamplingRow:
+    def sampling_row(self, num_ahead: int) -> SamplingRow:
         return SamplingRow(self.params, 0, 0, 0)
 
 

@@ -46,6 +46,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "lost": ("to",),
     "forked": ("seq", "from", "behind"),
     "chunk": ("seq", "start", "end", "why"),
+    "draft_proposed": ("seq", "tokens", "texts"),
+    "draft_accepted": ("seq", "num_tokens"),
     "raised": ("sequences", "error"),
     "token": ("seq", "token", "text", "position"),
     "preempt": ("seq", "for", "why"),

@@ -167,13 +167,27 @@ class Tracer:
             self._emit("released", {"seq": record.name, "start": blocks.start, "end": blocks.stop}, by)
         else:
             why = "end" if record.is_beam else {None: "preempt", "abort": "abort"}.get(seq.finish_reason, "end")
-            ref_counts = getattr(self.pool, "ref_counts", None)  # up to stage 4 a block has one holder at most
-            for block in reversed(blocks):  # in the order of BlockPool.free_blocks()
-                self._emit("given_back", {"block": block, "seq": record.name, "why": why}, by)
-                if ref_counts is None or not ref_counts[block]:
-                    self._emit_free(block, by)
+            self._give_back(record.name, blocks, why, by)
         if record.is_beam:  # its children go on, or the search is over
             self._end(seq, "beam")
+
+    def _give_back(self, name: str, blocks: list[int], why: str, by: str) -> None:
+        ref_counts = getattr(self.pool, "ref_counts", None)  # up to stage 4 a block has one holder at most
+        for block in reversed(blocks):  # in the order of BlockPool.free_blocks()
+            self._emit("given_back", {"block": block, "seq": name, "why": why}, by)
+            if ref_counts is None or not ref_counts[block]:
+                self._emit_free(block, by)
+
+    def on_draft(self, seq: "Sequence") -> None:
+        tokens = list(seq.draft_token_ids)
+        texts = [self.text(token) for token in tokens]
+        self._emit("draft_proposed", {"seq": self.name(seq), "tokens": tokens, "texts": texts})
+
+    def on_verify(self, seq: "Sequence", num_drafted: int, num_accepted: int) -> None:
+        self._emit("draft_accepted", {"seq": self.name(seq), "num_tokens": num_accepted})
+
+    def on_trim(self, seq: "Sequence", blocks: list[int]) -> None:
+        self._give_back(self.name(seq), blocks, "draft", caller_name())
 
     def on_abort(self, request_id: str) -> None:
         self._emit("abort", {"request": request_id})

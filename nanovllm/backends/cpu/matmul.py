@@ -70,23 +70,23 @@ def matmul(
 
     x [rows, size] of type_of(weight); weight packed; bias [outputs]; out [rows, stride]. With `adds`, add to out.
     """
-    pace = max(1, COLUMNS // -(-rows // ROWS))  # prefetch the next block while all rows use this one
+    eights = (rows + ROWS - 5) // ROWS  # blocks of rows that prefetch the next columns while they use these
+    pace = max(1, COLUMNS // max(1, eights))
     num_packed, last = outputs // COLUMNS * COLUMNS, rows - 1  # the last row may appear several times in a block
     for r in range(start, min(end, num_packed), COLUMNS):
         columns, ahead, to = (r * size, (r + WIDTH) * size), (r + COLUMNS) * size, at(out, r)
-        if rows == 1:
-            block(x, (0,), size, weight, columns, ahead, pace, at(bias, r), to, stride, adds)
-        elif rows == 2:
-            block(x, (0, 1), size, weight, columns, ahead, pace, at(bias, r), to, stride, adds)
-        elif rows <= 4:
-            block(x, (0, 1, 2, last), size, weight, columns, ahead, pace, at(bias, r), to, stride, adds)
-        else:
-            for m in range(0, rows, ROWS):
+        for m in range(0, rows, ROWS):
+            more = ahead + m // ROWS * size * pace
+            if rows - m == 1:
+                block(x, (m,), size, weight, columns, more, pace, at(bias, r), to, stride, adds)
+            elif rows - m == 2:
+                block(x, (m, last), size, weight, columns, more, pace, at(bias, r), to, stride, adds)
+            elif rows - m <= 4:
+                block(x, (m, m + 1, m + 2, last), size, weight, columns, more, pace, at(bias, r), to, stride, adds)
+            else:
                 eight = (
-                    m, min(m + 1, last), min(m + 2, last), min(m + 3, last), min(m + 4, last), min(m + 5, last),
-                    min(m + 6, last), min(m + 7, last),
+                    m, m + 1, m + 2, m + 3, m + 4, min(m + 5, last), min(m + 6, last), min(m + 7, last)
                 )  # fmt: skip
-                more = ahead + m // ROWS * size * pace
                 block(x, eight, size, weight, columns, more, pace, at(bias, r), to, stride, adds)
     if end > num_packed:
         for m in range(0, rows, FEW_ROWS):

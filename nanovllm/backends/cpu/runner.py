@@ -4,6 +4,8 @@ import math
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate, groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 
 from ...llama import LlamaForCausalLM
 from ...quantization import GROUP, QuantizedLinear
+from ..torch.backend import ends_of
 from ..torch.sampler import SampledToken, SamplingRow, no_probabilities, sample
 from .attention import PLACES, SPLIT, TILE, Pool
 from .likeliest import PART
@@ -61,8 +64,8 @@ class StepRunner:
     def run(self, batch: "list[Scheduled]") -> tuple[Tensor, Tensor | None]:
         """Compute the next tokens of each sequence.
 
-        Return hidden [num_tokens, hidden_size] in the model's dtype, and logits float32 [num_seqs, vocab_size] after
-        the last tokens if no sequence has more tokens to compute.
+        Return hidden [num_tokens, hidden_size] in the model's dtype, and logits float32 [batch size, vocab_size] after
+        the last token of each item if no sequence has more tokens to compute.
         """
         self._check(batch)
         plan = plan_step(batch, self._shape.block_size, max(1, QUERY_TILE // self._sizes.group))
@@ -75,7 +78,7 @@ class StepRunner:
             4 * (rows * width + plan.num_splits * heads * (size + 2)),
             {"token_ids": plan.token_ids, "positions": plan.positions, "slots": plan.slots, "tables": plan.tables,
              "jobs": plan.jobs, "merges": plan.merges, "outputs": plan.outputs},
-            rows=rows, stored_rows=rows if plan.has_chunks else 0, max_blocks=len(plan.tables) // len(batch),
+            rows=rows, stored_rows=rows if plan.has_chunks else 0, max_blocks=plan.max_blocks,
             num_jobs=len(plan.jobs) // JOB, num_merges=len(plan.merges) // MERGE, num_splits=plan.num_splits,
             num_outputs=len(plan.outputs), hidden=hidden.data_ptr(), vocab_size=self._vocab_size,
             logits=0 if logits is None else logits.data_ptr(),
@@ -121,11 +124,11 @@ class StepRunner:
     def _check(self, batch: "list[Scheduled]") -> None:
         """Assert that all numbers are in range, since a kernel would read and write out of bounds."""
         assert batch and all(num_tokens > 0 for _, num_tokens in batch), "a step needs at least one token per sequence"
-        for seq, num_tokens in batch:
-            token_ids = seq.input_ids(num_tokens)
+        for length, (seq, num_tokens) in zip(ends_of(batch), batch, strict=True):
+            token_ids = seq.input_ids(num_tokens, length - num_tokens)
             within = min(token_ids) >= 0 and max(token_ids) < self._vocab_size
             assert within, f"token ids {token_ids}, of {self._vocab_size}"
-            length, slots = seq.num_launched_tokens + num_tokens, len(seq.block_table) * self._shape.block_size
+            slots = len(seq.block_table) * self._shape.block_size
             assert length <= self._max_model_len, f"at most {self._max_model_len} tokens are allowed, got {length}"
             assert length <= slots, f"a context of {length} tokens in {slots} slots"
 
@@ -232,15 +235,19 @@ class Plan(NamedTuple):
     positions: list[int]  # [num_tokens]
     slots: list[int]  # [num_tokens]; -1 for a decode, whose job writes its key
     tables: list[int]  # [num_seqs, max_blocks]
+    max_blocks: int
     jobs: list[int]  # [num_jobs, JOB], longest first
     merges: list[int]  # [num_merges, MERGE]
     num_splits: int
-    outputs: list[int]  # the last row of each sequence, or none if a sequence has more tokens to compute
+    outputs: list[int]  # the last row of each item, or none if a sequence has more tokens to compute
     has_chunks: bool
 
 
 def plan_step(batch: "list[Scheduled]", block_size: int, tile: int) -> Plan:
-    """Plan a step. A job has up to `tile` queries of a chunk, or up to SPLIT keys of a decode."""
+    """Plan a step. A job has up to `tile` queries of a chunk, or up to SPLIT keys of a decode.
+
+    Items of one sequence are a chunk together: its draft attends to keys that other jobs need as well.
+    """
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -248,14 +255,16 @@ def plan_step(batch: "list[Scheduled]", block_size: int, tile: int) -> Plan:
     jobs: list[tuple[int, ...]] = []
     merges: list[int] = []
     ends: list[int] = []
-    num_splits, width = 0, max(-(-(seq.num_launched_tokens + count) // block_size) for seq, count in batch)
-    for number, (seq, count) in enumerate(batch):
-        row, start, table = len(token_ids), seq.num_launched_tokens, seq.block_table[:width]
+    last_tokens = ends_of(batch)
+    num_splits, width = 0, -(-max(last_tokens) // block_size)
+    seqs = [(seq, [count for _, count in items]) for seq, items in groupby(batch, key=itemgetter(0))]
+    for number, (seq, counts) in enumerate(seqs):
+        row, start, table, count = len(token_ids), seq.num_launched_tokens, seq.block_table[:width], sum(counts)
         end = start + count
         token_ids += seq.input_ids(count)
         positions += range(start, end)
         tables += table + [0] * (width - len(table))
-        ends.append(row + count - 1)
+        ends += [row + last - 1 for last in accumulate(counts)]
         if count > 1:
             slots += [table[at // block_size] * block_size + at % block_size for at in range(start, end)]
             firsts = range(0, count, tile)
@@ -273,10 +282,11 @@ def plan_step(batch: "list[Scheduled]", block_size: int, tile: int) -> Plan:
         merges += (row, num_splits, len(splits))
         num_splits += len(splits)
     jobs.sort(key=lambda job: -job[1] * (job[4] - job[3]))
-    is_complete = all(seq.num_uncomputed_tokens == count for seq, count in batch)
+    is_complete = all(end >= seq.num_tokens_with_placeholders for end, (seq, _) in zip(last_tokens, batch, strict=True))
     flat = [number for job in jobs for number in job]
-    has_chunks = len(token_ids) > len(batch)
-    return Plan(token_ids, positions, slots, tables, flat, merges, num_splits, ends if is_complete else [], has_chunks)
+    has_chunks = len(token_ids) > len(seqs)
+    outputs = ends if is_complete else []
+    return Plan(token_ids, positions, slots, tables, width, flat, merges, num_splits, outputs, has_chunks)
 
 
 # Sampling

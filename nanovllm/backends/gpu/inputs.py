@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..torch.backend import ends_of
+from ..torch.model_runner import sampling_rows
 from ..torch.sampler import RowParams, noise_key, row_params
 
 if TYPE_CHECKING:
@@ -127,16 +129,15 @@ class StepInputs:
         self._is_prepared = False
 
     def fill(self, batch: "list[Scheduled]") -> None:
-        """Copy a step to the device: row i belongs to the i-th sequence of the batch."""
-        seqs = [seq for seq, _ in batch]
-        positions = [seq.num_launched_tokens for seq in seqs]
+        """Copy a step to the device: row i belongs to the i-th item of the batch."""
+        seqs, positions = [seq for seq, _ in batch], [end - 1 for end in ends_of(batch)]
         if not (self._is_prepared and seqs == self._seqs and positions == self._positions):
             self._begin(seqs, positions)
         self._is_prepared = False
-        self._fields["input_ids"][: len(seqs)] = [seq.input_ids(1)[0] for seq in seqs]
-        for row, seq in enumerate(seqs):
-            if seq.params.temperature > 0:
-                _, *place = seq.sampling_row()
+        token_ids = [seq.input_ids(1, at)[0] for seq, at in zip(seqs, positions, strict=True)]
+        self._fields["input_ids"][: len(seqs)] = token_ids
+        for row, (params, *place) in enumerate(sampling_rows(seqs)):
+            if params.temperature > 0:
                 self._fields["key"][row] = noise_key(*place)
         self._write_changes(seqs)
         self._host.copy_to(self._buffer)
@@ -182,14 +183,14 @@ class StepInputs:
         fields["seats"][:rows], fields["positions"][:rows] = self._seats, positions
         fields["context_lens"][:rows] = [at + 1 for at in positions]
         fields["slot_mapping"][:rows] = [self._slot(seq, at) for seq, at in zip(seqs, positions, strict=True)]
-        for name, column in row_params([seq.sampling_row() for seq in seqs], torch.device("cpu"))._asdict().items():
+        for name, column in row_params(sampling_rows(seqs), torch.device("cpu"))._asdict().items():
             fields[name][:rows] = column[:, 0]
 
     def _slot(self, seq: "Sequence", position: int) -> int:
         return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
 
     def _assign_seats(self, seqs: "list[Sequence]") -> list[int]:
-        """Return a seat for each sequence: the one that it had in the latest step, or a free one."""
+        """Return the seat of each row's sequence: the one that it had in the latest step, or a free one."""
         seats = {id(seq): seat for seq, seat in zip(self._seqs, self._seats, strict=True)}
         taken = {seats[id(seq)] for seq in seqs if id(seq) in seats}
         free = (seat for seat in range(self._max_rows) if seat not in taken)

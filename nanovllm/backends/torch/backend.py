@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Computed(NamedTuple):
-    """The result of a step. Sequence i owns rows query_start_loc[i] .. query_start_loc[i + 1] - 1 of `hidden`."""
+    """The result of a step. Item i owns rows query_start_loc[i] .. query_start_loc[i + 1] - 1 of `hidden`."""
 
     hidden: Tensor  # [num_tokens, hidden_size]
-    query_start_loc: list[int]  # [num_seqs + 1]
-    logits: Tensor | None = None  # [num_seqs, vocab_size], if they were computed too
+    query_start_loc: list[int]  # [batch size + 1]
+    logits: Tensor | None = None  # [batch size, vocab_size], if they were computed too
 
 
 class SamplerAhead(Protocol):
@@ -86,22 +86,32 @@ class TorchBackend:
         return sample(logits, rows)
 
 
+def ends_of(batch: "list[Scheduled]") -> list[int]:
+    """Return the position at which each item ends: where its sequence continues in the next item or the next step."""
+    ends: list[int] = []
+    for i, (seq, num_tokens) in enumerate(batch):
+        start = ends[-1] if i > 0 and batch[i - 1][0] is seq else seq.num_launched_tokens
+        ends.append(start + num_tokens)
+    return ends
+
+
 def flatten(
     batch: "list[Scheduled]", block_size: int, device: torch.device
 ) -> tuple[Tensor, Tensor, AttentionMetadata]:
     """Return the next tokens of all sequences as flat tensors.
 
-    They are input_ids and positions, int64 [num_tokens], and the step's metadata for attention.
+    They are input_ids and positions, int64 [num_tokens], and the step's metadata for attention. An item that continues
+    the one before counts as another sequence with the same blocks.
     """
-    starts = [seq.num_launched_tokens for seq, _ in batch]
-    input_ids = tensor_of([token for seq, num_tokens in batch for token in seq.input_ids(num_tokens)], device)
-    rows = [at for start, (_, num_tokens) in zip(starts, batch, strict=True) for at in range(start, start + num_tokens)]
-    positions = tensor_of(rows, device)  # [num_tokens]
-    context_lens, tables, new_blocks = [], [], []
-    for start, (seq, num_tokens) in zip(starts, batch, strict=True):
-        context_lens.append(start + num_tokens)
-        tables.append(seq.block_table[: -(-context_lens[-1] // block_size)])
+    context_lens = ends_of(batch)
+    token_ids, rows, tables, new_blocks = list[int](), list[int](), list[list[int]](), list[int]()
+    for end, (seq, num_tokens) in zip(context_lens, batch, strict=True):
+        start = end - num_tokens
+        token_ids += seq.input_ids(num_tokens, start)
+        rows += range(start, end)
+        tables.append(seq.block_table[: -(-end // block_size)])
         new_blocks += tables[-1][-(-start // block_size) :]
+    input_ids, positions = tensor_of(token_ids, device), tensor_of(rows, device)  # [num_tokens] each
     block_tables = pad_tables(tables).to(device)
     seqs = tensor_of([i for i, (_, num_tokens) in enumerate(batch) for _ in range(num_tokens)], device)  # [num_tokens]
     step = AttentionMetadata(

@@ -1,6 +1,7 @@
 """ModelRunner runs the model on sequences, and samples one token for each of them."""
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from ...llama import LlamaForCausalLM
 from ...profiling import step_range
 from .attention import PagedAttention
-from .backend import Backend, Computed, SamplerAhead, TorchBackend, tensor_of
+from .backend import Backend, Computed, SamplerAhead, TorchBackend, ends_of, tensor_of
 from .pooler import RowOutput, pool
 from .sampler import Logprob, SampledToken, SamplingRow, named_logprobs, sample, top_logprobs
 
@@ -77,13 +78,12 @@ class ModelRunner:
     @torch.inference_mode()
     def _start(self, batch: "list[Scheduled]", ahead: SamplerAhead) -> SampledStep:
         """Start a step without logits processors, embeddings and logprobs."""
-        computed = self.compute(batch)
-        complete = [i for i, (seq, num_tokens) in enumerate(batch) if seq.num_uncomputed_tokens == num_tokens]
+        computed, complete = self.compute(batch), complete_items(batch)
         if not complete:
             return SampledStep(len(batch), [], list)
         seqs = [batch[i][0] for i in complete]
         with step_range("sample"), self.backend.sampling(computed):
-            logits, rows = self.compute_logits(computed, complete), [seq.sampling_row() for seq in seqs]
+            logits, rows = self.compute_logits(computed, complete), sampling_rows(seqs)
             read = ahead.start_sampling(logits, rows)
             tokens = self.backend.sample(logits, rows) if read is None else []
         for row, seq in enumerate(seqs):
@@ -92,14 +92,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: "list[Scheduled]") -> list[RowOutput | None]:
-        """Compute the next `num_tokens` tokens of each sequence, and sample the token that follows the last one.
+        """Compute the next `num_tokens` tokens of each item, and sample the token that follows the last one.
 
         A sequence with pooling_params gets the embedding of its prompt instead. One that has more tokens to compute
         gets None. The only changes to sequences are that prompt_logprobs are added, and that placeholder_id is set: the
         caller advances num_computed_tokens and appends the sampled tokens.
         """
-        computed = self.compute(batch)
-        complete = [i for i, (seq, num_tokens) in enumerate(batch) if seq.num_uncomputed_tokens == num_tokens]
+        computed, complete = self.compute(batch), complete_items(batch)
         pooled = {i: params for i in complete if (params := batch[i][0].pooling_params) is not None}
         complete = [i for i in complete if i not in pooled] if pooled else complete
         tokens: list[RowOutput | None] = [None] * len(batch)
@@ -161,18 +160,29 @@ class ModelRunner:
         return computed.hidden[last_rows]
 
 
+def complete_items(batch: "list[Scheduled]") -> list[int]:
+    """Return the indices of the items that a sampled token follows: their sequences have no more tokens to compute."""
+    ends = ends_of(batch)
+    return [i for i, (seq, _) in enumerate(batch) if ends[i] >= seq.num_tokens_with_placeholders]
+
+
+def sampling_rows(seqs: "list[Sequence]") -> list[SamplingRow]:
+    """Return the sampler's input for each row. Further rows of a sequence follow the tokens of its draft."""
+    return [seq.sampling_row(num_ahead) for seq, rows in groupby(seqs) for num_ahead, _ in enumerate(rows)]
+
+
 def sample_with_logprobs(
     logits: Tensor,
     seqs: "list[Sequence]",
     sample_rows: Callable[[Tensor, list[SamplingRow]], list[SampledToken]] = sample,
 ) -> list[SampledToken]:
-    """Apply logits processors, then sample one token for each row of `logits` [num_seqs, vocab_size].
+    """Apply logits processors, then sample one token for each row of `logits` [len(seqs), vocab_size].
 
     All logprobs are computed from the raw logits. Rows without processors and logprobs cost nothing beyond
     sample_rows(). Raise FloatingPointError as sample() does, or ValueError if processors leave no token.
     """
     try:
-        tokens = sample_rows(process(logits, seqs), [seq.sampling_row() for seq in seqs])
+        tokens = sample_rows(process(logits, seqs), sampling_rows(seqs))
     except FloatingPointError:
         if not logits.float().logsumexp(dim=-1).isfinite().all():
             raise

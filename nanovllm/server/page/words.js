@@ -122,6 +122,7 @@ const GIVEN_BACK = {
   preempt: "was preempted and gave it back",
   abort: "was aborted and gave it back",
   copy: "let go of it because it has its own copy now",
+  draft: "gave it back: it was for guesses, and they were wrong",
   failed: "could not be admitted, and gave it back",
 };
 const MOVES = {

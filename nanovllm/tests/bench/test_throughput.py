@@ -135,6 +135,17 @@ def test_offload_reports_a_pool_that_sends_nothing_to_the_host(bench):
     assert "nothing went to the host" in table
 
 
+def test_speculation_forces_edits_and_writes_stories(run, tmp_path):
+    checkpoint, file = write_checkpoint(tmp_path, max_position_embeddings=256), tmp_path / "report.json"
+    flags = ("--output-len", "24", "--edit-every", "8", "--batch-sizes", "2", "--rounds", "1", "--json", str(file))
+    status, table, err = run("bench speculation", *flags, "--model", str(checkpoint))
+    assert (status, err) == (0, "") and "2 stories again" in table
+    measured = json.loads(file.read_text())["measured"]
+    assert all(numbers["same_outputs"] == 2 for numbers in measured.values())
+    edits = measured["2 edits"]
+    assert edits["drafted"] > edits["accepted"] > 24 and edits["tokens_per_step"] > 1.5
+
+
 def test_json_goes_to_standard_output_and_the_table_to_standard_error(run):
     status, out, err = run("bench latency", "--no-peer", "--json", "-", *SMALL)
     assert status == 0 and json.loads(out)["bench"] == "latency" and err.startswith("latency: ")

@@ -18,6 +18,7 @@ from ...backends.cpu.step import JOB, MERGE
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.backend import TorchBackend
 from ...backends.torch.sampler import SamplingRow, sample
+from ...engine.executor import with_drafts
 from ...engine.kv_cache import KVCache
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
@@ -139,6 +140,28 @@ def test_any_mix_of_tokens_gives_the_plain_logits(workers, rounds, dtype, compil
         expected = plain.plain(model, steps)
         assert_near(fast.fast(model, steps), expected, ROUNDINGS[dtype])
         assert_near(fast.written(), plain.written(), ROUNDINGS[dtype])
+
+
+@pytest.mark.parametrize("context_len", [5, 2 * SPLIT + 3])
+def test_each_token_of_a_draft_has_a_row_of_logits(context_len, compiled):
+    """Drafts of different lengths, one of them empty, give the logits of the same tokens in a chunk."""
+    compiled(torch.float32)
+    rng = random.Random(context_len)
+    model, lengths, drafts = random_model(rng, torch.float32), [3, context_len, context_len], [8, 0, 30]
+    plain, fast = (Driver(model, 4, torch.float32, 3) for _ in range(2))
+    plain.plain(model, [lengths])
+    expected = plain.plain(model, [[1 + draft for draft in drafts]])
+    fast.plain(model, [lengths])
+    batch = []
+    for seq, token_ids, length, draft in zip(fast.seqs, fast.ids, lengths, drafts, strict=True):
+        seq.token_ids, seq.draft_token_ids = token_ids[: length + 1], token_ids[length + 1 :][:draft]
+        batch.append((seq, 1))
+    _, logits = StepRunner(model, fast.kv_cache, LONGEST).run(with_drafts(batch))
+    assert logits is not None
+    assert_near(logits, expected, ROUNDINGS[torch.float32])
+    for seq, draft in zip(fast.seqs, drafts, strict=True):
+        seq.num_computed_tokens += 1 + draft
+    assert_near(fast.written(), plain.written(), ROUNDINGS[torch.float32])
 
 
 def assert_near(result: torch.Tensor, expected: torch.Tensor, rounding: float) -> None:

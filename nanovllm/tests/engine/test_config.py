@@ -1,5 +1,6 @@
 """EngineConfig: the values that each field takes, its command-line option, and the size of the pool."""
 
+import json
 import math
 import re
 from dataclasses import fields
@@ -53,6 +54,7 @@ def test_each_field_with_a_help_text_is_an_option_of_its_type():
         "attention_backend": "torch",
         "quantization": "int4",
         "async_scheduling": False,
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 8},
     }
     pool = {"kv_cache_tokens": 640, "kv_cache_memory_bytes": 10**6, "gpu_memory_utilization": 0.5}
     assert {field.name for field in fields(EngineConfig) if "help" in field.metadata} == {
@@ -63,6 +65,8 @@ def test_each_field_with_a_help_text_is_an_option_of_its_type():
     for size, value in pool.items():
         options = given | {size: value}
         argv = [word for name, value in options.items() for word in ("--" + name.replace("_", "-"), str(value))]
+        speculation = argv.index("--speculative-config")
+        argv[speculation + 1] = json.dumps(given["speculative_config"])
         for name, flag in (
             ("enable-prefix-caching", "enable-prefix-caching"),
             ("async-scheduling", "no-async-scheduling"),
@@ -147,7 +151,7 @@ NO_VALUES: list[object] = [b"1", [], {}, 1j, object(), math.inf, torch.ones(2, 2
 @pytest.mark.parametrize("name", [field.name for field in fields(EngineConfig)])
 @pytest.mark.parametrize("value", NO_VALUES, ids=lambda value: type(value).__name__)
 def test_no_option_takes_a_value_of_an_unrelated_type(name, value):
-    if name == "hf_overrides" and isinstance(value, dict):
+    if name in ("hf_overrides", "speculative_config") and isinstance(value, dict):
         pytest.skip("this option is a dictionary")
     with pytest.raises(ValueError, match=f"^{name} must be .+, got .+$"):
         EngineConfig(**{name: value})

@@ -21,6 +21,7 @@ from ...engine.outputs import RequestOutput
 from ...engine.pooling_params import PoolingParams
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
+from ...engine.speculation import NgramDrafter
 from ...llm import LLM
 from ..helpers import model_runner
 
@@ -246,6 +247,31 @@ def test_a_failed_capture_keeps_no_memory(checkpoint, monkeypatch):
 
 
 @pytest.mark.parametrize("has_graphs", [True, False])
+@pytest.mark.parametrize("params", ["greedy", "seeded", "n"])
+def test_tokens_match_if_each_token_of_a_draft_has_a_row(checkpoint, params, has_graphs, monkeypatch):
+    """Graphs have rows for some of the steps only."""
+    plain = make_llm(checkpoint, kv_cache_tokens=96)
+    outputs = plain.generate(PROMPTS, PARAMS[params])
+    expected = [(each.token_ids, each.finish_reason) for output in outputs for each in output.outputs]
+    texts = [[*output.prompt_token_ids, *each.token_ids] for output in outputs for each in output.outputs]
+
+    def propose(drafter: NgramDrafter, token_ids: list[int], most: int) -> list[int]:
+        drafts = [text[len(token_ids) :][: min(most, 4)] for text in texts if text[: len(token_ids)] == token_ids]
+        return [token ^ (token % 3 == 0) for token in drafts[0]] if drafts else []
+
+    monkeypatch.setattr(NgramDrafter, "propose", propose)
+    speculation = {"method": "ngram", "num_speculative_tokens": 4}
+    fast = make_llm(checkpoint, kv_cache_tokens=96, speculative_config=speculation, async_scheduling=True)
+    capture = FakeCapture() if has_graphs else None
+    use_kernels(fast, capture, max_rows=16)
+    for _ in range(2):
+        assert outputs_of(fast, PARAMS[params]) == expected
+    stats = fast.stats()
+    assert 20 < stats.accepted_tokens < stats.draft_tokens
+    assert capture is None or capture.num_replayed > 5
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
 @pytest.mark.parametrize("params", ["greedy", "seeded", "top_k", "min_p", "n", "processors"])
 def test_tokens_match_plain_operations_if_steps_are_launched_ahead(checkpoint, params, has_graphs, monkeypatch):
     """The device feeds each token to the next step, except where logits processors need the host."""
@@ -253,9 +279,9 @@ def test_tokens_match_plain_operations_if_steps_are_launched_ahead(checkpoint, p
     backend = use_kernels(fast, FakeCapture() if has_graphs else None)
     placeholders, real = [], Sequence.input_ids
 
-    def input_ids(seq: Sequence, num_tokens: int) -> list[int]:
-        placeholders.extend(token_id for token_id in real(seq, num_tokens) if token_id < 0)
-        return real(seq, num_tokens)
+    def input_ids(seq: Sequence, *args: int) -> list[int]:
+        placeholders.extend(token_id for token_id in real(seq, *args) if token_id < 0)
+        return real(seq, *args)
 
     monkeypatch.setattr(Sequence, "input_ids", input_ids)
     assert outputs_of(fast, PARAMS[params]) == outputs_of(plain, PARAMS[params])

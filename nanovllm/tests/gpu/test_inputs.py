@@ -71,6 +71,23 @@ def test_a_sequence_sends_its_table_once_whatever_its_rows_are():
         assert inputs.block_tables(len(seqs))[:, 0].tolist() == [seq.block_table[0] for seq in seqs]
 
 
+def test_each_token_of_a_draft_has_a_row():
+    a, b = sequence(6, [7, 9]), sequence(3, [2])
+    a.draft_token_ids = [50, 51, 52]
+    inputs = StepInputs(6, max_blocks=3, block_size=BLOCK_SIZE, device=CPU)
+    entries_sent(inputs, [b, a])
+    a.block_table = [7, 9, 4]
+    assert len(entries_sent(inputs, [b, a, a, a, a])) == 1
+    assert inputs.device["input_ids"][:5].tolist() == [102, 105, 50, 51, 52]
+    assert inputs.device["positions"][:5].tolist() == [2, 5, 6, 7, 8]
+    assert inputs.device["context_lens"].tolist() == [3, 6, 7, 8, 9, 0]
+    assert inputs.device["slot_mapping"][:5].tolist() == [10, 37, 38, 39, 16]
+    assert inputs.block_tables(5)[1:].tolist() == [[7, 9, 4]] * 4
+    a.draft_token_ids = [60]
+    inputs.fill(decodes(a, a, b))
+    assert inputs.device["input_ids"][:3].tolist() == [105, 60, 102]
+
+
 def test_a_step_sends_only_changed_table_entries():
     seqs = [sequence(BLOCK_SIZE, [i]) for i in range(3)]
     inputs = StepInputs(3, max_blocks=8, block_size=BLOCK_SIZE, device=CPU)

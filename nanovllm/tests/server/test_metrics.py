@@ -84,6 +84,26 @@ def test_names_types_labels_and_buckets_are_vllms(checkpoint):
     assert "process_cpu_seconds" in families, "the front's process is missing"
 
 
+def test_drafts_are_counted_under_vllms_names(checkpoint):
+    async def scenario():
+        speculation = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+        async with inside(checkpoint, speculative_config=speculation) as server:
+            await server.post(prompt=[5, 6] * 8, max_tokens=30, temperature=0, ignore_eos=True)
+            return parsed(await server.client.get("/metrics"))
+
+    families = asyncio.run(scenario())
+    drafts, drafted, accepted = (
+        value(families, f"spec_decode_num_{name}_total") for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    names = "spec_decode_num_accepted_tokens_per_pos_total"
+    by_position = [value(families, names, position=str(position)) for position in range(4)]
+    assert 0 < drafts <= drafted and sum(by_position) == accepted
+    own = {name.removeprefix("vllm:") for name in families if "spec_decode" in name}
+    assert own == {
+        f"spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+    }
+
+
 def test_numbers_after_three_requests(checkpoint):
     body = {"prompt": PROMPT, "max_tokens": 4}
     families = scraped(checkpoint, body, {**body, "prompt": [*PROMPT, *PROMPT], "n": 2}, {**body, "prompt": PROMPT * 2})
