@@ -49,10 +49,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Skip the doctests of GPU kernels if triton is missing: make test-triton runs them."""
-    is_gpu_file = collection_path.suffix == ".py" and collection_path.parent.parts[-2:] == ("backends", "gpu")
-    is_kernel = is_gpu_file and "\nimport triton\n" in collection_path.read_text()
-    return True if is_kernel and find_spec("triton") is None else None
+    """Skip the doctests of modules that need triton or ray if it is missing: both have environments of their own."""
+    owners = {("backends", "gpu"): "triton", ("nanovllm", "distributed"): "ray"}
+    library = owners.get(collection_path.parent.parts[-2:]) if collection_path.suffix == ".py" else None
+    is_needed = library is not None and f"\nimport {library}\n" in collection_path.read_text()
+    return True if is_needed and library is not None and find_spec(library) is None else None
 
 
 def as_case(item: pytest.Item) -> Case:
