@@ -233,7 +233,7 @@ def serve_on_ray(
     Raise ClickException if a worker or the cluster fails.
     """
     from ..bench.report import last_line
-    from ..distributed.ray_data import Cluster, RayError, WorkerError
+    from ..cluster.ray_data import Cluster, RayError, WorkerError
 
     with usage_errors():
         cluster = Cluster(num_engines, device)

@@ -93,7 +93,7 @@ def cluster():
 
 
 def test_classes_for_map_batches_hold_an_engine_in_each_actor(cluster, checkpoint):
-    from ...distributed.ray_data import BatchLLM
+    from ...cluster.ray_data import BatchLLM
 
     class Usual:  # as Ray's documentation writes it: Ray calls it in another thread than it builds it in
         def __init__(self, model):
