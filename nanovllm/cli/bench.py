@@ -43,6 +43,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "max_num_seqs": {"default": 256, "help": "most sequences that run at once"},
     "max_num_batched_tokens": {"default": 16384, "help": "most tokens in a step"},
 }
+ROUTING: dict[str, dict[str, Any]] = {
+    "kv_cache_tokens": {"default": 4096, "help": "size of an engine's KV cache in tokens"},
+    "seed": {"help": "seed of prefixes, lengths and arrivals"},
+}
 BENCHMARKS = {
     "throughput": Benchmark("throughput:throughput", bench_options.Throughput),
     "latency": Benchmark("throughput:latency", bench_options.Latency),
@@ -53,6 +57,7 @@ BENCHMARKS = {
     "peers": Benchmark("peers:peers", bench_options.Peers, engine=MODEL_OR_SHAPE),
     "published": Benchmark("throughput:published", bench_options.Published, engine=PUBLISHED),
     "paged": Benchmark("paged:paged", bench_options.Paged, takes_engine=False),
+    "routing": Benchmark("routing:routing", bench_options.Routing, engine=ROUTING),
     "launches": Benchmark("launches:launches", bench_options.Launches, engine=MODEL_OR_SHAPE),
 }
 
@@ -60,7 +65,7 @@ BENCHMARKS = {
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure this engine (throughput, latency, the prefix cache, offload, HTTP), and other engines too."""
+    """Measure this engine (throughput, latency, the prefix cache, offload, HTTP, routing), and other engines too."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

@@ -70,7 +70,8 @@ class ForwardedRequest:
     async def of(cls, request: Request) -> "ForwardedRequest":
         """Read the body, and copy what the application needs of the scope."""
         names = ("type", "method", "path", "raw_path", "query_string", "headers", "client", "server", "scheme")
-        scope = {name: request.scope[name] for name in (*names, "http_version") if name in request.scope}
+        more = ("root_path", "http_version")
+        scope = {name: request.scope[name] for name in (*names, *more) if name in request.scope}
         body = await request.body()
         return cls(scope, body, prefix_of(body))
 
@@ -82,6 +83,7 @@ class Replica:
         """Wait for the engine. Raise ValueError for an invalid option or checkpoint."""
         self._engine = EngineClient(*start_engine(args, LLMEngine.from_engine_args))
         template = read_template(options.chat_template)
+        self._name = serve.get_replica_context().replica_id.unique_id.encode()
         self._app, *_ = make_apps(await make_state(str(args.model), args, options, template, self._engine))
 
     async def check_health(self) -> None:
@@ -92,7 +94,7 @@ class Replica:
     async def __call__(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
         """Yield the messages of the response, several at a time if they come faster than Ray moves them.
 
-        A client that hangs up closes this generator, which aborts its requests.
+        The header x-replica names the replica. A client that hangs up closes the generator, which aborts its requests.
         """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         bodies: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
@@ -100,7 +102,12 @@ class Replica:
         async def receive() -> Message:
             return bodies.pop() if bodies else await asyncio.Future()  # a client that hangs up cancels the task
 
-        task = asyncio.ensure_future(self._app(request.scope, receive, messages.put))
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-replica", self._name)]
+            messages.put_nowait(message)
+
+        task = asyncio.ensure_future(self._app(request.scope, receive, send))
         task.add_done_callback(lambda _: messages.put_nowait(None))
         try:
             is_running = True
@@ -204,6 +211,7 @@ class Arguments(BaseModel):
     min_replicas: int = 1
     max_replicas: int | None = None  # default: min_replicas, so that their number is fixed
     target_ongoing_requests: float = EngineConfig.max_num_seqs  # of a replica; with more, Ray starts another
+    autoscaling: Options = {}  # more options of Serve's autoscaling_config
     num_cpus: float = 1  # cores of a replica
     num_gpus: float = 0
     engine: Options = {}  # options of EngineArgs: engine='{"max_model_len": 1024}'
@@ -220,6 +228,7 @@ def app(arguments: Arguments) -> Any:
         "min_replicas": arguments.min_replicas,
         "max_replicas": arguments.max_replicas or arguments.min_replicas,
         "target_ongoing_requests": arguments.target_ongoing_requests,
+        **arguments.autoscaling,
     }
     replicas = serve.deployment(
         Replica,

@@ -13,11 +13,22 @@ what its cache saves.
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ..engine.prefix_cache import BlockHash
 
 Replica = TypeVar("Replica")  # any hashable name
+
+
+class Router(Protocol[Replica]):
+    """A policy that chooses a replica for each request."""
+
+    def choose(self, hashes: Sequence[BlockHash], loads: Mapping[Replica, int]) -> Replica:
+        """Return a replica for a prompt with these block hashes.
+
+        `loads` has the number of unfinished requests of each live replica; there must be at least one.
+        """
+        ...
 
 
 class PrefixRouter(Generic[Replica]):
@@ -38,9 +49,8 @@ class PrefixRouter(Generic[Replica]):
     def choose(self, hashes: Sequence[BlockHash], loads: Mapping[Replica, int]) -> Replica:
         """Return the replica for a prompt with these block hashes, and note that it has them from now on.
 
-        `loads` has the number of unfinished requests of each live replica; there must be at least one. Without a
-        matching replica below the limit, the least busy one gets the prompt, and among several the one with the fewest
-        blocks, so that prefixes spread even if there is little to do.
+        Without a matching replica below the limit, the least busy one gets the prompt, and among several the one with
+        the fewest blocks, so that prefixes spread even if there is little to do.
 
         >>> router, idle = PrefixRouter(), {"a": 0, "b": 0}
         >>> router.choose([b"1", b"2"], {"a": 1, "b": 0}), router.choose([b"1", b"3"], {"a": 0, "b": 1})
@@ -70,3 +80,23 @@ class PrefixRouter(Generic[Replica]):
         while len(self._table) > self._max_blocks:
             _, holders = self._table.popitem(last=False)
             self._num_blocks.subtract(holders)
+
+
+class LeastQueue(Generic[Replica]):
+    """The least busy replica for each request, as a load balancer without a table chooses it."""
+
+    def choose(self, hashes: Sequence[BlockHash], loads: Mapping[Replica, int]) -> Replica:
+        """Return the first of the replicas with the fewest unfinished requests."""
+        return min(loads, key=loads.__getitem__)
+
+
+class RoundRobin(Generic[Replica]):
+    """The replicas in turn."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def choose(self, hashes: Sequence[BlockHash], loads: Mapping[Replica, int]) -> Replica:
+        """Return the next replica."""
+        self._turn += 1
+        return list(loads)[self._turn % len(loads)]
