@@ -223,7 +223,6 @@ class Routing:
         "requests per second, as a Poisson process, in shares of what an engine serves without a cache",
         type=ABOVE_0,
     )
-    seed: int = option(0, "seed of prefixes, lengths and arrivals")
 
 
 def whole_numbers(name: str, text: str) -> list[int]:

@@ -256,7 +256,7 @@ def simulate(
 
 
 def trace(
-    options: Routing, num_engines: int, rate: float, seed: int, vocab_size: int, block_size: int
+    options: Routing, num_engines: int, rate: float, *, seed: int, vocab_size: int, block_size: int
 ) -> list[Arrival]:
     """Return the requests for a number of engines, `rate` for each one in a second on average."""
     rng, count = random.Random(seed), num_engines * options.num_requests
@@ -315,8 +315,8 @@ def routing(engine: dict[str, Any], options: Routing) -> Report:
     check_lengths([Task([0] * longest, 0)], min(llm.max_model_len, llm.config.kv_cache_tokens or longest))
     cost, config = measure_cost(llm), simulated_config(llm.config)
     where, bytes_per_token = machine(llm), llm.llm_engine.kv_cache.bytes_per_token
-    sizes = {"vocab_size": llm.model_config.vocab_size, "block_size": config.block_size}
-    requests = partial(trace, options, seed=config.seed, **sizes)
+    vocab_size, block_size = llm.model_config.vocab_size, config.block_size
+    requests = partial(trace, options, seed=config.seed, vocab_size=vocab_size, block_size=block_size)
     del llm
 
     def run(num_engines: int, router: Router[int], rate: float, **changes: Any) -> Outcome:

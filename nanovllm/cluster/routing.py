@@ -71,7 +71,7 @@ class PrefixRouter(Generic[Replica]):
         return chosen
 
     def _note(self, hashes: Sequence[BlockHash], replica: Replica) -> None:
-        for block_hash in hashes:
+        for block_hash in reversed(hashes):  # so that a prompt's last block is forgotten first
             holders = self._table.setdefault(block_hash, {})
             if replica not in holders:
                 holders[replica] = None
@@ -79,7 +79,7 @@ class PrefixRouter(Generic[Replica]):
             self._table.move_to_end(block_hash)
         while len(self._table) > self._max_blocks:
             _, holders = self._table.popitem(last=False)
-            self._num_blocks.subtract(holders)
+            self._num_blocks.subtract([*holders])
 
 
 class LeastQueue(Generic[Replica]):
