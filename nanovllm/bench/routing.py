@@ -13,6 +13,7 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -77,15 +78,23 @@ class StepCost:
 
     @classmethod
     def fit(cls, steps: Sequence[tuple[int, int, float]]) -> "StepCost":
-        """Return the model with the least squares of relative errors. `steps` are tokens, reads and seconds.
+        """Return the model with the least squares of relative errors, without negative parts.
 
-        >>> steps = [(1, 1, 4.0), (2, 1, 6.0), (1, 3, 10.0), (4, 4, 19.0)]  # 2 * tokens + 3 * reads - 1
-        >>> StepCost.fit([(tokens, reads, seconds + 2) for tokens, reads, seconds in steps]).per_token
-        2.0
+        `steps` are tokens, reads and seconds. Steps of one size (a power of two) count together as one, since a run
+        has few prompts and many decode steps.
+
+        >>> cost = StepCost.fit([(n, reads, 2.0 + 3 * n) for n, reads in ((1, 1), (1, 9), (2, 5), (4, 20), (5, 15))])
+        >>> cost.seconds(10, 50)
+        32.0
         """
         rows = torch.tensor([[1.0, tokens, reads] for tokens, reads, _ in steps], dtype=torch.float64)
         seconds = torch.tensor([[each[2]] for each in steps], dtype=torch.float64)
-        found = torch.linalg.lstsq(rows / seconds, torch.ones_like(seconds)).solution.clamp(min=0)
+        counts = Counter(tokens.bit_length() for tokens, _, _ in steps)
+        shares = torch.tensor([[counts[tokens.bit_length()] ** -0.5] for tokens, _, _ in steps], dtype=torch.float64)
+        found, kept = torch.zeros(3, 1, dtype=torch.float64), [0, 1, 2]
+        while (solution := torch.linalg.lstsq(shares * rows[:, kept] / seconds, shares).solution).min() < 0:
+            kept.pop(int(solution.argmin()))
+        found[kept] = solution
         error = ((rows @ found - seconds).abs() / seconds).median().item()
         fixed, per_token, per_read = (round(each, 12) for each in found.flatten().tolist())
         return cls(fixed, per_token, per_read, error)
@@ -284,12 +293,12 @@ def measure_cost(llm: LLM) -> StepCost:
     """Return the cost of a step on this machine, from steps of all sizes."""
     timer, vocab_size = StepTimer(), llm.model_config.vocab_size
     longest = min(256, llm.max_model_len // 2, llm.llm_engine.kv_cache.num_blocks * llm.config.block_size // 4)
-    tasks = [mixed_tasks(vocab_size, count, low=1, high=longest) for count in (32, 8, 2)]
-    for is_warm in (False, True):
-        if is_warm:
-            llm.llm_engine.observers.append(timer)
-        for each in tasks:
-            serve(llm, each)
+    together = mixed_tasks(vocab_size, 12, low=1, high=longest)
+    alone = [Task(random_tokens(random.Random(0), vocab_size, 1 << power), 8) for power in range(longest.bit_length())]
+    serve(llm, alone)  # warms up
+    llm.llm_engine.observers.append(timer)
+    for tasks in (together, *([task] for task in alone)):
+        serve(llm, tasks)
     return StepCost.fit(timer.steps)
 
 
