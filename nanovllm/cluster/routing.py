@@ -5,10 +5,10 @@ A table maps the hash of each block of a prompt (see ../engine/prefix_cache.py) 
     the cat sat on -> a, b        a new prompt "the cat sat on | the mat and ate | ..." matches two blocks of a,
     the mat and ate -> a          so a gets it, unless a is much busier than the others: then b, which has one block
 
-SGLang's router and vLLM's production stack keep such a table as a tree of texts, also without asking the replicas
-what they still hold. From SGLang comes the limit on imbalance, in both a difference and a ratio; from Preble (Srivatsa
-et al. 2024, arXiv:2407.00023) the idea that a hot prefix gets a second replica when the load of the first outweighs
-what its cache saves.
+SGLang's router keeps such a table as a tree of texts, and vLLM's production stack as a trie of hashed chunks; neither
+asks the replicas what they still hold. From SGLang comes the limit on imbalance, by a difference and a ratio; from
+Preble (Srivatsa et al. 2024, arXiv:2407.00023) that a hot prefix gets a second replica once the load of the first one
+outweighs what its cache saves.
 """
 
 from collections import Counter, OrderedDict

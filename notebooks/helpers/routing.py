@@ -12,7 +12,7 @@ from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, USED, Line
 from stages.bench.models import STORYTELLER
 
-LOOKS = {"round robin": (GREY, "x--", 7), "least queue": (ACCENT, "s--", -7), "prefix-aware": (USED, "o-", 0)}
+LOOKS = {"round robin": (GREY, "x--"), "least queue": (ACCENT, "s--"), "prefix-aware": (USED, "o-")}
 Point = dict[str, Any]
 
 
@@ -30,15 +30,17 @@ class Routed:
         """Return the numbers of a router on `num_engines` engines."""
         return next(each for each in self.points if (each["router"], each["engines"]) == (router, num_engines))
 
-    def series(self, name: str, percentile: str | None = None, scale: float = 1.0) -> list[Line]:
+    def series(self, name: str, percentile: str | None = None) -> list[Line]:
         """Return a line for each router: a number of its points over the number of engines."""
         lines = []
-        for router, (color, style, shift) in LOOKS.items():
+        for router, (color, style) in LOOKS.items():
             points = [each for each in self.points if each["router"] == router]
             values = [each[name] if percentile is None else each[name][percentile] for each in points]
-            xs = [each["engines"] for each in points]
-            lines.append(Line(xs, [scale * value for value in values], router, color, (6, shift), style))
-        return lines
+            lines.append(Line([each["engines"] for each in points], values, router, color, style=style))
+        ends = sorted(
+            lines, key=lambda line: line.y[-1]
+        )  # labels in the order of the lines' ends, so none hides another
+        return [line._replace(shift=(6, 9 * (ends.index(line) - 1))) for line in lines]
 
 
 def steps_ms(cost: StepCost) -> dict[str, float]:
