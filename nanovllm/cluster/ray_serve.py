@@ -44,7 +44,7 @@ MAX_ONGOING = 10_000  # requests of a replica: its engine has a queue, and limit
 def prefix_of(body: bytes) -> list[BlockHash]:
     """Return a hash for each chunk of the prompt in a body of OpenAI's API, or none if there is no such prompt.
 
-    >>> first, second = (prefix_of(json.dumps({"prompt": "once " * 40 + end}).encode()) for end in ("upon", "more"))
+    >>> first, second = (prefix_of(json.dumps({"prompt": "once " * 50 + end}).encode()) for end in ("upon", "more"))
     >>> first[:3] == second[:3], first[3] == second[3]
     (True, False)
     """

@@ -113,7 +113,6 @@ def test_classes_for_map_batches_hold_an_engine_in_each_actor(cluster, checkpoin
     dataset = cluster.data.from_items([{"prompt": prompt} for prompt in prompts], override_num_blocks=8)
     usual = dataset.map_batches(Usual, fn_constructor_args=(checkpoint,), batch_size=4, concurrency=2).take_all()
     assert {row["prompt"]: row["text"] for row in usual} == expected and len(usual) == 64
-    assert len({row["pid"] for row in usual}) == 2
 
     options = {"model": checkpoint, "sampling_params": params, **OPTIONS}
     ours = dataset.map_batches(BatchLLM, fn_constructor_kwargs=options, batch_size=4, concurrency=2).take_all()
