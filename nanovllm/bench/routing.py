@@ -182,11 +182,6 @@ class SimulatedEngine:
         outputs = self.engine.step()
         return self.executor.seconds - before, outputs
 
-    @property
-    def peak_tokens(self) -> int:
-        """The most slots that sequences held."""
-        return self.engine.kv_cache_manager.peak.held
-
 
 # The simulation
 
@@ -259,7 +254,7 @@ def simulate(
             seconds, outputs = each.step()
             heapq.heappush(events, (now + seconds, next(order), (index, outputs)))
         outcome.seconds = now
-    outcome.peak_tokens = statistics.fmean(each.peak_tokens for each in engines)
+    outcome.peak_tokens = statistics.fmean(each.engine.kv_cache_manager.peak.held for each in engines)
     outcome.copies = statistics.fmean(map(len, sent.values()))
     return outcome
 
@@ -304,13 +299,8 @@ def measure_cost(llm: LLM) -> StepCost:
 
 def simulated_config(config: EngineConfig) -> EngineConfig:
     """Return the options of a simulated engine, whose pool is as long as a real one's, and takes almost no memory."""
-    shape = {
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "head_dim": 2,
-        "hidden_size": 2,
-    }
+    ones = "num_hidden_layers", "num_attention_heads", "num_key_value_heads"
+    shape = {**dict.fromkeys(ones, 1), "head_dim": 2, "hidden_size": 2}
     where: dict[str, Any] = {"device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, "quantization": None}
     plain: dict[str, Any] = {"offload_policy": "recompute", "async_scheduling": False}
     return replace(config, **where, **plain, hf_overrides={**(config.hf_overrides or {}), **shape})

@@ -41,7 +41,7 @@ PROMPT_FIELDS = ("cache_salt", "tools", "instructions", "prompt", "messages", "i
 MAX_ONGOING = 10_000  # requests of a replica: its engine has a queue, and limits of its own
 
 
-def prefix_of(body: bytes) -> list[BlockHash]:
+def prefix_of(body: bytes | bytearray) -> list[BlockHash]:
     """Return a hash for each chunk of the prompt in a body of OpenAI's API, or none if there is no such prompt.
 
     >>> first, second = (prefix_of(json.dumps({"prompt": "once " * 50 + end}).encode()) for end in ("upon", "more"))
@@ -67,13 +67,18 @@ class ForwardedRequest:
     prefix: list[BlockHash]
 
     @classmethod
-    async def of(cls, request: Request) -> "ForwardedRequest":
-        """Read the body, and copy what the application needs of the scope."""
+    async def of(cls, request: Request, max_body_bytes: int) -> "ForwardedRequest":
+        """Read the body, and copy what the application needs of the scope. Raise ApiError if the body is too large."""
         names = ("type", "method", "path", "raw_path", "query_string", "headers", "client", "server", "scheme")
         more = ("root_path", "http_version")
         scope = {name: request.scope[name] for name in (*names, *more) if name in request.scope}
-        body = await request.body()
-        return cls(scope, body, prefix_of(body))
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > max_body_bytes:
+                reason = f"the body has at least {len(body):,} bytes, and at most {max_body_bytes:,} are allowed"
+                raise ApiError(reason, 413)
+        return cls(scope, bytes(body), prefix_of(body))
 
 
 class Replica:
@@ -117,7 +122,6 @@ class Replica:
                     batch.append(messages.get_nowait())
                 is_running = batch[-1] is not None
                 yield [message for message in batch if message is not None]
-            await task
         finally:
             task.cancel()
 
@@ -155,15 +159,17 @@ class ReplicaRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
 class Ingress:
     """The HTTP server's side: it forwards a request to a replica, and the response to the client."""
 
-    def __init__(self, replicas: Any) -> None:
-        """Take the handle of the replicas."""
-        self._replicas = replicas.options(stream=True)
+    def __init__(self, replicas: Any, max_body_bytes: int) -> None:
+        """Take the handle of the replicas, and the limit of a body."""
+        self._replicas, self._max_body_bytes = replicas.options(stream=True), max_body_bytes
 
     async def __call__(self, request: Request) -> Response:
         """Return the replica's response, or status 503 if the replica has died before it."""
-        messages = self._messages(await ForwardedRequest.of(request))
         try:
+            messages = self._messages(await ForwardedRequest.of(request, self._max_body_bytes))
             start = await anext(messages)
+        except ApiError as error:
+            return await error_response(request, error)
         except (RayError, RayServeException):
             return await error_response(request, ApiError("The replica has ended.", 503))
         headers = [(name, value) for name, value in start["headers"] if name != b"x-request-id"]  # Serve adds it again
@@ -244,4 +250,4 @@ def app(arguments: Arguments) -> Any:
         },
     )
     ingress = serve.deployment(Ingress, max_ongoing_requests=MAX_ONGOING, ray_actor_options={"num_cpus": 0})
-    return ingress.bind(replicas.bind(args, options))
+    return ingress.bind(replicas.bind(args, options), options.max_body_bytes)

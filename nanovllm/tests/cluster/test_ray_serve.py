@@ -32,7 +32,7 @@ def process(tmp_path_factory) -> Iterator[subprocess.Popen]:
     folder = tmp_path_factory.mktemp("serve")
     model = write_checkpoint(folder, max_position_embeddings=4096)
     engine = {"kv_cache_tokens": 1 << 15, "block_size": 4, **OPTIONS}
-    common = {"model": str(model), "engine": engine, "num_cpus": 0.4}
+    common = {"model": str(model), "engine": engine, "server": {"max_body_bytes": 4000}, "num_cpus": 0.4}
     quick = {"upscale_delay_s": 1, "downscale_delay_s": 1, "look_back_period_s": 2, "metrics_interval_s": 0.5}
     scaled = {"max_replicas": 2, "target_ongoing_requests": 2, "autoscaling": quick}
     apps = {"fixed": {**common, "min_replicas": 2}, "scaled": {**common, **scaled}}
@@ -119,6 +119,11 @@ def test_each_prefix_stays_on_its_replica(process):
             replicas[prompt].add(response.headers["x-replica"])
     assert all(len(names) == 1 for names in replicas.values())
     assert len(set.union(*replicas.values())) == 2
+
+
+def test_body_that_is_too_large_is_refused(process):
+    response = complete("fixed", "a" * 4000)
+    assert response.status_code == 413 and "at most 4,000" in response.json()["error"]["message"]
 
 
 def test_killed_replica_loses_only_its_streams(process, pool):
