@@ -37,7 +37,7 @@ from ..llm import LLM
 from .bench_options import Routing, whole_numbers
 from .engine import load_llm, serve
 from .harness import percentiles
-from .report import Report, machine, report_of
+from .report import Report, machine, report_of, settings
 from .workload import Task, arrivals, check_lengths, mixed_tasks, random_tokens
 
 ROUTERS: dict[str, Callable[[], Router[int]]] = {
@@ -338,4 +338,4 @@ def routing(engine: dict[str, Any], options: Routing) -> Report:
         f"{rate:.3g} requests/s for each engine, which serves {rate / options.load:.3g} without a cache",
     ]
     more = {"cost": asdict(cost), "points": points, "request_rate": rate}
-    return report_of("routing", options, where, measured, says, **more)
+    return report_of("routing", settings(options) | {"seed": config.seed}, where, measured, says, **more)

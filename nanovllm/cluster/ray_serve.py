@@ -36,7 +36,7 @@ from ..server.run import GRACE, make_state
 from .routing import PrefixRouter
 
 CHUNK = 64  # bytes of a prompt in one hash: about as much text as a block of 16 tokens
-MAX_PREFIX = 1 << 15  # bytes of a prompt that are hashed, which takes about a millisecond
+MAX_PREFIX = 1 << 15  # bytes of a prompt that are hashed: prompts that agree so far can share a replica
 PROMPT_FIELDS = ("cache_salt", "tools", "instructions", "prompt", "messages", "input")  # in the order of the prompt
 MAX_ONGOING = 10_000  # requests of a replica: its engine has a queue, and limits of its own
 
