@@ -8,8 +8,8 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   the package index for torch alone; this one has its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run serve test test-all test-triton soak storm clients setup notebooks notebook page open-page book exercise check play
-.PHONY: diff scoreboard measure peers gpu lint train clean FORCE
+.PHONY: help run serve test test-all test-triton test-ray soak storm clients setup notebooks notebook page open-page book exercise
+.PHONY: check play diff scoreboard measure peers gpu lint train clean FORCE
 
 # $(value) and the environment protect these from expansion by make and the shell.
 override PROMPT := $(value PROMPT)
@@ -59,6 +59,12 @@ test-triton: .venv-triton/.complete ## test the GPU kernels on the CPU, in Trito
 	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest $(PYTEST_FLAGS) --part $(or $(PART),quick) \
 	    nanovllm/tests/gpu nanovllm/backends/gpu $(ARGS)
 
+.venv-ray/.complete: .ci/setup_ray.py $(call needs,test)
+	@$(PY) .ci/setup_ray.py
+
+test-ray: .venv-ray/.complete ## test batches and replicas on a local Ray cluster, in an environment of its own, with kills
+	@OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest --part all nanovllm/tests/cluster nanovllm/cluster $(ARGS)
+
 soak: $(call needs,test) ## check a million random steps of the stages, and a million of the package with injected faults; ARGS="--stage s7 --steps 100000 --seed 1"
 	@OMP_NUM_THREADS=1 $(PY) -m tests.soak $(ARGS)
 	@$(if $(filter --stage --stage=% --kernels,$(ARGS)),,OMP_NUM_THREADS=1 $(PY) -m nanovllm.tests.soak $(ARGS))
@@ -75,7 +81,7 @@ setup: $(call needs,test lint) ## install everything for tests and lint, and run
 notebooks: $(call needs,notebooks) ## execute all notebooks in place, with this machine's results
 	@$(PY) -m notebooks $(ARGS)
 
-notebook: $(call needs,notebooks) ## open a copy of a notebook in jupyter lab; STAGE=3, claims or nanovllm
+notebook: $(call needs,notebooks) ## open a copy of a notebook in jupyter lab; STAGE=3, claims, nanovllm or routing
 	@$(PY) -m notebooks.lab $(one_stage) $(ARGS)
 
 page: $(call needs,core) ## rebuild notebooks/pool.html, which replays one workload in the pools of all stages
@@ -125,6 +131,6 @@ lint: $(call needs,lint) ## check style and types, with ruff and mypy
 train: $(call needs,core) ## train the storyteller on a folder of text files; TEXT=folder
 	@$(PY) -m models.training --text "$(if $(TEXT),$$TEXT,$(error make train needs a folder of text files: make train TEXT=folder))" $(ARGS)
 
-clean: ## remove .venv, .venv-triton, .venv-clients, caches, and exercises/ including your solutions
-	rm -rf .venv .venv-triton .venv-clients .pytest_cache .hypothesis .mypy_cache .ruff_cache exercises build dist *.egg-info
+clean: ## remove .venv, .venv-triton, .venv-ray, .venv-clients, caches, and exercises/ including your solutions
+	rm -rf .venv .venv-triton .venv-ray .venv-clients .pytest_cache .hypothesis .mypy_cache .ruff_cache exercises build dist *.egg-info
 	find . -path ./models -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,6 +23,13 @@ class Environment:
         command = [self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
         subprocess.run(command, cwd=self.folder, check=True)
 
+    def borrow(self) -> None:
+        """Let it import the packages of the environment that runs this script. Packages of its own come first."""
+        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        own = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        borrowed = [path for path in sys.path if path.endswith("-packages")]
+        Path(own, "borrowed.pth").write_text("".join(f"{path}\n" for path in borrowed))
+
     def install_torch(self, version: str | None = None) -> None:
         """Install a version of torch, by default that of constraints.txt, from $TORCH_INDEX or PyTorch's CPU index.
 

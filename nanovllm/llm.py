@@ -49,7 +49,7 @@ UseTqdm = bool | abc.Callable[..., Bar]  # True shows a bar; a callable builds o
 class LLM:
     """An engine for scripts, as in LLM("models/storyteller").generate("Once upon a time").
 
-    Only the thread that built it may use it, and only one stream() may be open at a time.
+    It belongs to the first thread that uses it, and only one stream() may be open at a time.
     """
 
     def __init__(

@@ -35,6 +35,7 @@ REASONS = {
     "minutes": "takes minutes",
     "network": "downloads something",
     "peers": "needs other engines",
+    "ray": "needs Ray, or a gateway; make test-ray runs the same",
 }
 FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 HERE_DOCUMENT = re.compile(r"(<<'(\w+)'.*?\n).*?^\2$", re.DOTALL | re.MULTILINE)

@@ -16,7 +16,7 @@ from tests.blocks import FENCE, PAGES, REASONS, ROOT, Block, Session, commands_i
 NAMES = {page: str(page.relative_to(ROOT)) for page in PAGES}
 QUICK = ROOT / "nanovllm" / "README.md"  # make test runs this page's blocks; make test-all runs all pages
 PROGRAMS = {"cat", "cd", "curl", "docker", "echo", "git", "grep", "make", "nanovllm", "pip", "printf", "python", "vllm"}
-PROGRAMS |= {".", "export", "ncu", "nsys"}
+PROGRAMS |= {".", "export", "ncu", "nsys", "serve", "smg"}
 MAX_LINES = {ROOT / "README.md": 150, QUICK: 120}
 every_page = pytest.mark.parametrize("page", PAGES, ids=NAMES.values())
 
@@ -126,4 +126,4 @@ def test_every_dependency_has_a_lower_bound(monkeypatch):
 def test_nightly_runs_the_checks_of_an_installation():
     nightly = (ROOT / ".ci" / "nightly").read_text(encoding="utf-8")
     assert all(f"python3 .ci/{name}.py" in nightly for name in ("install_check", "bounds_check", "torch_check"))
-    assert "order=(run tests soak kernels storm clients install bounds torch)" in nightly
+    assert "order=(run tests soak kernels storm clients ray install bounds torch)" in nightly

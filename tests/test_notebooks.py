@@ -56,7 +56,7 @@ def prose(path):
 
 def test_every_stage_has_a_notebook():
     stages = {path.parent.name for path in (ROOT / "stages").glob("s*_*/__main__.py")}
-    assert stages | {"claims", "nanovllm"} == {path.stem for path in PATHS}
+    assert stages | {"claims", "nanovllm", "routing"} == {path.stem for path in PATHS}
 
 
 def shown_kinds(notebook):

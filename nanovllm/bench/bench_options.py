@@ -218,6 +218,29 @@ class ServerLoad:
     seed: int = option(0, "seed of lengths, words and arrivals")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """Simulate many engines behind a router.
+
+    Measures the cost of a step on this machine, and then runs the real scheduler and block manager of N engines without
+    a model, in virtual time. Compares round robin, least queue and prefix-aware routing: the share of prompt tokens
+    that are cached, the time to first token, and memory, as N and the requests grow together.
+    """
+
+    engines: str = option("1,2,4,8,16,32,64", "numbers of engines", metavar="N,N")
+    num_requests: int = count(48, "requests for each engine")
+    num_prefixes: int = count(8, "shared prefixes for each engine; the k-th most popular one has weight 1/k")
+    prefix_len: int = count(256, "tokens in a shared prefix")
+    input_len: int = count(32, "tokens in each prompt after the prefix")
+    output_len: int = count(32, "tokens in each output")
+    spread: float = option(0.5, "lengths vary by up to this share", type=click.FloatRange(0, 1, max_open=True))
+    load: float = option(
+        0.7,
+        "requests per second, as a Poisson process, in shares of what an engine serves without a cache",
+        type=ABOVE_0,
+    )
+
+
 def whole_numbers(name: str, text: str) -> list[int]:
     """Return a list of numbers separated by commas. Raise ValueError, naming the option, for anything else.
 

@@ -2,12 +2,14 @@
 
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from threading import Event
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -15,7 +17,7 @@ from click.core import ParameterSource
 from ..log import tell
 from .chat import check_template, template_option
 from .click_options import PATH, engine_options, sampling_options, split, stats_option, usage_errors, with_checkpoint
-from .terminal import StatsPrinter, ctrl_c_sets_event, finish_compiling, pool_line, tell_interrupted
+from .terminal import StatsPrinter, ctrl_c_raises, ctrl_c_sets_event, finish_compiling, pool_line, tell_interrupted
 from .trace import check_trace, trace_option, tracing
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ..llm import LLM
     from .batch_files import Request, RequestsFile
 
+REQUESTS_PER_TASK = 128  # of an engine on Ray: with fewer, it would idle more often at the end of a task
 SAMPLES_PER_SEAT = 2  # samples in the engine per sample that can run, so the next one is ready when one ends
 
 
@@ -37,6 +40,12 @@ SAMPLES_PER_SEAT = 2  # samples in the engine per sample that can run, so the ne
 @click.option(
     "--resume", is_flag=True, help="continue the file of results: requests with a result are not served again"
 )
+@click.option("--ray", "on_ray", is_flag=True, help="serve on a Ray cluster: RAY_ADDRESS, or this machine")
+@click.option(
+    "--data-parallel-size",
+    type=click.IntRange(min=1),
+    help="engines on Ray; default: one for each GPU, or for each machine without GPUs",
+)
 @trace_option
 @click.pass_context
 def batch(
@@ -46,6 +55,8 @@ def batch(
     output: str,
     overwrite: bool,
     resume: bool,
+    on_ray: bool,
+    data_parallel_size: int | None,
     chat_template: str | None,
     stats: float | None,
     trace: str | None,
@@ -70,6 +81,13 @@ def batch(
         check_output(output, file, overwrite, resume)
         if trace is not None and Path(trace).resolve() == Path(output).resolve():
             raise ValueError(f"{trace} is the file of results: write the trace to a different file")
+        if data_parallel_size is not None and not on_ray:
+            raise ValueError(f"--data-parallel-size is {data_parallel_size}, but --ray is missing: set both")
+        for name, value in (("--trace", trace), ("--stats", stats)):
+            if on_ray and value is not None:
+                raise ValueError(f"{name} watches an engine in this process: it excludes --ray")
+        if on_ray:
+            import_module("ray")  # raises before the file is read
 
     from ..checkpoints.chat_template import read_template
     from ..checkpoints.model_config import default_sampling_params
@@ -91,10 +109,77 @@ def batch(
                 check_template(options["model"], template)
             recommended = default_sampling_params(options["model"])
             requests.recommend({name: value for name, value in recommended.items() if name != "max_tokens"})
-            llm = LLM(**options, chat_template=template)
+            if not on_ray:
+                llm = LLM(**options, chat_template=template)
             stream = files.enter_context(open_output(output, overwrite, num_bytes))
+        if on_ray:
+            build = partial(RayWorker, options, template, engine["model"])
+            return serve_on_ray(build, requests, stream, done, data_parallel_size, engine["device"])
         with tracing(llm, trace):
             return serve_all(llm, requests, stream, engine["model"], done, stats)
+
+
+class Result(NamedTuple):
+    """A finished request, as a line for the file of results."""
+
+    line: str
+    is_failed: bool
+    num_tokens: int
+
+    @classmethod
+    def of(cls, request: "Request", output: "RequestOutput", model: str) -> "Result":
+        """Return the result of a request. OpenAI's form names the `model`."""
+        from .batch_files import result_line
+
+        num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
+        return cls(result_line(request, output, model), output.error is not None, num_tokens)
+
+
+@dataclass
+class ResultsWriter:
+    """A writer of results, with a progress bar and a line at the end."""
+
+    stream: IO[bytes]
+    num_requests: int  # to serve
+    num_earlier: int  # of other requests, which had results before
+    num_written: int = 0
+    num_failed: int = 0
+    num_tokens: int = 0
+    start: float = field(default_factory=time.perf_counter)
+
+    def write(self, results: Iterable[Result | None]) -> None:
+        """Write results as they come. None stands for a step that ended no request."""
+        from tqdm import tqdm
+
+        from .batch_files import write_line
+
+        progress = tqdm(total=self.num_requests, unit=" requests", miniters=0, disable=not sys.stderr.isatty())
+        with progress as bar:
+            for result in results:
+                if result is not None:
+                    with bar.external_write_mode(sys.stdout):  # hides the bar for the write
+                        write_line(self.stream, result.line)
+                    self.num_written += 1
+                    self.num_failed += result.is_failed
+                    self.num_tokens += result.num_tokens
+                bar.update(result is not None)
+
+    def interrupted(self) -> click.Abort:
+        """Print what was done before Ctrl-C. Return the exception that ends the command."""
+        line = f"interrupted: {self.num_written} of {self.num_requests} requests have results{self._earlier}"
+        tell_interrupted(line, is_after_key=False)  # the bar has ended its line
+        return click.Abort()
+
+    def finish(self, *details: str) -> int:
+        """Print what was done, and details of the engine. Return the exit status."""
+        speed = f"{self.num_tokens:,} tokens, {self.num_tokens / (time.perf_counter() - self.start):.0f} tokens/s"
+        counts = f"{self.num_written} requests, {self.num_failed} failed"
+        tell(", ".join([counts, speed, *details]) + self._earlier)
+        return 1 if self.num_failed else 0
+
+    @property
+    def _earlier(self) -> str:
+        return f"; {self.num_earlier} already had results" if self.num_earlier else ""
 
 
 def serve_all(
@@ -109,33 +194,59 @@ def serve_all(
 
     OpenAI's form names the `model`. With `stats`, print the engine's state every `stats` seconds.
     """
-    from tqdm import tqdm
-
-    from .batch_files import result_line, write_line
-
-    num_requests, start = len(requests) - len(done), time.perf_counter()
-    num_written = num_failed = num_tokens = 0
+    writer = ResultsWriter(stream, len(requests) - len(done), len(done))
     todo = (request for request in requests if request.id not in done)
-    progress = tqdm(total=num_requests, unit=" requests", miniters=0, disable=not sys.stderr.isatty())
-    with ctrl_c_sets_event() as interrupted, progress as bar:
-        for request, output in serve(llm, todo, interrupted, StatsPrinter(llm, stats)):
-            if output.finished:
-                with bar.external_write_mode(sys.stdout):  # hides the bar for the write
-                    write_line(stream, result_line(request, output, model))
-                num_written += 1
-                num_failed += output.error is not None
-                num_tokens += sum(len(completion.token_ids) for completion in output.outputs)
-            bar.update(output.finished)
-    earlier = f"; {len(done)} already had results" if done else ""
+    with ctrl_c_sets_event() as interrupted:
+        outputs = serve(llm, todo, interrupted, StatsPrinter(llm, stats))
+        writer.write(Result.of(request, output, model) if output.finished else None for request, output in outputs)
     if interrupted.is_set():
-        line = f"interrupted: {num_written} of {num_requests} requests have results{earlier}"
-        tell_interrupted(line, is_after_key=False)  # the bar has ended its line
-        raise click.Abort
-    speed = f"{num_tokens:,} tokens, {num_tokens / (time.perf_counter() - start):.0f} tokens/s"
-    kernels = llm.llm_engine.kernels.description
-    tell(f"{num_written} requests, {num_failed} failed, {speed}, {pool_line(llm.peak)}{earlier}, {kernels}")
+        raise writer.interrupted()
+    status = writer.finish(pool_line(llm.peak), llm.llm_engine.kernels.description)
     finish_compiling(llm)
-    return 1 if num_failed else 0
+    return status
+
+
+class RayWorker:
+    """An engine in an actor of Ray's, for a part of the requests at a time."""
+
+    def __init__(self, options: dict[str, Any], chat_template: str | None, model: str) -> None:
+        from ..llm import LLM
+
+        self._llm, self._model = LLM(**options, chat_template=chat_template), model
+
+    def __call__(self, requests: "Sequence[Request]") -> list[Result]:
+        """Return the results, in the order in which the requests finish."""
+        outputs = serve(self._llm, iter(requests), Event(), StatsPrinter(self._llm, None))
+        return [Result.of(request, output, self._model) for request, output in outputs if output.finished]
+
+
+def serve_on_ray(
+    build: Callable[[], RayWorker],
+    requests: "RequestsFile",
+    stream: IO[bytes],
+    done: Collection[str],
+    num_engines: int | None,
+    device: str | None,
+) -> int:
+    """Do the same as serve_all() with workers on Ray. Ctrl-C discards the requests that are running.
+
+    Raise ClickException if a worker or the cluster fails.
+    """
+    from ..bench.report import last_line
+    from ..cluster.ray_data import Cluster, RayError, WorkerError
+
+    with usage_errors():
+        cluster = Cluster(num_engines, device)
+    writer = ResultsWriter(stream, len(requests) - len(done), len(done))
+    todo = (request for request in requests if request.id not in done)
+    try:
+        with ctrl_c_raises(), cluster:
+            writer.write(cluster.map(build, todo, REQUESTS_PER_TASK))
+            return writer.finish(f"engines on Ray: {cluster.num_engines}")
+    except KeyboardInterrupt:
+        raise writer.interrupted() from None
+    except (RayError, WorkerError) as error:
+        raise click.ClickException(f"Ray: {last_line(str(error))}") from None
 
 
 def serve(

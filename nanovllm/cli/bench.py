@@ -48,6 +48,10 @@ SPECULATION = MODEL_OR_SHAPE | {
         "default": '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
     }
 }
+ROUTING: dict[str, dict[str, Any]] = {
+    "kv_cache_tokens": {"default": 4096, "help": "size of an engine's KV cache in tokens"},
+    "seed": {"help": "seed of prefixes, lengths and arrivals"},
+}
 BENCHMARKS = {
     "throughput": Benchmark("throughput:throughput", bench_options.Throughput),
     "latency": Benchmark("throughput:latency", bench_options.Latency),
@@ -59,6 +63,7 @@ BENCHMARKS = {
     "peers": Benchmark("peers:peers", bench_options.Peers, engine=MODEL_OR_SHAPE),
     "published": Benchmark("throughput:published", bench_options.Published, engine=PUBLISHED),
     "paged": Benchmark("paged:paged", bench_options.Paged, takes_engine=False),
+    "routing": Benchmark("routing:routing", bench_options.Routing, engine=ROUTING),
     "launches": Benchmark("launches:launches", bench_options.Launches, engine=MODEL_OR_SHAPE),
 }
 
@@ -66,7 +71,7 @@ BENCHMARKS = {
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure this engine (throughput, latency, the prefix cache, offload, HTTP), and other engines too."""
+    """Measure this engine (throughput, latency, the prefix cache, offload, HTTP, routing), and other engines too."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

@@ -113,6 +113,6 @@ def usage_errors() -> Iterator[None]:
     except (OSError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     except ModuleNotFoundError as error:
-        extra = "bench" if error.name == "aiohttp" else "serve"
+        extra = {"aiohttp": "bench", "ray": "ray", "pyarrow": "ray"}.get(error.name or "", "serve")
         hint = f"pip install '.[{extra}]' in nanovllm's repository"
         raise click.UsageError(f"{error.name} is not installed: {hint}") from None

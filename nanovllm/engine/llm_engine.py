@@ -49,7 +49,8 @@ from .tier import Tier, Tiers
 class LLMEngine:
     """A scheduler, a pool and a model, and the requests that they serve.
 
-    Only the thread that built an engine may use it, except for stats(). Ctrl-C takes effect between steps.
+    An engine belongs to the first thread that uses it, which need not have built it. Only stats() is for all threads.
+    Ctrl-C takes effect between steps.
     """
 
     def __init__(
@@ -68,7 +69,8 @@ class LLMEngine:
             folder = find_checkpoint(config.model, hf_overrides=config.hf_overrides, **hub)
             config = replace(config, model=str(folder))
         self.config = config
-        self._thread = threading.current_thread()
+        self._thread: threading.Thread | None = None  # the first one to use the engine
+        self._thread_lock = threading.Lock()
         self.model_config = read_model_config(config.model, config.hf_overrides)
         self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
         self.device, self.dtype = config.torch_device(), config.torch_dtype(self.model_config.dtype)
@@ -280,6 +282,7 @@ class LLMEngine:
         If no sequence can run, wait for blocks to arrive from the host, and return no outputs. If Ctrl-C is pressed
         during the step, raise KeyboardInterrupt at its end: the outputs of the step are lost.
         """
+        self.check_thread()
         self.observers.tell("begin")
         try:
             with step_range("schedule"):
@@ -489,9 +492,12 @@ class LLMEngine:
         return get_metrics(self, self.config.served_model_name or self.config.model)
 
     def check_thread(self) -> None:
-        """Raise RuntimeError outside the thread that built the engine."""
-        if threading.current_thread() is not self._thread:
-            caller, owner = threading.current_thread().name, self._thread.name
+        """Give the engine to the current thread if it is the first to use it. Raise RuntimeError in any other one."""
+        current = threading.current_thread()
+        with self._thread_lock:
+            self._thread = self._thread or current
+        if current is not self._thread:
+            caller, owner = current.name, self._thread.name
             raise RuntimeError(
                 f"the engine belongs to thread {owner!r}, but thread {caller!r} called it: "
                 "use AsyncLLM to share an engine between threads"

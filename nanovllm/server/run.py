@@ -72,15 +72,22 @@ async def make_front(
     model: str, args: EngineArgs, options: ServerOptions, template: str | None, engine: EngineClient
 ) -> "Front":
     """Wait for the engine, and build the front. Raise ValueError for an invalid model, or EngineDeadError."""
+    state = await make_state(model, args, options, template, engine)
+    front = Front(state, [Server(uvicorn_config(app, options)) for app in make_apps(state)])
+    engine.on_death = front.die
+    return front
+
+
+async def make_state(
+    model: str, args: EngineArgs, options: ServerOptions, template: str | None, engine: EngineClient
+) -> ServerState:
+    """Wait for the engine, and return the applications' state. Raise as make_front() does."""
     ready = await engine.ready()
     names = args.served_model_name
     names = [names] if isinstance(names, str) else names or []
     parsers = options.tool_call_parser, options.reasoning_parser
     served = served_model(model, args, names, template, parsers, ready.max_model_len)
-    state = ServerState(options, engine, served, ready.kernels)
-    front = Front(state, [Server(uvicorn_config(app, options)) for app in make_apps(state)])
-    engine.on_death = front.die
-    return front
+    return ServerState(options, engine, served, ready.kernels)
 
 
 def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:

@@ -337,7 +337,8 @@ def test_llm_from_engine_args(llm, checkpoint):
     assert token_ids(made.generate(PROMPT, greedy())) == token_ids(llm.generate(PROMPT, greedy()))
 
 
-def test_llm_belongs_to_the_thread_that_created_it(llm):
+def test_llm_belongs_to_the_first_thread_that_uses_it(llm):
+    llm.generate("a", greedy())
     errors = []
 
     def use() -> None:
@@ -350,6 +351,7 @@ def test_llm_belongs_to_the_thread_that_created_it(llm):
             lambda: llm.reset_prefix_cache(),
             lambda: engine.add_request("0", "a", greedy()),
             lambda: engine.abort_request("0"),
+            lambda: engine.step(),
         ):
             with pytest.raises(RuntimeError) as caught:
                 call()
@@ -360,7 +362,18 @@ def test_llm_belongs_to_the_thread_that_created_it(llm):
     thread.join()
     owner = threading.current_thread().name
     message = f"the engine belongs to thread {owner!r}, but thread 'another' called it: use AsyncLLM"
-    assert len(errors) == 7 and all(error.startswith(message) for error in errors)
+    assert len(errors) == 8 and all(error.startswith(message) for error in errors)
+
+
+def test_thread_that_builds_an_engine_can_leave_it_to_another(llm, checkpoint):
+    built, outputs = LLM(checkpoint, block_size=4, seed=3, **OPTIONS), []
+    thread = threading.Thread(target=lambda: outputs.extend(built.generate([PROMPT, "a"], greedy())), name="first")
+    thread.start()
+    thread.join()
+    assert token_ids(outputs) == token_ids(llm.generate([PROMPT, "a"], greedy()))
+    with pytest.raises(RuntimeError, match="the engine belongs to thread 'first'"):
+        built.generate("a", greedy())
+    assert built.stats().generation_tokens == 8, "any thread may ask"
 
 
 # LLMEngine on its own

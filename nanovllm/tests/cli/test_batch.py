@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,20 @@ def test_results_match_the_engines(serve, checkpoint):
             assert written["cumulative_logprob"] == pytest.approx(completion.cumulative_logprob, abs=1e-4)
             same = ("index", "text", "token_ids", "finish_reason")
             assert [written[name] for name in same] == [getattr(completion, name) for name in same]
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (("--ray",), "ray is not installed: pip install '.[ray]'"),
+        (("--data-parallel-size", "2"), "--data-parallel-size is 2, but --ray is missing"),
+        (("--ray", "--trace", "t.jsonl"), "--trace watches an engine in this process"),
+    ],
+)
+def test_wrong_options_for_ray_are_an_error_in_a_line(serve, monkeypatch, flags, error):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    status, results, err = serve([{"prompt": "the", **FOUR}], *flags)
+    assert (status, results) == (2, []) and error in err and err.count("\n") == 1
 
 
 def test_fields_without_a_value_are_left_out(serve):

@@ -155,8 +155,8 @@ def test_serve_takes_the_flags_of_vllm(flags, error, checkpoint, capsys):
 @pytest.mark.parametrize("command", [generate, batch])
 def test_options_are_the_fields_with_a_help_text(command):
     """SamplingParams.seed is missing: all requests would draw the same tokens. generate prints no logprobs."""
-    own = {"file", "output", "overwrite", "resume", "chat_template"} if command is batch else {"prompts", "files"}
-    own |= {"revision", "stats", "trace"}
+    of_batch = {"file", "output", "overwrite", "resume", "chat_template", "on_ray", "data_parallel_size"}
+    own = {"revision", "stats", "trace"} | (of_batch if command is batch else {"prompts", "files"})
     others = {"stop", "stop_token_ids", "ignore_eos"} | ({"logprobs", "prompt_logprobs"} if command is batch else set())
     names = {f.name for kind in (EngineConfig, SamplingParams) for f in fields(kind) if "help" in f.metadata}
     assert {option.name for option in command.params} - own == names | others

@@ -1,0 +1,148 @@
+"""Batches on Ray Data: actors hold engines, and Ray moves rows to them and replaces an actor that dies.
+
+    requests --> [rows][rows][rows] ...  --> actor 1: an engine  --> results, in the order in which batches finish
+                                         --> actor 2: an engine
+
+If an actor dies, Ray starts another and gives it the batch again, so a result is missing or repeated in no case.
+"""
+
+import logging
+import math
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Generic, Self, TypeVar
+
+import pyarrow
+import ray
+import ray.data
+from ray.exceptions import RayError
+
+from ..engine.sampling_params import SamplingParams
+from ..llm import LLM
+
+__all__ = ["BatchLLM", "Cluster", "RayError", "WorkerError"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Worker = Callable[[Sequence[Item]], Iterable[Result]]
+Columns = dict[str, Any]  # a batch: an array or a list by the column's name
+
+
+class BatchLLM:
+    """An engine for Ray Data: it generates a text for each row of a batch.
+
+        ray.data.read_json("prompts.jsonl").map_batches(
+            BatchLLM, fn_constructor_kwargs={"model": "models/storyteller"}, batch_size=64, concurrency=2
+        )
+
+    New columns are named as in RequestOutput: text, token_ids, finish_reason and error, with one sample a row.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        sampling_params: SamplingParams | None = None,
+        prompt_column: str = "prompt",
+        **options: Any,
+    ) -> None:
+        """Build the engine. `options` are those of LLM. Raise ValueError for an invalid option or checkpoint."""
+        if sampling_params is not None and sampling_params.n != 1:
+            raise ValueError(f"sampling_params.n must be 1, since a row has one output, got {sampling_params.n}")
+        self._llm = LLM(model, **options)
+        self._params, self._prompt_column = sampling_params, prompt_column
+
+    def __call__(self, batch: Columns) -> Columns:
+        """Return the batch with its new columns. A prompt is a text or token ids.
+
+        A request that cannot be served has an empty text, and `error` says why. Raise ValueError for an invalid prompt.
+        """
+        if self._prompt_column not in batch:
+            raise ValueError(f"the batch has no column {self._prompt_column!r}, but {', '.join(batch)}")
+        prompts = [each if isinstance(each, str) else list(each) for each in batch[self._prompt_column]]
+        outputs = self._llm.generate(prompts, self._params, use_tqdm=False)
+        samples = [output.outputs[0] for output in outputs]
+        return batch | {
+            "text": [sample.text for sample in samples],
+            "token_ids": [sample.token_ids for sample in samples],
+            "finish_reason": [sample.finish_reason for sample in samples],
+            "error": [output.error for output in outputs],
+        }
+
+
+class WorkerError(RuntimeError):
+    """A worker could not be built, or has raised an error."""
+
+
+class Actor(Generic[Item, Result]):
+    """A worker in an actor of Ray's. Rows hold pickled items and results, so they may be any objects."""
+
+    def __init__(self, build: Callable[[], Worker[Item, Result]]) -> None:
+        self._build = build
+        self._worker: Worker[Item, Result] | None = None
+
+    def __call__(self, batch: Columns) -> Columns:
+        """Return a row for each result, or a WorkerError, since Ray logs pages about an error that is raised."""
+        try:
+            self._worker = self._worker or self._build()
+            results = [pickle.dumps(each) for each in self._worker([pickle.loads(item) for item in batch["item"]])]
+        except Exception as error:
+            results = [pickle.dumps(WorkerError(f"{type(error).__name__}: {error}"))]
+        return {"result": results}
+
+
+class Cluster:
+    """A connection to Ray: to the cluster that RAY_ADDRESS names, or to one that it starts on this machine."""
+
+    def __init__(self, num_engines: int | None, device: str | None) -> None:
+        """Connect. The default is an engine for each GPU, unless `device` is "cpu", or for each machine without GPUs.
+
+        Raise ValueError if `num_engines` are more than the cluster has GPUs or cores for.
+        """
+        self._is_ours = not ray.is_initialized()
+        if self._is_ours:
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        num_gpus = 0 if device == "cpu" else int(sum(node.get("GPU", 0) for node in nodes))
+        num_cores = int(min(node["CPU"] for node in nodes))  # of each machine
+        limit, kind = (num_gpus, "GPUs") if num_gpus else (num_cores * len(nodes), "cores")
+        self.num_engines = num_engines or num_gpus or len(nodes)
+        if self.num_engines > limit:
+            raise ValueError(f"data_parallel_size must be at most {limit}, the cluster's {kind}, got {num_engines}")
+        num_cpus = max(1, num_cores // math.ceil(self.num_engines / len(nodes)))
+        self._resources = {"num_cpus": num_cpus, "num_gpus": 1 if num_gpus else 0}
+
+    def map(
+        self, build: Callable[[], Worker[Item, Result]], items: Iterable[Item], batch_size: int
+    ) -> Iterator[Result]:
+        """Yield the results of workers, which `build` builds in the actors, batch by batch as they finish.
+
+        All items go to Ray's object store first, which moves them to disk if they are many. Raise WorkerError, or
+        RayError if the cluster fails.
+        """
+        source, blocks = iter(items), []
+        while batch := [pickle.dumps(item) for item in islice(source, batch_size)]:
+            blocks.append(ray.put(pyarrow.table({"item": batch})))
+        dataset = ray.data.from_arrow_refs(blocks).map_batches(
+            Actor,
+            fn_constructor_args=(build,),
+            batch_size=None,  # a block is a batch
+            compute=ray.data.ActorPoolStrategy(size=self.num_engines),
+            **self._resources,
+        )
+        for row in dataset.iter_rows():
+            result = pickle.loads(row["result"])
+            if isinstance(result, WorkerError):
+                raise result
+            yield result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Disconnect, and end a cluster that was started here."""
+        if self._is_ours:
+            ray.shutdown()
