@@ -77,7 +77,9 @@ class LLMEngine:
             where = self.dtype, self.device, self.max_model_len
             model = load(config.model, self.model_config, *where, config.quantization)
         num_blocks = num_blocks_for(config, self.model_config, self.max_model_len, self.device)  # after the weights
-        self.kv_cache = KVCache(self.model_config, num_blocks, config.block_size, self.dtype, self.device)
+        self.kv_cache = KVCache(
+            self.model_config, num_blocks, config.block_size, self.dtype, self.device, config.has_int8_kv
+        )
         self.executor: Executor
         self.kernels: Kernels
         if choose is not None:

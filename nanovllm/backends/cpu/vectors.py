@@ -70,6 +70,23 @@ def intrinsic(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], C
     return decorate
 
 
+def choose(of: Callable[..., Any], choice: Callable[[Any], Function]) -> Callable[..., Any]:
+    """Return a function for kernels that runs `choice` of the type of its first argument, compiled for its arguments.
+
+    All choices have the signature of `of`. Only the chosen one is compiled.
+    """
+
+    def chosen(*args: Any) -> Any:
+        raise NotImplementedError("kernels call it")
+
+    def choose_by_type(first: Any, *more: Any) -> Any:
+        return choice(first)
+
+    setattr(choose_by_type, "__signature__", inspect.signature(of))  # noqa: B010  # Numba reads it
+    extending.overload(chosen, jit_options=INNER, strict=False)(choose_by_type)
+    return chosen
+
+
 def like_of(dtype: torch.dtype) -> np.ndarray:
     """Return an empty array of the type that stands for `dtype` in kernels."""
     return np.empty(0, {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}[dtype])

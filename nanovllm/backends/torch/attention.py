@@ -79,7 +79,7 @@ class PagedAttend:
 
         `block_tables` is int64 [num_decodes, max_blocks]; `context_lens` [num_decodes] starts with the longest.
         """
-        block_size, dtype, ends = self._kv_cache.block_size, self._kv_cache.blocks.dtype, self._tensor(context_lens)
+        block_size, dtype, ends = self._kv_cache.block_size, self._kv_cache.dtype, self._tensor(context_lens)
         tiles, start = [], 0
         while num_seqs := sum(context_len > start for context_len in context_lens):
             num_blocks = min(self._blocks_of_each(num_seqs), -(-(context_lens[0] - start) // block_size))
