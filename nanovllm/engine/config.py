@@ -218,7 +218,7 @@ class EngineArgs(CompatibilityOptions):
     watermark: float | None = None
     attention_backend: str | None = None
     quantization: str | None = None  # "int8" or "int4"
-    kv_cache_dtype: str | None = None  # "int8"; "auto" is the dtype
+    kv_cache_dtype: str = "auto"  # or "int8"
     enforce_eager: bool = False
     async_scheduling: bool | None = None
     profiler_config: dict[str, Any] | None = None  # {"profiler": "torch", "torch_profiler_dir": FOLDER}, or "cuda"

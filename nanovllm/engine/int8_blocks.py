@@ -38,8 +38,8 @@ class Int8Blocks:
         self._values = values.view(torch.int8).unflatten(-1, (quads, head_dim, TOKENS))
         self._scales = scales.view(torch.float32).unflatten(-1, (2, block_size))
 
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store the keys and values of tokens in their slots, int64 [num_tokens].
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of tokens in their slots, int64 [num_tokens]. Return what read() would return.
 
         k, v [num_tokens, num_kv_heads, head_dim]
         """
@@ -48,10 +48,13 @@ class Int8Blocks:
         both = torch.stack((k, v), 2).float()  # [num_tokens, num_kv_heads, 2, head_dim]
         scales = both.abs().amax(-1) / 127  # [num_tokens, num_kv_heads, 2]
         divisors = torch.where(scales == 0, 1, scales)[..., None]
-        keys, values = (both / divisors).round_().to(torch.int8).unbind(2)
+        integers = (both / divisors).round_()
+        keys, values = integers.to(torch.int8).unbind(2)
         self._keys[:, layer][block, :, quad, :, token] = keys.unflatten(-1, (-1, 4))
         self._values[:, layer][block, :, quad, :, token] = values
         self._scales[:, layer][block, :, :, offset] = scales
+        k, v = (integers * scales[..., None]).to(k.dtype).unbind(2)
+        return k, v
 
     def read(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the keys and values of these blocks, end to end.

@@ -81,16 +81,16 @@ class KVCache:
         keys = block * (len(self._rows) // self.num_blocks) + offset  # [num_tokens]
         return torch.cat((keys, keys + self.block_size))
 
-    def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store token i in slot slot_mapping[i], given rows(slot_mapping).
+    def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store token i in slot slot_mapping[i], given rows(slot_mapping). Return k and v as read() will return them.
 
         k, v [num_tokens, num_kv_heads, head_dim]
         """
         if self._int8:
-            self._int8.write(layer, rows, k, v)
-            return
+            return self._int8.write(layer, rows, k, v)
         assert k.shape == v.shape == (len(rows) // 2, *self._rows.shape[1:]), (k.shape, v.shape, rows.shape)
         self._rows.index_copy_(0, rows + layer * 2 * self.block_size, torch.cat((k, v)))
+        return k, v
 
     def clear(self, blocks: Tensor) -> None:
         """Fill blocks with zeros: slots past a sequence's last token are read, with weight 0, and 0 x NaN is NaN."""

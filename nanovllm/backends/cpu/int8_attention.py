@@ -253,7 +253,7 @@ def copy_scales(
 
 @kernel
 def split_query(q: Memory, r: int, size: int, scratch: Scratch) -> None:
-    """Quantize a row of q to 16 bits. Each four bytes of a half are stored four times, once for each token of a quad."""
+    """Quantize a row of q to 16 bits, in halves. Each four bytes are stored once for each token of a quad."""
     highest, total = zeros(), np.float32(0)
     for i in range(0, size, WIDTH):
         highest = maximum_or_nan(highest, maximum_or_nan(load(q, i), negative(load(q, i))))

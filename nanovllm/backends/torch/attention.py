@@ -104,7 +104,7 @@ class PagedAttend:
         step = self._step
         num_queries = step.query_start_loc[-1]
         assert len(q) == num_queries, f"the step has {num_queries} queries, got {len(q)}"
-        self._kv_cache.write(layer, self._rows, k, v)
+        k, v = self._kv_cache.write(layer, self._rows, k, v)
         out = q.new_empty(q.shape)
         if self._tiles:
             decoded = self._decode(layer, q.index_select(0, self._decode_rows), num_kv_heads=k.shape[1])
