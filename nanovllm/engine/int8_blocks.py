@@ -67,6 +67,6 @@ class Int8Blocks:
         k = keys.permute(0, 2, 4, 1, 3, 5).flatten(4).flatten(1, 2)  # [all blocks, block_size, num_kv_heads, head_dim]
         v = values.permute(0, 2, 4, 1, 3).flatten(1, 2)
         k_scales, v_scales = scales.permute(2, 0, 3, 1)[..., None]  # [all blocks, block_size, num_kv_heads, 1] each
-        numbers = ((k * k_scales).to(dtype), (v * v_scales).to(dtype))
-        k, v = (each.unflatten(0, blocks.shape).flatten(-4, -3) for each in numbers)
+        numbers = [(integers * scale).to(dtype) for integers, scale in ((k, k_scales), (v, v_scales))]
+        k, v = (each.contiguous().unflatten(0, blocks.shape).flatten(-4, -3) for each in numbers)
         return k, v

@@ -359,7 +359,7 @@ def attend_floats(
     attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, scratch, places, out, peaks, sums)
 
 
-def attend_bytes(
+def attend_integers(
     shape: Int8Pool, q: Memory, rows: int, first: int, layer: int, kv: int, table: Memory, start: int, end: int,
     out: Memory, peaks: Memory, sums: Memory, worker: int, model: Model,
 ) -> None:  # fmt: skip
@@ -371,7 +371,7 @@ def attend_bytes(
     )
 
 
-attend_keys = choose(attend_floats, lambda shape: attend_bytes if is_int8(shape) else attend_floats)
+attend_keys = choose(attend_floats, lambda shape: attend_integers if is_int8(shape) else attend_floats)
 
 
 @kernel
@@ -505,10 +505,10 @@ def write_key_and_value(
 ) -> None:
     """Write a new token's key and value to its slot."""
     value = head_of(row, model.sizes.num_heads + model.shape.num_kv_heads + kv, work, model)
-    store_slot(model.shape, worker, layer, row, kv, block, offset, value, step, work, model)
+    write_slot(model.shape, worker, layer, row, kv, block, offset, value, step, work, model)
 
 
-def store_floats(
+def write_floats(
     shape: Pool, worker: int, layer: int, row: int, kv: int, block: int, offset: int, value: Memory, step: Step,
     work: Buffers, model: Model,
 ) -> None:  # fmt: skip
@@ -517,7 +517,7 @@ def store_floats(
     copy(value, shape.head_dim, np.float32(1), at(key, shape.block_size * shape.num_kv_heads * shape.head_dim))
 
 
-def store_bytes(
+def write_int8(
     shape: Int8Pool, worker: int, layer: int, row: int, kv: int, block: int, offset: int, value: Memory, step: Step,
     work: Buffers, model: Model,
 ) -> None:  # fmt: skip
@@ -528,7 +528,7 @@ def store_bytes(
     store_int8(shape, pool, layer, kv, block, offset, 1, value, scratch)
 
 
-store_slot = choose(store_floats, lambda shape: store_bytes if is_int8(shape) else store_floats)
+write_slot = choose(write_floats, lambda shape: write_int8 if is_int8(shape) else write_floats)
 
 
 @kernel

@@ -16,11 +16,12 @@ from ...llama import LlamaForCausalLM, ModelConfig
 from ..helpers import OPTIONS, write_checkpoint
 from .test_quantized import HELD_OUT, STORYTELLER, quality
 from .test_runner import CPU, LONGEST, Driver, random_steps, sequence
+from .test_step import is_idle, tokens
 
 FULL = pytest.mark.full
 # Of the largest logit. A key that is computed in another order may round to the next integer, 1/254 of its largest one.
-TOLERANCE = {torch.float32: 5e-3, torch.bfloat16: 5e-2}
-LOGIT_ERROR = 0.02  # of the logits' standard deviation: keys and values in int8 against float32
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 5e-2}
+LOGIT_ERROR = 0.005  # of the logits' standard deviation: keys and values in int8 against float32
 
 
 def random_model(rng: random.Random, head_dim: int, group: int, dtype: torch.dtype) -> LlamaForCausalLM:
@@ -58,34 +59,25 @@ def int8_kernels(compiled, kernels_folder, monkeypatch):
     compiled(torch.float32, is_kv_int8=True)
 
 
-def agreement(results, expected) -> float:
-    """Return the share of samples that are the same up to their last token."""
-    pairs = [
-        (a.token_ids, b.token_ids)
-        for x, y in zip(results, expected, strict=True)
-        for a, b in zip(x.outputs, y.outputs, strict=True)
-    ]
-    return sum(list(a) == list(b) for a, b in pairs) / len(pairs)
-
-
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 def test_preempted_loaded_and_forked_sequences_generate_the_same_tokens(backend, tmp_path, int8_kernels):
     write_checkpoint(tmp_path, hidden_size=64)
-    options = {"attention_backend": backend, "kv_cache_dtype": "int8", "block_size": 4, **OPTIONS}
-    large = LLM(tmp_path, kv_cache_tokens=2048, **options)
-    small = LLM(tmp_path, kv_cache_tokens=96, kv_offloading_tokens=160, max_num_batched_tokens=16, **options)
+    options = {"kv_cache_dtype": "int8", "block_size": 4, **OPTIONS}
+    large = LLM(tmp_path, kv_cache_tokens=2048, attention_backend="torch", **options)
+    pool = {"kv_cache_tokens": 96, "kv_offloading_tokens": 160, "max_num_batched_tokens": 16}
+    small = LLM(tmp_path, attention_backend=backend, **pool, **options)
     engine, rng = small.llm_engine, random.Random(3)
     engine.kv_cache.blocks.fill_(255)  # NaN: unwritten slots must not be read
     shared = [rng.randrange(3, 320) for _ in range(21)]
     for _ in range(4):
         prompts = [shared[: rng.randint(0, 21)] + [rng.randrange(3, 320)] * rng.randint(1, 9) for _ in range(6)]
         params = [SamplingParams(max_tokens=12, n=n, seed=n, ignore_eos=True) for n in (1, 1, 2, 3, 1, 2)]
-        expected = large.generate(prompts, params, use_tqdm=False)
-        assert agreement(small.generate(prompts, params, use_tqdm=False), expected) > 0.8
-        engine.kv_cache_manager.check_integrity()
+        result, expected = (tokens(llm.generate(prompts, params, use_tqdm=False)) for llm in (small, large))
+        assert result == expected
+        assert is_idle(small)
     copied, loaded = engine.kv_cache.num_blocks_copied, engine.host_tier.num_blocks_loaded
     assert engine.scheduler.num_preemptions > 0 and copied > 0 and loaded > 0
-    assert (backend == "numba") == engine.kernels.uses_kernels
+    assert engine.kernels.uses_kernels == (backend == "numba")
 
 
 # Quality
@@ -112,4 +104,4 @@ def test_int8_predicts_held_out_text_nearly_as_well(with_kernels, int8_kernels):
     (loss, greedy), (its_loss, its_greedy) = quality(), quality(kv_cache_dtype="int8")
     share = sum(a != b for a, b in zip(greedy, its_greedy, strict=True)) / len(greedy)
     print(f"{its_loss - loss:+.4f} nats per token, {share:.2%} of greedy tokens changed")
-    assert abs(its_loss - loss) <= 0.001 and share <= 0.015
+    assert abs(its_loss - loss) <= 0.0005 and share <= 0.008
