@@ -31,6 +31,7 @@ from .disk_tier import BlockFiles, DiskTier, open_files
 from .executor import Executor, InFlight, Scheduled
 from .host_tier import MAX_DEFAULT_BYTES, HostTier
 from .input_processor import InputProcessor
+from .int8_blocks import int8_block_shape
 from .interrupts import interrupts_held_back
 from .kv_cache import KVCache, num_blocks_for
 from .observer import Observers
@@ -69,6 +70,8 @@ class LLMEngine:
         self._thread = threading.current_thread()
         self.model_config = read_model_config(config.model, config.hf_overrides)
         self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
+        if config.has_int8_kv:
+            int8_block_shape(self.model_config, config.block_size)  # raises before the weights are read
         self.device, self.dtype = config.torch_device(), config.torch_dtype(self.model_config.dtype)
         self.tokenizer = tokenizer_of(config)
         model = None
