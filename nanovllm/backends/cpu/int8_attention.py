@@ -183,7 +183,7 @@ def attend_int8(
 ) -> None:  # fmt: skip
     """Attend as attention.attend() does, which has the arguments. `start` is a multiple of TILE."""
     size = shape.head_dim
-    find_places(shape, layer, kv, table, start, end, places)
+    find_places(shape, pool, layer, kv, table, start, end, places)
     for quad in range(0, min(TILE, end - start), QUAD):
         prefetch_lines(octets(pool), get(places, quad // QUAD), size)
         prefetch_lines(octets(pool), get(places, quad // QUAD) + shape.block_size * size, size)
@@ -196,7 +196,7 @@ def attend_int8(
     for tile in range(start, end, TILE):
         count, before = min(TILE, end - tile), first + 1 - tile
         if tile > start:
-            find_places(shape, layer, kv, table, tile, end, places)
+            find_places(shape, pool, layer, kv, table, tile, end, places)
         highest, r = copy_scales(shape, pool, layer, kv, table, tile, count, floats(scratch.scales)), 0
         while rows - r >= ROWS:
             four = (r, r + 1, r + 2, r + 3)
@@ -212,15 +212,23 @@ def attend_int8(
 
 
 @kernel
-def find_places(shape: Int8Pool, layer: int, kv: int, table: Memory, start: int, end: int, places: Memory) -> None:
-    """Set places[i] to the place of the keys of quad i, for two tiles. The last one fills the rest."""
+def find_places(
+    shape: Int8Pool, pool: int, layer: int, kv: int, table: Memory, start: int, end: int, places: Memory
+) -> None:
+    """Set places[i] to the place of the keys of quad i, for two tiles, and prefetch the scales.
+
+    The last quad fills the rest.
+    """
     block, offset, place = start // shape.block_size, start % shape.block_size, 0
     count = min(2 * TILE, end - start)
     for t in range(0, count, QUAD):
         if t == 0 or offset == shape.block_size:
             if t:
                 block, offset = block + 1, 0
-            place = head_place(shape, layer, kv, get(table, block)) + offset * shape.head_dim
+            head = head_place(shape, layer, kv, get(table, block))
+            for i in range(0, 8 * shape.block_size, LINE):
+                prefetch(octets(pool), head + 2 * shape.block_size * shape.head_dim + i)
+            place = head + offset * shape.head_dim
         put(places, t // QUAD, place)
         place += QUAD * shape.head_dim
         offset += QUAD
@@ -286,16 +294,16 @@ def attend_rows(
     scores, scales, bytes_of = floats(scratch.scores), floats(scratch.scales), octets(pool)
     uppers = starts_of(rows, 2 * QUAD * size)
     for t in range(0, count, WIDTH):
-        first, second = no_sums(uppers, (0, 1, 2, 3)), no_sums(uppers, (0, 1, 2, 3))
-        quad = t // QUAD
+        first, second, quad = no_sums(uppers, (0, 1, 2, 3)), no_sums(uppers, (0, 1, 2, 3)), t // QUAD
         two = get(places, quad), get(places, quad + 1)
         two_more = get(places, quad + 2), get(places, quad + 3)
+        if rows[0] == 0:
+            for ahead in range(quad + TILE // QUAD, quad + TILE // QUAD + 4):
+                prefetch_lines(bytes_of, get(places, ahead), size)
         for i in range(0, QUAD * size, LINE):
             first = add_keys(first, octets(scratch.q), uppers, QUAD * size, bytes_of, two, i)
+        for i in range(0, QUAD * size, LINE):
             second = add_keys(second, octets(scratch.q), uppers, QUAD * size, bytes_of, two_more, i)
-            if rows[0] == 0:
-                for ahead in range(quad + TILE // QUAD, quad + TILE // QUAD + 4):
-                    prefetch(bytes_of, get(places, ahead) + i)
         found = scores_of(first, second, floats(scratch.q_sums), floats(scratch.q_scales), rows)
         for j in range(len(rows)):
             seen = splat(np.float32(before + rows[j] // group - t))
