@@ -30,7 +30,7 @@ from .likeliest import PART, join_parts, peak_of
 from .matmul import COLUMNS, ROWS, matmul, packed_place
 from .quantized import SUMS, octets, quantize_rows, quantized_matmul, quantized_number
 from .team import load_acquire, open_phases, store_release, tasks, wait_for_step
-from .vectors import Memory, at, choose, entry, floats, get, integers, kernel, put, read, stored, write
+from .vectors import Memory, as_type_of, at, choose, entry, floats, get, integers, kernel, put, read, stored, write
 
 QKV, OUT, GATE, UP, DOWN = range(5)
 MATRICES = 5  # of a layer
@@ -356,7 +356,9 @@ def attend_floats(
 ) -> None:  # fmt: skip
     pool, group, work = stored(model.weights.pool, model.like), model.sizes.group, model.work
     scratch, places = at(floats(work.scratch), worker * model.sizes.scratch), at(integers(work.places), worker * PLACES)
-    attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, scratch, places, out, peaks, sums)
+    queries = as_type_of(q, stored(0, model.like_x))  # of the type that is multiplied fastest, in place
+    copy(q, rows * shape.head_dim, np.float32(1), queries)
+    attend(queries, rows, group, first, pool, shape, layer, kv, table, start, end, scratch, places, out, peaks, sums)
 
 
 def attend_integers(

@@ -331,6 +331,12 @@ def at(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return builder.gep(args[0], [args[1]])
 
 
+@intrinsic(lambda memory, like: like(memory, like))
+def as_type_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return a pointer to the same memory, of the type of another pointer."""
+    return builder.bitcast(args[0], context.get_value_type(signature.return_type))
+
+
 @intrinsic(lambda memory, i: types.int64(memory, types.intp))
 def get(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return element i of int64 numbers."""
