@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from ..llama import LlamaForCausalLM
 from .attention_backend import backend_of
 from .cpu.backend import CpuChoice, NumbaBackend
+from .cpu.compiler import Variant
 from .gpu.backend import GpuChoice, TritonBackend
 from .torch.attention import PagedAttention
 from .torch.model_runner import ModelRunner
@@ -58,12 +59,15 @@ def choose_backend(
 
     `tile_size` applies to plain operations. Raise ValueError if kernels are required and unavailable.
     """
-    device, dtype = kv_cache.blocks.device, kv_cache.blocks.dtype
+    device, variant = kv_cache.blocks.device, Variant(kv_cache.dtype, kv_cache.is_int8)
     backend = backend_of(attention_backend, enforce_eager, is_gpu=device.type == "cuda")
     runner = ModelRunner(model, PagedAttention(kv_cache, tile_size), kv_cache.block_size, device)
     if device.type == "cuda":
         build_on_gpu = partial(TritonBackend, model, kv_cache, max_model_len, max_rows=max_num_seqs)
+        if kv_cache.is_int8 and backend == "triton":
+            raise ValueError("kv_cache_dtype 'int8' has no kernels on a GPU: use attention_backend 'torch'")
+        backend = "torch" if kv_cache.is_int8 else backend
         return Chosen(runner, GpuChoice(backend, enforce_eager, runner, build_on_gpu))
     build_on_cpu = partial(NumbaBackend, model, kv_cache, max_model_len)
     unsupported = None if device.type == "cpu" else f"kernels need a CPU or a GPU, got device {device}"
-    return Chosen(runner, CpuChoice(backend, runner, build_on_cpu, dtype, unsupported))
+    return Chosen(runner, CpuChoice(backend, runner, build_on_cpu, variant, unsupported))

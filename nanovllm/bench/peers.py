@@ -25,6 +25,7 @@ from ..checkpoints.gguf import read_header
 from ..checkpoints.model_config import read_model_config
 from ..engine import sequence
 from ..engine.config import POOL_SIZES, EngineArgs, EngineConfig
+from ..engine.kv_cache import bytes_per_token
 from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
 from .bench_options import Peers, whole_numbers
@@ -36,6 +37,7 @@ from .workers.worker import Settings
 from .workload import Task, check_lengths, mixed_tasks, random_tasks
 
 OWN = "nanovllm"
+UNQUANTIZED = "nanovllm, KV cache in the dtype"  # this engine again, at long contexts
 LOADERS = {"vllm": "serve_vllm:load", "llama.cpp": "serve_llama_cpp:load"}  # a module of workers/, and its function
 LOADERS |= {"transformers": "serve_transformers:load", "transformers-batch": "serve_transformers:load_batch"}
 OWN_LOADER = "serve_nanovllm:load"
@@ -102,9 +104,10 @@ def peer_settings(llm: LLM, *jobs: Sequence[Task], **more: Any) -> Settings:
     longest = max(task.num_tokens for tasks in jobs for task in tasks)
     longest = min(-(-longest // LENGTHS) * LENGTHS, llm.max_model_len)
     seats = min(llm.config.max_num_seqs, max(map(len, jobs)))
-    num_bytes, dtype = seats * longest * llm.llm_engine.kv_cache.bytes_per_token, str(llm.llm_engine.dtype)
+    engine = llm.llm_engine
+    num_bytes = seats * longest * bytes_per_token(engine.model_config, engine.dtype)  # a peer's cache is not in int8
     more |= {"device": str(llm.llm_engine.device), "load_format": llm.config.load_format}
-    model, dtype = str(llm.config.model), dtype.removeprefix("torch.")
+    model, dtype = str(llm.config.model), str(engine.dtype).removeprefix("torch.")
     return Settings(model, dtype, torch.get_num_threads(), longest, seats, num_bytes, **more)
 
 
@@ -209,9 +212,12 @@ def peers(engine: dict[str, Any], options: Peers) -> Report:
         if job.is_own and sum(task.num_tokens for task in job.tasks) > num_slots:
             lengths = f"{len(job.tasks)} contexts of {len(job.tasks[0].prompt)} tokens"
             raise ValueError(f"{lengths} do not fit in the pool of {num_slots} slots")
-    given = settings(options)
+    given, unquantized = settings(options), None
+    if options.contexts and llm.llm_engine.kv_cache.is_int8:
+        room = with_room(engine, jobs) | dict.fromkeys(POOL_SIZES) | {"kv_cache_tokens": num_slots}
+        unquantized = load_llm(engine | room | {"kv_cache_dtype": "auto"})
     shown = ("jobs", "rounds", *(name for name in ("formats", "prompts", "busy_jobs", "contexts") if given[name]))
-    return compare(llm, specs, jobs, options.rounds, {name: given[name] for name in shown})
+    return compare(llm, specs, jobs, options.rounds, {name: given[name] for name in shown}, unquantized)
 
 
 def make_jobs(options: Peers, vocab_size: int) -> list[Job]:
@@ -249,13 +255,22 @@ def with_room(engine: dict[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
     return pool | {name: max(limit, *batches) for name, limit in most.items()}
 
 
-def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: int, named: dict[str, Any]) -> Report:
+def compare(
+    llm: LLM,
+    specs: Sequence[PeerSpec],
+    jobs: Sequence[Job],
+    rounds: int,
+    named: dict[str, Any],
+    unquantized: LLM | None = None,
+) -> Report:
     """Serve each job with one engine at a time. All engines are loaded before the first job of a group.
 
     Long prompts are a group of their own, because room for many sequences of that length would fill the memory.
+    `unquantized` is the same engine with another KV cache, which takes part at long contexts.
     """
     versions, says, floor = dict[str, str](), list[str](), Floor.of(llm)
-    measured: dict[str, dict[str, Any]] = {name: {} for name in (OWN, *(spec.title for spec in specs))}
+    own = {OWN: llm} | ({} if unquantized is None else {UNQUANTIZED: unquantized})
+    measured: dict[str, dict[str, Any]] = {name: {} for name in (*own, *(spec.title for spec in specs))}
     shared = [job for job in jobs if not job.is_own]
     for group in ([job for job in shared if job.kind != "prompt"], [job for job in shared if job.kind == "prompt"]):
         with ExitStack() as stack:
@@ -267,7 +282,8 @@ def compare(llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: in
             for job in group:
                 says += race(llm, floor, job, engines, rounds, measured)
     for job in (job for job in jobs if job.is_own):
-        says += race(llm, floor, job, {OWN: partial(serve_as_computed, llm)}, rounds, measured)
+        alone: dict[str, Serve] = {name: partial(serve_as_computed, each) for name, each in own.items()}
+        says += race(llm, floor, job, alone, rounds, measured)
     return report_of("peers", named, machine(llm) | versions, measured, says)
 
 
@@ -335,7 +351,7 @@ def conclusions(llm: LLM, floor: Floor, job: Job, results: Sequence[Mapping[str,
     runs = {name: [each[name] for each in results] for name in results[0] if name != "read"}
     total = sum(run.seconds for own in runs.values() for run in own)
     for name, own in runs.items():
-        if name != OWN and not has_random_weights(llm):  # each engine makes its own random weights
+        if name != OWN and not job.is_own and not has_random_weights(llm):  # each engine makes its own random weights
             yield f"{name}: {agreement(llm, job.tasks, runs[OWN][-1], own[-1])}"
         used, others = sum(run.idle_cpu_seconds for run in own), total - sum(run.seconds for run in own)
         if others and used > MAX_IDLE_SHARE * others:
@@ -385,7 +401,8 @@ def prompts_taken_as_computed(llm: LLM) -> Iterator[None]:
 
     Computing real ones takes minutes and doesn't change the cost of a later step.
     """
-    llm.llm_engine.kv_cache.blocks.fill_(0.01)  # untouched memory has no physical pages yet, and reading it is too fast
+    # Untouched memory has no physical pages yet, and reading it is too fast. These bytes are 0.01 in most dtypes.
+    llm.llm_engine.kv_cache.blocks.view(torch.uint8).fill_(0x3C)
     manager = llm.llm_engine.kv_cache_manager
     allocate = manager.allocate
 

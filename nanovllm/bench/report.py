@@ -36,7 +36,7 @@ def machine(llm: "LLM") -> dict[str, Any]:
     engine = llm.llm_engine
     model = f"random {Path(llm.config.model).name}" if has_random_weights(llm) else str(llm.config.model)
     types = str(engine.dtype).removeprefix("torch."), llm.config.quantization  # the latter may be None
-    dtype = ", weights in ".join(filter(None, types))
+    dtype = ", weights in ".join(filter(None, types)) + ", KV cache in int8" * engine.kv_cache.is_int8
     return machine_of(engine.device) | {"model": model, "dtype": dtype, "with": engine.kernels.description}
 
 

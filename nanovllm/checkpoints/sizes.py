@@ -213,14 +213,15 @@ def weight_bits(model: Dimensions, quantization: str | None, itemsize: int) -> f
     return sum(parts[name] * bits[name] for name in parts) / sum(parts.values())
 
 
-def kv_bytes_per_token(model: Dimensions, itemsize: int) -> int:
-    """Return the bytes that one token's keys and values take across all layers.
+def kv_bytes_per_token(model: Dimensions, itemsize: int, is_int8: bool = False) -> int:
+    """Return the bytes that one token's keys and values take across all layers. In int8, each has a float32 scale.
 
     >>> from .sizes import SHAPES
-    >>> kv_bytes_per_token(SHAPES["llama-2-7b"], 2), kv_bytes_per_token(SHAPES["llama-3.1-405b"], 2)
-    (524288, 516096)
+    >>> kv_bytes_per_token(SHAPES["llama-2-7b"], 2), kv_bytes_per_token(SHAPES["llama-2-7b"], 2, is_int8=True)
+    (524288, 270336)
     """
-    return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * itemsize
+    size = model.head_dim + 4 if is_int8 else model.head_dim * itemsize
+    return 2 * model.num_hidden_layers * model.num_key_value_heads * size
 
 
 @dataclass(frozen=True)
@@ -245,11 +246,12 @@ class Fit:
     """
 
     model: Dimensions
-    itemsize: int  # bytes of a key or a value, and of a weight unless weight_bits says otherwise
+    itemsize: int  # bytes of a number of a key or a value, and of a weight unless the fields below say otherwise
     room: int  # bytes for weights and pool together
     block_size: int
     max_model_len: int
     weight_bits: float | None = None  # of a quantized checkpoint
+    has_int8_kv: bool = False
 
     @property
     def weight_bytes(self) -> int:
@@ -261,7 +263,11 @@ class Fit:
 
     @property
     def block_bytes(self) -> int:
-        return self.block_size * kv_bytes_per_token(self.model, self.itemsize)
+        return self.block_size * self.slot_bytes
+
+    @property
+    def slot_bytes(self) -> int:
+        return kv_bytes_per_token(self.model, self.itemsize, self.has_int8_kv)
 
     @property
     def num_blocks(self) -> int:
@@ -287,4 +293,4 @@ class Fit:
         """
         parts = parameters(self.model)
         read = sum(parts.values()) - (0 if self.model.tie_word_embeddings else parts["embedding"])
-        return self._bytes_of(read) + batch * length * kv_bytes_per_token(self.model, self.itemsize)
+        return self._bytes_of(read) + batch * length * self.slot_bytes

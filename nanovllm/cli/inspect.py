@@ -16,7 +16,6 @@ from ..checkpoints.sizes import (
     Fit,
     Memory,
     find_memory,
-    kv_bytes_per_token,
     parameters,
     parse_bytes,
     show_bytes,
@@ -59,6 +58,13 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
     "--quantization",
     type=click.Choice(QUANTIZATIONS),
     help="weights that are quantized while they load, instead of --weight-bits",
+)
+@click.option(
+    "--kv-cache-dtype",
+    type=click.Choice(["auto", "int8"]),
+    default="auto",
+    show_default=True,
+    help="type of keys and values; auto: that of --dtype",
 )
 @click.option("--memory", metavar="SIZE", help="memory such as 24GiB; default: this machine's GPU, or else its memory")
 @click.option(
@@ -120,6 +126,7 @@ def make_report(
     dtype: str,
     weight_bits: float | None,
     quantization: str | None,
+    kv_cache_dtype: str,
     memory: str | None,
     share: float,
     block_size: int,
@@ -141,7 +148,8 @@ def make_report(
         if weight_bits is not None:
             raise ValueError("--weight-bits and --quantization exclude each other: use only one")
         weight_bits = mean_bits(model, quantization, DTYPE_BYTES[dtype])
-    fit = Fit(model, DTYPE_BYTES[dtype], int(share * available.size), block_size, max_model_len, weight_bits)
+    room, has_int8_kv = int(share * available.size), kv_cache_dtype == "int8"
+    fit = Fit(model, DTYPE_BYTES[dtype], room, block_size, max_model_len, weight_bits, has_int8_kv)
     per_second = parse_bytes(bandwidth) if bandwidth else None
     if per_second == 0:
         raise ValueError("bandwidth must be above 0, got 0")
@@ -153,7 +161,8 @@ def make_report(
         "weight_bytes": {name: size * sum(parts.values()) for name, size in DTYPE_BYTES.items()},
         "dtype": dtype,
         "weight_bits": weight_bits or 8 * fit.itemsize,
-        "kv_bytes_per_token": kv_bytes_per_token(model, fit.itemsize),
+        "kv_cache_dtype": "int8" if has_int8_kv else dtype,
+        "kv_bytes_per_token": fit.slot_bytes,
         "block_size": block_size,
         "kv_bytes_per_block": fit.block_bytes,
         "memory": {
@@ -206,7 +215,7 @@ def table(model: str, report: dict[str, Any]) -> Iterator[str]:
     quantized = "" if weights in report["weight_bytes"].values() else f", {show_bytes(weights)} in {bits:.3g} bits"
     yield f"\nweights    {full} in float32, {half} in bfloat16 or float16{quantized}"
     token, block = (show_bytes(report[f"kv_bytes_per_{unit}"]) for unit in ("token", "block"))
-    yield f"KV cache   {token} per token, {block} per block of {report['block_size']}, in {report['dtype']}"
+    yield f"KV cache   {token} per token, {block} per block of {report['block_size']}, in {report['kv_cache_dtype']}"
 
     memory = report["memory"]
     room, size = memory["weights_and_pool"], show_bytes(memory["bytes"])

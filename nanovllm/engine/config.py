@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # give one of them at most
 POOL_SIZE: Rule = ("at least 1 and below 2**63", lambda size: 1 <= size < 2**63)
 DTYPES = ("float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", *DTYPES, "int8")
 QUANTIZATIONS = ("int8", "int4")
 KV_DISK_SAVE = ("prompt", "all", "evicted")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -103,6 +104,9 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = cli_option(
         None, "size of the KV cache in bytes; default without a GPU: at most 1 GiB"
     )
+    kv_cache_dtype: str = cli_option(
+        "auto", "type of keys and values; int8: half the bytes of bfloat16; auto: that of --dtype", KV_CACHE_DTYPES
+    )
     gpu_memory_utilization: float | None = cli_option(
         None, "share of the GPU's memory for weights and KV cache; default on a GPU: 0.9"
     )
@@ -172,7 +176,13 @@ class EngineConfig:
         name = self.dtype
         if name == "auto":
             name = checkpoint_dtype if self.device_type != "cpu" and checkpoint_dtype in DTYPES else "float32"
+        if self.kv_cache_dtype not in ("auto", "int8", name):
+            raise ValueError(f"kv_cache_dtype must be auto, int8 or the dtype, {name}, got {self.kv_cache_dtype!r}")
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+    @property
+    def has_int8_kv(self) -> bool:
+        return self.kv_cache_dtype == "int8"
 
     @property
     def device_type(self) -> str:
@@ -227,6 +237,7 @@ class EngineArgs(CompatibilityOptions):
     watermark: float | None = None
     attention_backend: str | None = None
     quantization: str | None = None  # "int8" or "int4"
+    kv_cache_dtype: str = "auto"  # or "int8"
     enforce_eager: bool = False
     async_scheduling: bool | None = None
     speculative_config: dict[str, Any] | None = None  # {"method": "ngram", ...}: see speculation.py
@@ -323,7 +334,7 @@ class EngineArgs(CompatibilityOptions):
                 "set the size of the host's KV cache only once, got kv_offloading_size, kv_offloading_tokens"
             )
         model = read_model_config(config.model, config.hf_overrides)
-        return int(size * GIB) // bytes_per_token(model, config.torch_dtype(model.dtype))
+        return int(size * GIB) // bytes_per_token(model, config.torch_dtype(model.dtype), config.has_int8_kv)
 
     @classmethod
     def add_cli_args(cls, parser: ArgumentParser) -> ArgumentParser:

@@ -77,7 +77,7 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
     try:
         prefill_seconds = best_time(lambda attempt: executor.launch([(seq, num_tokens)]).tokens(), kv_cache)
     except FloatingPointError as error:
-        dtype = str(kv_cache.blocks.dtype).removeprefix("torch.")
+        dtype = str(kv_cache.dtype).removeprefix("torch.")
         raise ValueError(f"the model's weights are damaged, or too large for dtype {dtype}: {error}") from None
     executor.num_steps = executor.num_tokens = 0  # they count what requests need
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes

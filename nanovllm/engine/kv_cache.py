@@ -11,6 +11,7 @@ from torch import Tensor
 from ..host_memory import default_pool_bytes, use_huge_pages
 from ..llama import ModelConfig
 from .config import EngineConfig
+from .int8_blocks import Int8Blocks, int8_block_shape
 
 DEFAULT_BYTES = 2**30
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
@@ -28,23 +29,36 @@ class KVCache:
 
     blocks   [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
 
-    A block has the keys (0) and values (1) of its tokens in all layers, end to end, so moving a block is one copy.
+    A block has the keys (0) and values (1) of its tokens in all layers, end to end, so moving a block is one copy. In
+    int8 it has the shape and the layout of Int8Blocks.
     """
 
     def __init__(
-        self, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        model: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        is_int8: bool = False,
     ) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
-        shape = (num_blocks, model.num_hidden_layers, 2, block_size, model.num_key_value_heads, model.head_dim)
+        """Allocate the pool. `dtype` is the type of keys and values, quantized to int8 or not."""
+        self.num_blocks, self.block_size, self.dtype, self.is_int8 = num_blocks, block_size, dtype, is_int8
+        self.num_layers, self.num_kv_heads = model.num_hidden_layers, model.num_key_value_heads
+        self.head_dim = model.head_dim
+        shape: tuple[int, ...] = (self.num_layers, 2, block_size, self.num_kv_heads, self.head_dim)
+        if is_int8:
+            shape = int8_block_shape(model, block_size)
         try:
-            self.blocks = torch.empty(shape, dtype=dtype, device=device)
+            self.blocks = torch.empty((num_blocks, *shape), dtype=torch.uint8 if is_int8 else dtype, device=device)
         except RuntimeError:
-            size = num_blocks * block_size * bytes_per_token(model, dtype)
+            size = num_blocks * block_size * bytes_per_token(model, dtype, is_int8)
             raise ValueError(f"{device} has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
         use_huge_pages(self.blocks)
+        self._int8 = Int8Blocks(self.blocks, block_size, self.head_dim) if is_int8 else None
         # Two views that one index can address: a row per slot and a piece per block, for each layer's keys and values.
-        self._rows = self.blocks.view(-1, *shape[4:])  # [num_blocks * num_layers * 2 * block_size, num_kv_heads, ...]
-        self._pieces = self.blocks.view(-1, *shape[3:])  # [num_blocks * num_layers * 2, block_size, num_kv_heads, ...]
+        self._rows = self.blocks.view(-1, *shape[3:])  # [num_blocks * num_layers * 2 * block_size, num_kv_heads, ...]
+        self._pieces = self.blocks.view(-1, *shape[2:])  # [num_blocks * num_layers * 2, block_size, num_kv_heads, ...]
         self.bytes_per_token = self.blocks.nbytes // (num_blocks * block_size)
         self.num_blocks_copied = 0  # since the start
 
@@ -59,18 +73,24 @@ class KVCache:
         """Return the rows of these slots in layer 0, all keys before all values.
 
         slot_mapping int64 [num_tokens], a slot is block * block_size + offset -> int64 [2 * num_tokens]
+        In int8, rows are the slots.
         """
+        if self._int8:
+            return slot_mapping
         block, offset = slot_mapping // self.block_size, slot_mapping % self.block_size  # [num_tokens]
         keys = block * (len(self._rows) // self.num_blocks) + offset  # [num_tokens]
         return torch.cat((keys, keys + self.block_size))
 
-    def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> None:
-        """Store token i in slot slot_mapping[i], given rows(slot_mapping).
+    def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store token i in slot slot_mapping[i], given rows(slot_mapping). Return k and v as read() will return them.
 
         k, v [num_tokens, num_kv_heads, head_dim]
         """
+        if self._int8:
+            return self._int8.write(layer, rows, k, v)
         assert k.shape == v.shape == (len(rows) // 2, *self._rows.shape[1:]), (k.shape, v.shape, rows.shape)
         self._rows.index_copy_(0, rows + layer * 2 * self.block_size, torch.cat((k, v)))
+        return k, v
 
     def clear(self, blocks: Tensor) -> None:
         """Fill blocks with zeros: slots past a sequence's last token are read, with weight 0, and 0 x NaN is NaN."""
@@ -82,7 +102,10 @@ class KVCache:
         read() copies in this order, so the CPU core that copies a sequence's keys and values next attends to them from
         its own cache.
         blocks int64 [..., num_blocks] -> int64 [..., 2 * num_blocks]
+        In int8, pieces are the blocks.
         """
+        if self._int8:
+            return blocks
         keys = blocks * (len(self._pieces) // self.num_blocks)  # [..., num_blocks]
         return torch.cat((keys, keys + 1), dim=-1)
 
@@ -91,6 +114,9 @@ class KVCache:
 
         pieces int64 [..., 2 * num_blocks], from pieces() -> [..., length, num_kv_heads, head_dim] each
         """
+        if self._int8:
+            k, v = self._int8.read(layer, pieces, self.dtype)
+            return k[..., :length, :, :], v[..., :length, :, :]
         copied = self._pieces.index_select(0, pieces.flatten() + layer * 2)  # [all pieces, block_size, ...]
         k, v = copied.view(*pieces.shape[:-1], 2, -1, *copied.shape[2:]).unbind(-4)  # [..., slots, ...] each
         return k[..., :length, :, :], v[..., :length, :, :]
@@ -134,9 +160,10 @@ class PoolReport:
         return "".join(max("#-.", key=group.count) for group in groups)
 
 
-def bytes_per_token(model: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the size of a key and a value for each KV head of each layer."""
-    return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * dtype.itemsize
+def bytes_per_token(model: ModelConfig, dtype: torch.dtype, is_int8: bool = False) -> int:
+    """Return the size of a key and a value for each KV head of each layer. In int8, each has a float32 scale."""
+    size = model.head_dim + 4 if is_int8 else model.head_dim * dtype.itemsize
+    return 2 * model.num_hidden_layers * model.num_key_value_heads * size
 
 
 def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int, device: torch.device) -> int:
@@ -145,7 +172,7 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int,
     By default, weights and pool take 90% of a GPU's memory, which leaves the rest to activations. Elsewhere the pool
     takes 1 GiB, or less if max_num_seqs sequences cannot fill that or memory is short.
     """
-    per_token = bytes_per_token(model, config.torch_dtype(model.dtype))
+    per_token = bytes_per_token(model, config.torch_dtype(model.dtype), config.has_int8_kv)
     if config.kv_cache_tokens is not None:
         room = config.kv_cache_tokens * per_token
     elif config.kv_cache_memory_bytes is not None:

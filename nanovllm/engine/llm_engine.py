@@ -33,6 +33,7 @@ from .disk_tier import BlockFiles, DiskTier, open_files
 from .executor import Executor, InFlight, Scheduled, with_drafts
 from .host_tier import MAX_DEFAULT_BYTES, HostTier
 from .input_processor import InputProcessor
+from .int8_blocks import int8_block_shape
 from .interrupts import interrupts_held_back
 from .kv_cache import KVCache, num_blocks_for
 from .observer import Observers
@@ -73,6 +74,8 @@ class LLMEngine:
         self._thread_lock = threading.Lock()
         self.model_config = read_model_config(config.model, config.hf_overrides)
         self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
+        if config.has_int8_kv:
+            int8_block_shape(self.model_config, config.block_size)  # raises before the weights are read
         self.device, self.dtype = config.torch_device(), config.torch_dtype(self.model_config.dtype)
         self.tokenizer = tokenizer_of(config)
         model = None
@@ -81,7 +84,9 @@ class LLMEngine:
             where = self.dtype, self.device, self.max_model_len
             model = load(config.model, self.model_config, *where, config.quantization)
         num_blocks = num_blocks_for(config, self.model_config, self.max_model_len, self.device)  # after the weights
-        self.kv_cache = KVCache(self.model_config, num_blocks, config.block_size, self.dtype, self.device)
+        self.kv_cache = KVCache(
+            self.model_config, num_blocks, config.block_size, self.dtype, self.device, config.has_int8_kv
+        )
         self.executor: Executor
         self.kernels: Kernels
         if choose is not None:

@@ -426,7 +426,7 @@ def get_metrics(engine: "LLMEngine", model_name: str) -> list[Metric]:
         metrics.append(Counter("vllm:request_success", ended, tally.ended[reason]))
     options: dict[str, object] = {
         "block_size": engine.config.block_size,
-        "cache_dtype": str(engine.dtype).removeprefix("torch."),
+        "cache_dtype": "int8" if engine.kv_cache.is_int8 else str(engine.dtype).removeprefix("torch."),
         "enable_prefix_caching": engine.config.enable_prefix_caching,
         "gpu_memory_utilization": engine.config.gpu_memory_utilization,
         "num_cpu_blocks": stats.num_host_blocks,

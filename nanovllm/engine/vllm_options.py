@@ -46,7 +46,6 @@ class CompatibilityOptions:
     data_parallel_size: int = only(1, flags=("-dp",))
     enable_lora: bool = only(False)
     enable_sleep_mode: bool = only(False)
-    kv_cache_dtype: str = only("auto")
     kv_offloading_backend: str = only("native")
     logits_processors: object = only(None)
     pipeline_parallel_size: int = only(1, flags=("-pp",))

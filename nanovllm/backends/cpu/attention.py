@@ -21,24 +21,22 @@ from .blocks import (
     largest_of_rows,
     limits,
     load_block,
-    load_rows,
-    outer,
     per_line,
     places_of,
     prefetch,
     scaled,
-    splats,
     spread,
     starts_of,
     store_rows,
     sums_of_rows,
     write_rows,
 )
-from .dot import dots
+from .dot import add_weighted, depth_of, dots, store_weights
 from .vectors import (
     WIDTH,
     Memory,
     add,
+    as_type_of,
     at,
     exp,
     exp_of,
@@ -88,8 +86,8 @@ def attend(
 ) -> None:  # fmt: skip
     """Attend to the keys from start to end - 1, without dividing by the sum of the weights.
 
-    q, out float32 [rows, head_dim], with q scaled; the first query has position `first`. A query sees the keys up to
-    its own position, and at least the key `start`.
+    q [rows, head_dim], scaled, in float32 or the type of matmul.type_of(); out float32 [rows, head_dim]. The first
+    query has position `first`. A query sees the keys up to its own position, and at least the key `start`.
     pool [as in `shape`]; table int64 [max_blocks]; peaks, sums float32 [rows]
     scores float32 [4 * TILE] and places int64 [PLACES] are scratch space.
     """
@@ -163,15 +161,15 @@ def attend_rows(
         store(scores, t * len(rows), score)
         peak = maximum(peak, score)
     peak = largest_of_rows(peak, rows)
-    minus, total = multiply(peak, splat(-1)), zeros()
+    minus, total, weights = multiply(peak, splat(-1)), zeros(), as_type_of(scores, q)
     for t in range(0, count, each):
         weight = exp_of(add(load(scores, t * len(rows)), minus))
-        store(scores, t * len(rows), weight)
+        store_weights(weights, values, t * len(rows), rows, weight)  # no further than the scores that were read
         total = add(total, weight)
     scale = exp_of(add(old, minus))
     write_rows(peaks, rows, peak)
     write_rows(sums, rows, fma(spread(sums, rows), scale, sums_of_rows(total, rows)))
-    add_values(values, places, count, scores, out, starts, lanes_of_rows(scale, rows), size)
+    add_values(values, places, count, weights, out, starts, lanes_of_rows(scale, rows), size)
 
 
 @kernel
@@ -179,8 +177,11 @@ def add_values(
     values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
     scale: tuple[Any, ...], size: int,
 ) -> None:  # fmt: skip
-    """Set out[r] to scale[r] * out[r] + the sum over t of weights[t, r] * the value at places[t]."""
-    d = 0
+    """Set out[r] to scale[r] * out[r] + the sum over t of the weight of t and r * the value at places[t].
+
+    `weights` are in the order of store_weights().
+    """
+    d, depth = 0, depth_of(weights, values)
     while d + 4 * WIDTH <= size:
         add_columns(values, places, count, weights, out, starts, (d, d + WIDTH, d + 2 * WIDTH, d + 3 * WIDTH), scale)
         d += 4 * WIDTH
@@ -192,7 +193,8 @@ def add_values(
             if r == 0 or starts[r] != starts[r - 1]:  # the last row may appear twice
                 total = read(out, starts[r] + i) * largest_of(scale[r])
                 for t in range(count):
-                    total += read(weights, t * len(starts) + r) * read(values, get(places, t) + i)
+                    weight = read(weights, t // depth * depth * len(starts) + r * depth + t % depth)
+                    total += weight * read(values, get(places, t) + i)
                 write(out, starts[r] + i, total)
 
 
@@ -202,9 +204,10 @@ def add_columns(
     columns: tuple[int, ...], scale: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """Add to some columns of all rows, which stay in registers while all keys go by."""
-    sums = scaled(load_block(out, starts, columns), scale)
-    for t in range(count):
-        sums = outer(sums, splats(weights, t * len(starts), starts), load_rows(values, columns, get(places, t)))
+    sums, depth = scaled(load_block(out, starts, columns), scale), depth_of(weights, values)
+    for t in range(0, count, depth):
+        last = get(places, t + depth - 1)
+        sums = add_weighted(sums, weights, starts, t * len(starts), values, columns, get(places, t), last)
     store_rows(out, starts, columns, sums)
 
 

@@ -21,7 +21,7 @@ from ...log import logger
 from ..torch.backend import Backend, Computed, SamplerAhead
 from ..torch.model_runner import ModelRunner
 from ..torch.sampler import SampledToken, SamplingRow
-from .compiler import Compiler, compile_here, find_folder, is_complete
+from .compiler import Compiler, Variant, compile_here, find_folder, is_complete
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
@@ -87,7 +87,7 @@ class CpuChoice:
         backend: str,
         runner: ModelRunner,
         build: Callable[[], Backend],
-        dtype: torch.dtype,
+        variant: Variant,
         unsupported: str | None = None,
     ) -> None:
         """Replace the runner's plain backend with the one from `build` if `backend`, one of BACKENDS, allows it.
@@ -102,7 +102,7 @@ class CpuChoice:
         self.uses_kernels = False
         self.reason = "as requested" if backend == "torch" else unsupported or missing_requirement()
         if self.reason is None:
-            self._dtype, self._folder = dtype, find_folder(str(dtype).removeprefix("torch."))
+            self._variant, self._folder = variant, find_folder(variant.name)
             if backend == "numba":
                 self._require()
             else:
@@ -134,7 +134,7 @@ class CpuChoice:
         if self._compiler is None or not self._compiler.has_ended:
             return
         error, self._compiler = self._compiler.error, None
-        if error is None and self._folder is not None and is_loaded(self._dtype, self._folder):
+        if error is None and self._folder is not None and is_loaded(self._variant, self._folder):
             self._use_kernels()
         else:
             self.reason = f"kernels could not be compiled: {error or 'their files are damaged'}"
@@ -149,7 +149,7 @@ class CpuChoice:
         if self._folder is None or not is_complete(self._folder):
             logger.info(COMPILING)
         try:
-            compile_here(self._dtype, self._folder)
+            compile_here(self._variant, self._folder)
             self._runner.backend = self._build()
         except Exception as error:
             raise ValueError(f"attention_backend 'numba' is unavailable: {type(error).__name__}: {error}") from error
@@ -159,11 +159,11 @@ class CpuChoice:
         if self._folder is None:
             self.reason = "no folder for compiled kernels is writable: set NUMBA_CACHE_DIR to one that is"
             return
-        if is_loaded(self._dtype, self._folder):
+        if is_loaded(self._variant, self._folder):
             self._use_kernels()
             return
         try:
-            self._compiler = Compiler(self._dtype, self._folder)
+            self._compiler = Compiler(self._variant, self._folder)
             self.reason = "kernels are being compiled (once per machine)"
         except OSError as error:
             self.reason = f"kernels could not be compiled: {error}"
@@ -183,12 +183,12 @@ class CpuChoice:
             self._compiler, self.reason = None, "this process was forked"
 
 
-def is_loaded(dtype: torch.dtype, folder: Path) -> bool:
+def is_loaded(variant: Variant, folder: Path) -> bool:
     """Load the kernels if all of them are in the folder, and return whether they are. Remove unreadable files."""
     if not is_complete(folder):
         return False
     try:
-        compile_here(dtype, folder)
+        compile_here(variant, folder)
     except Exception:  # a damaged file may raise anything
         shutil.rmtree(folder, ignore_errors=True)
         return False

@@ -1,8 +1,8 @@
 """Blocks of vectors: the registers in which a kernel multiplies several rows of one matrix by several rows of another.
 
-    sums = no_sums(a, b)
-    for i in range(0, size, WIDTH):
-        sums = outer(sums, load_rows(a, rows_of_a, i), load_rows(b, rows_of_b, i))
+    sums = no_sums(rows_of_a, rows_of_b)
+    for i in range(0, size, step_of(a, b)):
+        sums = add_products(sums, a, rows_of_a, b, rows_of_b, i)  # see dot.py
 
 A product of two numbers from memory has to wait for two loads. In a block each loaded number takes part in as many
 products as the other side has rows, so the loads are shared. The number of rows is the length of the tuple with their
@@ -50,15 +50,6 @@ def shuffled(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(a, b, ir.Constant(WORDS, lanes))
 
 
-@intrinsic(lambda memory, starts, i: types.UniTuple(vector, len(starts))(memory, starts, types.intp))
-def load_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return one vector of each row: memory[start + i ..] for each of `starts`."""
-    read = reader(sixteen)
-    where = [builder.add(start, args[2]) for start in parts_of(builder, args[1])]
-    loaded = [read(context, builder, signature, (args[0], start)) for start in where]
-    return tuple_of(loaded, context, builder, signature)
-
-
 @intrinsic(lambda memory, starts, columns, block: types.void(memory, starts, columns, block))
 def store_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Set memory[start + column ..] to the block's vectors, row by row."""
@@ -81,17 +72,8 @@ def load_block(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda a, b: types.UniTuple(vector, len(a) * len(b))(a, b))
 def no_sums(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return a block of len(a) * len(b) zero vectors for outer()."""
+    """Return a block of len(a) * len(b) zero vectors, to which others are added."""
     return tuple_of([constant(FLOATS, 0)] * len(signature.return_type), context, builder, signature)
-
-
-@intrinsic(lambda sums, a, b: sums(sums, a, b))
-def outer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return sums[i, j] + a[i] * b[j] for each i and j."""
-    before = iter(parts_of(builder, args[0]))
-    pairs = [(x, y) for x in parts_of(builder, args[1]) for y in parts_of(builder, args[2])]
-    values = [sum_2(builder, builder.fmul(x, y, flags=FUSED), next(before)) for x, y in pairs]
-    return tuple_of(values, context, builder, signature)
 
 
 @intrinsic(lambda a, b: a(a, b))

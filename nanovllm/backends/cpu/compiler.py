@@ -28,7 +28,7 @@ from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 from threading import Lock, Thread
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, Self
 
 import torch
 
@@ -38,6 +38,27 @@ COMPLETE = "complete"
 SECONDS_KEPT = 30 * 86400  # after the last use of a folder
 NUMBA_SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
 COMPILING = Lock()  # a function has one folder at a time, and Numba has one setting for all functions
+
+
+class Variant(NamedTuple):
+    """The types that kernels are compiled for."""
+
+    dtype: torch.dtype
+    is_kv_int8: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.dtype).removeprefix("torch.") + "-int8-kv" * self.is_kv_int8
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """Return the variant with this name.
+
+        >>> Variant.of("bfloat16-int8-kv")
+        Variant(dtype=torch.bfloat16, is_kv_int8=True)
+        """
+        dtype, _, rest = name.partition("-")
+        return cls(getattr(torch, dtype), bool(rest))
 
 
 # Folders
@@ -62,13 +83,13 @@ def fingerprint(sources: Path = Path(__file__).parent) -> str:
     return blake2b(b"\0".join(parts + [name.encode() for name in names]), digest_size=12).hexdigest()
 
 
-def find_folder(dtype: str) -> Path | None:
-    """Return a writable folder for kernels of this dtype, or None if there is none.
+def find_folder(variant: str) -> Path | None:
+    """Return a writable folder for kernels of this variant, or None if there is none.
 
     If the user's cache is read-only the folder is a temporary one, with a copy of the user's kernels if they are
     complete.
     """
-    name = f"{dtype}-{fingerprint()}"
+    name = f"{variant}-{fingerprint()}"
     for find_root in (cache_root, lambda: Path(temporary_root().name)):
         with suppress(OSError, RuntimeError):
             folder = find_root() / name
@@ -127,11 +148,12 @@ def remove_old(folder: Path) -> None:
 # Compiling
 
 
-def entry_of(dtype: torch.dtype) -> tuple[Any, tuple[Any, ...]]:
+def entry_of(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
     """Return the function that Python calls, with example arguments: only their types count."""
     import numpy as np
 
     from .attention import Pool
+    from .int8_attention import Int8Pool
     from .matmul import type_of
     from .step import NO_STEP, Model, Sizes, Weights, Workspace, run_step
     from .vectors import like_of
@@ -139,19 +161,21 @@ def entry_of(dtype: torch.dtype) -> tuple[Any, tuple[Any, ...]]:
     def zeros(fields: Any) -> Any:
         return fields(*[0] * len(fields._fields))
 
-    fixed = zeros(Pool), zeros(Sizes), zeros(Weights), zeros(Workspace), np.float32(0)
-    return run_step, (0, 0, NO_STEP, Model(like_of(dtype), like_of(type_of(dtype)), *fixed))
+    like, like_x = like_of(variant.dtype), like_of(type_of(variant.dtype))
+    pool = Int8Pool if variant.is_kv_int8 else Pool
+    fixed = zeros(pool), zeros(Sizes), zeros(Weights), zeros(Workspace), np.float32(0)
+    return run_step, (0, 0, NO_STEP, Model(like, like_x, *fixed))
 
 
-def compile_step(dtype: torch.dtype, folder: Path | None) -> None:
-    """Compile the step for `dtype`, or load it from `folder`. With None, store nothing.
+def compile_step(variant: Variant, folder: Path | None) -> None:
+    """Compile the step for `variant`, or load it from `folder`. With None, store nothing.
 
     Raise OSError if the disk is full.
     """
     with COMPILING:
         from numba import typeof
 
-        function, example = entry_of(dtype)
+        function, example = entry_of(variant)
         if folder is not None:
             store_in(folder, function)
         function.compile(tuple(map(typeof, example)))
@@ -168,23 +192,23 @@ def store_in(folder: Path, function: Any) -> None:
         config.CACHE_DIR = before
 
 
-def compile_here(dtype: torch.dtype, folder: Path | None) -> None:
+def compile_here(variant: Variant, folder: Path | None) -> None:
     """Compile in this process, however long it takes. A full disk does not stop it."""
     try:
-        compile_step(dtype, folder)
+        compile_step(variant, folder)
         if folder is not None and not is_complete(folder):
             mark_complete(folder)
     except OSError:
-        compile_step(dtype, None)
+        compile_step(variant, None)
 
 
-def fill(dtype: torch.dtype, folder: Path) -> None:
+def fill(variant: Variant, folder: Path) -> None:
     """Compile into a folder. A second compiler waits for the first one, and then has nothing to do."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
         if not is_complete(folder):
             remove_old(folder)
-            compile_step(dtype, folder)
+            compile_step(variant, folder)
             mark_complete(folder)
 
 
@@ -208,10 +232,10 @@ class Compiler:
     It is never forked: Numba's OpenMP layer kills a forked child at its first parallel loop.
     """
 
-    def __init__(self, dtype: torch.dtype, folder: Path) -> None:
+    def __init__(self, variant: Variant, folder: Path) -> None:
         """Start the process. Raise OSError if that fails."""
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with its owner
-        self.process = start(str(dtype).removeprefix("torch."), folder, self._output)
+        self.process = start(variant.name, folder, self._output)
         self._finalizer = weakref.finalize(self, end, self.process)
 
     @property
@@ -240,14 +264,14 @@ class Compiler:
         self._finalizer.detach()
 
 
-def start(dtype: str, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
+def start(variant: str, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the process, which imports modules from the same paths as this one, and ignores the terminal's Ctrl-C."""
     package = Path(
         os.path.abspath(__file__)
     )  # without following links, because the process must store code by our path
     paths = [str(package.parents[3]), *filter(None, sys.path)]
     return subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.compiler", dtype, str(folder)],
+        [sys.executable, "-m", f"{__package__}.compiler", variant, str(folder)],
         stdin=subprocess.PIPE,  # closes when this process ends, however it ends
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -273,4 +297,4 @@ if __name__ == "__main__":
     with suppress(OSError, AttributeError):
         os.nice(19)  # engines that serve in the meantime come first
     torch.set_num_threads(1)
-    fill(getattr(torch, sys.argv[1]), Path(sys.argv[2]))
+    fill(Variant.of(sys.argv[1]), Path(sys.argv[2]))

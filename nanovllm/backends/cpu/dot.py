@@ -13,8 +13,9 @@ from typing import Any
 from llvmlite import binding, ir
 from numba import types
 
-from .blocks import no_sums, parts_of, products_at, spread, starts_of, sums_of, tuple_of, write_rows
+from .blocks import no_sums, parts_of, products_at, shuffled, spread, starts_of, sums_of, tuple_of, write_rows
 from .vectors import (
+    BITS,
     FLOATS,
     FUSED,
     WIDTH,
@@ -28,9 +29,11 @@ from .vectors import (
     kernel,
     one,
     reader,
+    rounded,
     sixteen,
     splat,
     sum_2,
+    vector,
 )
 
 
@@ -96,6 +99,42 @@ def add_outer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return multiply_all(use, left, right, context, builder, signature, args[0])
 
 
+@intrinsic(lambda memory, values, i, rows, numbers: types.void(memory, values, types.intp, rows, vector))
+def store_weights(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Store 16 weights for add_weighted(). Lane k * len(rows) + r belongs to key k and row r.
+
+    Pairs have the weights of two keys side by side: those of row 0, those of row 1, ..., then the next two keys.
+    """
+    (memory, _, i, rows, numbers), dtype = args, signature.args[0].dtype
+    if are_pairs(signature.args[0], signature.args[1]):
+        count = len(rows.type)
+        lanes = [
+            (2 * k + each) * count + r for k in range(WIDTH // 2 // count) for r in range(count) for each in (0, 1)
+        ]
+        numbers = shuffled(builder, numbers, numbers, lanes)
+    value = rounded(builder, dtype, numbers, sixteen)
+    builder.store(value, element(context, builder, memory, i, value.type), align=2)
+    return context.get_dummy_value()
+
+
+@intrinsic(lambda sums, weights, rows, i, values, columns, a, b: sums(
+    sums, weights, rows, types.intp, values, columns, types.intp, types.intp
+))  # fmt: skip
+def add_weighted(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return sums[r, c] + the weight of row r * the value at `a`, for 16 numbers from each column c.
+
+    Pairs add the weight of the next key * the value at `b`, too. The weights of these keys are at i.
+    """
+    sums, weights, rows, i, values, columns, a, b = args
+    of_weights, of_values = signature.args[1], signature.args[4]
+    depth = 2 if are_pairs(of_weights, of_values) else 1
+    use = Pairs if depth == 2 else Widened
+    places = [builder.add(i, ir.Constant(i.type, depth * row)) for row in range(len(rows.type))]
+    left = use.splats(context, builder, of_weights, weights, places)
+    right = use.columns(context, builder, of_values, values, moved(builder, columns, a), moved(builder, columns, b))
+    return multiply_all(use, left, right, context, builder, signature, sums)
+
+
 def moved(builder: Any, starts: Any, distance: Any) -> list[Any]:
     """Return the start positions, each moved by `distance`."""
     return [builder.add(start, distance) for start in parts_of(builder, starts)]
@@ -125,6 +164,10 @@ class Widened:
         return [reader(sixteen)(context, builder, signature, (memory, place)) for place in places]
 
     @staticmethod
+    def columns(context: Any, builder: Any, dtype: Any, memory: Any, a: list[Any], b: list[Any]) -> list[Any]:
+        return Widened.vectors(context, builder, dtype, memory, a)
+
+    @staticmethod
     def splats(context: Any, builder: Any, dtype: Any, memory: Any, places: list[Any]) -> list[Any]:
         signature = types.float32(dtype, types.intp)
         return [splatted(builder, reader(one)(context, builder, signature, (memory, place))) for place in places]
@@ -140,6 +183,15 @@ class Pairs:
     @staticmethod
     def vectors(context: Any, builder: Any, dtype: Any, memory: Any, places: list[Any]) -> list[Any]:
         return [builder.load(element(context, builder, memory, place, WORDS), align=2) for place in places]
+
+    @staticmethod
+    def columns(context: Any, builder: Any, dtype: Any, memory: Any, a: list[Any], b: list[Any]) -> list[Any]:
+        """Return the numbers of two rows as pairs."""
+        lanes = ir.Constant(ir.VectorType(WORD, 2 * WIDTH), [lane // 2 + lane % 2 * WIDTH for lane in range(2 * WIDTH)])
+        few = ir.VectorType(BITS, WIDTH)
+        rows = [[builder.load(element(context, builder, memory, i, few), align=2) for i in each] for each in (a, b)]
+        both = [builder.shuffle_vector(x, y, lanes) for x, y in zip(*rows, strict=True)]
+        return [builder.bitcast(pairs, WORDS) for pairs in both]
 
     @staticmethod
     def splats(context: Any, builder: Any, dtype: Any, memory: Any, places: list[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ from ...quantization import GROUP, QuantizedLinear
 from ..torch.backend import ends_of
 from ..torch.sampler import SampledToken, SamplingRow, no_probabilities, sample
 from .attention import PLACES, SPLIT, TILE, Pool
+from .int8_attention import Int8Pool, scratch_size
 from .likeliest import PART
 from .matmul import COLUMNS, pack, type_of
 from .quantized import SUMS
@@ -40,20 +41,23 @@ class StepRunner:
 
         Plain operations cannot use the model afterwards.
         """
-        self._blocks, self._max_model_len = kv_cache.blocks, max_model_len
-        config, workers = model.config, torch.get_num_threads()
-        _, num_layers, _, block_size, num_kv_heads, head_dim = kv_cache.blocks.shape
-        self._shape = Pool(num_layers, block_size, num_kv_heads, head_dim)
+        self._blocks, self._dtype, self._max_model_len = kv_cache.blocks, kv_cache.dtype, max_model_len
+        config, workers, head_dim = model.config, torch.get_num_threads(), kv_cache.head_dim
+        num_kv_heads = kv_cache.num_kv_heads
+        shape = kv_cache.num_layers, kv_cache.block_size, num_kv_heads, head_dim
+        self._shape = Int8Pool(*shape) if kv_cache.is_int8 else Pool(*shape)
         self._vocab_size, heads = config.vocab_size, config.num_attention_heads
         group = heads // num_kv_heads
         widest = max(config.hidden_size, config.intermediate_size, heads * head_dim)
-        sizes = config.hidden_size, heads, group, config.intermediate_size, max(QUERY_TILE, group), widest
+        job_rows = max(QUERY_TILE, group)
+        scratch = scratch_size(job_rows, head_dim) if kv_cache.is_int8 else 4 * TILE
+        sizes = config.hidden_size, heads, group, config.intermediate_size, job_rows, widest, scratch
         self._sizes = Sizes(workers, *sizes)
         # Kernels hold addresses, which must stay valid even if the model gets new weights. A helper may read them
         # after the last step.
         self._kept: list[Tensor] = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
         self._scratch = torch.empty(0)
-        dtype = kv_cache.blocks.dtype
+        dtype = self._dtype
         weights, work = self._take_weights(model), self._make_workspace(workers, type_of(dtype))
         likes = like_of(dtype), like_of(type_of(dtype))
         self._fixed = Model(*likes, self._shape, self._sizes, weights, work, np.float32(config.rms_norm_eps))
@@ -70,7 +74,7 @@ class StepRunner:
         self._check(batch)
         plan = plan_step(batch, self._shape.block_size, max(1, QUERY_TILE // self._sizes.group))
         rows = len(plan.token_ids)
-        hidden = torch.empty(rows, self._sizes.hidden_size, dtype=self._blocks.dtype)
+        hidden = torch.empty(rows, self._sizes.hidden_size, dtype=self._dtype)
         logits = torch.empty(len(plan.outputs), self._vocab_size) if plan.outputs else None
         size, heads, kvs = self._shape.head_dim, self._sizes.num_heads, self._shape.num_kv_heads
         width = self._sizes.hidden_size + 2 * (heads + kvs) * size + self._sizes.intermediate_size
@@ -88,7 +92,7 @@ class StepRunner:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return the logits float32 [num_rows, vocab_size] of `hidden` [num_rows, hidden_size]."""
         hidden, rows = hidden.contiguous(), len(hidden)
-        assert hidden.dtype == self._blocks.dtype and hidden.shape[1] == self._sizes.hidden_size
+        assert hidden.dtype == self._dtype and hidden.shape[1] == self._sizes.hidden_size
         logits = torch.empty(rows, self._vocab_size)
         if rows:
             at = {"hidden": hidden.data_ptr(), "logits": logits.data_ptr()}
@@ -133,7 +137,7 @@ class StepRunner:
             assert length <= slots, f"a context of {length} tokens in {slots} slots"
 
     def _take_weights(self, model: LlamaForCausalLM) -> Weights:
-        config, dtype, rotary = model.config, self._blocks.dtype, model.model.rotary_emb
+        config, dtype, rotary = model.config, self._dtype, model.model.rotary_emb
         layers: Any = model.model.layers
         matrices: list[int] = []
         for layer in layers:
@@ -160,7 +164,7 @@ class StepRunner:
         assert isinstance(linear, nn.Linear | QuantizedLinear)
         outputs = linear.out_features // count
         bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
-        at_bias = self._keep(F.pad(bias, (0, COLUMNS)).to(self._blocks.dtype))
+        at_bias = self._keep(F.pad(bias, (0, COLUMNS)).to(self._dtype))
         numbers = []
         for first in range(0, linear.out_features, outputs):
             column = first // WIDTH
@@ -169,7 +173,7 @@ class StepRunner:
             else:
                 places = linear.values[column:].data_ptr(), linear.scales[column:].data_ptr()
             lines = 0 if isinstance(linear, nn.Linear) else int(linear.format)
-            numbers += [*places, at_bias + first * self._blocks.itemsize, lines]
+            numbers += [*places, at_bias + first * self._dtype.itemsize, lines]
         return numbers
 
     def _make_workspace(self, workers: int, dtype: torch.dtype) -> Workspace:
@@ -187,7 +191,7 @@ class StepRunner:
             sums=numbers(workers, CHUNK, -(-widest // GROUP), SUMS),
             heads=numbers(workers, 2 * job_rows + 1, size),
             peaks=numbers(workers, 2, job_rows),
-            scores=numbers(workers, 4 * TILE),
+            scratch=numbers(workers, self._sizes.scratch),
             places=numbers(workers, PLACES, dtype=torch.int64),
             counters=numbers(num_layers * PHASES + LAST_PHASES, STRIDE, dtype=torch.int64),
             mailbox=numbers(len(Step._fields), dtype=torch.int64),

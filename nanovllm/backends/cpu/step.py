@@ -17,19 +17,20 @@ nothing. The norm of a few rows is cheaper for each worker to repeat than to wai
 most 128 of them, which stay in the core's cache while the weight goes by.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...quantization import GROUP
-from .attention import PLACES, TILE, Pool, attend, merge, slot
+from .attention import PLACES, Pool, attend, merge, slot
 from .dot import depth_of
 from .elementwise import copy, norm_and_rotate, rms_norm, silu_and_mul
+from .int8_attention import Int8Pool, attend_int8, scratch_of, store_int8
 from .likeliest import PART, join_parts, peak_of
 from .matmul import COLUMNS, ROWS, matmul, packed_place
 from .quantized import SUMS, octets, quantize_rows, quantized_matmul, quantized_number
 from .team import load_acquire, open_phases, store_release, tasks, wait_for_step
-from .vectors import Memory, at, entry, floats, get, integers, kernel, put, read, stored, write
+from .vectors import Memory, as_type_of, at, choose, entry, floats, get, integers, kernel, put, read, stored, write
 
 QKV, OUT, GATE, UP, DOWN = range(5)
 MATRICES = 5  # of a layer
@@ -79,6 +80,7 @@ class Sizes(NamedTuple):
     intermediate_size: int
     job_rows: int  # of queries in a job, at most
     widest: int  # row of x
+    scratch: int  # float32 numbers for a worker's attention
 
 
 class Weights(NamedTuple):
@@ -105,7 +107,7 @@ class Workspace(NamedTuple):
     sums: int  # [workers, CHUNK, widest / GROUP, SUMS]
     heads: int  # [workers, 2 * job_rows + 1, head_dim]
     peaks: int  # [workers, 2, job_rows], and the sums
-    scores: int  # [workers, 4 * TILE]
+    scratch: int  # [workers, scratch] for attention
     places: int  # int64 [workers, PLACES]
     counters: int  # int64 [num_layers * PHASES + LAST_PHASES, STRIDE]
     mailbox: int  # int64 [len(Step._fields)], the newest Step
@@ -114,9 +116,9 @@ class Workspace(NamedTuple):
 class Model(NamedTuple):
     """The arguments that are the same in all steps."""
 
-    like: np.ndarray  # an array of the type of weights, pool and hidden
+    like: np.ndarray  # an array of the type of weights, hidden, and keys and values unless they are int8
     like_x: np.ndarray  # an array of the type of x for weights, see matmul.type_of()
-    shape: Pool
+    shape: Pool | Int8Pool
     sizes: Sizes
     weights: Weights
     work: Workspace
@@ -136,7 +138,7 @@ class Buffers(NamedTuple):
 
 
 @kernel
-def buffers_of(step: Step, sizes: Sizes, shape: Pool) -> Buffers:
+def buffers_of(step: Step, sizes: Sizes, shape: Pool | Int8Pool) -> Buffers:
     """Divide the step's scratch space. bytes_of() in runner.py says how much it needs."""
     heads = sizes.num_heads * shape.head_dim
     qkv = step.work + 4 * step.rows * sizes.hidden_size
@@ -271,6 +273,11 @@ def share_of(rows: int, model: Model) -> int:
     return max(1, rows // (4 * model.sizes.workers))
 
 
+def is_int8(shape: Any) -> bool:
+    """Return whether the Numba type of a pool's shape is that of one in int8."""
+    return bool(shape.instance_class is Int8Pool)
+
+
 # The phases of a layer
 
 
@@ -335,14 +342,38 @@ def attend_job(worker: int, layer: int, number: int, kv: int, step: Step, work: 
     if split >= 0:
         i = (kv * step.num_splits + split) * group
         result, peaks, sums = at(floats(work.out), i * size), at(floats(work.peaks), i), at(floats(work.sums), i)
-    scores, places = at(floats(model.work.scores), worker * 4 * TILE), at(integers(model.work.places), worker * PLACES)
-    pool = stored(model.weights.pool, model.like)
-    attend(q, rows, group, position, pool, shape, layer, kv, table, start, end, scores, places, result, peaks, sums)
+    attend_keys(shape, q, rows, position, layer, kv, table, start, end, result, peaks, sums, worker, model)
     if split < 0:
         for r in range(rows):
             place = (to + r // group * sizes.num_heads + r % group) * size
             out = at(stored(work.attended, model.like_x), place)
             copy(at(result, r * size), size, np.float32(1) / read(sums, r), out)
+
+
+def attend_floats(
+    shape: Pool, q: Memory, rows: int, first: int, layer: int, kv: int, table: Memory, start: int, end: int,
+    out: Memory, peaks: Memory, sums: Memory, worker: int, model: Model,
+) -> None:  # fmt: skip
+    pool, group, work = stored(model.weights.pool, model.like), model.sizes.group, model.work
+    scratch, places = at(floats(work.scratch), worker * model.sizes.scratch), at(integers(work.places), worker * PLACES)
+    queries = as_type_of(q, stored(0, model.like_x))  # of the type that is multiplied fastest, in place
+    copy(q, rows * shape.head_dim, np.float32(1), queries)
+    attend(queries, rows, group, first, pool, shape, layer, kv, table, start, end, scratch, places, out, peaks, sums)
+
+
+def attend_integers(
+    shape: Int8Pool, q: Memory, rows: int, first: int, layer: int, kv: int, table: Memory, start: int, end: int,
+    out: Memory, peaks: Memory, sums: Memory, worker: int, model: Model,
+) -> None:  # fmt: skip
+    pool, sizes, work = model.weights.pool, model.sizes, model.work
+    scratch = scratch_of(work.scratch + 4 * worker * sizes.scratch, sizes.job_rows)
+    places = at(integers(work.places), worker * PLACES)
+    attend_int8(
+        q, rows, sizes.group, first, pool, shape, layer, kv, table, start, end, scratch, places, out, peaks, sums
+    )
+
+
+attend_keys = choose(attend_floats, lambda shape: attend_integers if is_int8(shape) else attend_floats)
 
 
 @kernel
@@ -475,11 +506,31 @@ def write_key_and_value(
     worker: int, layer: int, row: int, kv: int, block: int, offset: int, step: Step, work: Buffers, model: Model
 ) -> None:
     """Write a new token's key and value to its slot."""
-    shape, num_heads = model.shape, model.sizes.num_heads
+    value = head_of(row, model.sizes.num_heads + model.shape.num_kv_heads + kv, work, model)
+    write_slot(model.shape, worker, layer, row, kv, block, offset, value, step, work, model)
+
+
+def write_floats(
+    shape: Pool, worker: int, layer: int, row: int, kv: int, block: int, offset: int, value: Memory, step: Step,
+    work: Buffers, model: Model,
+) -> None:  # fmt: skip
     key = at(stored(model.weights.pool, model.like), slot(shape, layer, kv, block, offset))
-    rotate_head(worker, layer, row, num_heads + kv, 1, np.float32(1), key, step, work, model)
-    to = at(key, shape.block_size * shape.num_kv_heads * shape.head_dim)
-    copy(head_of(row, num_heads + shape.num_kv_heads + kv, work, model), shape.head_dim, np.float32(1), to)
+    rotate_head(worker, layer, row, model.sizes.num_heads + kv, 1, np.float32(1), key, step, work, model)
+    copy(value, shape.head_dim, np.float32(1), at(key, shape.block_size * shape.num_kv_heads * shape.head_dim))
+
+
+def write_int8(
+    shape: Int8Pool, worker: int, layer: int, row: int, kv: int, block: int, offset: int, value: Memory, step: Step,
+    work: Buffers, model: Model,
+) -> None:  # fmt: skip
+    pool, scratch = model.weights.pool, model.work.scratch + 4 * worker * model.sizes.scratch
+    key = floats(scratch + shape.head_dim)
+    rotate_head(worker, layer, row, model.sizes.num_heads + kv, 1, np.float32(1), key, step, work, model)
+    store_int8(shape, pool, layer, kv, block, offset, 0, key, scratch)
+    store_int8(shape, pool, layer, kv, block, offset, 1, value, scratch)
+
+
+write_slot = choose(write_floats, lambda shape: write_int8 if is_int8(shape) else write_floats)
 
 
 @kernel

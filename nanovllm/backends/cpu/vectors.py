@@ -70,6 +70,23 @@ def intrinsic(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], C
     return decorate
 
 
+def choose(of: Callable[..., Any], choice: Callable[[Any], Function]) -> Callable[..., Any]:
+    """Return a function for kernels that runs `choice` of the type of its first argument, compiled for its arguments.
+
+    All choices have the signature of `of`. Only the chosen one is compiled.
+    """
+
+    def chosen(*args: Any) -> Any:
+        raise NotImplementedError("kernels call it")
+
+    def choose_by_type(first: Any, *more: Any) -> Any:
+        return choice(first)
+
+    setattr(choose_by_type, "__signature__", inspect.signature(of))  # noqa: B010  # Numba reads it
+    extending.overload(chosen, jit_options=INNER, strict=False)(choose_by_type)
+    return chosen
+
+
 def like_of(dtype: torch.dtype) -> np.ndarray:
     """Return an empty array of the type that stands for `dtype` in kernels."""
     return np.empty(0, {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.int16}[dtype])
@@ -312,6 +329,12 @@ def stored(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def at(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return a pointer to element i."""
     return builder.gep(args[0], [args[1]])
+
+
+@intrinsic(lambda memory, like: like(memory, like))
+def as_type_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return a pointer to the same memory, of the type of another pointer."""
+    return builder.bitcast(args[0], context.get_value_type(signature.return_type))
 
 
 @intrinsic(lambda memory, i: types.int64(memory, types.intp))

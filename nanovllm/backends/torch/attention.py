@@ -79,7 +79,7 @@ class PagedAttend:
 
         `block_tables` is int64 [num_decodes, max_blocks]; `context_lens` [num_decodes] starts with the longest.
         """
-        block_size, dtype, ends = self._kv_cache.block_size, self._kv_cache.blocks.dtype, self._tensor(context_lens)
+        block_size, dtype, ends = self._kv_cache.block_size, self._kv_cache.dtype, self._tensor(context_lens)
         tiles, start = [], 0
         while num_seqs := sum(context_len > start for context_len in context_lens):
             num_blocks = min(self._blocks_of_each(num_seqs), -(-(context_lens[0] - start) // block_size))
@@ -104,7 +104,7 @@ class PagedAttend:
         step = self._step
         num_queries = step.query_start_loc[-1]
         assert len(q) == num_queries, f"the step has {num_queries} queries, got {len(q)}"
-        self._kv_cache.write(layer, self._rows, k, v)
+        k, v = self._kv_cache.write(layer, self._rows, k, v)
         out = q.new_empty(q.shape)
         if self._tiles:
             decoded = self._decode(layer, q.index_select(0, self._decode_rows), num_kv_heads=k.shape[1])

@@ -227,6 +227,15 @@ def test_engine_decodes_alone_at_long_contexts(run, fake):
     assert "context 40: the floor is 8 steps that read weights of" in out
 
 
+def test_engine_with_a_kv_cache_in_int8_races_itself_at_long_contexts(run, tmp_path):
+    model, file = write_checkpoint(tmp_path, hidden_size=64), tmp_path / "report.json"
+    flags = ("--kv-cache-dtype", "int8", "--jobs", "", "--contexts", "40", "--context-batch", "2", "--rounds", "1")
+    status, out, _ = run("bench peers", *flags, "--no-transformers", "--json", str(file), model=model)
+    own, other = json.loads(file.read_text())["measured"].values()
+    assert status == 0 and other["context 40: nanovllm's speedup"]["least"] > 0 and "KV cache in int8" in out
+    assert own.keys() < other.keys() and "requests are the same" not in out
+
+
 # The peers' processes
 
 

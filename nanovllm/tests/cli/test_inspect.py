@@ -104,9 +104,9 @@ def test_parameters_match_the_published_counts(name):
 @pytest.mark.parametrize("name", SHAPES)
 def test_bytes_of_a_token_match_the_pool(name):
     for dtype, itemsize in DTYPE_BYTES.items():
-        assert kv_bytes_per_token(SHAPES[name], itemsize) == bytes_per_token(
-            as_config(SHAPES[name]), getattr(torch, dtype)
-        )
+        for is_int8 in (False, True):
+            expected = bytes_per_token(as_config(SHAPES[name]), getattr(torch, dtype), is_int8)
+            assert kv_bytes_per_token(SHAPES[name], itemsize, is_int8) == expected
 
 
 def test_blocks_match_the_pool(checkpoint):
@@ -165,6 +165,15 @@ def test_inspect_knows_the_bytes_of_weights_that_are_quantized_at_load(report, q
     result = report(str(tmp_path), "--memory", "1GB", "--quantization", quantization)
     assert result["memory"]["weights"] == pytest.approx(weights, rel=0.02)
     assert main(["inspect", str(tmp_path), "--quantization", quantization, "--weight-bits", "4"]) == 2
+
+
+def test_int8_halves_the_bytes_of_keys_and_values(report, capsys):
+    given = "llama-3.2-3b", "--memory", "16GiB", "--dtype", "bfloat16"
+    plain, result = report(*given), report(*given, "--kv-cache-dtype", "int8")
+    assert result["kv_bytes_per_token"] == plain["kv_bytes_per_token"] * (128 + 4) // 256
+    assert result["num_slots"] > 1.9 * plain["num_slots"] and result["memory"] == plain["memory"]
+    assert main(["inspect", *given, "--kv-cache-dtype", "int8"]) == 0
+    assert "per block of 16, in int8" in capsys.readouterr().out
 
 
 def test_weight_bits_estimate_a_quantized_checkpoint(report, capsys):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ...backends.cpu.compiler import compile_here, fill, find_folder
+from ...backends.cpu.compiler import Variant, compile_here, fill, find_folder
 
 
 @pytest.fixture(scope="session")
@@ -19,13 +19,14 @@ def compiled(kernels_folder: Path) -> Callable[[torch.dtype], None]:
     """Return a function that compiles all kernels for a dtype, in one process while any others wait and load."""
 
     @cache
-    def load(dtype: torch.dtype) -> None:
+    def load(dtype: torch.dtype, is_kv_int8: bool = False) -> None:
+        variant = Variant(dtype, is_kv_int8)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("NUMBA_CACHE_DIR", str(kernels_folder))
-            folder = find_folder(str(dtype).removeprefix("torch."))
+            folder = find_folder(variant.name)
         assert folder is not None
-        fill(dtype, folder)
-        compile_here(dtype, folder)
+        fill(variant, folder)
+        compile_here(variant, folder)
 
     return load
 

@@ -13,6 +13,7 @@ from ...backends import choice
 from ...backends.attention_backend import VARIABLE, backend_of
 from ...backends.cpu import backend
 from ...backends.cpu.backend import CpuChoice
+from ...backends.cpu.compiler import Variant
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.backend import TorchBackend
 from ..helpers import OPTIONS
@@ -74,7 +75,7 @@ def choose(name="auto", unsupported=None) -> tuple[CpuChoice, list[str]]:
     calls: list[str] = []
     build: Any = partial(FakeBackend, calls)
     runner: Any = FakeRunner()
-    return CpuChoice(name, runner, build, torch.float32, unsupported), calls
+    return CpuChoice(name, runner, build, Variant(torch.float32), unsupported), calls
 
 
 # Options
@@ -164,11 +165,11 @@ def test_required_kernels_are_compiled_before_the_engine_starts(monkeypatch):
 def test_too_little_memory_leaves_plain_operations(kernels_folder):
     (kernels_folder / "complete").touch()
     runner: Any = FakeRunner()
-    choice = CpuChoice("auto", runner, build_without_memory, torch.float32)
+    choice = CpuChoice("auto", runner, build_without_memory, Variant(torch.float32))
     assert not choice.uses_kernels
     assert choice.description.endswith("kernels could not be loaded: MemoryError: you tried to allocate 30 bytes")
     with pytest.raises(ValueError, match="'numba' is unavailable: MemoryError: you tried"):
-        CpuChoice("numba", runner, build_without_memory, torch.float32)
+        CpuChoice("numba", runner, build_without_memory, Variant(torch.float32))
 
 
 def test_without_a_writable_folder_only_required_kernels_are_compiled(monkeypatch):

@@ -145,7 +145,7 @@ def test_a_stored_function_is_loaded_and_numba_settings_are_restored(entry, tmp_
     from numba import config, njit
 
     before = config.CACHE_DIR
-    compiler.fill(torch.float32, tmp_path)
+    compiler.fill(compiler.Variant(torch.float32), tmp_path)
     assert before == config.CACHE_DIR and compiler.is_complete(tmp_path) and entry(2.0) == 6
     again = njit(tripled)
     compiler.store_in(tmp_path, again)
@@ -160,11 +160,11 @@ def test_full_disk_does_not_stop_compilation_but_is_an_error_of_the_process(entr
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(IndexDataCacheFile, "_save_data", full)
-    compiler.compile_here(torch.float32, tmp_path)
+    compiler.compile_here(compiler.Variant(torch.float32), tmp_path)
     assert entry.signatures and not compiler.is_complete(tmp_path)
     entry.overloads.clear()
     with pytest.raises(OSError, match="No space left"):
-        compiler.fill(torch.float32, tmp_path)
+        compiler.fill(compiler.Variant(torch.float32), tmp_path)
     assert not compiler.is_complete(tmp_path)
 
 
@@ -177,7 +177,7 @@ def test_several_compilers_compile_only_once(tmp_path, monkeypatch):
         fill_by_hand(folder)
 
     monkeypatch.setattr(compiler, "compile_step", slow)
-    threads = [Thread(target=compiler.fill, args=(torch.float32, tmp_path)) for _ in range(3)]
+    threads = [Thread(target=compiler.fill, args=(compiler.Variant(torch.float32), tmp_path)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -220,7 +220,7 @@ def process(monkeypatch, tmp_path):
             return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
 
         monkeypatch.setattr(compiler, "start", started)
-        return compiler.Compiler(torch.float32, tmp_path)
+        return compiler.Compiler(compiler.Variant(torch.float32), tmp_path)
 
     return make
 

@@ -278,9 +278,9 @@ def test_wrong_quantizations_are_errors(checkpoint):
 # Quality
 
 
-def quality(quantization: str | None) -> tuple[float, list[int]]:
+def quality(quantization: str | None = None, **options: str) -> tuple[float, list[int]]:
     """Return the mean loss of the held-out text in nats per token, and the likeliest token after each prefix."""
-    llm = stories(quantization, kv_cache_tokens=4096, max_num_batched_tokens=512)
+    llm = stories(quantization, kv_cache_tokens=4096, max_num_batched_tokens=512, **options)
     ids = llm.get_tokenizer().encode(HELD_OUT.read_text("utf-8"))
     rows = [ids[i : i + 384] for i in range(0, len(ids) - 383, 384)]
     params = SamplingParams(max_tokens=1, prompt_logprobs=1)
@@ -295,7 +295,7 @@ def quality(quantization: str | None) -> tuple[float, list[int]]:
 
 @pytest.mark.full
 def test_quantized_weights_predict_held_out_text_nearly_as_well(with_kernels):
-    loss, greedy = quality(None)
+    loss, greedy = quality()
     for quantization, more, changed in (("int8", 0.001, 0.015), ("int4", 0.012, 0.08)):
         its_loss, its_greedy = quality(quantization)
         share = sum(a != b for a, b in zip(greedy, its_greedy, strict=True)) / len(greedy)

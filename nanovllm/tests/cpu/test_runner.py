@@ -59,10 +59,10 @@ def random_model(rng: random.Random, dtype: torch.dtype) -> LlamaForCausalLM:
 class Driver:
     """Sequences that grow by given steps, in a pool of their own."""
 
-    def __init__(self, model, block_size, dtype, num_seqs):
+    def __init__(self, model, block_size, dtype, num_seqs, is_int8=False):
         blocks_each = -(-LONGEST // block_size)
-        self.kv_cache = KVCache(model.config, num_seqs * blocks_each + 1, block_size, dtype, CPU)
-        self.kv_cache.blocks.fill_(torch.nan)  # unwritten slots must not be read
+        self.kv_cache = KVCache(model.config, num_seqs * blocks_each + 1, block_size, dtype, CPU, is_int8)
+        self.kv_cache.blocks.view(torch.uint8).fill_(255)  # NaN: unwritten slots must not be read
         rng = random.Random(5)
         blocks = rng.sample(range(num_seqs * blocks_each + 1), num_seqs * blocks_each)
         tables = [blocks[i * blocks_each : (i + 1) * blocks_each] for i in range(num_seqs)]
@@ -106,10 +106,11 @@ class Driver:
 
     def written(self):
         """Return the keys and values of all computed tokens."""
-        size = self.kv_cache.block_size
-        slots = [(seq.block_table[at // size], at % size) for seq in self.seqs for at in range(seq.num_computed_tokens)]
-        blocks, offsets = torch.tensor(slots).T
-        return self.kv_cache.blocks[blocks, :, :, offsets].float()
+        cache, written = self.kv_cache, []
+        for seq in self.seqs:
+            pieces = cache.pieces(torch.tensor(seq.block_table))
+            written += [cache.read(layer, pieces, seq.num_computed_tokens) for layer in range(cache.num_layers)]
+        return torch.cat([torch.stack(both) for both in written], 1).float()
 
 
 def random_steps(rng: random.Random, num_seqs: int, num_steps: int) -> list[list[int]]:

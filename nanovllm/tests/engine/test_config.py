@@ -50,6 +50,7 @@ def test_each_field_with_a_help_text_is_an_option_of_its_type():
         "kv_disk_dir": "some/folder",
         "kv_disk_size": 0.5,
         "kv_disk_save": "all",
+        "kv_cache_dtype": "int8",
         "seed": 5,
         "attention_backend": "torch",
         "quantization": "int4",
@@ -133,6 +134,8 @@ def test_option_of_the_wrong_type_is_refused(argv):
         ("dtype", torch.float16),
         ("dtype", None),
         ("dtype", ["auto"]),
+        ("kv_cache_dtype", "fp8"),
+        ("kv_cache_dtype", None),
     ],
 )
 def test_invalid_value_is_named(name, value):
@@ -196,6 +199,16 @@ def test_auto_is_float32_on_the_cpu_and_the_checkpoints_type_elsewhere():
 
 def test_explicit_dtype_is_used_on_every_device():
     assert EngineConfig(dtype="float16").torch_dtype("bfloat16") == torch.float16
+
+
+def test_keys_and_values_have_the_dtype_or_int8():
+    for name in ("auto", "bfloat16", "int8"):
+        config = EngineConfig(dtype="bfloat16", kv_cache_dtype=name)
+        assert config.torch_dtype("float32") == torch.bfloat16 and config.has_int8_kv == (name == "int8")
+    with pytest.raises(ValueError, match="must be auto, int8 or the dtype, float32, got 'bfloat16'"):
+        EngineConfig(kv_cache_dtype="bfloat16").torch_dtype("bfloat16")
+    with pytest.raises(ValueError, match="one of auto, float32, bfloat16, float16, int8, got 'fp8'"):
+        EngineConfig(kv_cache_dtype="fp8")
 
 
 # The tile

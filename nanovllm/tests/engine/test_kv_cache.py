@@ -70,6 +70,56 @@ def test_pool_that_does_not_fit_is_refused_with_blocks_and_bytes():
         KVCache(model_config(), 10**15, BLOCK_SIZE, torch.float32, torch.device("cpu"))
 
 
+# int8
+
+
+def int8_cache(block_size: int, dtype: torch.dtype = torch.float32) -> KVCache:
+    """Return a pool of 5 blocks in which unwritten scales are NaN."""
+    cache = KVCache(model_config(num_layers=2, head_dim=48), 5, block_size, dtype, torch.device("cpu"), is_int8=True)
+    cache.blocks.fill_(255)
+    return cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_keys_and_values_in_int8_are_read_as_write_returns_them(block_size, dtype):
+    cache, num_tokens = int8_cache(block_size, dtype), 2 * block_size + 3
+    table = [4, 0, 3]
+    rows = cache.rows(torch.tensor([slot(table, position, block_size) for position in range(num_tokens)]))
+    _, k, v = (each.to(dtype) for each in random_qkv(num_tokens, head_dim=48))
+    v[2] = 0
+    written = cache.write(1, rows, k, v)
+    for number, stored in zip((k, v), written, strict=True):
+        step = number.float().abs().amax(-1, keepdim=True) / 127
+        assert ((number.float() - stored.float()).abs() <= step * (0.51 if dtype == torch.float32 else 1)).all()
+    for result, stored in zip(cache.read(1, cache.pieces(torch.tensor(table)), num_tokens), written, strict=True):
+        assert torch.equal(result, stored) and result.dtype == dtype
+    unwritten = cache.read(1, cache.pieces(torch.tensor([1, 2])), 2 * block_size)
+    assert all(each.isnan().all() for each in unwritten), "another block was written"
+    assert all(each.isnan().all() for each in cache.read(0, cache.pieces(torch.tensor(table)), num_tokens))
+
+
+def test_blocks_in_int8_are_copied_and_cleared_as_bytes():
+    cache = int8_cache(4)
+    rows, pieces = cache.rows(torch.arange(8)), cache.pieces(torch.tensor([[0, 1], [3, 2]]))
+    _, k, v = random_qkv(8, head_dim=48)
+    cache.write(0, rows, k, v)
+    cache.copy_blocks([BlockCopy(0, 3), BlockCopy(1, 2)])
+    assert all(torch.equal(*each) for each in cache.read(0, pieces, 8))
+    cache.clear(torch.tensor([3, 2]))
+    assert all((each[1] == 0).all() and (each[0] != 0).any() for each in cache.read(0, pieces, 8))
+
+
+def test_int8_needs_little_more_than_a_byte_per_number():
+    cache = int8_cache(4)
+    assert cache.bytes_per_token == bytes_per_token(
+        model_config(num_layers=2, head_dim=48), torch.float32, is_int8=True
+    )
+    assert cache.bytes_per_token == 2 * 2 * 2 * (48 + 4) and cache.blocks[0].is_contiguous()
+    with pytest.raises(ValueError, match="a head_dim of a multiple of 16, got 5 and 8"):
+        KVCache(model_config(), 4, 5, torch.float32, torch.device("cpu"), is_int8=True)
+
+
 # Copies
 
 

@@ -1,0 +1,472 @@
+"""Paged attention to keys and values in int8, whose layout is in ../../engine/int8_blocks.py.
+
+Four tokens are a quad, and 64 bytes of a quad are a line. One instruction multiplies a line by 64 other bytes, and adds
+the products by fours (AVX-512 VNNI; elsewhere it takes several):
+
+    keys     token a: a0 a1 a2 a3, token b: b0 b1 b2 b3, c, d; then a4 ...    times q0 q1 q2 q3 four times, then q4 ...
+    values   number 0: a0 b0 c0 d0, number 1: a1 b1 c1 d1, ...                times the weights of a, b, c, d each time
+
+So the sums of a line of keys are parts of four scores, and those of a line of values are parts of 16 numbers of the
+result. Queries and weights become integers of 16 bits, in two bytes that are multiplied separately: the rounding of
+keys and values when they are stored is the only one that counts. Scales are applied to scores and to weights.
+
+A tile is read in order, and meanwhile the next one is prefetched.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core.cgutils import get_or_insert_function
+
+from .attention import MASKED, TILE
+from .blocks import (
+    add_blocks,
+    load_block,
+    no_sums,
+    parts_of,
+    prefetch,
+    scaled,
+    shuffled,
+    splats,
+    starts_of,
+    store_rows,
+    tuple_of,
+)
+from .dot import moved, splatted
+from .quantized import BYTE, LINE, add_dot, builder_tuple, octets, store_bytes
+from .vectors import (
+    FLOAT,
+    FLOATS,
+    FUSED,
+    WIDTH,
+    WORD,
+    WORDS,
+    Memory,
+    add,
+    at,
+    constant,
+    element,
+    exp,
+    exp_of,
+    floats,
+    get,
+    intrinsic,
+    kernel,
+    lane_numbers,
+    largest_of,
+    largest_or_nan,
+    load,
+    maximum,
+    maximum_or_nan,
+    multiply,
+    negative,
+    pointer_to,
+    put,
+    read,
+    sixteen,
+    splat,
+    store,
+    sum_of,
+    vector,
+    where_below,
+    write,
+    zeros,
+)
+
+QUAD = 4  # tokens
+ROWS = 4  # of q, that are multiplied at a time
+HIGHEST_Q = np.float32(127 * 256)  # its upper byte is 127
+HIGHEST_WEIGHT = np.float32(65535)
+
+words = pointer_to(types.int32)
+
+
+class Int8Pool(NamedTuple):
+    """The shape of a pool in int8: [num_blocks, num_layers, num_kv_heads, block_size * (2 * head_dim + 8)] bytes."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class Scratch(NamedTuple):
+    """Addresses in the float32 scratch space of a worker."""
+
+    scores: int  # [ROWS, TILE]
+    weights: int  # uint8 [ROWS, 2, TILE], upper and lower bytes
+    scales: int  # [2, TILE], of keys and of values
+    factors: int  # [2, ROWS], of earlier results and of new ones
+    q_scales: int  # [job_rows]
+    q_sums: int  # [job_rows]
+    q: int  # int8 [job_rows, 2, QUAD * head_dim], upper and lower bytes
+
+
+FIXED = ROWS * TILE + ROWS * 2 * TILE // 4 + 2 * TILE + WIDTH  # numbers before q_scales
+
+
+def scratch_size(job_rows: int, head_dim: int) -> int:
+    """Return how many float32 numbers a worker needs."""
+    return FIXED + 2 * -(-job_rows // WIDTH) * WIDTH + job_rows * 2 * head_dim
+
+
+@kernel
+def scratch_of(address: int, job_rows: int) -> Scratch:
+    weights = address + 4 * ROWS * TILE
+    scales = weights + ROWS * 2 * TILE
+    factors, q_scales = scales + 4 * 2 * TILE, address + 4 * FIXED
+    q_sums = q_scales + 4 * (-(-job_rows // WIDTH) * WIDTH)
+    return Scratch(address, weights, scales, factors, q_scales, q_sums, 2 * q_sums - q_scales)
+
+
+# Storing
+
+
+@kernel
+def head_place(shape: Int8Pool, layer: int, kv: int, block: int) -> int:
+    """Return the place in the pool of a head's part of a block."""
+    row = (block * shape.num_layers + layer) * shape.num_kv_heads + kv
+    return row * shape.block_size * (2 * shape.head_dim + 8)
+
+
+@kernel
+def store_int8(
+    shape: Int8Pool, pool: int, layer: int, kv: int, block: int, offset: int, which: int, x: Memory, scratch: int
+) -> None:
+    """Quantize a token's key (`which` is 0) or value (1), and write it to its slot.
+
+    x float32 [head_dim]; `scratch` is the address of int8 [head_dim].
+    """
+    size, slots = shape.head_dim, shape.block_size
+    head = pool + head_place(shape, layer, kv, block)
+    scale = quantize(x, size, octets(scratch))
+    write(floats(head + 2 * slots * size), which * slots + offset, scale)
+    quad, token = head + (which * slots + offset // QUAD * QUAD) * size, offset % QUAD
+    if which:
+        for i in range(size):
+            move(octets(scratch), i, octets(quad), i * QUAD + token)
+    else:
+        for i in range(size // 4):
+            move(words(scratch), i, words(quad), i * QUAD + token)
+
+
+@kernel
+def quantize(x: Memory, size: int, out: Memory) -> float:
+    """Set `out` int8 [size] to x [size] over a scale, and return the scale: NaN if a number is NaN."""
+    highest = zeros()
+    for i in range(0, size, WIDTH):
+        highest = maximum_or_nan(highest, maximum_or_nan(load(x, i), negative(load(x, i))))
+    peak = largest_or_nan(highest)
+    per_step = splat(np.float32(127) / peak if peak > 0 else np.float32(0))
+    for i in range(0, size, WIDTH):
+        store_bytes(out, i, multiply(load(x, i), per_step))
+    scale: float = peak / np.float32(127)
+    return scale
+
+
+@intrinsic(lambda source, i, target, k: types.void(source, types.intp, target, types.intp))
+def move(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Set target[k] to source[i]."""
+    builder.store(builder.load(builder.gep(args[0], [args[1]])), builder.gep(args[2], [args[3]]))
+    return context.get_dummy_value()
+
+
+# Attending
+
+
+@kernel
+def attend_int8(
+    q: Memory, rows: int, group: int, first: int, pool: int, shape: Int8Pool, layer: int, kv: int, table: Memory,
+    start: int, end: int, scratch: Scratch, places: Memory, out: Memory, peaks: Memory, sums: Memory,
+) -> None:  # fmt: skip
+    """Attend as attention.attend() does, which has the arguments. `start` is a multiple of TILE."""
+    size = shape.head_dim
+    find_places(shape, pool, layer, kv, table, start, end, places)
+    for quad in range(0, min(TILE, end - start), QUAD):
+        prefetch_lines(octets(pool), get(places, quad // QUAD), size)
+        prefetch_lines(octets(pool), get(places, quad // QUAD) + shape.block_size * size, size)
+    for i in range(rows * size):
+        write(out, i, np.float32(0))
+    for r in range(rows):
+        write(peaks, r, MASKED)
+        write(sums, r, np.float32(0))
+        split_query(at(q, r * size), r, size, scratch)
+    for tile in range(start, end, TILE):
+        count, before = min(TILE, end - tile), first + 1 - tile
+        if tile > start:
+            find_places(shape, pool, layer, kv, table, tile, end, places)
+        highest, r = copy_scales(shape, pool, layer, kv, table, tile, count, floats(scratch.scales)), 0
+        while rows - r >= ROWS:
+            four = (r, r + 1, r + 2, r + 3)
+            attend_rows(four, group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
+            r += ROWS
+        if rows - r == 3:
+            three = (r, r + 1, r + 2)
+            attend_rows(three, group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
+        if rows - r == 2:
+            attend_rows((r, r + 1), group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
+        if rows - r == 1:
+            attend_rows((r,), group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
+
+
+@kernel
+def find_places(
+    shape: Int8Pool, pool: int, layer: int, kv: int, table: Memory, start: int, end: int, places: Memory
+) -> None:
+    """Set places[i] to the place of the keys of quad i, for two tiles, and prefetch the scales.
+
+    The last quad fills the rest.
+    """
+    block, offset, place = start // shape.block_size, start % shape.block_size, 0
+    count = min(2 * TILE, end - start)
+    for t in range(0, count, QUAD):
+        if t == 0 or offset == shape.block_size:
+            if t:
+                block, offset = block + 1, 0
+            head = head_place(shape, layer, kv, get(table, block))
+            for i in range(0, 8 * shape.block_size, LINE):
+                prefetch(octets(pool), head + 2 * shape.block_size * shape.head_dim + i)
+            place = head + offset * shape.head_dim
+        put(places, t // QUAD, place)
+        place += QUAD * shape.head_dim
+        offset += QUAD
+    for quad in range(-(-count // QUAD), 2 * TILE // QUAD):
+        put(places, quad, place - QUAD * shape.head_dim)
+
+
+@kernel
+def copy_scales(
+    shape: Int8Pool, pool: int, layer: int, kv: int, table: Memory, start: int, count: int, scales: Memory
+) -> float:
+    """Copy the scales of a tile to scales [2, TILE], with zeros at its end, and return the highest one of a value."""
+    slots, highest = shape.block_size, zeros()
+    for which in range(2):
+        t = 0
+        while t < count:
+            offset = (start + t) % slots
+            head = pool + head_place(shape, layer, kv, get(table, (start + t) // slots))
+            source, few = floats(head + slots * 2 * shape.head_dim), min(slots - offset, count - t)
+            for i in range(few):
+                write(scales, which * TILE + t + i, read(source, which * slots + offset + i))
+            t += few
+        for i in range(count, TILE):
+            write(scales, which * TILE + i, np.float32(0))
+    for t in range(TILE, 2 * TILE, WIDTH):
+        highest = maximum_or_nan(highest, load(scales, t))
+    result: float = largest_or_nan(highest)
+    return result
+
+
+@kernel
+def split_query(q: Memory, r: int, size: int, scratch: Scratch) -> None:
+    """Quantize a row of q to 16 bits, in halves. Each four bytes are stored once for each token of a quad."""
+    highest, total = zeros(), np.float32(0)
+    for i in range(0, size, WIDTH):
+        highest = maximum_or_nan(highest, maximum_or_nan(load(q, i), negative(load(q, i))))
+    peak = largest_or_nan(highest)
+    per_step = splat(HIGHEST_Q / peak if peak > 0 else np.float32(0))
+    for i in range(0, size, WIDTH):
+        place = r * 2 * QUAD * size + i * QUAD
+        total += store_halves(octets(scratch.q), place, QUAD * size, multiply(load(q, i), per_step))
+    write(floats(scratch.q_scales), r, peak / HIGHEST_Q)
+    write(floats(scratch.q_sums), r, np.float32(128) * total)
+
+
+@kernel
+def prefetch_lines(pool: Memory, place: int, size: int) -> None:
+    """Prefetch a quad."""
+    for i in range(0, QUAD * size, LINE):
+        prefetch(pool, place + i)
+
+
+@kernel
+def attend_rows(
+    rows: tuple[int, ...], group: int, before: int, pool: int, shape: Int8Pool, places: Memory, count: int,
+    highest: float, scratch: Scratch, out: Memory, peaks: Memory, sums: Memory,
+) -> None:  # fmt: skip
+    """Attend with up to four rows to a tile of keys, and rescale earlier sums to the new peak.
+
+    The query of row r sees the first before + r // group keys of the tile.
+    """
+    count, size = min(count, before + rows[-1] // group), shape.head_dim
+    scores, scales, bytes_of = floats(scratch.scores), floats(scratch.scales), octets(pool)
+    uppers = starts_of(rows, 2 * QUAD * size)
+    for t in range(0, count, WIDTH):
+        first, second, quad = no_sums(uppers, (0, 1, 2, 3)), no_sums(uppers, (0, 1, 2, 3)), t // QUAD
+        two = get(places, quad), get(places, quad + 1)
+        two_more = get(places, quad + 2), get(places, quad + 3)
+        if rows[0] == 0:
+            for ahead in range(quad + TILE // QUAD, quad + TILE // QUAD + 4):
+                prefetch_lines(bytes_of, get(places, ahead), size)
+        for i in range(0, QUAD * size, LINE):
+            first = add_keys(first, octets(scratch.q), uppers, QUAD * size, bytes_of, two, i)
+        for i in range(0, QUAD * size, LINE):
+            second = add_keys(second, octets(scratch.q), uppers, QUAD * size, bytes_of, two_more, i)
+        found = scores_of(first, second, floats(scratch.q_sums), floats(scratch.q_scales), rows)
+        for j in range(len(rows)):
+            seen = splat(np.float32(before + rows[j] // group - t))
+            score = where_below(lane_numbers(), seen, multiply(found[j], load(scales, t)), splat(MASKED))
+            store(scores, j * TILE + t, score)
+    for j in range(len(rows)):
+        weigh(j, rows[j], count, highest, scratch, peaks, sums)
+    kept, new = splats(floats(scratch.factors), 0, rows), splats(floats(scratch.factors), ROWS, rows)
+    shift, starts, by_row = shape.block_size * size, starts_of(rows, size), starts_of(numbered(rows), 2 * TILE)
+    for i in range(0, size, WIDTH):
+        totals = no_sums(rows, (0, 1))
+        for quad in range(-(-count // QUAD)):
+            place = get(places, quad) + shift + QUAD * i
+            totals = add_values(totals, octets(scratch.weights), by_row, TILE, quad * QUAD, bytes_of, place)
+            if rows[0] == 0:
+                prefetch(bytes_of, get(places, quad + TILE // QUAD) + shift + QUAD * i)
+        numbers = scaled(joined(totals, rows), new)
+        store_rows(out, starts, (i,), add_blocks(scaled(load_block(out, starts, (i,)), kept), numbers))
+
+
+@kernel
+def weigh(j: int, row: int, count: int, highest: float, scratch: Scratch, peaks: Memory, sums: Memory) -> None:
+    """Turn the scores of a row into weights times the scales of the values, in bytes, and set the row's factors."""
+    scores, scales, peak, total = (
+        at(floats(scratch.scores), j * TILE),
+        at(floats(scratch.scales), TILE),
+        MASKED,
+        zeros(),
+    )
+    if count > 0:
+        largest = load(scores, 0)
+        for t in range(WIDTH, count, WIDTH):
+            largest = maximum(largest, load(scores, t))
+        peak = largest_of(largest)
+    per_step = HIGHEST_WEIGHT / highest if highest > 0 else np.float32(0)
+    for t in range(0, count, WIDTH):
+        weight = exp_of(add(load(scores, t), splat(-peak)))
+        total = add(total, weight)
+        numbers = multiply(weight, multiply(load(scales, t), splat(per_step)))
+        store_weights(octets(scratch.weights), j * 2 * TILE + t, TILE, numbers)
+    old = read(peaks, row)
+    new = max(old, peak)
+    kept, factor = exp(old - new), exp(peak - new)
+    write(floats(scratch.factors), j, kept)
+    write(floats(scratch.factors), ROWS + j, factor * (highest / HIGHEST_WEIGHT))
+    write(peaks, row, new)
+    write(sums, row, read(sums, row) * kept + sum_of(total) * factor)
+
+
+# Sixteen bits in two bytes
+
+
+def rounded_words(builder: Any, numbers: Any) -> Any:
+    round_to = get_or_insert_function(builder.module, ir.FunctionType(FLOATS, [FLOATS]), "llvm.rint.v16f32")
+    return builder.fptosi(builder.call(round_to, [numbers]), WORDS)
+
+
+@intrinsic(lambda memory, i, distance, numbers: types.float32(memory, types.intp, types.intp, vector))
+def store_halves(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Store the upper bytes of 16 rounded numbers, each four bytes four times, and the lower ones at a distance.
+
+    Return the sum of the rounded numbers. Both bytes are signed.
+    """
+    memory, i, distance, numbers = args
+    whole = rounded_words(builder, numbers)
+    upper = builder.ashr(builder.add(whole, constant(WORDS, 128)), constant(WORDS, 8))
+    lower = builder.sub(whole, builder.shl(upper, constant(WORDS, 8)))
+    few = ir.VectorType(WORD, WIDTH // 4)
+    for half, place in ((upper, i), (lower, builder.add(i, distance))):
+        four = builder.bitcast(builder.trunc(half, sixteen(BYTE)), few)
+        line = builder.shuffle_vector(four, four, ir.Constant(WORDS, [lane // QUAD for lane in range(WIDTH)]))
+        builder.store(line, element(context, builder, memory, place, WORDS), align=1)
+    add_all = get_or_insert_function(builder.module, ir.FunctionType(WORD, [WORDS]), "llvm.vector.reduce.add.v16i32")
+    return builder.sitofp(builder.call(add_all, [whole]), FLOAT)
+
+
+@intrinsic(lambda memory, i, distance, numbers: types.void(memory, types.intp, types.intp, vector))
+def store_weights(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Store the upper bytes of 16 rounded numbers, and the lower ones at a distance. Both bytes are unsigned."""
+    memory, i, distance, numbers = args
+    whole = rounded_words(builder, numbers)
+    for half, place in ((builder.lshr(whole, constant(WORDS, 8)), i), (whole, builder.add(i, distance))):
+        few = builder.trunc(half, sixteen(BYTE))
+        builder.store(few, element(context, builder, memory, place, few.type), align=1)
+    return context.get_dummy_value()
+
+
+@intrinsic(lambda sums, q, rows, half, pool, quads, i: sums(sums, q, rows, types.intp, pool, quads, types.intp))
+def add_keys(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Add the products of a line of each quad, at i, and both halves of each row of q.
+
+    The sums are integers, whatever their type says. Bytes of keys get 128 more, because they must be unsigned.
+    """
+    sums, q, rows, half, pool, quads, i = args
+    totals, at_sum = [builder.bitcast(each, WORDS) for each in parts_of(builder, sums)], 0
+    lines = [load_line(context, builder, pool, place) for place in moved(builder, quads, i)]
+    lines = [builder.xor(line, constant(WORDS, 0x80808080)) for line in lines]
+    for row in moved(builder, rows, i):
+        for place in (row, builder.add(row, half)):
+            few = load_line(context, builder, q, place)
+            for line in lines:
+                totals[at_sum] = add_dot(builder, totals[at_sum], line, few)
+                at_sum += 1
+    return builder_tuple(context, builder, totals, sums)
+
+
+@intrinsic(lambda sums, weights, rows, half, k, pool, place: sums(
+    sums, weights, rows, types.intp, types.intp, pool, types.intp
+))  # fmt: skip
+def add_values(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Add the products of a line of values and both halves of four weights of each row, which are at k."""
+    sums, weights, rows, half, k, pool, place = args
+    totals, line = [], load_line(context, builder, pool, place)
+    before = iter(parts_of(builder, sums))
+    for row in moved(builder, rows, k):
+        for where in (row, builder.add(row, half)):
+            word = builder.load(element(context, builder, weights, where, WORD), align=1)
+            totals.append(add_dot(builder, builder.bitcast(next(before), WORDS), splatted(builder, word), line))
+    return builder_tuple(context, builder, totals, sums)
+
+
+def load_line(context: Any, builder: Any, memory: Any, place: Any) -> Any:
+    return builder.load(element(context, builder, memory, place, WORDS), align=1)
+
+
+def whole_of(builder: Any, upper: Any, lower: Any) -> Any:
+    """Return 256 * upper + lower, of sums that are integers."""
+    shifted = builder.shl(builder.bitcast(upper, WORDS), constant(WORDS, 8))
+    return builder.add(shifted, builder.bitcast(lower, WORDS))
+
+
+@intrinsic(lambda sums, rows: types.UniTuple(vector, len(rows))(sums, rows))
+def joined(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return the sums of both halves of each row as one number."""
+    sums = parts_of(builder, args[0])
+    values = [whole_of(builder, upper, lower) for upper, lower in zip(sums[::2], sums[1::2], strict=True)]
+    return tuple_of([builder.sitofp(value, FLOATS) for value in values], context, builder, signature)
+
+
+@intrinsic(lambda first, second, q_sums, q_scales, rows: types.UniTuple(vector, len(rows))(
+    first, second, q_sums, q_scales, rows
+))  # fmt: skip
+def scores_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return the scores of 16 keys for each row, without the scales of keys, from add_keys() of two quads each."""
+    quarters = [range(start, start + 4) for start in range(0, 2 * WIDTH, 4)]
+
+    def join(a: Any, b: Any, low: tuple[int, ...]) -> Any:
+        lanes = [[lane for i in low for lane in quarters[i + more]] for more in (0, 2 if low[1] == 1 else 1)]
+        return builder.add(*(shuffled(builder, a, b, each) for each in lanes))
+
+    pairs, values = [parts_of(builder, each) for each in args[:2]], []
+    for r, row in enumerate(parts_of(builder, args[4])):
+        quads = [whole_of(builder, both[4 * r + k], both[4 * r + 2 + k]) for both in pairs for k in (0, 1)]
+        halves = join(quads[0], quads[1], (0, 1, 4, 5)), join(quads[2], quads[3], (0, 1, 4, 5))
+        dots = join(*halves, (0, 2, 4, 6))
+        above, scale = (splatted(builder, builder.load(builder.gep(args[i], [row]))) for i in (2, 3))
+        dots = builder.sub(dots, builder.fptosi(above, WORDS))
+        values.append(builder.fmul(builder.sitofp(dots, FLOATS), scale, flags=FUSED))
+    return tuple_of(values, context, builder, signature)
+
+
+@intrinsic(lambda rows: rows(rows))
+def numbered(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return 0, 1, ..., as many as there are rows."""
+    numbers = [ir.Constant(row.type, i) for i, row in enumerate(parts_of(builder, args[0]))]
+    return tuple_of(numbers, context, builder, signature)
