@@ -117,7 +117,7 @@ def test_only_the_command_line_prints(path):
 
 
 MEASURING = [*ROOT.glob("stages/bench/**/*.py"), *ROOT.glob("nanovllm/bench/**/*.py")]
-MAX_MEASURING_LINES = 4_300  # of code, without comments and docstrings
+MAX_MEASURING_LINES = 4_600  # of code, without comments and docstrings
 
 
 def test_measuring_code_stays_small():
