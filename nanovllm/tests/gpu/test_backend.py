@@ -263,7 +263,7 @@ def test_tokens_match_if_each_token_of_a_draft_has_a_row(checkpoint, params, has
     speculation = {"method": "ngram", "num_speculative_tokens": 4}
     fast = make_llm(checkpoint, kv_cache_tokens=96, speculative_config=speculation, async_scheduling=True)
     capture = FakeCapture() if has_graphs else None
-    use_kernels(fast, capture, max_rows=16)
+    use_kernels(fast, capture, max_rows=32)
     for _ in range(2):
         assert outputs_of(fast, PARAMS[params]) == expected
     stats = fast.stats()
