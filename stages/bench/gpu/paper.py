@@ -17,7 +17,11 @@ BLOCK = re.compile(r"(?<=<!-- paper -->\n).*?(?=<!-- /paper -->)", re.DOTALL)
 DATASHEET, COPY = 4.8e12, 4.3e12  # bytes per second: an H200's memory, and a copy on the device, read and written
 MATMUL = 790e12  # operations per second in bfloat16
 GAP = 2e-6  # seconds from one kernel of a graph to the next: assumed
-PER_LAYER, PER_STEP = 10, 8  # kernels: four matmuls, two norms, rotation, attention in two, activation; and the rest
+PER_LAYER, PER_STEP = (
+    9,
+    8,
+)  # kernels: four matmuls with the activation, two norms, rotation, attention in two; and the rest
+PER_LAYER_OF_ONE = 7  # gemv computes the norms, too
 CONTEXT = 192  # tokens, halfway through the jobs of part 6
 
 
@@ -41,10 +45,11 @@ class Work(NamedTuple):
     def extra_seconds(self) -> dict[str, float]:
         """What is expected on top of the floor."""
         shape = SHAPES[self.shape]
+        per_layer = PER_LAYER_OF_ONE if self.num_tokens == self.num_steps else PER_LAYER
         weights = sum(parameters(shape).values()) - parameters(shape)["embedding"]
         return {
             "memory below its datasheet": self.num_bytes / COPY - self.num_bytes / DATASHEET,
-            "gaps between kernels": self.num_steps * (shape.num_hidden_layers * PER_LAYER + PER_STEP) * GAP,
+            "gaps between kernels": self.num_steps * (shape.num_hidden_layers * per_layer + PER_STEP) * GAP,
             "prompts": 2 * weights * self.num_prompt_tokens / MATMUL,
         }
 
