@@ -45,6 +45,8 @@ FIRST = {  # the first stage that has a kind of event; the other kinds occur in 
     "raised": 8,  # only the package, which continues after an error
     "draft_proposed": 8,
     "draft_accepted": 8,
+    **dict.fromkeys(("disk_stored", "disk_dropped", "disk_evicted", "disk_loaded", "disk_arrived", "disk_bad"), 8),
+    "lost": 8,
     "pools": 8,  # in a stage only after a failed step
 }
 
@@ -58,6 +60,8 @@ PACKAGE_ALONE = {
     ("end", "repetition"),
     ("preempt", "step failed"),
     ("preempt", "reset"),
+    ("preempt", "lost"),
+    ("evicted", "lost"),
     ("given_back", "draft"),
     ("evicted", "reset"),
     ("host_evicted", "reset"),
