@@ -30,6 +30,7 @@ from .engine.sampling_params import RequestOutputKind, SamplingParams
 from .engine.stats import EngineStats, Metric
 
 Result = TypeVar("Result")
+CHECK_SECONDS = 1.0  # between two checks of an idle engine's other ranks
 
 
 class EngineDeadError(RuntimeError):
@@ -44,6 +45,7 @@ class AsyncLLM:
 
         The engine ends with shutdown() or with the program.
         """
+        engine_args.check_one_caller()
         self._thread = EngineThread(partial(LLMEngine.from_engine_args, engine_args))
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
@@ -308,8 +310,10 @@ class EngineThread:
         """Run all pending calls. If the engine is idle, wait for one. Return False when it is time to end."""
         while True:
             try:
-                call = self._inbox.get(block=not engine.has_unfinished_requests())
+                timeout = None if engine.ranks.world_size == 1 else CHECK_SECONDS
+                call = self._inbox.get(block=not engine.has_unfinished_requests(), timeout=timeout)
             except Empty:
+                engine.ranks.check()
                 return True
             if call is None:
                 return False
@@ -348,6 +352,7 @@ class EngineThread:
         if self.error is None:  # after an error, the engine is in an unknown state
             engine.abort_request(list(engine.requests))
         engine.kernels.close()
+        engine.ranks.close()
 
 
 def put_all(loop: asyncio.AbstractEventLoop, pairs: list[tuple[Stream, RequestOutput | BaseException]]) -> bool:

@@ -39,6 +39,29 @@ class Kernels(Protocol):
         """End the compiler if it is still running."""
 
 
+class PlainChoice:
+    """The choice of plain operations, for good."""
+
+    uses_kernels, awaits_idle = False, False
+
+    def __init__(self, reason: str) -> None:
+        self.reason: str | None = reason
+
+    @property
+    def description(self) -> str:
+        """Describe the choice, for the last line of a command."""
+        return f"plain operations: {self.reason}"
+
+    def switch_when_ready(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class Chosen(NamedTuple):
     """An executor, and the choice of its kernels, which replaces the executor's backend once they are compiled."""
 
@@ -54,14 +77,18 @@ def choose_backend(
     max_num_seqs: int,
     attention_backend: str | None = None,
     enforce_eager: bool = False,
+    unsupported: str | None = None,
 ) -> Chosen:
     """Return an executor with the fastest operations that `attention_backend` and the machine allow.
 
-    `tile_size` applies to plain operations. Raise ValueError if kernels are required and unavailable.
+    `tile_size` applies to plain operations, which are used if kernels are `unsupported`, for this reason. Raise
+    ValueError if kernels are required and unavailable.
     """
     device, variant = kv_cache.blocks.device, Variant(kv_cache.dtype, kv_cache.is_int8)
     backend = backend_of(attention_backend, enforce_eager, is_gpu=device.type == "cuda")
     runner = ModelRunner(model, PagedAttention(kv_cache, tile_size), kv_cache.block_size, device)
+    if unsupported is not None:
+        return Chosen(runner, PlainChoice(unsupported))
     if device.type == "cuda":
         build_on_gpu = partial(TritonBackend, model, kv_cache, max_model_len, max_rows=max_num_seqs)
         if kv_cache.is_int8 and backend == "triton":

@@ -82,6 +82,10 @@ class GgufTensors:
             rows[i : i + ROWS] = torch.from_numpy(part)
         return stored.in_order(tensor)
 
+    def get_slice(self, name: str) -> Tensor:
+        """Return the whole tensor: its parts cannot be read alone."""
+        return self.get_tensor(name)
+
     def format(self, name: str) -> Format | None:
         """Return the format that holds a matrix exactly, or None."""
         stored = self._table[name]

@@ -3,7 +3,7 @@
 The stages' loader, llama/weights.py, is for checkpoints that are known to be complete.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..distributed.layers import local_config, parallelize, part_of
+from ..distributed.rank_group import RankGroup
 from ..host_memory import MADV_COLLAPSE, use_huge_pages
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
@@ -33,9 +35,11 @@ def load_model(
     device: torch.device,
     max_model_len: int | None = None,
     quantization: str | None = None,
+    ranks: RankGroup | None = None,
 ) -> LlamaForCausalLM:
     """Load the model of a checkpoint in `dtype` on `device`, for texts of up to `max_model_len` tokens.
 
+    With several `ranks`, it is this one's part, and no more than that is read.
     With a `quantization`, linear layers have "int8" or "int4" weights, which are quantized one by one as they are read.
     Otherwise, weights that the checkpoint has in integers stay as they are on a CPU, if a Format holds them exactly.
     Raise ValueError, naming the file and the tensor, if a tensor is missing, unreadable, unknown or of a wrong shape,
@@ -44,22 +48,24 @@ def load_model(
     max_model_len = max_model_len or config.max_position_embeddings
     check_window(config.sliding_window, max_model_len, Path(folder))
     check_device(quantization, device)
-    reader = TensorReader(Path(folder))
-    stored = partial(stored_format, reader, config) if device.type == "cpu" else None
+    reader, ranks = TensorReader(Path(folder)), ranks or RankGroup()
+    stored = partial(stored_format, reader, config) if device.type == "cpu" and ranks.world_size == 1 else None
     format_of = stored if quantization is None else format_at_load(quantization)
-    model, region = empty_model(config, dtype, device, max_model_len, format_of)
+    model, region = empty_model(config, dtype, device, max_model_len, format_of, ranks)
     if config.tie_word_embeddings:
-        reader.check_tied_head((config.vocab_size, config.hidden_size))
+        shape = (config.vocab_size, config.hidden_size)
+        reader.check_tied_head(shape, part_of("lm_head.weight", shape, config, ranks))
+    whole = {} if ranks.world_size == 1 else whole_shapes(config)
     for name, tensor in with_progress(dict(weights_of(model)).items(), "loading weights"):
-        parts = checkpoint_tensors(name, shape_of(tensor), config)
+        parts = checkpoint_tensors(name, whole.get(name) or shape_of(tensor), config)
         if isinstance(tensor, QuantizedLinear) and quantization is None:
             tensor.store([reader.read_integers(*part) for part in parts])
             continue
         if isinstance(tensor, QuantizedLinear):
             tensor.quantize([reader.read(*part) for part in parts])
             continue
-        for rows, part in zip(torch.split(tensor, [shape[0] for _, shape in parts]), parts, strict=True):
-            rows.copy_(reader.read(*part))  # straight to its place and dtype, so no tensor exists twice
+        # straight to their places and dtype, so no tensor exists twice
+        fill(tensor, (reader.read(part, shape, part_of(part, shape, config, ranks)) for part, shape in parts))
     reader.check_all_read()
     if reader.widened and quantization is None:
         wide, first, count = str(dtype).removeprefix("torch."), min(reader.widened), len(reader.widened)
@@ -75,8 +81,9 @@ def dummy_model(
     device: torch.device,
     max_model_len: int,
     quantization: str | None = None,
+    ranks: RankGroup | None = None,
 ) -> LlamaForCausalLM:
-    """Build a model with random weights. Each call makes the same ones on one type of device.
+    """Build a model with random weights, or this rank's part. Each call makes the same ones on one type of device.
 
     The cost of a step does not depend on the weights, so this is enough to measure it.
     """
@@ -84,12 +91,19 @@ def dummy_model(
     check_device(quantization, device)
     generator = torch.Generator(device).manual_seed(0)
     format_of = None if quantization is None else format_at_load(quantization)
-    model, region = empty_model(config, dtype, device, max_model_len, format_of)
+    ranks = ranks or RankGroup()
+    model, region = empty_model(config, dtype, device, max_model_len, format_of, ranks)
+    whole = {} if ranks.world_size == 1 else whole_shapes(config)
     for name, tensor in weights_of(model):
         if isinstance(tensor, QuantizedLinear):
             tensor.quantize([torch.randn(shape_of(tensor), generator=generator, device=device) * STD])
         elif name.endswith("norm.weight"):
             tensor.fill_(1.0)
+        elif name in whole:
+            parts = checkpoint_tensors(name, whole[name], config)
+            random = torch.empty(whole[name], dtype=dtype, device=device).normal_(std=STD, generator=generator)
+            pieces = zip(random.split([shape[0] for _, shape in parts]), parts, strict=True)
+            fill(tensor, (piece[part_of(part, shape, config, ranks)] for piece, (part, shape) in pieces))
         else:
             tensor.normal_(std=STD, generator=generator)
     use_huge_pages(region, MADV_COLLAPSE)
@@ -102,14 +116,17 @@ def empty_model(
     device: torch.device,
     max_model_len: int,
     format_of: Callable[[str], Format | None] | None,
+    ranks: RankGroup,
 ) -> tuple[LlamaForCausalLM, Tensor]:
-    """Return a model with uninitialized weights, and the region of memory that has all of them.
+    """Return a model with uninitialized weights, or this rank's part, and the region of memory that has all of them.
 
     A region of all weights fills huge pages, which small matrices of their own could not. Raise ValueError if there is
     no room for it, or if the model cannot be quantized.
     """
     with torch.device("meta"), NoInit():  # shapes without memory
-        model = LlamaForCausalLM(config, max_model_len)
+        model = LlamaForCausalLM(local_config(config, ranks.world_size), max_model_len)
+        if ranks.world_size > 1:
+            parallelize(model, ranks)
         if format_of is not None:
             quantize_layers(model, format_of, dtype)
     empty = dict(model.named_parameters())  # lists a tied head once
@@ -129,6 +146,21 @@ def empty_model(
     if not isinstance(model.lm_head, QuantizedLinear):
         model.tie_weights()
     return model.to(device, dtype).eval().requires_grad_(False), region
+
+
+def whole_shapes(config: ModelConfig) -> dict[str, torch.Size]:
+    """Return the shapes of a whole model's weights, by their names in the model."""
+    with torch.device("meta"), NoInit():
+        return {name: weight.shape for name, weight in LlamaForCausalLM(config, 1).named_parameters()}
+
+
+def fill(tensor: Tensor, pieces: Iterable[Tensor]) -> None:
+    """Copy pieces into a tensor, one below the other, and zeros into the rows that are left."""
+    start = 0
+    for piece in pieces:
+        tensor[start : start + len(piece)].copy_(piece)
+        start += len(piece)
+    tensor[start:].zero_()
 
 
 def weights_of(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor | QuantizedLinear]]:
@@ -190,6 +222,14 @@ class TensorFile(Protocol):
 
     def keys(self) -> list[str]: ...
     def get_tensor(self, name: str) -> Tensor: ...
+    def get_slice(self, name: str) -> "Sliceable | Tensor": ...
+
+
+class Sliceable(Protocol):
+    """A tensor in a file, of which only a part is read."""
+
+    def get_shape(self) -> list[int]: ...
+    def __getitem__(self, part: tuple[slice, ...]) -> Tensor: ...
 
 
 class TensorReader:
@@ -236,20 +276,25 @@ class TensorReader:
             )
         return integers
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return the tensor `name`. Raise ValueError if it is missing, unreadable or not of `shape`."""
+    def read(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] = ()) -> Tensor:
+        """Return the tensor `name`, or a part of it. Raise ValueError if it is missing, unreadable or not of `shape`.
+
+        Only the part is read from a file of floating-point numbers.
+        """
         if self._packed and name in self._packed:
             self.widened.add(name)
-            return floats_of(self.read_integers(name, shape))
+            return floats_of(self.read_integers(name, shape))[part]
         if name not in self._file_of:
             raise ValueError(f"{self._folder}: tensor {name} {list(shape)} is missing")
         if self._gguf and self._gguf.is_quantized(name):
             self.widened.add(name)
-        tensor, path = self._get(name), self._folder / self._file_of[name]
-        if tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{path}: tensor {name} has shape {list(tensor.shape)}, but config.json requires {list(shape)}"
-            )
+        path = self._folder / self._file_of[name]
+        stored = self._open(self._file_of[name]).get_slice(name) if part else self._get(name)
+        found = stored.shape if isinstance(stored, Tensor) else stored.get_shape()
+        if [*found] != [*shape]:
+            raise ValueError(f"{path}: tensor {name} has shape {[*found]}, but config.json requires {[*shape]}")
+        self._read.add(name)
+        tensor = stored[part]
         if not tensor.is_floating_point():
             raise ValueError(f"{path}: tensor {name} must be floating point, got {tensor.dtype}")
         return tensor
@@ -263,13 +308,13 @@ class TensorReader:
         self._read.add(name)
         return tensor
 
-    def check_tied_head(self, shape: tuple[int, int]) -> None:
-        """Raise ValueError if a model with tied embeddings stores a different head."""
+    def check_tied_head(self, shape: tuple[int, int], part: tuple[slice, ...]) -> None:
+        """Raise ValueError if a model with tied embeddings stores a different head, in this part."""
         head, embedding = "lm_head.weight", "model.embed_tokens.weight"
         if head not in self._file_of:
             return
-        weight = self.read(head, shape)
-        if not torch.equal(weight, self.read(embedding, shape).to(weight.dtype)):
+        weight = self.read(head, shape, part)
+        if not torch.equal(weight, self.read(embedding, shape, part).to(weight.dtype)):
             path = self._folder / self._file_of[head]
             raise ValueError(f"{path}: {head} differs from {embedding}, but config.json has tie_word_embeddings true")
 

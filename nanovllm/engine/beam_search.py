@@ -11,12 +11,14 @@ al. 2016 (arXiv:1609.08144); scores and stopping follow `generate` of transforme
 
 import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..backends.torch.sampler import SampledToken, top_logprobs
+from ..distributed.rank_group import RankError
 from .checks import AT_LEAST_1, Rule, check_fields, check_unsupported
 from .executor import Scheduled
 from .interrupts import interrupts_held_back
@@ -148,6 +150,7 @@ class BeamSearch:
 
     def run(self, request_id: str, prompt: ParsedPrompt) -> BeamSearchOutput:
         """Return an output with up to beam_width completions, best first, or with an error."""
+        self._engine.ranks.send(search, self._params, request_id, prompt)
         params = SamplingParams(
             n=self._params.beam_width, max_tokens=self._params.max_tokens, ignore_eos=self._params.ignore_eos, seed=0
         )
@@ -157,6 +160,8 @@ class BeamSearch:
             for seq in samples:
                 seq.prompt = text if seq.prompt is None else seq.prompt
             hypotheses = self._search(samples[0])
+        except RankError:
+            raise
         except Exception as error:
             self._observers.tell("end", error)
             if not isinstance(error, ValueError | RuntimeError | MemoryError):  # not caused by prompt, pool or model
@@ -193,7 +198,7 @@ class BeamSearch:
             try:
                 while beams:
                     try:
-                        between_steps.let_through()
+                        self._engine.ranks.together(between_steps.let_through)
                     finally:  # a second Ctrl-C must not interrupt the cleanup below
                         between_steps.hold_back()
                     self._observers.tell("begin")
@@ -253,7 +258,8 @@ class BeamSearch:
         batch: list[Scheduled] = [
             (beam, min(beam.num_uncomputed_tokens, self._max_num_batched_tokens)) for beam in beams
         ]
-        logits = self._engine.executor.next_logits(batch)  # [num_beams, vocab_size]
+        next_logits = partial(self._engine.executor.next_logits, batch)
+        logits = self._engine.ranks.together(next_logits)  # [num_beams, vocab_size]
         for beam, num_tokens in batch:
             beam.num_computed_tokens += num_tokens
             self._kv_cache_manager.cache_blocks(beam, num_tokens)
@@ -283,3 +289,8 @@ class BeamSearch:
         child.cumulative_logprob, child.logprobs = candidate.logprob, candidate.logprobs
         self._kv_cache_manager.fork(candidate.parent, child)
         return child
+
+
+def search(engine: LLMEngine, params: BeamSearchParams, request_id: str, prompt: ParsedPrompt) -> BeamSearchOutput:
+    """Return the output of a search on an engine whose requests have all ended."""
+    return BeamSearch(engine, params).run(request_id, prompt)

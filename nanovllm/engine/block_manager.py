@@ -9,6 +9,7 @@ The idea is an operating system's: fixed pages, and a table for each process. No
 most block_size - 1 are empty in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
 """
 
+from collections.abc import Callable
 from itertools import takewhile
 
 from .block_pool import BlockPool
@@ -22,14 +23,23 @@ from .tier import Tier
 class BlockManager:
     """A block table for each sequence. allocate() takes blocks for its tokens so far, append_slot() for one more."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_caching: bool, tier: Tier, observer: Observer) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_caching: bool,
+        tier: Tier,
+        observer: Observer,
+        least: Callable[[list[int]], list[int]] = list,
+    ) -> None:
+        """Build a manager with all blocks free. `least` returns the least values of all ranks."""
         self.num_blocks, self.block_size = num_blocks, block_size
         self.tier = tier  # where evicted blocks go, and return from
         self.pool = BlockPool(num_blocks, observer, tier.store)
         self.prefix_cache_stats = PrefixCacheStats()
         self.broken: set[Sequence] = set()  # they hold a block that was lost on its way, and must start over
         self._enable_caching = enable_caching
-        self._observer = observer
+        self._observer, self._least = observer, least
         self._holders: set[Sequence] = set()
         self._peak = self.report()
 
@@ -42,14 +52,15 @@ class BlockManager:
 
         They end before the first block that neither the device nor the tier has. The last token of `seq` is in none of
         them: it must be computed, because its logits choose the next token. There are no hits if caching is
-        turned off.
+        turned off. A hit counts only if all ranks have it.
         """
         if not self._enable_caching or not seq.may_hit:
             return []
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size, seq.root_hash)
         hashes = seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]
         cached = takewhile(lambda block_hash: block_hash in self.pool.cached or block_hash in self.tier, hashes)
-        return [self.pool.cached.get(block_hash) for block_hash in cached]
+        [num_hits] = self._least([sum(1 for _ in cached)])
+        return [self.pool.cached.get(block_hash) for block_hash in hashes[:num_hits]]
 
     def num_needed(self, seq: Sequence, hits: list[int | None]) -> int:
         """Return how many free blocks allocate() takes. A hit that no sequence holds is one of them."""

@@ -20,9 +20,9 @@ AT_LEAST_1: Rule = ("at least 1", lambda number: number >= 1)
 SEED: Rule = ("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63)
 
 
-def cli_option(default: Default, help: str, choices: tuple[str, ...] = ()) -> Default:
-    """Return a field that is also an option of the command line, with its help text."""
-    return field(default=default, metadata={"help": help, "choices": choices} if choices else {"help": help})
+def cli_option(default: Default, help: str, choices: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> Default:
+    """Return a field that is also an option of the command line, with its help text. `flags` are its short forms."""
+    return field(default=default, metadata={"help": help, "choices": choices, "flags": flags})
 
 
 def check_fields(options: Any, rules: dict[str, Rule]) -> None:

@@ -29,6 +29,7 @@ KV_CACHE_DTYPES = ("auto", *DTYPES, "int8")
 QUANTIZATIONS = ("int8", "int4")
 KV_DISK_SAVE = ("prompt", "all", "evicted")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+LAUNCHERS = ("mp", "external_launcher")
 RULES: dict[str, Rule] = {
     "max_model_len": AT_LEAST_1,
     "max_num_seqs": AT_LEAST_1,
@@ -45,6 +46,8 @@ RULES: dict[str, Rule] = {
     "num_gpu_blocks_override": AT_LEAST_1,
     "gpu_memory_utilization": ("above 0 and at most 1", lambda share: 0 < share <= 1),
     "seed": SEED,
+    "tensor_parallel_size": AT_LEAST_1,
+    "distributed_executor_backend": (f"one of {', '.join(LAUNCHERS)}", lambda value: value in LAUNCHERS),
     "load_format": (f"one of {', '.join(LOAD_FORMATS)}", lambda value: value in LOAD_FORMATS),
     "profiler_config": (
         """{"profiler": "cuda"} or {"profiler": "torch", "torch_profiler_dir": FOLDER}""",
@@ -124,6 +127,10 @@ class EngineConfig:
     speculative_config: dict[str, Any] | None = field(
         default=None, metadata={"help": SPECULATIVE_CONFIG_HELP, "flags": ("-sc",)}
     )
+    tensor_parallel_size: int = cli_option(
+        1, "processes that share the model, each with a GPU of its own or a part of the CPU's cores", flags=("-tp",)
+    )
+    distributed_executor_backend: str = "mp"  # starts these processes; "external_launcher": torchrun has started them
     load_format: str = "auto"  # "dummy": random weights of the shape in config.json
     tokenizer: str | None = None  # another folder, or name on the hub, than the model's
     tokenizer_revision: str | None = None
@@ -147,6 +154,8 @@ class EngineConfig:
         if self.kv_disk_dir is not None and self.offload_policy == "recompute":
             raise ValueError(f"kv_disk_dir {self.kv_disk_dir!r} needs offload_policy auto or load, got 'recompute'")
         self.speculation()  # raises for invalid entries
+        if self.tensor_parallel_size > 1:
+            self._check_parallel()
 
     def speculation(self) -> SpeculativeConfig | None:
         """Return speculative_config with its defaults, or None without speculation."""
@@ -157,6 +166,17 @@ class EngineConfig:
         """Return the most rows of logits that a step of decodes may need."""
         speculation = self.speculation()
         return self.max_num_seqs * (1 + (speculation.num_speculative_tokens if speculation else 0))
+
+    def _check_parallel(self) -> None:
+        """Raise ValueError for options that several ranks do not support."""
+        got = f"got {self.tensor_parallel_size}"
+        if self.quantization is not None:
+            raise ValueError(f"tensor_parallel_size must be 1 with quantization {self.quantization!r}, {got}")
+        if self.attention_backend in ("numba", "triton"):
+            name = self.attention_backend
+            raise ValueError(f"tensor_parallel_size must be 1 with attention_backend {name!r}, {got}")
+        if self.device_type not in ("cpu", "cuda"):
+            raise ValueError(f"tensor_parallel_size must be 1 on device {self.device!r}, {got}")
 
     def torch_device(self) -> "torch.device":
         """Return the device. Raise ValueError if this machine does not have it."""
@@ -191,7 +211,12 @@ class EngineConfig:
 
     @property
     def overlaps_steps(self) -> bool:
-        """Return whether steps are launched ahead: async_scheduling, or its default."""
+        """Return whether steps are launched ahead: async_scheduling, or its default.
+
+        Ranks on a CPU launch none ahead: if one of them fails in a step, the others wait for it in the same step.
+        """
+        if self.tensor_parallel_size > 1 and self.device_type == "cpu":
+            return False
         return self.device_type == "cuda" if self.async_scheduling is None else self.async_scheduling
 
     def slots_in_a_tile(self) -> int:
@@ -241,6 +266,8 @@ class EngineArgs(CompatibilityOptions):
     enforce_eager: bool = False
     async_scheduling: bool | None = None
     speculative_config: dict[str, Any] | None = None  # {"method": "ngram", ...}: see speculation.py
+    tensor_parallel_size: int = 1
+    distributed_executor_backend: Any = None  # "mp" or "external_launcher"; any other has no effect on one rank
     profiler_config: dict[str, Any] | None = None  # {"profiler": "torch", "torch_profiler_dir": FOLDER}, or "cuda"
     hf_overrides: dict[str, Any] | None = None  # entries of config.json, such as {"max_position_embeddings": 4096}
     # nanovllm's own
@@ -274,6 +301,13 @@ class EngineArgs(CompatibilityOptions):
         if not isinstance(self.override_generation_config, dict | None):
             raise ValueError(f"override_generation_config must be a dict, got {self.override_generation_config!r}")
         self._config("cpu")
+
+    def check_one_caller(self) -> None:
+        """Raise ValueError unless one process gets all requests: under torchrun, they would reach the ranks in turn."""
+        if self.tensor_parallel_size > 1 and self.distributed_executor_backend == "external_launcher":
+            raise ValueError(
+                "distributed_executor_backend must be 'mp' for AsyncLLM and a server, got 'external_launcher'"
+            )
 
     def engine_config(self) -> EngineConfig:
         """Return the config, with the model's folder: a model on the hub is downloaded.
@@ -313,6 +347,8 @@ class EngineArgs(CompatibilityOptions):
             values["served_model_name"] = next(iter(self.served_model_name), None)
         values["max_model_len"] = None if self.max_model_len in (-1, "-1", "auto") else number_of(self.max_model_len)
         values["kv_cache_memory_bytes"] = number_of(self.kv_cache_memory_bytes)
+        if self.tensor_parallel_size == 1:
+            del values["distributed_executor_backend"]
         if self.num_gpu_blocks_override is not None:
             if self.kv_cache_tokens is not None:
                 raise ValueError("set the size of the KV cache only once, got num_gpu_blocks_override, kv_cache_tokens")

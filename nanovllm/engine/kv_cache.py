@@ -185,7 +185,8 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int,
         raise ValueError(f"gpu_memory_utilization needs a GPU, got device {device.type}: set kv_cache_tokens instead")
     else:
         slots_each = max_model_len + config.block_size - 1  # the last block may hold one token
-        room = min(default_pool_bytes(DEFAULT_BYTES), config.max_num_seqs * slots_each * per_token)
+        room = default_pool_bytes(DEFAULT_BYTES) // config.tensor_parallel_size  # the ranks share the machine's memory
+        room = min(room, config.max_num_seqs * slots_each * per_token)
     num_slots = max(room, 0) // per_token
     if num_slots < config.block_size:
         raise ValueError(f"the pool must have at least one block of {config.block_size} slots, got {num_slots} slots")

@@ -11,8 +11,12 @@ import threading
 from collections import abc
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Self, overload
+from zlib import crc32
+
+import torch
 
 from ..backends.choice import Kernels, choose_backend
 from ..backends.torch.model_runner import FinishedStep
@@ -22,7 +26,11 @@ from ..checkpoints.hub import find_checkpoint, find_tokenizer
 from ..checkpoints.model_config import eos_token_ids, read_model_config
 from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ..checkpoints.weights import dummy_model, load_model
+from ..distributed.agreed_tier import AgreedTier
+from ..distributed.layers import local_config
+from ..distributed.rank_group import RankError, RankGroup
 from ..host_memory import default_pool_bytes
+from ..llama import ModelConfig
 from ..log import logger
 from ..profiling import start_profile, step_range, stop_profile
 from .block_manager import BlockManager, cdiv
@@ -59,34 +67,51 @@ class LLMEngine:
         config: EngineConfig,
         observers: abc.Iterable[object] = (),
         choose: abc.Callable[[KVCache], tuple[Executor, Kernels]] | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         """Load the checkpoint and allocate the pools. Raise ValueError for an invalid option or checkpoint.
 
         `config.model` is a folder or a name on the Hugging Face Hub. If `choose` is given, it returns the executor and
-        its kernels for the pool, and no weights are loaded.
+        its kernels for the pool, and no weights are loaded. With tensor_parallel_size, start the other `ranks`, unless
+        this engine is one of them: each is a whole engine with its part of the model, and makes the same calls.
         """
         if config.load_format != "dummy":
             hub: dict[str, Any] = {"cache_dir": config.download_dir, "token": config.hf_token}
             folder = find_checkpoint(config.model, hf_overrides=config.hf_overrides, **hub)
             config = replace(config, model=str(folder))
-        self.config = config
         self._thread: threading.Thread | None = None  # the first one to use the engine
         self._thread_lock = threading.Lock()
         self.model_config = read_model_config(config.model, config.hf_overrides)
+        self.ranks = start_ranks(config, self.model_config, self.follow) if ranks is None else ranks
+        try:
+            self._build(config, observers, choose)
+        except BaseException:
+            self.ranks.close()
+            raise
+
+    def _build(
+        self,
+        config: EngineConfig,
+        observers: abc.Iterable[object],
+        choose: abc.Callable[[KVCache], tuple[Executor, Kernels]] | None,
+    ) -> None:
+        if self.ranks.world_size > 1 and config.device_type == "cuda":
+            config = replace(config, device=f"cuda:{self.ranks.local_rank}")
+        self.config = config
         self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
+        local = local_config(self.model_config, self.ranks.world_size)  # with this rank's heads
         if config.has_int8_kv:
-            int8_block_shape(self.model_config, config.block_size)  # raises before the weights are read
+            int8_block_shape(local, config.block_size)  # raises before the weights are read
         self.device, self.dtype = config.torch_device(), config.torch_dtype(self.model_config.dtype)
         self.tokenizer = tokenizer_of(config)
         model = None
         if choose is None:
             load = dummy_model if config.load_format == "dummy" else load_model
             where = self.dtype, self.device, self.max_model_len
-            model = load(config.model, self.model_config, *where, config.quantization)
-        num_blocks = num_blocks_for(config, self.model_config, self.max_model_len, self.device)  # after the weights
-        self.kv_cache = KVCache(
-            self.model_config, num_blocks, config.block_size, self.dtype, self.device, config.has_int8_kv
-        )
+            model = load(config.model, self.model_config, *where, config.quantization, self.ranks)
+        num_blocks = num_blocks_for(config, local, self.max_model_len, self.device)  # after the weights
+        [num_blocks] = self.ranks.least([num_blocks])
+        self.kv_cache = KVCache(local, num_blocks, config.block_size, self.dtype, self.device, config.has_int8_kv)
         self.executor: Executor
         self.kernels: Kernels
         if choose is not None:
@@ -100,6 +125,7 @@ class LLMEngine:
                 config.max_rows,
                 config.attention_backend,
                 config.enforce_eager,
+                "ranks exchange parts of each layer" if self.ranks.world_size > 1 else None,
             )
         if config.generation_config not in ("auto", "vllm"):
             self.model_config = replace(self.model_config, eos_token_ids=eos_token_ids(config.generation_config))
@@ -125,8 +151,11 @@ class LLMEngine:
             save, first_block = config.kv_disk_save, num_host_blocks
             self.disk_tier = DiskTier(self.kv_cache.blocks, files, save, first_block, self.observers)
             tier = Tiers(self.host_tier, self.disk_tier, first_block)
+        least: abc.Callable[[list[int]], list[int]] = list
+        if self.ranks.world_size > 1 and has_tier:
+            tier, least = AgreedTier(tier, self.ranks), self.ranks.least
         self.kv_cache_manager = BlockManager(
-            num_blocks, config.block_size, config.enable_prefix_caching, tier, self.observers
+            num_blocks, config.block_size, config.enable_prefix_caching, tier, self.observers, least
         )
         self.scheduler = Scheduler(config, self.kv_cache_manager, self.observers)
         self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
@@ -146,11 +175,14 @@ class LLMEngine:
         if config.kv_offloading_tokens is not None:
             num_host_blocks = config.kv_offloading_tokens // config.block_size
         else:
-            num_host_blocks = min(num_blocks, default_pool_bytes(MAX_DEFAULT_BYTES) // self.kv_cache.blocks[0].nbytes)
+            room = default_pool_bytes(MAX_DEFAULT_BYTES) // self.ranks.world_size  # they share the machine's memory
+            num_host_blocks = min(num_blocks, room // self.kv_cache.blocks[0].nbytes)
+        [num_host_blocks] = self.ranks.least([num_host_blocks])
         if num_host_blocks == 0 or self.max_model_len <= config.block_size:
             return 0
-        if config.offload_policy == "auto" and not self._measure().prefers_load(self.kv_cache.bytes_per_token):
-            return 0
+        if config.offload_policy == "auto":
+            prefers_load = self._measure().prefers_load(self.kv_cache.bytes_per_token)
+            [num_host_blocks] = self.ranks.least([num_host_blocks * prefers_load])
         return num_host_blocks
 
     def _measure(self) -> CostModel:
@@ -169,14 +201,28 @@ class LLMEngine:
         config = self.config
         if config.kv_disk_dir is None or self.max_model_len <= config.block_size:
             return None
-        files = open_files(config, self.model_config, self.kv_cache.blocks)
+        ranks, prefers_load = self.ranks, True
+        files = open_files(config, self.model_config, self.kv_cache.blocks, ranks.rank, ranks.world_size)
         if config.offload_policy == "auto":
             with suppress(OSError):
                 self.disk_cost_model = measure_disk(self._measure(), files.root, self.kv_cache.blocks[0].nbytes)
-                if not self.disk_cost_model.prefers_load(self.kv_cache.bytes_per_token):
-                    logger.warning("kv_disk_dir is not used, because computing is faster: %s", self.disk_cost_model)
-                    return None
+                prefers_load = self.disk_cost_model.prefers_load(self.kv_cache.bytes_per_token)
+            if ranks.least([prefers_load]) == [False]:
+                logger.warning("kv_disk_dir is not used, because computing is faster: %s", self.disk_cost_model)
+                return None
         return files
+
+    @classmethod
+    def follow(cls, config: EngineConfig, ranks: RankGroup) -> None:
+        """Be the engine of another rank than the first, and make the calls of the first one."""
+        engine = cls(config, ranks=ranks)
+        for method, args, kwargs in ranks.commands():
+            try:
+                method(engine, *args, **kwargs)
+            except RankError:
+                raise
+            except Exception:  # it has failed on rank 0, too, which reports it
+                continue
 
     @classmethod
     def from_engine_args(
@@ -211,6 +257,8 @@ class LLMEngine:
         never be served. If the prompt is token ids, `prompt_text` is the prompt that outputs show.
         """
         self.check_thread()
+        options: dict[str, Any] = {"tokenization_kwargs": tokenization_kwargs, "prompt_text": prompt_text}
+        self.ranks.announce(LLMEngine.add_request, request_id, prompt, params, **options)
         try:
             check_unsupported(arrival_time=arrival_time, lora_request=lora_request, trace_headers=trace_headers)
             check_unsupported(priority=priority, session_id=session_id, kv_hints=kv_hints)
@@ -257,7 +305,10 @@ class LLMEngine:
         """
         self.check_thread()
         if isinstance(request_ids, str):
+            self.ranks.announce(LLMEngine.abort_request, request_ids)
             return self._abort(request_ids)
+        request_ids = [*request_ids]
+        self.ranks.announce(LLMEngine.abort_request, request_ids)
         outputs = [self._abort(request_id) for request_id in request_ids]
         return [output for output in outputs if output is not None]
 
@@ -288,10 +339,11 @@ class LLMEngine:
         during the step, raise KeyboardInterrupt at its end: the outputs of the step are lost.
         """
         self.check_thread()
+        self.ranks.send(LLMEngine.step)
         self.observers.tell("begin")
         try:
             with step_range("schedule"):
-                output = self._schedule()
+                output = self.ranks.together(self._schedule, plan_of)
             with step_range("launch"):
                 last, self._in_flight = self._in_flight, self._launch(output.batch) if output.batch else None
             can_wait = last is None and self._in_flight is None  # only if nothing else can run
@@ -350,7 +402,9 @@ class LLMEngine:
         """
         batch, num_rows = step.batch, len(with_drafts(step.batch))
         try:
-            tokens = iter(step.pending.tokens())
+            tokens = iter(self.ranks.together(step.pending.tokens))
+        except RankError:
+            raise
         except Exception as error:
             batch = [scheduled for scheduled in batch if scheduled[0].num_in_flight_tokens]  # the others hold no blocks
             self.observers.tell("raise", batch, error)
@@ -468,6 +522,7 @@ class LLMEngine:
         blocks of this model with these options are removed, also for other engines.
         """
         self.check_thread()
+        self.ranks.send(LLMEngine.reset_prefix_cache, reset_running_requests)
         if reset_running_requests:
             self._in_flight = None  # its tokens are sampled again
             self.scheduler.preempt_all()
@@ -507,6 +562,29 @@ class LLMEngine:
                 f"the engine belongs to thread {owner!r}, but thread {caller!r} called it: "
                 "use AsyncLLM to share an engine between threads"
             )
+
+
+def start_ranks(
+    config: EngineConfig, model: ModelConfig, follow: abc.Callable[[EngineConfig, RankGroup], None]
+) -> RankGroup:
+    """Return the group of tensor_parallel_size ranks. Raise ValueError if model or machine cannot be divided."""
+    size, device = config.tensor_parallel_size, config.device_type
+    local_config(model, size)
+    if size == 1:
+        return RankGroup()
+    if config.distributed_executor_backend == "external_launcher":
+        return RankGroup.join(size, device)
+    if device == "cuda" and size > torch.cuda.device_count():
+        raise ValueError(
+            f"tensor_parallel_size must be at most {torch.cuda.device_count()}, the number of GPUs, got {size}"
+        )
+    return RankGroup.start(size, device, partial(follow, config))
+
+
+def plan_of(output: SchedulerOutput) -> int:
+    """Return a number that two ranks share only if they are about to compute the same tokens."""
+    rows = [(seq.request_id, seq.sample_index, seq.input_ids(num_tokens)) for seq, num_tokens in output.batch]
+    return crc32(repr(rows).encode())
 
 
 def tokenizer_of(config: EngineConfig | EngineArgs) -> HFTokenizer | None:

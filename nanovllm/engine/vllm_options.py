@@ -25,7 +25,6 @@ class CompatibilityOptions:
     disable_log_requests: bool = False
     disable_log_stats: bool = False
     disable_sliding_window: bool = False
-    distributed_executor_backend: Any = None
     enable_chunked_prefill: bool | None = None
     enable_expert_parallel: bool = False  # the models here have no experts
     guided_decoding_backend: str | None = None
@@ -52,7 +51,6 @@ class CompatibilityOptions:
     runner: str = only("auto", "generate", "pooling")
     scheduling_policy: str = only("fcfs")
     task: str | None = only(None, "auto", "generate", "embed")
-    tensor_parallel_size: int = only(1, flags=("-tp",))
     tokenizer_mode: str = only("auto", "hf", "slow")
 
 

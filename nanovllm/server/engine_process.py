@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any, NamedTuple
 
+from ..distributed.rank_group import RankError
 from ..engine.config import EngineArgs
 from ..engine.executor import Scheduled
 from ..engine.llm_engine import LLMEngine
@@ -30,6 +31,7 @@ from ..engine.stats import PER_TOKEN, STEP_TOKENS, Histogram, Metric, Observatio
 from ..log import logger
 from ..trace import tracer
 
+CHECK_MILLISECONDS = 1000  # between two checks of an idle engine's other ranks
 Build = Callable[[EngineArgs], LLMEngine]
 
 
@@ -165,6 +167,7 @@ def run(pipe: Connection, args: EngineArgs, build: Build, log_level: int) -> Non
 def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
     """Build the engine and run it until Stop. Return the exit status."""
     try:
+        args.check_one_caller()
         engine = build(args)
     except (OSError, ValueError) as error:
         send(pipe, Failed(str(error), is_mistake=True))
@@ -174,12 +177,16 @@ def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
         Worker(pipe, engine).work()
     except (EOFError, ConnectionError):  # the front has ended
         return 1
+    except RankError as error:
+        send(pipe, Failed(str(error)))
+        return 1
     except Exception as error:  # the state of the engine is unknown now
         traceback.print_exc()
         send(pipe, Failed(f"{type(error).__name__}: {error}"))
         return 1
     finally:
         engine.kernels.close()
+        engine.ranks.close()
     return 0
 
 
@@ -209,6 +216,8 @@ class Worker:
         """Handle messages and run steps until Stop. Wait for a message only if there is nothing to compute."""
         while True:
             while self._inbox.poll(0) or not self.has_work:
+                while self.engine.ranks.world_size > 1 and not self._inbox.poll(CHECK_MILLISECONDS):
+                    self.engine.ranks.check()
                 message = receive(self._pipe)
                 if isinstance(message, Stop):
                     return

@@ -130,10 +130,10 @@ def test_serve_has_an_option_for_each_field_of_its_options(capsys):
     ("flags", "error"),
     [
         (["--trust-remote-code", "--tensor-parallel-size", "1", "--swap-space", "4"], "does not exist"),
-        (["--tensor-parallel-size", "2"], "tensor_parallel_size must be 1, got 2"),
+        (["--tensor-parallel-size", "0"], "tensor_parallel_size must be at least 1, got 0"),
         (["--load-format", "sharded"], "load_format must be"),
         (["-tp", "1", "-pp=1", "--enable-auto-tool-choice", "--max_model_len", "32", "-O3"], "does not exist"),
-        (["-tp", "2"], "tensor_parallel_size must be 1, got 2"),
+        (["-tp", "0"], "tensor_parallel_size must be at least 1, got 0"),
         (["--generation-config", "vllm", "--disable-fastapi-docs", "--max-log-len", "10"], "does not exist"),
         (["--override-generation-config", '{"top_k": 1}', "--allowed-methods", '["*"]'], "does not exist"),
         (["--override-generation-config", "top_k=1"], "'top_k=1' is not a JSON object."),

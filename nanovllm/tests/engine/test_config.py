@@ -56,6 +56,7 @@ def test_each_field_with_a_help_text_is_an_option_of_its_type():
         "quantization": "int4",
         "async_scheduling": False,
         "speculative_config": {"method": "ngram", "num_speculative_tokens": 8},
+        "tensor_parallel_size": 1,
     }
     pool = {"kv_cache_tokens": 640, "kv_cache_memory_bytes": 10**6, "gpu_memory_utilization": 0.5}
     assert {field.name for field in fields(EngineConfig) if "help" in field.metadata} == {

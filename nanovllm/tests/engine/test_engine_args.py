@@ -114,8 +114,8 @@ def test_unknown_option_is_a_type_error_with_the_nearest_name(name, hint, checkp
 
 def test_options_set_later_are_checked_too(checkpoint):
     args = EngineArgs(str(checkpoint))
-    args.tensor_parallel_size = 2
-    with pytest.raises(ValueError, match="tensor_parallel_size must be 1, got 2"):
+    args.tensor_parallel_size = 0
+    with pytest.raises(ValueError, match="tensor_parallel_size must be at least 1, got 0"):
         args.engine_config()
 
 

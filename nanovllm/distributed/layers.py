@@ -1,0 +1,117 @@
+"""Parallel layers: each rank has some heads, some columns of the MLP and some tokens of the vocabulary.
+
+    embed_tokens    rows of the vocabulary        tokens of other ranks are zeros, then one all-reduce
+    qkv_proj        heads          no communication: attention is done head by head
+    o_proj          their columns                 a part of each sum, then one all-reduce
+    gate_up_proj    rows           no communication
+    down_proj       their columns                 a part of each sum, then one all-reduce
+    lm_head         rows of the vocabulary        the logits are gathered, so that every rank samples the same token
+
+The layout is Megatron-LM's (Shoeybi et al. 2019, arXiv:1909.08053). The model itself never changes: a rank builds it
+from a config with its own heads, and the four layers that communicate are swapped. They are not DTensor's, which
+dispatches every operation of a step in Python and does not keep a tied head tied.
+"""
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..llama import LlamaForCausalLM, ModelConfig
+from ..llama.model import LlamaDecoderLayer
+from .rank_group import RankGroup
+
+ROWS = ("q_proj.", "k_proj.", "v_proj.", "gate_proj.", "up_proj.", "embed_tokens.", "lm_head.")
+COLUMNS = ("o_proj.weight", "down_proj.weight")
+
+
+def local_config(model: ModelConfig, world_size: int) -> ModelConfig:
+    """Return the config of a rank's part, which has the whole vocabulary. A KV head is on several ranks if need be.
+
+    Raise ValueError if the heads or the MLP cannot be divided.
+    """
+    for name in ("num_attention_heads", "intermediate_size"):
+        if getattr(model, name) % world_size:
+            raise ValueError(f"tensor_parallel_size must divide {name}, {getattr(model, name)}, got {world_size}")
+    kv_heads = model.num_key_value_heads
+    if kv_heads % world_size and world_size % kv_heads:
+        raise ValueError(
+            f"tensor_parallel_size must divide num_key_value_heads, {kv_heads}, or be a multiple, got {world_size}"
+        )
+    return replace(
+        model,
+        num_attention_heads=model.num_attention_heads // world_size,
+        num_key_value_heads=max(1, kv_heads // world_size),
+        intermediate_size=model.intermediate_size // world_size,
+    )
+
+
+def part_of(name: str, shape: tuple[int, ...], model: ModelConfig, ranks: RankGroup) -> tuple[slice, ...]:
+    """Return an index of this rank's part of a checkpoint's tensor, which has `shape`. An empty one is all of it."""
+    dim = 0 if any(part in name for part in ROWS) else 1 if name.endswith(COLUMNS) else None
+    if dim is None or ranks.world_size == 1:
+        return ()
+    is_kv = "k_proj." in name or "v_proj." in name
+    num_parts = min(ranks.world_size, model.num_key_value_heads) if is_kv else ranks.world_size
+    size = cdiv(shape[dim], num_parts)
+    start = ranks.rank * num_parts // ranks.world_size * size
+    return (slice(None),) * dim + (slice(min(start, shape[dim]), min(start + size, shape[dim])),)
+
+
+def parallelize(model: LlamaForCausalLM, ranks: RankGroup) -> None:
+    """Swap the layers that communicate, before they have weights. The model was built from local_config()."""
+    embedding = model.model.embed_tokens
+    model.model.embed_tokens = VocabParallelEmbedding(embedding.num_embeddings, embedding.embedding_dim, ranks)
+    model.lm_head = VocabParallelHead(model.lm_head.in_features, model.lm_head.out_features, ranks)
+    model.tie_weights()
+    for layer in model.model.layers:
+        assert isinstance(layer, LlamaDecoderLayer), "a layer of another class"
+        layer.self_attn.o_proj = RowParallelLinear(layer.self_attn.o_proj, ranks)
+        layer.mlp.down_proj = RowParallelLinear(layer.mlp.down_proj, ranks)
+
+
+class RowParallelLinear(nn.Linear):
+    """A linear layer whose inputs are split over the ranks. Each has the columns of the weight for its inputs."""
+
+    def __init__(self, local: nn.Linear, ranks: RankGroup) -> None:
+        super().__init__(local.in_features, local.out_features, local.bias is not None)
+        self._ranks = ranks
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the sum over all ranks, [num_tokens, out_features], for x [num_tokens, in_features]."""
+        out = F.linear(x, self.weight)
+        self._ranks.all_reduce(out)
+        return out if self.bias is None else out + self.bias  # once, not once for each rank
+
+
+class VocabParallelEmbedding(nn.Embedding):
+    """An embedding whose rows are split over the ranks. The last rank's may end with rows of zeros."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, ranks: RankGroup) -> None:
+        super().__init__(cdiv(vocab_size, ranks.world_size), hidden_size)
+        self._ranks = ranks
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Return [num_tokens, hidden_size] for int64 [num_tokens]. Exactly one rank has each token's row."""
+        rows = input_ids - self._ranks.rank * self.num_embeddings
+        is_here = (rows >= 0) & (rows < self.num_embeddings)
+        out = F.embedding(rows.where(is_here, 0), self.weight).where(is_here.unsqueeze(1), 0)
+        self._ranks.all_reduce(out)
+        return out
+
+
+class VocabParallelHead(nn.Linear):
+    """A head whose rows are split over the ranks, as in VocabParallelEmbedding, so that the two can be tied."""
+
+    def __init__(self, hidden_size: int, vocab_size: int, ranks: RankGroup) -> None:
+        super().__init__(hidden_size, cdiv(vocab_size, ranks.world_size), bias=False)
+        self._ranks, self._vocab_size = ranks, vocab_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of the whole vocabulary, [num_rows, vocab_size], for x [num_rows, hidden_size]."""
+        return self._ranks.gather(F.linear(x, self.weight))[:, : self._vocab_size]
+
+
+def cdiv(a: int, b: int) -> int:
+    """Return a / b, rounded up."""
+    return -(-a // b)

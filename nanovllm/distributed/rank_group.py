@@ -1,0 +1,298 @@
+"""RankGroup: the processes that share a model, and what keeps them in lock step.
+
+    rank 0    the program's own process     add_request, abort_request, step, ...  -- commands -->  rank 1, rank 2, ...
+    rank r    a whole engine with its part of the weights, and of the keys and values of every block
+
+Every rank makes the same calls in the same order. So its scheduler makes the same plan, provided that whatever depends
+on a clock, on free memory or on a disk is agreed first: least() is an all-reduce with MIN. The ranks have two kinds of
+connections: for tensors (NCCL on CUDA, Gloo on a CPU), and for agreements (Gloo), which survive a step that fails.
+
+Under torchrun there are no commands, since every rank runs the same script: vLLM's "external_launcher".
+"""
+
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from .followers import Followers
+
+Result = TypeVar("Result")
+CONNECT = timedelta(seconds=60)
+FOREVER = timedelta(days=365)  # ranks wait for each other as long as they live: a dead one closes its connections
+ERROR_BYTES = 1024  # of an error, for the other ranks
+ENGINES = count()  # each engine of a process has a part of torchrun's store for itself
+
+
+class RankError(RuntimeError):
+    """The end of all ranks: one has died, or does not do what the others do."""
+
+
+class DisconnectedError(RuntimeError):
+    """The error of a rank that waits for a tensor of one that has failed."""
+
+
+class Connections(Protocol):
+    """A group of torch's that is not registered, since a script may have groups of its own."""
+
+    def allreduce(self, tensors: list[Tensor], opts: dist.AllreduceOptions, /) -> dist.Work: ...
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> dist.Work: ...
+    def abort(self) -> None: ...
+
+
+class Command(NamedTuple):
+    """A call of an engine's method, to make on all ranks."""
+
+    method: Callable[..., object]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class RankGroup:
+    """One rank's view of all ranks. Without arguments, there is only one, and everything is agreed already."""
+
+    def __init__(
+        self,
+        rank: int = 0,
+        world_size: int = 1,
+        store: Store | None = None,
+        device_type: str = "cpu",
+        followers: Followers | None = None,
+        inbox: Connection | None = None,
+    ) -> None:
+        """Connect to the other ranks through `store`, and wait for them.
+
+        Rank 0 has the `followers` that it has started. Each of them has an `inbox` of commands.
+        """
+        self.rank, self.world_size = rank, world_size
+        self.local_rank = rank  # on this machine: the number of its GPU
+        self.num_all_reduces = 0  # of tensors, since the start
+        self._store, self._tensor_backend = store, "nccl" if device_type == "cuda" else "gloo"
+        self._followers, self._inbox = followers, inbox
+        self._outbox: list[Command] = []
+        self._openings = count()
+        self._control: Connections | None = None
+        self._tensors: Connections | None = None
+        if world_size > 1:
+            with self._all_or_none():
+                self._control = self._open("gloo")
+                self._tensors = self._open(self._tensor_backend)
+
+    @classmethod
+    def start(cls, world_size: int, device_type: str, follow: Callable[["RankGroup"], object]) -> Self:
+        """Start the other ranks, in processes that call `follow` with their own group. Return rank 0's group.
+
+        Raise RankError if one of them does not start.
+        """
+        followers = Followers(world_size)
+        store = followers.store_path
+        try:
+            followers.run(
+                [partial(cls.follow, rank, world_size, store, device_type, follow) for rank in range(1, world_size)]
+            )
+        except OSError as error:
+            followers.end()
+            raise RankError(str(error)) from None
+        return cls(0, world_size, meet(store, 0, world_size), device_type, followers)
+
+    @classmethod
+    def follow(
+        cls,
+        rank: int,
+        world_size: int,
+        store: str,
+        device_type: str,
+        follow: Callable[["RankGroup"], object],
+        inbox: Connection,
+    ) -> None:
+        """Be another rank than the first, in the process that start() has started."""
+        follow(cls(rank, world_size, meet(store, rank, world_size), device_type, inbox=inbox))
+
+    @classmethod
+    def join(cls, world_size: int, device_type: str) -> Self:
+        """Return the group of the ranks that torchrun has started. Raise ValueError if their number is another one."""
+        started = os.environ.get("WORLD_SIZE", "1")
+        if started != str(world_size):
+            raise ValueError(
+                f"tensor_parallel_size must be {started}, the number of torchrun's ranks, got {world_size}"
+            )
+        store, rank, _ = next(iter(rendezvous("env://")))
+        if not dist.is_initialized():  # scripts call dist.get_rank()
+            dist.init_process_group("gloo", store=PrefixStore("script", store), rank=rank, world_size=world_size)
+        ranks = cls(rank, world_size, PrefixStore(f"engine {next(ENGINES)}", store), device_type)
+        ranks.local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        return ranks
+
+    def check(self) -> None:
+        """Raise RankError if a rank that this one has started has died."""
+        if self._followers is not None and self._followers.has_died:
+            with self._all_or_none():
+                raise ChildProcessError
+
+    def close(self) -> None:
+        """Disconnect, and end the ranks that this one has started. Further calls have no effect."""
+        for group in (self._control, self._tensors):
+            if group is not None:
+                group.abort()
+        self._control = self._tensors = None
+        if self._followers is not None:
+            self._followers.end()
+
+    # Commands
+
+    def announce(self, method: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Let the other ranks make this call, too, before the next one that is sent."""
+        if self._followers is not None:
+            self._outbox.append(Command(method, args, kwargs))
+
+    def send(self, method: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Let the other ranks make this call now, after those that were announced. Raise RankError if one has died."""
+        if self._followers is not None:
+            self.announce(method, *args, **kwargs)
+            message, self._outbox = pickle.dumps(self._outbox, pickle.HIGHEST_PROTOCOL), []
+            with self._all_or_none():
+                self._followers.send(message)
+
+    def commands(self) -> Iterator[Command]:
+        """Yield what rank 0 announces, until it ends."""
+        assert self._inbox is not None, "rank 0 gets no commands"
+        with suppress(EOFError, OSError):
+            while message := self._inbox.recv_bytes():
+                yield from pickle.loads(message)
+
+    # Agreements
+
+    def least(self, values: list[int]) -> list[int]:
+        """Return the least value of all ranks in each place. Raise RankError if one has died."""
+        if self.world_size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.int64)
+        with self._all_or_none():
+            connected(self._control).allreduce([tensor], options_of(dist.ReduceOp.MIN)).wait()
+        agreed: list[int] = tensor.tolist()
+        return agreed
+
+    def together(self, function: Callable[[], Result], plan_of: Callable[[Result], int] | None = None) -> Result:
+        """Return function(), which every rank calls. If it raises on one of them, raise on all.
+
+        The others may wait for a tensor of the one that raises, so it disconnects the tensors first, and all connect
+        again. With `plan_of`, the ranks cannot go on after different results, or after errors on only some of them:
+        raise RankError.
+        """
+        if self.world_size == 1:
+            return function()
+        raised: BaseException | None = None
+        try:
+            result = function()
+            plan = plan_of(result) if plan_of else 0
+        except BaseException as error:
+            raised, plan = error, -1
+            self._close_tensors()
+        is_fine, least, most = self.least([raised is None, plan, -plan])
+        can_go_on = plan_of is None or least == -most
+        if is_fine and can_go_on:
+            return result
+        is_cause = raised is not None and not isinstance(raised, DisconnectedError)
+        errors = self._exchange(f"{type(raised).__name__}: {raised}" if is_cause else "")
+        reason = "; ".join(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error)
+        if not can_go_on:
+            self.close()
+            raise RankError(reason or "the ranks were not given the same requests in the same order") from raised
+        self._close_tensors()
+        with self._all_or_none():
+            self._tensors = self._open(self._tensor_backend)
+        if raised is not None and is_cause:
+            raise raised
+        raise RuntimeError(reason)
+
+    def _exchange(self, text: str) -> list[str]:
+        """Return the texts of all ranks."""
+        mine = torch.frombuffer(bytearray(text.encode()[:ERROR_BYTES].ljust(ERROR_BYTES)), dtype=torch.uint8)
+        every = mine.new_empty(self.world_size, ERROR_BYTES)
+        with self._all_or_none():
+            connected(self._control).allgather([[*every.unbind()]], [mine]).wait()
+        return [bytes(row.tolist()).decode(errors="replace").rstrip() for row in every]
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """If a connection breaks, disconnect all, and raise RankError with its reason."""
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            death = self._followers.death() if self._followers is not None else None
+            self.close()
+            raise RankError(death or f"another rank has ended: {error}") from None
+
+    # Tensors
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace a tensor with its sum over the ranks."""
+        if self.world_size > 1:
+            with disconnects():
+                connected(self._tensors).allreduce([tensor], options_of(dist.ReduceOp.SUM)).wait()
+            self.num_all_reduces += 1
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Return the columns of all ranks, [num_rows, world_size * num_columns] for [num_rows, num_columns]."""
+        if self.world_size == 1:
+            return tensor
+        every = tensor.new_empty(self.world_size, *tensor.shape)
+        with disconnects():
+            connected(self._tensors).allgather([[*every.unbind()]], [tensor.contiguous()]).wait()
+        return every.transpose(0, 1).flatten(1)
+
+    def _close_tensors(self) -> None:
+        if self._tensors is not None:
+            self._tensors.abort()
+        self._tensors = None
+
+    def _open(self, backend: str) -> Connections:
+        assert self._store is not None, "several ranks need a store"
+        store = PrefixStore(f"{backend} {next(self._openings)}", self._store)
+        group: Any  # torch's stubs leave out the methods
+        if backend == "gloo":
+            group = dist.ProcessGroupGloo(store, self.rank, self.world_size, CONNECT)
+        else:
+            group = dist.ProcessGroupNCCL(store, self.rank, self.world_size, dist.ProcessGroupNCCL.Options())
+        connections: Connections = group
+        return connections
+
+
+def meet(path: str, rank: int, world_size: int) -> Store:
+    """Return the store in a file."""
+    store: Store = next(iter(rendezvous(f"file://{path}", rank, world_size)))[0]
+    return store
+
+
+@contextmanager
+def disconnects() -> Iterator[None]:
+    """Raise DisconnectedError for the errors of a connection."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise DisconnectedError(str(error)) from None
+
+
+def connected(connections: Connections | None) -> Connections:
+    """Return connections that are open. Raise RuntimeError if the ranks have disconnected."""
+    if connections is None:
+        raise RuntimeError("the ranks are not connected")
+    return connections
+
+
+def options_of(operation: dist.ReduceOp.RedOpType) -> dist.AllreduceOptions:
+    """Return the options of an all-reduce that waits for the other ranks."""
+    options = dist.AllreduceOptions()
+    options.reduceOp, options.timeout = dist.ReduceOp(operation), FOREVER
+    return options
