@@ -1,4 +1,4 @@
-"""Measure tensor parallelism: python -m nanovllm.bench.ranks [MODEL] [--ranks 2] [--device cpu]
+"""Tensor parallelism, measured by `python -m nanovllm.bench.ranks [MODEL] [--ranks 2] [--device cpu]`.
 
 One rank and several serve the same batch in turns, in one process. It prints what each rank holds, how many all-reduces
 a decode step has, and the median time of a step.

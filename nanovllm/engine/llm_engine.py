@@ -152,7 +152,7 @@ class LLMEngine:
             self.disk_tier = DiskTier(self.kv_cache.blocks, files, save, first_block, self.observers)
             tier = Tiers(self.host_tier, self.disk_tier, first_block)
         least: abc.Callable[[list[int]], list[int]] = list
-        if self.ranks.world_size > 1 and has_tier:
+        if self.ranks.world_size > 1 and (num_host_blocks > 0 or files is not None):
             tier, least = AgreedTier(tier, self.ranks), self.ranks.least
         self.kv_cache_manager = BlockManager(
             num_blocks, config.block_size, config.enable_prefix_caching, tier, self.observers, least

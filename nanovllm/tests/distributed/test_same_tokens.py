@@ -128,3 +128,19 @@ def after_a_restart(folder: Path, disk: Path, ranks: RankGroup) -> list[list[int
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=FULL)])
 def test_blocks_on_disk_after_a_restart(checkpoint, tmp_path, world_size):
     assert_same(world_size, partial(after_a_restart, checkpoint, tmp_path))
+
+
+def guessed(folder: Path, ranks: RankGroup) -> list[list[int]]:
+    """Serve texts that repeat themselves, with drafts."""
+    speculation = {"method": "ngram", "num_speculative_tokens": 4}
+    engine = engine_on(ranks, folder, kv_cache_tokens=120, speculative_config=speculation)
+    requests = [
+        ([7, 8, 9, 10] * 4, params(20)),
+        ([5, 6] * 6, params(20, temperature=0.9, seed=2)),
+        ([1, 44], params(9)),
+    ]
+    return [answer(output) for output in outputs_of(engine, requests)]
+
+
+def test_speculation(checkpoint):
+    assert_same(2, partial(guessed, checkpoint))
