@@ -80,7 +80,7 @@ class RankGroup:
         self.num_all_reduces = 0  # of tensors, since the start
         self._store, self._tensor_backend = store, "nccl" if device_type == "cuda" else "gloo"
         self._followers, self._inbox = followers, inbox
-        self._outbox: list[Command] = []
+        self._outbox: list[bytes] = []  # commands
         self._openings = count()
         self._control: Connections | None = None
         self._tensors: Connections | None = None
@@ -154,13 +154,13 @@ class RankGroup:
     def announce(self, method: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Let the other ranks make this call, too, before the next one that is sent."""
         if self._followers is not None:
-            self._outbox.append(Command(method, args, kwargs))
+            self._outbox.append(pickle.dumps(Command(method, args, kwargs), pickle.HIGHEST_PROTOCOL))
 
     def send(self, method: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Let the other ranks make this call now, after those that were announced. Raise RankError if one has died."""
         if self._followers is not None:
             self.announce(method, *args, **kwargs)
-            message, self._outbox = pickle.dumps(self._outbox, pickle.HIGHEST_PROTOCOL), []
+            message, self._outbox = pickle.dumps(self._outbox), []
             with self._all_or_none():
                 self._followers.send(message)
 
@@ -169,7 +169,7 @@ class RankGroup:
         assert self._inbox is not None, "rank 0 gets no commands"
         with suppress(EOFError, OSError):
             while message := self._inbox.recv_bytes():
-                yield from pickle.loads(message)
+                yield from map(pickle.loads, pickle.loads(message))
 
     # Agreements
 

@@ -130,10 +130,8 @@ def test_serve_has_an_option_for_each_field_of_its_options(capsys):
     ("flags", "error"),
     [
         (["--trust-remote-code", "--tensor-parallel-size", "1", "--swap-space", "4"], "does not exist"),
-        (["--tensor-parallel-size", "0"], "tensor_parallel_size must be at least 1, got 0"),
         (["--load-format", "sharded"], "load_format must be"),
         (["-tp", "1", "-pp=1", "--enable-auto-tool-choice", "--max_model_len", "32", "-O3"], "does not exist"),
-        (["-tp", "0"], "tensor_parallel_size must be at least 1, got 0"),
         (["--generation-config", "vllm", "--disable-fastapi-docs", "--max-log-len", "10"], "does not exist"),
         (["--override-generation-config", '{"top_k": 1}', "--allowed-methods", '["*"]'], "does not exist"),
         (["--override-generation-config", "top_k=1"], "'top_k=1' is not a JSON object."),
@@ -150,6 +148,12 @@ def test_serve_takes_the_flags_of_vllm(flags, error, checkpoint, capsys):
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and error in err
     assert main(["serve", "--help"]) == 0 and f"{flags[0]} " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size", "-tp"])
+def test_number_of_ranks_has_a_short_flag(flag, checkpoint, capsys):
+    assert main(["serve", str(checkpoint), flag, "3"]) == 2
+    assert "tensor_parallel_size must divide num_attention_heads, 4, got 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [generate, batch])
