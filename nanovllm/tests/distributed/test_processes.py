@@ -1,22 +1,38 @@
 """Ranks as processes: rank 0 starts the others, and nothing is left when one of them ends."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ...async_llm import AsyncLLM, EngineDeadError
 from ...distributed.rank_group import RankError
 from ...engine.beam_search import BeamSearchParams
+from ...engine.config import EngineArgs
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
 from ..engine.scripted import answer
 from ..helpers import REPOSITORY
 
-OPTIONS = {"device": "cpu", "dtype": "float32", "attention_backend": "torch", "offload_policy": "load", "block_size": 4}
+OPTIONS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "attention_backend": "torch",
+    "offload_policy": "load",
+    "block_size": 4,
+}
+    "device": "cpu",
+    "dtype": "float32",
+    "attention_backend": "torch",
+    "offload_policy": "load",
+    "block_size": 4,
+}
 PROMPTS = ["the fox", "Once upon a time there was", [1, 300, 301]]
 SECONDS = 5.0  # after which nothing may be left
 
@@ -69,6 +85,29 @@ def test_two_processes_serve_like_one_until_one_dies(checkpoint):
         two.generate(PROMPTS, sampling, use_tqdm=False)
     assert time.monotonic() - started < SECONDS
     wait_until_gone([pid])
+
+
+@pytest.mark.full
+def test_idle_async_llm_ends_with_its_ranks(checkpoint):
+    async def run() -> None:
+        llm = AsyncLLM(EngineArgs(checkpoint, tensor_parallel_size=2, **OPTIONS))
+        params = SamplingParams(max_tokens=8, seed=1)
+
+        async def last(request_id: str) -> list[int]:
+            return [answer(output) async for output in llm.generate("the fox", params, request_id)][-1]
+
+        first, second = await asyncio.gather(last("a"), last("b"))
+        assert first == second == answer(LLM(checkpoint, **OPTIONS).generate("the fox", params, use_tqdm=False)[0])
+        [pid] = followers()
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + SECONDS
+        while not llm.errored:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        with pytest.raises(EngineDeadError, match="rank 1 has ended: signal 9"):
+            await last("c")
+
+    asyncio.run(run())
 
 
 SCRIPT = """
