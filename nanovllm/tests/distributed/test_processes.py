@@ -27,12 +27,6 @@ OPTIONS: dict[str, Any] = {
     "offload_policy": "load",
     "block_size": 4,
 }
-    "device": "cpu",
-    "dtype": "float32",
-    "attention_backend": "torch",
-    "offload_policy": "load",
-    "block_size": 4,
-}
 PROMPTS = ["the fox", "Once upon a time there was", [1, 300, 301]]
 SECONDS = 5.0  # after which nothing may be left
 

@@ -1,4 +1,4 @@
-"""Tensor parallelism, measured by `python -m nanovllm.bench.ranks [MODEL] [--ranks 2] [--device cpu]`.
+"""Tensor parallelism, measured by `python -m stages.bench.ranks [MODEL] [--ranks 2] [--device cpu]`.
 
 One rank and several serve the same batch in turns, in one process. It prints what each rank holds, how many all-reduces
 a decode step has, and the median time of a step.
@@ -10,10 +10,10 @@ import time
 
 import torch
 
-from ..backends.torch.model_runner import ModelRunner
-from ..engine.config import EngineArgs
-from ..engine.llm_engine import LLMEngine
-from ..engine.sampling_params import SamplingParams
+from nanovllm.backends.torch.model_runner import ModelRunner
+from nanovllm.engine.config import EngineArgs
+from nanovllm.engine.llm_engine import LLMEngine
+from nanovllm.engine.sampling_params import SamplingParams
 
 ROUNDS = 5
 
