@@ -1,4 +1,8 @@
-"""vLLM's package `vllm.distributed`. An engine runs in one process, so only the cleanup of a script is here."""
+"""Tensor parallelism: one model on several ranks. Start with rank_group.py, then layers.py.
+
+followers.py starts and ends the other ranks, and agreed_tier.py keeps their tiers together. As in vLLM's package of this
+name, there is a function that cleans up a script.
+"""
 
 import gc
 
