@@ -1,7 +1,7 @@
 """Tensor parallelism: one model on several ranks. Start with rank_group.py, then layers.py.
 
-followers.py starts and ends the other ranks, and agreed_tier.py keeps their tiers together. As in vLLM's package of this
-name, there is a function that cleans up a script.
+followers.py starts and ends the other ranks, and agreed_tier.py keeps their tiers together. vLLM's package of this name
+also has a function that cleans up after a script.
 """
 
 import gc
