@@ -48,7 +48,7 @@ LINK = re.compile(r"\[([^\[\]]*)\]\(([\w./-]+)\)")
 FOLDED = re.compile(r'"jupyter": \{\s*"source_hidden": true\s*\}')  # Jupyter's way to fold a cell's code
 CONTENTS = {
     "The path": "stages/README stages/s*/README stages/SCOREBOARD stages/VLLM stages/NEXT stages/GPU",
-    "Notebooks": "notebooks/s* notebooks/nanovllm notebooks/routing notebooks/claims",
+    "Notebooks": "notebooks/s* notebooks/nanovllm notebooks/beyond notebooks/routing notebooks/claims",
     "The package": "nanovllm/README nanovllm/docs/* nanovllm/trace/EVENTS book/reference",
     "The project": "ARCHITECTURE CONTRIBUTING CHANGELOG models/storyteller/README",
 }

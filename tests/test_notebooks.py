@@ -23,7 +23,7 @@ DEFINES = {"s1_contiguous_cache": {"attend", "next_token"}}  # a model without a
 SHOWS_WITH = {"nanovllm": "numba"}  # some cells show nothing without it
 MAX_BYTES, MAX_LINES = 300_000, 33
 MAX_SECONDS = 80  # 40 on the machine that measured the figures; another one may take twice as long
-THREADS = {"nanovllm": 2}  # threads that compute and spin: each of them uses processor time
+THREADS = {"nanovllm": 2, "beyond": 2}  # threads that compute and spin: each of them uses processor time
 
 CLAIMED = {"claims": ("92%",)}  # numbers that prose may contain, because a text claims them
 MEASUREMENT = re.compile(
@@ -56,7 +56,7 @@ def prose(path):
 
 def test_every_stage_has_a_notebook():
     stages = {path.parent.name for path in (ROOT / "stages").glob("s*_*/__main__.py")}
-    assert stages | {"claims", "nanovllm", "routing"} == {path.stem for path in PATHS}
+    assert stages | {"claims", "nanovllm", "beyond", "routing"} == {path.stem for path in PATHS}
 
 
 def shown_kinds(notebook):

@@ -1,7 +1,7 @@
 """Helpers of the notebooks. They drive the engines and draw the results; they define no engine logic.
 
-s1 to s7 each belong to one notebook, nanovllm and gpu to the package's, routing to routing.ipynb, and claims/ to
-claims.ipynb. All of them draw with pictures. timing times short calls.
+s1 to s7 each belong to one notebook, nanovllm and gpu to the package's, beyond and routing to those of their names, and
+claims/ to claims.ipynb. All of them draw with pictures. timing times short calls.
 """
 
 import os

@@ -21,7 +21,7 @@ export function showPanel({ tape, sources }, step, block, cell, code = null) {
   const holders = [...new Set(cell.bands.map(({ seq }) => seq))];
   fill("panel",
     make("h2", {}, title(block, frame.state.pool), ...holders.map((seq) => tag(memory, seq))),
-    make("p", { class: "facts" }, facts(cell, block, frame)),
+    make("p", { class: "facts" }, facts(cell, block, frame), cell.hash in memory.on_disk ? " The disk has a copy." : ""),
     ...makeTexts(frame, cell),
     make("h3", {}, "What happened to it"),
     make("ol", { class: "moves" }, ...[...moves].reverse().map((move) => makeMove(move, memory))),

@@ -21,15 +21,16 @@
  *     prompts    {name: the number of prompt tokens}
  *     ended      {name: why it ended}
  *     origins    {hash: {seq, index, texts}}: the sequence and the block that first held a cached text
+ *     on_disk    {hash: true} of the blocks that are known to have a file, the latest ones
  *
  * Frames are immutable: an event copies what it changes and shares the rest, so any frame can be kept as a keyframe.
  * There are two exceptions. Inside inPlace(), a list of thousands is copied once, not at each event. And `origins` only
  * ever grows, so all frames share it.
  */
 
-const MAX_ENDED = 64;
+const MAX_ENDED = 64, MAX_ON_DISK = 10_000;
 const NEW_SEQUENCE = { carried_by: null, num_computed_tokens: 0, block_table: [], slots: null };
-const EMPTY_MEMORY = { places: {}, count: 0, prompts: {}, ended: {}, origins: {} };
+const EMPTY_MEMORY = { places: {}, count: 0, prompts: {}, ended: {}, origins: {}, on_disk: {} };
 let ownCopies = null; // the lists and records that inPlace() has copied and may change
 
 /** Return the frame that a snapshot describes. */
@@ -236,6 +237,12 @@ function remember(memory, state, event, after) {
   if (kind === "arrive") {
     return { ...addRequest(memory, seq), prompts: { ...memory.prompts, [seq]: event.tokens.length } };
   }
+  if (kind === "disk_stored" || kind === "disk_loaded") {
+    return { ...memory, on_disk: withItem(memory.on_disk, event.hash, true) };
+  }
+  if (kind === "disk_evicted" || kind === "disk_bad") {
+    return { ...memory, on_disk: withoutKey(memory.on_disk, event.hash) };
+  }
   if (kind === "cached" && !(event.hash in memory.origins)) memory.origins[event.hash] = originIn(state, event.block);
   return memory;
 }
@@ -262,12 +269,13 @@ export function prune({ state, memory }) {
   const { sequences, cached, host_cached } = state;
   const hashes = new Set([...Object.values(cached), ...Object.values(host_cached)]);
   const origins = filter(memory.origins, (hash) => hashes.has(hash));
-  const ended = Object.fromEntries(Object.entries(memory.ended).slice(-MAX_ENDED));
+  const on_disk = lastOf(memory.on_disk, MAX_ON_DISK), ended = lastOf(memory.ended, MAX_ENDED);
   const authors = Object.values(origins).flatMap((origin) => origin?.seq ?? []);
   const requests = new Set([...Object.keys(sequences), ...Object.keys(ended), ...authors].map(requestOf));
   const places = filter(memory.places, (request) => requests.has(request));
   const prompts = filter(memory.prompts, (seq) => seq in sequences);
-  return { state, memory: { places, count: memory.count, prompts, ended, origins } };
+  return { state, memory: { places, count: memory.count, prompts, ended, origins, on_disk } };
 }
 
+const lastOf = (record, count) => Object.fromEntries(Object.entries(record).slice(-count));
 const filter = (record, keep) => Object.fromEntries(Object.entries(record).filter(([key]) => keep(key)));

@@ -14,7 +14,7 @@ export function stepSentence(events, earlier, after) {
   const of = (kind) => events.filter((event) => event.kind === kind);
   let sentence = "";
   for (const phrase of PHRASES) {
-    const next = phrase({ of, name, earlier, state: after.state });
+    const next = phrase({ of, name, earlier, state: after.state, on_disk: after.memory.on_disk });
     if (next && sentence && countWords(`${sentence} ${next}`) <= MAX_WORDS) return `${sentence} ${next}`;
     sentence ||= next;
   }
@@ -60,6 +60,9 @@ const PHRASES = [
   ({ of }) => first(of("evicted").filter((event) => isOnHost(event, of)), ({ block }, all) => (all.length === 1
     ? `Block ${block} is evicted: the host already has a copy.`
     : `${blocks(all)} are evicted: the host already has copies.`)),
+  ({ of, on_disk }) => first(of("evicted").filter(({ hash }) => hash in on_disk), ({ block }, all) => (all.length === 1
+    ? `Block ${block} is evicted: the disk has a copy.`
+    : `${blocks(all)} are evicted: the disk has copies.`)),
   ({ of }) => first(of("evicted"), ({ block }, all) => (all.length === 1
     ? `Block ${block} is evicted: its contents are lost.`
     : `${blocks(all)} are evicted: their contents are lost.`)),
@@ -71,6 +74,14 @@ const PHRASES = [
   ({ of, name }) => first(of("admit"), (_, all) => `${list(all, name)} ${isSeveral(all) ? "are" : "is"} admitted.`),
   ({ of, name, earlier }) => first(of("held_up").filter((event) => !isRepeated(event, earlier)), (event) => (
     waitReason(event, name(event.seq)))),
+  ({ of, name }) => first(of("draft_accepted"), ({ seq }, all) => {
+    const right = all.reduce((sum, { num_tokens }) => sum + num_tokens, 0);
+    const guesses = of("draft_proposed").reduce((sum, { tokens }) => sum + tokens.length, 0);
+    const whose = isSeveral(all) ? `${seqs(all).size} sequences` : name(seq);
+    return `${right} of ${guesses} ${guesses === 1 ? "guess" : "guesses"} for ${whose} ${right === 1 ? "is" : "are"} right.`;
+  }),
+  ({ of }) => first(of("disk_stored"), (_, all) => `${blocks(all)} ${all.length > 1 ? "are" : "is"} written to the disk.`),
+  ({ of }) => first(of("disk_evicted"), (_, all) => `The disk has reached its size, and loses ${blocks(all)}.`),
   ({ of, name }) => first(of("chunk").filter(({ start, end }) => end - start > 1), (_, all) => {
     const num_tokens = all.reduce((sum, { start, end }) => sum + end - start, 0);
     const again = all.every(({ why }) => why === "recompute") ? "re" : "";
