@@ -213,7 +213,9 @@ def test_table_on_paper_is_current_and_its_shares_are_of_the_floor():
     work = paper.works()["1 sequence, 7B (part 6)"]
     weights, keys_and_values = 2 * (6738415616 - 32000 * 4096), paper.CONTEXT * 524288
     assert work.num_bytes == weights + keys_and_values
-    assert work.extra_seconds["gaps between kernels"] == pytest.approx((32 * paper.PER_LAYER_OF_ONE + paper.PER_STEP) * 2e-6)
+    assert work.extra_seconds["gaps between kernels"] == pytest.approx(
+        (32 * paper.PER_LAYER_OF_ONE + paper.PER_STEP) * 2e-6
+    )
 
 
 def test_operations_of_a_step_are_counted():
