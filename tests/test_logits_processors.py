@@ -7,7 +7,7 @@ import torch
 from transformers import generation
 
 from nanovllm import SamplingParams
-from nanovllm.backends.torch.sampler import SamplingRow, sample
+from nanovllm.backends.torch.sampler import SamplingRow, ban_improbable, row_params, sample
 from nanovllm.engine.logits_processors import make_processors
 
 VOCAB = 40
@@ -75,7 +75,8 @@ def test_min_p_with_a_temperature(seed):
     min_p, temperature = rng.choice([0.02, 0.1, 0.5]), rng.choice([0.5, 1.0, 1.7])
     warpers = [generation.TemperatureLogitsWarper(temperature), generation.MinPLogitsWarper(min_p)]
     theirs = generation.LogitsProcessorList(warpers)
-    row = ours(logits, prompt, output, [], min_p=min_p, temperature=temperature)
+    params = SamplingParams(min_p=min_p, temperature=temperature)
+    [row] = ban_improbable(logits[None], row_params([SamplingRow(params, seed, 0, 0)], logits.device))
     check(theirs, prompt + output, logits, row / temperature)
 
 

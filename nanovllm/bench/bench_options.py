@@ -105,7 +105,7 @@ class Offload(Prefix):
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """Measure the gain of speculation, on text that repeats its prompt and on text that does not.
+    """Measure the gain of speculation.
 
     Edits are forced: each output is its prompt, with a change every --edit-every tokens, whatever the model says. A
     checkpoint also writes stories, and goes on with a story that it has just written.

@@ -267,8 +267,8 @@ class Launches(TorchDispatchMode):
             self.as_one(PLAIN.paged_decode, *names)(*args)
 
         ops = Ops(*(self.as_one(function, name) for name, function in PLAIN._asdict().items()))
-        likeliest = self.as_one(PLAIN.find_likeliest, "find_peak", "join_peaks")
-        return ops._replace(paged_decode=decode, find_likeliest=likeliest)
+        sample_rows = self.as_one(PLAIN.sample_rows, "reduce_chunks", "sample_row")
+        return ops._replace(paged_decode=decode, sample_rows=sample_rows)
 
     def capture(self, step: Callable[[], None], shares_memory: bool = True) -> Callable[[], None]:
         """Stand in for capturing a CUDA graph: a replay runs the step again, and counts as one launch."""

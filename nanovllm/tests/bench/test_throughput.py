@@ -252,12 +252,12 @@ def test_failed_request_raises():
     output = SimpleNamespace(request_id="r", error="too long")
     steps = iter([[output]])
     engine = SimpleNamespace(
-        host_tier=SimpleNamespace(num_blocks_loaded=0),
         add_request=lambda id, *rest: setattr(output, "request_id", id),
         has_unfinished_requests=lambda: True,
         step=lambda: next(steps),
     )
-    llm: Any = SimpleNamespace(llm_engine=engine, reset_prefix_cache=lambda: True)
+    stats = SimpleNamespace(blocks_loaded=0, disk_blocks_loaded=0)
+    llm: Any = SimpleNamespace(llm_engine=engine, reset_prefix_cache=lambda: True, stats=lambda: stats)
     with pytest.raises(ValueError, match="too long"):
         serve(llm, [Task([1], 1)])
 

@@ -47,6 +47,7 @@ def threads() -> Case:
     pool = BlockPool(2)
     pool.free = TakenBetween(pool.free)
     engine = LLMEngine(EngineConfig(model=str(STORYTELLER), kv_cache_tokens=512, attention_backend="torch"))
+    engine.step()  # this thread owns it from now on
     answers = list[str]()
     thread = threading.Thread(target=lambda: answers.append(attempt(lambda: engine.add_request("0", [5]))))
     thread.start()
