@@ -67,7 +67,7 @@ class RankGroup:
         rank: int = 0,
         world_size: int = 1,
         store: Store | None = None,
-        device_type: str = "cpu",
+        device_type: str = "",
         followers: Followers | None = None,
         inbox: Connection | None = None,
     ) -> None:

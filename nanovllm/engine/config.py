@@ -189,6 +189,10 @@ class EngineConfig:
             raise ValueError(f"device {self.device!r} is not available: {str(error).splitlines()[0]}") from None
         return device
 
+    def on_rank(self, local_rank: int) -> Self:
+        """Return the options of a rank: on CUDA, each one has a device of its own."""
+        return replace(self, device=f"cuda:{local_rank}") if self.device_type == "cuda" else self
+
     def torch_dtype(self, checkpoint_dtype: str) -> "torch.dtype":
         """Return the type of weights, keys and values; "auto" is the checkpoint's own, and float32 on a CPU."""
         import torch

@@ -95,9 +95,7 @@ class LLMEngine:
         observers: abc.Iterable[object],
         choose: abc.Callable[[KVCache], tuple[Executor, Kernels]] | None,
     ) -> None:
-        if self.ranks.world_size > 1 and config.device_type == "cuda":
-            config = replace(config, device=f"cuda:{self.ranks.local_rank}")
-        self.config = config
+        config = self.config = config.on_rank(self.ranks.local_rank) if self.ranks.world_size > 1 else config
         self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
         local = local_config(self.model_config, self.ranks.world_size)  # with this rank's heads
         if config.has_int8_kv:
