@@ -76,7 +76,7 @@ def test_engine_is_freed_before_the_next_one_even_if_it_fails(run, monkeypatch):
     monkeypatch.setattr(launches, "numbers", failing)
     status, out, err = run("bench launches", "--rounds", "1")
     assert (status, out, len(engines)) == (2, "", 2)
-    assert err.endswith("\nerror: first: KeyError: 'no kernel'; second: KeyError: 'no kernel'\n"), "after the tracebacks"
+    assert err.endswith("\nerror: first: KeyError: 'no kernel'; second: KeyError: 'no kernel'\n")
 
 
 @pytest.mark.parametrize("command", ["launches", "peers", "published"])
