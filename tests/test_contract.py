@@ -97,6 +97,7 @@ def test_enough_candidates_have_no_ties(vectors):
     assert any(not prompt.isascii() for prompt in chosen if isinstance(prompt, str))
 
 
+@pytest.mark.ends
 @pytest.mark.parametrize("stage", [*find_stages(ROOT), PACKAGE], indirect=True)
 def test_fixed_vectors(stage, device, oracle, vectors):
     prompts = [CANDIDATES[i] for i in vectors]
@@ -146,6 +147,7 @@ def test_other_requests_do_not_change_seeded_samples(stage, device, oracle, vect
             assert output.outputs[0].token_ids == alone.outputs[0].token_ids, (way, options, output.prompt)
 
 
+@pytest.mark.ends
 def test_samples_are_drawn_and_their_logprobs_are_of_the_raw_logits(stage, device, oracle, vectors, sampled_alone):
     chosen, num_greedy = short_vectors(oracle, vectors), 0
     for i, params, output in zip(chosen, sampling(stage, len(chosen)), sampled_alone, strict=True):

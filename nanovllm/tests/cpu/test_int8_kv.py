@@ -33,7 +33,8 @@ def random_model(rng: random.Random, head_dim: int, group: int, dtype: torch.dty
     return LlamaForCausalLM(config).eval().requires_grad_(False).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=FULL)])
+@FULL  # since the kernels take half a minute to compile
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_any_mix_of_tokens_gives_the_plain_logits(workers, dtype, compiled, monkeypatch):
     compiled(dtype, is_kv_int8=True)
@@ -59,8 +60,10 @@ def int8_kernels(compiled, kernels_folder, monkeypatch):
     compiled(torch.float32, is_kv_int8=True)
 
 
-@pytest.mark.parametrize("backend", ["numba", "torch"])
-def test_preempted_loaded_and_forked_sequences_generate_the_same_tokens(backend, tmp_path, int8_kernels):
+@pytest.mark.parametrize("backend", [pytest.param("numba", marks=FULL), "torch"])
+def test_preempted_loaded_and_forked_sequences_generate_the_same_tokens(backend, tmp_path, request):
+    if backend == "numba":
+        request.getfixturevalue("int8_kernels")
     write_checkpoint(tmp_path, hidden_size=64)
     options = {"kv_cache_dtype": "int8", "block_size": 4, **OPTIONS}
     large = LLM(tmp_path, kv_cache_tokens=2048, attention_backend="torch", **options)
@@ -99,7 +102,7 @@ def test_logits_are_near_those_of_float32():
     assert 0 < error < LOGIT_ERROR
 
 
-@pytest.mark.full
+@FULL
 def test_int8_predicts_held_out_text_nearly_as_well(with_kernels, int8_kernels):
     (loss, greedy), (its_loss, its_greedy) = quality(), quality(kv_cache_dtype="int8")
     share = sum(a != b for a, b in zip(greedy, its_greedy, strict=True)) / len(greedy)
