@@ -120,7 +120,7 @@ peers: $(call needs,test) ## race vLLM, llama.cpp and transformers, about 40 min
 	@$(PY) -m stages.bench.race $(addprefix --vllm ,$(VLLM)) $(addprefix --llama ,$(LLAMA)) $(ARGS)
 	@$(PY) -m stages.tools.prose
 
-gpu: $(call needs,test) ## measure on a GPU, in parts of a few minutes; PART=0 to 9, by default all; OUT=folder, ARGS="--device cpu --tiny"
+gpu: $(call needs,test) ## measure on a GPU, in parts of a few minutes; PART=0 to 10, by default all; OUT=folder, ARGS="--device cpu --tiny"
 	@$(PY) -m stages.bench.gpu $(PART) --out $(or $(OUT),gpu-results) $(ARGS)
 
 lint: $(call needs,lint) ## check style and types, with ruff and mypy

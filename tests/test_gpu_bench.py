@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from nanovllm.backends.gpu.ops import PLAIN, Ops
+from nanovllm.bench.report import shown
+from stages.bench import ranks
 from stages.bench.gpu import __main__ as command
 from stages.bench.gpu import checklist, common, engine, paper, parts
 from stages.bench.gpu.common import TINY, PartReport, Setup, file_of, read_results
@@ -50,8 +52,8 @@ def test_missing_device_is_a_one_line_error(tmp_path, capsys):
 
 def test_invalid_part_is_named(capsys):
     with pytest.raises(SystemExit):
-        command.parse(["10"])
-    assert "PART must be one of 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, got 10" in capsys.readouterr().err
+        command.parse(["11"])
+    assert "PART must be one of 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, got 11" in capsys.readouterr().err
 
 
 # Reports
@@ -181,6 +183,18 @@ def test_files_with_gpu_tests_need_few_packages():
 def test_outcomes_are_read_from_each_line(line):
     matches = engine.OUTCOME.finditer(f"collected 3 items\n{line}\nE   FAILED to launch")
     assert [(match[1], match[0]) for match in matches] == [("FAILED", line)]
+
+
+# Ranks
+
+
+@pytest.mark.full
+def test_page_about_ranks_says_what_each_rank_holds_and_waits_for():
+    text = (ROOT / "stages" / "SCALE.md").read_text(encoding="utf-8")
+    *counted, _, _ = ranks.compare(ranks.parse(["--device", "cpu", "--rounds", "1"])).items()
+    assert len(counted) == 3
+    for name, numbers in counted:
+        assert f"\n{name}: {shown(numbers)}\n" in text
 
 
 # The checklist

@@ -1,4 +1,4 @@
-"""Measure on a GPU: `python -m stages.bench.gpu [PART ...]`, all ten by default; `make gpu PART=2 OUT=folder`."""
+"""Measure on a GPU: `python -m stages.bench.gpu [PART ...]`, by default all; `make gpu PART=2 OUT=folder`."""
 
 import argparse
 import os
@@ -27,6 +27,7 @@ PARTS: dict[int, tuple[str, float, Callable[[Setup, PartReport], None]]] = {  # 
     7: ("the finished engine: nano-vllm's workload, compared with generate_batch", 480, partial(engine.run_benches, 7)),
     8: ("the finished engine: the cost of blocks in attention", 480, partial(engine.run_benches, 8)),
     9: ("the finished engine: launches of a step", 480, partial(engine.run_benches, 9)),
+    10: ("tensor parallel ranks, where there are several devices", 480, parts.tensor_parallel),
 }
 
 

@@ -1,4 +1,4 @@
-"""Parts 2 to 5: steps of the stages, copies between host and device, and claims that a GPU decides.
+"""Parts 2 to 5, and 10: steps of the stages, copies between host and device, claims that a GPU decides, and ranks.
 
 Claim 5: a free list in Python does 833,000 operations per second, 7 times as many as the framework's caching allocator
 and 267 times as many as the device's own.
@@ -20,6 +20,7 @@ import torch
 
 from nanovllm.bench.floor import Reading, device_bandwidth
 from nanovllm.bench.harness import Spread, medians, repeated, with_spreads
+from stages.bench import ranks
 from stages.bench.claims import books, shape_of_70b
 from stages.bench.decode_step import STAGES, Case, DecodeStep, measure_case
 from stages.bench.engines import silent
@@ -213,3 +214,26 @@ def block_copies(setup: Setup, shape: Any) -> Row:
     calls["plain copy"] = partial(cache.blocks[half].copy_, cache.blocks[0], non_blocking=True)
     turns = setup.turns({each: repeated(call, many) for each, call in calls.items()})
     return {"bytes per block": cache.blocks[0].nbytes, **with_spreads(turns, 1e6 / many)}
+
+
+# ---- ranks
+
+
+def tensor_parallel(setup: Setup, report: PartReport) -> None:
+    """Measure a batch on one device and on all of them."""
+    num_ranks = torch.cuda.device_count() if setup.is_cuda else 2
+    if num_ranks < 2:
+        report.note("There is one device: ranks need several.")
+        return
+    options = ["--ranks", str(num_ranks), "--device", setup.device.type, "--dtype", setup.dtype]
+    options += setup.size([], ["--context", "8", "--rounds", "1"])
+    cases = {
+        f"{model}, {batch} sequences": partial(rank_row, setup, model, [*options, "--batch", str(batch)])
+        for model, batch in itertools.product(setup.models, setup.size((1, 8, 64), (2,)))
+    }
+    report.table(f"One rank / {num_ranks} ranks", cases)
+
+
+def rank_row(setup: Setup, model: str, options: list[str]) -> Row:
+    """Measure a batch on one rank and on several."""
+    return ranks.compare(ranks.parse([str(setup.folder(model)), *options]))
