@@ -41,8 +41,9 @@ NEEDS = {  # by a pattern in the text; the first match counts
     r"\b(AudioAsset|ImageAsset|VideoAsset|fetch_image|multi_modal_data|prithvi\w*)\b": "images, audio or video",
     r"\b(KVTransferConfig|flexkv)\b": "a KV connector",
     r"\b(ShardedStateLoader|sharded_state|tensorizer)\b": "sharded or tensorized checkpoints",
-    r"\bWeightTransferConfig\b": "weights that change while the engine runs",
-    r"\b(tensor|pipeline|data)_parallel_size=([2-9]|args)": "several devices",
+    r"\b(WeightTransferConfig|reload_weights)\b": "weights that change while the engine runs",
+    r"\burlopen\(": "a download",
+    r"\b(pipeline|data)_parallel_size=([2-9]|args)": "several devices",
     r"\benable_return_routed_experts\b": "a mixture of experts",
     r"\b(LoRARequest|enable_lora)\b": "LoRA",
     r"\.(classify|score|encode|reward)\(": "pooling other than embeddings",
@@ -110,11 +111,17 @@ def run(name: str, text: str, checkpoint: Path) -> Outcome:
         (Path(folder) / EngineConfig.model).symlink_to(checkpoint)
         script = Path(folder) / Path(name).name
         script.write_text(with_model(renamed(text), checkpoint))
-        command = ["unshare", "--map-root-user", "--net", sys.executable, script.name]
+        alone = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
         try:
             done = subprocess.run(
-                command, cwd=folder, env=environment, timeout=TIME_LIMIT, capture_output=True, text=True, check=False
+                [*alone, sys.executable, script.name],
+                cwd=folder,
+                env=environment,
+                timeout=TIME_LIMIT,
+                capture_output=True,
+                text=True,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return Outcome(name, "fails", f"it runs for more than {TIME_LIMIT} seconds")
