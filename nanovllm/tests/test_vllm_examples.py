@@ -1,6 +1,5 @@
 """The table of vLLM's examples is complete, and the script that makes it notes what happens."""
 
-import re
 import socket
 import subprocess
 from pathlib import Path
@@ -70,8 +69,8 @@ def test_offline_example_takes_an_engine_from_vllm(text, is_example, tmp_path):
     ("text", "outcome"),
     [
         ("llm = LLM(model, enable_lora=True)", "needs LoRA"),
-        ("LLM(model, tensor_parallel_size=4)", "needs several devices"),
-        ("LLM(model, tensor_parallel_size=1)", "fails"),
+        ("LLM(model, pipeline_parallel_size=4)", "needs several devices"),
+        ("LLM(model, tensor_parallel_size=4)", "fails"),
         ("outputs = llm.score(query, documents)", "needs pooling other than embeddings"),
         ("outputs = llm.embed(prompts)", "fails"),
     ],
@@ -111,4 +110,4 @@ def test_script_has_no_network():
     with socket.create_server(("127.0.0.1", 0)) as server:
         text = f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), timeout=1)"
         outcome = run("a.py", text, Path("/checkpoints/storyteller"))
-    assert outcome.outcome == "fails" and re.match("OSError: .*unreachable", outcome.reason)
+    assert outcome.outcome == "fails" and outcome.reason.startswith("ConnectionRefusedError: ")

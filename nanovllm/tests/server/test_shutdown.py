@@ -59,6 +59,27 @@ def test_killed_engine_fails_the_health_check_and_ends_the_front():
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("end", ["kill a rank", "kill the engine", "stop the server"])
+def test_server_with_two_ranks_answers_like_one_and_leaves_nothing(end):
+    with serving() as one:
+        expected = one.completion(max_tokens=24)["choices"]
+    with serving("--tensor-parallel-size", "2") as served, ThreadPoolExecutor() as threads:
+        engine = served.engine_process()
+        [rank] = children(engine, "distributed.followers")
+        assert served.completion(max_tokens=24)["choices"] == expected
+        result = threads.submit(stream, served, "/v1/completions", **LONG | {"max_tokens": 100})
+        running(served)
+        if end == "stop the server":
+            assert served.stop() == 0 and result.result()[-1] == "[DONE]"
+        else:
+            os.kill(rank if end == "kill a rank" else engine, signal.SIGKILL)
+            until(lambda: not is_alive(engine), 5)
+            assert "error" in result.result()[-1] and served.process.wait(10) == 1
+            assert "error: the engine has ended: " in served.process.stderr.read()
+        until(lambda: not is_alive(rank), 5)
+
+
+@pytest.mark.full
 def test_killed_front_leaves_no_engine():
     with serving() as served, ThreadPoolExecutor() as threads:
         engine = served.engine_process()
@@ -74,8 +95,8 @@ def test_killed_front_leaves_no_engine():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_server_that_is_still_loading_ends_at_once(number):
     process = start()
-    until(lambda: engines_of(process) != [])
-    engines = engines_of(process)
+    until(lambda: children(process.pid, "spawn_main") != [])
+    engines = children(process.pid, "spawn_main")
     process.send_signal(number)
     assert process.wait(5) == {signal.SIGTERM: 0, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
     until(lambda: not any(map(is_alive, engines)))
@@ -87,7 +108,7 @@ def test_server_that_is_still_loading_ends_at_once(number):
 def test_ctrl_c_in_a_terminal_reaches_both_processes_and_is_one_line(seconds):
     """A terminal sends it to the engine's process too, which loads for some seconds."""
     process = start(start_new_session=True)
-    until(lambda: engines_of(process) != [])
+    until(lambda: children(process.pid, "spawn_main") != [])
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=30)
@@ -99,9 +120,10 @@ def start(*flags: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **options)
 
 
-def engines_of(process: subprocess.Popen[str]) -> list[int]:
-    command = ["pgrep", "-P", str(process.pid), "-f", "spawn_main"]
-    return [int(each) for each in subprocess.run(command, capture_output=True, text=True).stdout.split()]
+def children(parent: int, word: str) -> list[int]:
+    """Return the child processes with this word in their commands."""
+    found = subprocess.run(["pgrep", "-P", str(parent), "-f", word], capture_output=True, text=True)
+    return [int(each) for each in found.stdout.split()]
 
 
 def test_taken_port_is_a_one_line_error_before_the_model_is_read(run):
