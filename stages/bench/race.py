@@ -23,9 +23,10 @@ from stages.s1_contiguous_cache.llama import ModelConfig
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "notebooks/peers.json"
 MAX_LEN = 4608
-MODELS = {"7M": "storyteller", "135M": "smollm2-135m", "1.1B": "tinyllama-1.1b"}
 FILE_TYPES = {"Q8_0": 7, "Q4_0": 2, "Q4_K_M": 15}  # llama.cpp's numbers
-JOBS = ("--jobs", "mixed,1,2,4,16", "--prompts", "512,4000", "--busy-jobs", "mixed,1")
+SMALL = "--rounds 3 --jobs mixed,1,2,4,16 --prompts 512,4000 --busy-jobs mixed,1"
+LARGE = "--rounds 2 --jobs mixed,1,4 --prompts 512,4000 --busy-jobs 1"  # a round takes a quarter of an hour
+MODELS = {"7M": ("storyteller", SMALL), "135M": ("smollm2-135m", SMALL), "1.1B": ("tinyllama-1.1b", LARGE)}
 QUANTIZE = """
 import sys, llama_cpp
 source, target, number = sys.argv[1:]
@@ -86,7 +87,7 @@ def llama_files(folder: Path, python: str, parent: Path) -> Iterator[tuple[str, 
 
 def race(name: str, args: argparse.Namespace) -> dict[str, object]:
     """Race all engines with a model, and return the report."""
-    shape = MODELS[name]
+    shape, jobs = MODELS[name]
     folder = storyteller_of(MAX_LEN) if shape == "storyteller" else random_model(published(shape, MAX_LEN))
     with tempfile.TemporaryDirectory() as parent:
         peers = [f"vllm={args.vllm}"] if args.vllm else []
@@ -95,18 +96,8 @@ def race(name: str, args: argparse.Namespace) -> dict[str, object]:
                 f"llama.cpp:{each}={args.llama},{file}" for each, file in llama_files(folder, args.llama, Path(parent))
             ]
         report = Path(parent, "report.json")
-        command = [
-            "bench",
-            "peers",
-            "--model",
-            str(folder),
-            "--dtype",
-            "bfloat16",
-            "--formats",
-            "int8,int4",
-            *args.jobs,
-        ]
-        command += ["--max-model-len", str(MAX_LEN), "--rounds", str(args.rounds), "--json", str(report)]
+        command = ["bench", "peers", "--model", str(folder), "--dtype", "bfloat16", "--formats", "int8,int4"]
+        command += ["--max-model-len", str(MAX_LEN), "--json", str(report), *(args.jobs or jobs.split())]
         if status := nanovllm(command + [part for peer in peers for part in ("--peer", peer)]):
             sys.exit(status)
         return json.loads(report.read_text()) | {"model": name}
@@ -118,11 +109,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vLLM")
     parser.add_argument("--llama", metavar="PYTHON", help="an interpreter that has llama-cpp-python")
     parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=REPORT, metavar="FILE", help="default: %(default)s")
-    parser.add_argument(
-        "jobs", nargs="*", default=JOBS, metavar="-- --jobs 1", help="other jobs for nanovllm bench peers"
-    )
+    parser.add_argument("jobs", nargs="*", metavar="-- --jobs 1", help="other options for nanovllm bench peers")
     args = parser.parse_args(argv)
     names = args.models.split(",")
     if unknown := [name for name in names if name not in MODELS]:
