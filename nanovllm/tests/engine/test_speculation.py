@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ...engine.beam_search import BeamSearchParams
+from ...engine.beam_search import BeamSearch, BeamSearchParams
 from ...engine.config import EngineArgs, EngineConfig
 from ...engine.executor import Scheduled
 from ...engine.llm_engine import LLMEngine
@@ -118,9 +118,13 @@ Outputs = dict[str, list[tuple[list[int], str, str | None]]]
 
 
 class History:
-    """Requests of all kinds for one engine, and the moments at which they arrive and are aborted."""
+    """Requests of all kinds for one engine, and the moments at which they arrive and are aborted.
 
-    def __init__(self, seed: int, checkpoints: list[Path]) -> None:
+    Some engines save blocks in a folder, so the second one to play finds those of the first. Some end with a beam
+    search.
+    """
+
+    def __init__(self, seed: int, checkpoints: list[Path], folder: Path) -> None:
         rng = self.rng = random.Random(seed)
         block_size, num_seqs = rng.choice([1, 2, 4, 8, 16]), rng.choice([1, 3, 8])
         self.checkpoint, self.seed = checkpoints[seed % len(checkpoints)], seed
@@ -145,6 +149,9 @@ class History:
             self.arrivals.append((rng.choice([0, 0, rng.randrange(30)]), str(i), *request))
         self.arrivals.sort(key=lambda arrival: arrival[0])  # seeds are drawn on arrival
         self.aborts = {str(i): rng.randint(1, 60) for i in range(8) if rng.random() < 0.1}  # after so many tokens
+        if self.options["enable_prefix_caching"] and rng.random() < 0.4:
+            self.options |= {"kv_disk_dir": str(folder / str(seed)), "kv_disk_save": "all"}
+        self.beams = start[:9] if num_seqs > 2 and rng.random() < 0.3 else None
 
     def _params(self, most: int) -> SamplingParams:
         rng = self.rng
@@ -183,7 +190,12 @@ class History:
                     engine.abort_request(name)
                     assert_whole(engine)
             num_steps += 1
+        if self.beams:
+            output = BeamSearch(engine, BeamSearchParams(3, max_tokens=6)).run("beams", self.beams)
+            ended["beams"] = [(beam.tokens, beam.text or "", None) for beam in output.sequences]
         assert_empty(engine)
+        if engine.disk_tier:
+            engine.disk_tier.flush()
         return ended, engine
 
 
@@ -206,6 +218,8 @@ def check_histories(histories: list[History], backend: str = "torch") -> Counter
             accepted=stats.accepted_tokens,
             preempted=stats.preemptions,
             loaded=stats.blocks_loaded,
+            from_disk=stats.disk_blocks_loaded,
+            beams="beams" in both,
             aborted=len(history.aborts),
             stopped=sum(end == "stop" for output in drafted.values() for *_, end in output),
             tokens=stats.generation_tokens,
@@ -221,11 +235,12 @@ PARTS = [
 
 
 @pytest.mark.parametrize("seeds", PARTS)
-def test_random_histories_give_the_same_outputs_as_without_drafts(loopy, seeds):
-    counts = check_histories([History(seed, loopy) for seed in seeds])
+def test_random_histories_give_the_same_outputs_as_without_drafts(loopy, seeds, tmp_path):
+    counts = check_histories([History(seed, loopy, tmp_path) for seed in seeds])
     print(dict(counts))
     assert 0.05 * counts["tokens"] < counts["accepted"] < 0.95 * counts["drafted"], counts
-    assert min(counts["preempted"], counts["loaded"], counts["aborted"], counts["stopped"]) > 0, counts
+    kinds = "preempted", "loaded", "from_disk", "beams", "aborted", "stopped"
+    assert min(counts[kind] for kind in kinds) > 0, counts
 
 
 def play_both(checkpoint: Path, prompts: list[list[int]], request: SamplingParams, **options: Any) -> LLMEngine:
