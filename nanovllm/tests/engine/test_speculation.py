@@ -150,7 +150,8 @@ class History:
         self.arrivals.sort(key=lambda arrival: arrival[0])  # seeds are drawn on arrival
         self.aborts = {str(i): rng.randint(1, 60) for i in range(8) if rng.random() < 0.1}  # after so many tokens
         if self.options["enable_prefix_caching"] and rng.random() < 0.4:
-            self.options |= {"kv_disk_dir": str(folder / str(seed)), "kv_disk_save": "all"}
+            disk = {"kv_disk_dir": str(folder / str(seed)), "kv_disk_save": "all", "offload_policy": "load"}
+            self.options |= disk
         self.beams = start[:9] if num_seqs > 2 and rng.random() < 0.3 else None
 
     def _params(self, most: int) -> SamplingParams:
