@@ -29,6 +29,8 @@ HEAD = "| example | outcome | reason |\n|---|---|---|\n"
 TIME_LIMIT = 300  # seconds
 MAX_REASON = 150  # characters
 NUM_POSITIONS = 16_384  # of the checkpoint: one example has a prompt of several thousand tokens
+# With no network but loopback, which ranks need.
+ALONE = ("unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
 ENGINES = {"LLM", "LLMEngine", "AsyncLLM", "AsyncLLMEngine"}
 MODEL = re.compile(r"""(\bLLM\(\s*|\bmodel(?:_name|_path|_dir)?["']?\s*[=:]\s*)(["'])[\w.-]+/[\w.-]+\2""")
@@ -111,17 +113,11 @@ def run(name: str, text: str, checkpoint: Path) -> Outcome:
         (Path(folder) / EngineConfig.model).symlink_to(checkpoint)
         script = Path(folder) / Path(name).name
         script.write_text(with_model(renamed(text), checkpoint))
-        alone = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+        command = [*ALONE, sys.executable, script.name]
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
         try:
             done = subprocess.run(
-                [*alone, sys.executable, script.name],
-                cwd=folder,
-                env=environment,
-                timeout=TIME_LIMIT,
-                capture_output=True,
-                text=True,
-                check=False,
+                command, cwd=folder, env=environment, timeout=TIME_LIMIT, capture_output=True, text=True, check=False
             )
         except subprocess.TimeoutExpired:
             return Outcome(name, "fails", f"it runs for more than {TIME_LIMIT} seconds")

@@ -193,6 +193,7 @@ class History:
             num_steps += 1
         if self.beams:
             output = BeamSearch(engine, BeamSearchParams(3, max_tokens=6)).run("beams", self.beams)
+            assert output.error is None and len(output.sequences) == 3
             ended["beams"] = [(beam.tokens, beam.text or "", None) for beam in output.sequences]
         assert_empty(engine)
         if engine.disk_tier:
