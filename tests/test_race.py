@@ -39,10 +39,9 @@ def test_file_for_llama_cpp_has_the_weights_of_the_folder(tmp_path):
 
 
 @pytest.mark.full
-def test_one_command_writes_a_report_for_each_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(race, "JOBS", ("--jobs", "1", "--no-transformers"))
+def test_one_command_writes_a_report_for_each_model(tmp_path):
     out = tmp_path / "peers.json"
-    race.main(["--models", "7M", "--rounds", "1", "--out", str(out)])
+    race.main(["--models", "7M", "--out", str(out), "--", "--rounds", "1", "--jobs", "1", "--no-transformers"])
     [report] = json.loads(out.read_text())
     assert report["model"] == "7M" and list(report["measured"]) == ["nanovllm", "nanovllm int8", "nanovllm int4"]
     assert "7M" in peers.picture([report]) and "1 sequence" in peers.table_of(report)
