@@ -33,6 +33,7 @@ from .vectors import (
     constant,
     element,
     floats,
+    inlined,
     intrinsic,
     kernel,
     largest_or_nan,
@@ -49,9 +50,7 @@ from .vectors import (
     write,
 )
 
-INT4, INT4_FLOAT32, INT8, INT8_HALF_GROUPS = (  # Numba takes plain integers
-    *map(int, (Format.INT4, Format.INT4_FLOAT32, Format.INT8, Format.INT8_HALF_GROUPS)),
-)
+INT4, INT4_FLOAT32, INT8, INT8_GROUPS, INT8_HALF_GROUPS = map(int, Format)  # Numba takes plain integers
 LINE = 64  # bytes: four of each of 16 outputs
 SUMS = 3  # of a group of x: all of it, its first half, and its second half
 ROWS = 4  # of x, in a block of registers
@@ -244,54 +243,81 @@ def quantized_block(
     starts, groups_of, to = starts_of(rows, size), starts_of(rows, size // GROUP), starts_of(rows, stride)
     totals, groups, each = no_sums(rows, (0, 1)), size // GROUP, lines * LINE
     columns, ahead = (0, each * groups), 2 * each * groups
-    if lines <= INT4_FLOAT32:
-        for g in range(groups):
-            sums, i = no_sums(rows, (0, 1)), g * each
-            for k in range(0, GROUP, 8):
-                sums = add_dots_4(sums, weight, columns, i + k * 8, x, starts, g * GROUP + k)
-                prefetch(weight, i + k * 8 + ahead)
-                prefetch(weight, columns[1] + i + k * 8 + ahead)
-            i += 4 * LINE
-            prefetch(weight, i + ahead)
-            prefetch(weight, columns[1] + i + ahead)
-            if lines == INT4:
-                scale, minimum = load_lower(weight, columns, i), load_upper(weight, columns, i)
-            else:
-                scale, minimum = load_float32(weight, columns, i), load_float32(weight, columns, i + LINE)
-                prefetch(weight, i + LINE + ahead)
-                prefetch(weight, columns[1] + i + LINE + ahead)
-            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
-    elif lines == INT8:
-        one, zero = splat(np.float32(1)), splat(np.float32(-128))
-        for g in range(groups):
-            sums = no_sums(rows, (0, 1))
-            for k in range(g * GROUP, g * GROUP + GROUP, 4):
-                sums = add_dots_8(sums, weight, columns, k * WIDTH, x, starts, k)
-                prefetch(weight, k * WIDTH + ahead)
-                prefetch(weight, columns[1] + k * WIDTH + ahead)
-            totals = add_group(totals, sums, (one, one), (zero, zero), x_scales, x_sums, groups_of, g, 0)
-        totals = scaled_columns(totals, (load(scales, 0), load(scales, WIDTH)))
-    else:
-        zero, parts = splat(np.float32(-128)), lines - INT8
+    one, zero = splat(np.float32(1)), splat(np.float32(-128))
+    if lines == INT4:
         for g in range(groups):
             i = g * each
-            for part in range(parts):
-                sums, first = no_sums(rows, (0, 1)), part * WIDTH
-                for k in range(first, first + GROUP // parts, 4):
-                    sums = add_dots_8(sums, weight, columns, i + k * WIDTH, x, starts, g * GROUP + k)
-                    prefetch(weight, i + k * WIDTH + ahead)
-                    prefetch(weight, columns[1] + i + k * WIDTH + ahead)
-                place = i + (INT8 + part) * LINE
-                scale = load_float32(weight, columns, place)
-                prefetch(weight, place + ahead)
-                prefetch(weight, columns[1] + place + ahead)
+            sums = sums_4(rows, weight, columns, i, x, starts, g * GROUP)
+            prefetch_lines(weight, columns, i + ahead, INT4)
+            i += 4 * LINE
+            scale, minimum = load_lower(weight, columns, i), load_upper(weight, columns, i)
+            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
+    elif lines == INT4_FLOAT32:
+        for g in range(groups):
+            i = g * each
+            sums = sums_4(rows, weight, columns, i, x, starts, g * GROUP)
+            prefetch_lines(weight, columns, i + ahead, INT4_FLOAT32)
+            i += 4 * LINE
+            scale, minimum = load_float32(weight, columns, i), load_float32(weight, columns, i + LINE)
+            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
+    elif lines == INT8:
+        for g in range(groups):
+            i = g * each
+            sums = sums_8(rows, weight, columns, i, x, starts, g * GROUP, 8)
+            prefetch_lines(weight, columns, i + ahead, INT8)
+            totals = add_group(totals, sums, (one, one), (zero, zero), x_scales, x_sums, groups_of, g, 0)
+        totals = scaled_columns(totals, (load(scales, 0), load(scales, WIDTH)))
+    elif lines == INT8_GROUPS:
+        for g in range(groups):
+            i = g * each
+            sums = sums_8(rows, weight, columns, i, x, starts, g * GROUP, 8)
+            prefetch_lines(weight, columns, i + ahead, INT8_GROUPS)
+            scale = load_float32(weight, columns, i + INT8 * LINE)
+            minimum = scaled_columns(scale, (zero, zero))
+            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
+    else:
+        for g in range(groups):
+            i = g * each
+            prefetch_lines(weight, columns, i + ahead, INT8_HALF_GROUPS)
+            for part in range(2):
+                sums = sums_8(rows, weight, columns, i + part * 4 * LINE, x, starts, g * GROUP + part * WIDTH, 4)
+                scale = load_float32(weight, columns, i + (INT8 + part) * LINE)
                 minimum = scaled_columns(scale, (zero, zero))
-                which = 1 + part if lines == INT8_HALF_GROUPS else 0
-                totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, which)
+                totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 1 + part)
     totals = add_blocks(totals, load_block(bias, starts_of(rows, 0), (0, WIDTH)))
     if adds:
         totals = add_blocks(totals, load_block(out, to, (0, WIDTH)))
     store_rows(out, to, (0, WIDTH), totals)
+
+
+@inlined
+def sums_4(
+    rows: tuple[int, ...], weight: Memory, columns: tuple[int, int], i: int, x: Memory, starts: tuple[int, ...], k: int
+) -> Any:
+    """Return the sums of a group's products, in 4 bits. Its lines are at i, and its numbers of x at k of each row."""
+    sums = no_sums(rows, (0, 1))
+    for line in range(4):
+        sums = add_dots_4(sums, weight, columns, i + line * LINE, x, starts, k + 8 * line)
+    return sums
+
+
+@inlined
+def sums_8(
+    rows: tuple[int, ...], weight: Memory, columns: tuple[int, int], i: int, x: Memory, starts: tuple[int, ...], k: int,
+    lines: int,
+) -> Any:  # fmt: skip
+    """Do the same in 8 bits, for a group of this many lines."""
+    sums = no_sums(rows, (0, 1))
+    for line in range(lines):
+        sums = add_dots_8(sums, weight, columns, i + line * LINE, x, starts, k + 4 * line)
+    return sums
+
+
+@inlined
+def prefetch_lines(weight: Memory, columns: tuple[int, int], i: int, lines: int) -> None:
+    for line in range(lines):
+        prefetch(weight, columns[0] + i + line * LINE)
+        prefetch(weight, columns[1] + i + line * LINE)
 
 
 @kernel

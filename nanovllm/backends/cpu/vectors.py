@@ -44,6 +44,12 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function as a part of each kernel that calls it. Otherwise a large one returns vectors in memory."""
+    compiled: Callable[..., Any] = njit(**INNER, forceinline=True)(function)
+    return compiled
+
+
 def entry(function: Function) -> Function:
     """Compile a function that Python calls."""
     compiled: Function = njit(**ENTRY)(function)
