@@ -116,7 +116,7 @@ measure: $(call needs,test) ## measure all figures of the course, about 15 minut
 	@$(PY) -m stages.bench $(or $(ARGS),all)
 	@$(PY) -m stages.tools.prose
 
-peers: $(call needs,test) ## race vLLM, llama.cpp and transformers, about 80 minutes on an idle machine; VLLM=python LLAMA=python
+peers: $(call needs,test) ## race vLLM, llama.cpp and transformers, about two hours on an idle machine; VLLM=python LLAMA=python
 	@$(PY) -m stages.bench.race $(addprefix --vllm ,$(VLLM)) $(addprefix --llama ,$(LLAMA)) $(ARGS)
 	@$(PY) -m stages.tools.prose
 

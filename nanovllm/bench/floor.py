@@ -47,8 +47,9 @@ class Floor(NamedTuple):
     slot_bytes: int  # one token's keys and values
 
     @classmethod
-    def of(cls, llm: "LLM") -> Self:
-        return cls(weight_bytes(llm), llm.llm_engine.kv_cache.bytes_per_token)
+    def of(cls, llm: "LLM", quantization: str | None = None) -> Self:
+        """Return the floor of an engine, or of the same one with its weights quantized."""
+        return cls(weight_bytes(llm, quantization), llm.llm_engine.kv_cache.bytes_per_token)
 
     def num_bytes(self, tasks: Sequence[Task], num_steps: int) -> int:
         """Return the bytes of all steps: the weights in each one, and the slots before each decoded token.
@@ -59,9 +60,9 @@ class Floor(NamedTuple):
         return num_steps * self.step_bytes + slots * self.slot_bytes
 
 
-def weight_bytes(llm: "LLM") -> int:
+def weight_bytes(llm: "LLM", quantization: str | None = None) -> int:
     """Return the bytes of weights that a step reads: only a few rows of an embedding that is not also the head."""
     model, itemsize = llm.model_config, llm.llm_engine.dtype.itemsize
-    parts, bits = parameters(model), weight_bits(model, llm.config.quantization, itemsize)
+    parts, bits = parameters(model), weight_bits(model, quantization or llm.config.quantization, itemsize)
     unread = 0 if model.tie_word_embeddings else parts["embedding"] * itemsize
     return round(sum(parts.values()) * bits / 8) - unread

@@ -268,7 +268,8 @@ def compare(
     Long prompts are a group of their own, because room for many sequences of that length would fill the memory.
     `unquantized` is the same engine with another KV cache, which takes part at long contexts.
     """
-    versions, says, floor = dict[str, str](), list[str](), Floor.of(llm)
+    versions, says = dict[str, str](), list[str]()
+    floors = {spec.title: floor_of(spec, llm) for spec in specs}
     own = {OWN: llm} | ({} if unquantized is None else {UNQUANTIZED: unquantized})
     measured: dict[str, dict[str, Any]] = {name: {} for name in (*own, *(spec.title for spec in specs))}
     shared = [job for job in jobs if not job.is_own]
@@ -280,17 +281,26 @@ def compare(
                 process = stack.enter_context(closing(PeerProcess(spec, wanted)))
                 engines[spec.title], versions[spec.title] = process.serve, described(spec, process.version)
             for job in group:
-                says += race(llm, floor, job, engines, rounds, measured)
+                says += race(llm, floors, job, engines, rounds, measured)
     for job in (job for job in jobs if job.is_own):
         alone: dict[str, Serve] = {name: partial(serve_as_computed, each) for name, each in own.items()}
-        says += race(llm, floor, job, alone, rounds, measured)
+        says += race(llm, floors, job, alone, rounds, measured)
     return report_of("peers", named, machine(llm) | versions, measured, says)
 
 
 def race(
-    llm: LLM, floor: Floor, job: Job, engines: dict[str, Serve], rounds: int, measured: dict[str, dict[str, Any]]
+    llm: LLM,
+    floors: Mapping[str, Floor],
+    job: Job,
+    engines: dict[str, Serve],
+    rounds: int,
+    measured: dict[str, dict[str, Any]],
 ) -> list[str]:
-    """Serve a job with each engine, add the numbers to `measured`, and return notes."""
+    """Serve a job with each engine, add the numbers to `measured`, and return notes.
+
+    `floors` are those of peers, which differ from this engine's.
+    """
+    floor = Floor.of(llm)
     for warm_up in engines.values():
         warm_up([task.shortened(WARM_UP_TOKENS) for task in job.tasks])
     calls: dict[str, Callable[[], Any]] = {name: partial(each, job.tasks) for name, each in engines.items()}
@@ -298,7 +308,7 @@ def race(
     with busy_process() if job.is_busy else nullcontext():
         results = take_turns(calls, rounds, warm_ups=0, title=job.name)
     for name in engines:
-        measured[name] |= numbers(floor, job, name, results)
+        measured[name] |= numbers(floors.get(name, floor), job, name, results)
     return [f"{job.name}: {line}" for line in conclusions(llm, floor, job, results)]
 
 
@@ -319,6 +329,16 @@ def described(spec: PeerSpec, version: str) -> str:
         return version
     types = Counter(stored.type for stored in read_header(Path(spec.file))[1].values())
     return f"{version}, {', '.join(f'{count} {name}' for name, count in types.most_common())}"
+
+
+def floor_of(spec: PeerSpec, llm: LLM) -> Floor:
+    """Return the floor of a peer, whose weights may have fewer bits."""
+    floor = Floor.of(llm, spec.label if spec.name == OWN else None)
+    if not spec.file or find_spec("gguf") is None or not Path(spec.file).is_file():
+        return floor
+    tensors = read_header(Path(spec.file))[1]
+    unread = "token_embd.weight" if "output.weight" in tensors else ""
+    return floor._replace(step_bytes=sum(each.num_bytes for name, each in tensors.items() if name != unread))
 
 
 def numbers(floor: Floor, job: Job, name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "notebooks/peers.json"
 MAX_LEN = 4608
 FILE_TYPES = {"Q8_0": 7, "Q4_0": 2, "Q4_K_M": 15}  # llama.cpp's numbers
-SMALL = "--rounds 3 --jobs mixed,1,2,4,16 --prompts 512,4000 --busy-jobs mixed,1"
-LARGE = "--rounds 2 --jobs 1,4 --prompts 512"  # its steps take four times as long as 135M's
-MODELS = {"7M": ("storyteller", SMALL), "135M": ("smollm2-135m", SMALL), "1.1B": ("tinyllama-1.1b", LARGE)}
+JOBS = "--rounds 2 --jobs mixed,1,2,4,16 --prompts 512,4000"
+BUSY = f"{JOBS} --busy-jobs mixed,1"  # llama.cpp and transformers take three times as long as alone
+MODELS = {"7M": ("storyteller", BUSY), "135M": ("smollm2-135m", BUSY), "1.1B": ("tinyllama-1.1b", JOBS)}
 QUANTIZE = """
 import sys, llama_cpp
 source, target, number = sys.argv[1:]
