@@ -7,7 +7,7 @@ import torch
 
 from nanovllm import LLM
 from nanovllm.bench.floor import Floor
-from nanovllm.bench.peers import PeerSpec, floor_of
+from nanovllm.bench.peers import PeerSpec
 from nanovllm.checkpoints.gguf import read_header
 from nanovllm.checkpoints.model_config import read_model_config
 from stages.bench import race
@@ -40,7 +40,7 @@ def test_file_for_llama_cpp_has_the_weights_of_the_folder(tmp_path):
             expected = expected[order]
         torch.testing.assert_close(values, expected, rtol=0, atol=0)
     llm = LLM(folder, dtype="bfloat16", kv_cache_tokens=64)
-    own, theirs = Floor.of(llm), floor_of(PeerSpec("llama.cpp", "python", str(file)), llm)
+    own, theirs = Floor.of(llm), PeerSpec("llama.cpp", "python", str(file)).floor(llm)
     assert theirs.slot_bytes == own.slot_bytes and own.step_bytes <= theirs.step_bytes < own.step_bytes * 1.001
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import torch
 
-from ..checkpoints.gguf import read_header
+from ..checkpoints.gguf import Stored, read_header
 from ..checkpoints.model_config import read_model_config
 from ..engine import sequence
 from ..engine.config import POOL_SIZES, EngineArgs, EngineConfig
@@ -48,7 +48,13 @@ LENGTHS = 512  # max_model_len is rounded up to a multiple of it: vLLM compiles 
 DECODE_LENGTH, WARM_UP_TOKENS = 128, 8
 NUM_STEPS = 8  # decode steps at a long context
 MAX_IDLE_SHARE = 0.05  # of a core, while other engines compute
-Serve = Callable[[Sequence[Task]], Run]
+
+
+class Entrant(NamedTuple):
+    """An engine in a race."""
+
+    serve: Callable[[Sequence[Task]], Run]
+    floor: Floor
 
 
 class PeerSpec(NamedTuple):
@@ -80,6 +86,18 @@ class PeerSpec(NamedTuple):
     def title(self) -> str:
         """The engine's name in the report."""
         return f"{self.name} {self.label}".strip()
+
+    def tensors(self) -> dict[str, Stored]:
+        """Return the tensors of its file, or none if it has no file that can be read here."""
+        is_readable = self.file and find_spec("gguf") is not None and Path(self.file).is_file()
+        return read_header(Path(self.file))[1] if is_readable else {}
+
+    def floor(self, llm: LLM) -> Floor:
+        """Return its floor: its weights may have fewer bits than those of `llm`."""
+        floor, tensors = Floor.of(llm, self.label if self.name == OWN else None), self.tensors()
+        unread = "token_embd.weight" if "output.weight" in tensors else ""
+        num_bytes = sum(each.num_bytes for name, each in tensors.items() if name != unread)
+        return floor._replace(step_bytes=num_bytes or floor.step_bytes)
 
 
 TRANSFORMERS = PeerSpec("transformers", sys.executable)  # of this environment
@@ -256,89 +274,62 @@ def with_room(engine: dict[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
 
 
 def compare(
-    llm: LLM,
-    specs: Sequence[PeerSpec],
-    jobs: Sequence[Job],
-    rounds: int,
-    named: dict[str, Any],
-    unquantized: LLM | None = None,
+    llm: LLM, specs: Sequence[PeerSpec], jobs: Sequence[Job], rounds: int, named: dict[str, Any], other: LLM | None
 ) -> Report:
     """Serve each job with one engine at a time. All engines are loaded before the first job of a group.
 
     Long prompts are a group of their own, because room for many sequences of that length would fill the memory.
-    `unquantized` is the same engine with another KV cache, which takes part at long contexts.
+    `other` is the same engine with another KV cache, which takes part at long contexts.
     """
     versions, says = dict[str, str](), list[str]()
-    floors = {spec.title: floor_of(spec, llm) for spec in specs}
-    own = {OWN: llm} | ({} if unquantized is None else {UNQUANTIZED: unquantized})
+    own = {OWN: llm} | ({} if other is None else {UNQUANTIZED: other})
     measured: dict[str, dict[str, Any]] = {name: {} for name in (*own, *(spec.title for spec in specs))}
     shared = [job for job in jobs if not job.is_own]
     for group in ([job for job in shared if job.kind != "prompt"], [job for job in shared if job.kind == "prompt"]):
         with ExitStack() as stack:
-            engines: dict[str, Serve] = {OWN: partial(serve, llm, detokenize=False)}
+            engines = {OWN: Entrant(partial(serve, llm, detokenize=False), Floor.of(llm))}
             for spec in specs if group else ():
                 wanted = peer_settings(llm, *(job.tasks for job in group))
                 process = stack.enter_context(closing(PeerProcess(spec, wanted)))
-                engines[spec.title], versions[spec.title] = process.serve, described(spec, process.version)
+                versions[spec.title] = described(spec, process.version)
+                engines[spec.title] = Entrant(process.serve, spec.floor(llm))
             for job in group:
-                says += race(llm, floors, job, engines, rounds, measured)
+                says += race(llm, job, engines, rounds, measured)
     for job in (job for job in jobs if job.is_own):
-        alone: dict[str, Serve] = {name: partial(serve_as_computed, each) for name, each in own.items()}
-        says += race(llm, floors, job, alone, rounds, measured)
+        alone = {name: Entrant(partial(serve_as_computed, each), Floor.of(each)) for name, each in own.items()}
+        says += race(llm, job, alone, rounds, measured)
     return report_of("peers", named, machine(llm) | versions, measured, says)
 
 
 def race(
-    llm: LLM,
-    floors: Mapping[str, Floor],
-    job: Job,
-    engines: dict[str, Serve],
-    rounds: int,
-    measured: dict[str, dict[str, Any]],
+    llm: LLM, job: Job, engines: Mapping[str, Entrant], rounds: int, measured: dict[str, dict[str, Any]]
 ) -> list[str]:
-    """Serve a job with each engine, add the numbers to `measured`, and return notes.
-
-    `floors` are those of peers, which differ from this engine's.
-    """
-    floor = Floor.of(llm)
-    for warm_up in engines.values():
-        warm_up([task.shortened(WARM_UP_TOKENS) for task in job.tasks])
-    calls: dict[str, Callable[[], Any]] = {name: partial(each, job.tasks) for name, each in engines.items()}
+    """Serve a job with each engine, add the numbers to `measured`, and return notes."""
+    for each in engines.values():
+        each.serve([task.shortened(WARM_UP_TOKENS) for task in job.tasks])
+    calls: dict[str, Callable[[], Any]] = {name: partial(each.serve, job.tasks) for name, each in engines.items()}
     calls["read"] = partial(device_bandwidth, llm.llm_engine.device)
     with busy_process() if job.is_busy else nullcontext():
         results = take_turns(calls, rounds, warm_ups=0, title=job.name)
-    for name in engines:
-        measured[name] |= numbers(floors.get(name, floor), job, name, results)
-    return [f"{job.name}: {line}" for line in conclusions(llm, floor, job, results)]
+    for name, each in engines.items():
+        measured[name] |= numbers(each.floor, job, name, results)
+    return [f"{job.name}: {line}" for line in conclusions(llm, Floor.of(llm), job, results)]
 
 
 @contextmanager
 def busy_process() -> Iterator[None]:
     """Let another process use one core."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def described(spec: PeerSpec, version: str) -> str:
     """Return the version of a peer, and how many tensors of its file have which type."""
-    if not spec.file or find_spec("gguf") is None or not Path(spec.file).is_file():
-        return version
-    types = Counter(stored.type for stored in read_header(Path(spec.file))[1].values())
-    return f"{version}, {', '.join(f'{count} {name}' for name, count in types.most_common())}"
-
-
-def floor_of(spec: PeerSpec, llm: LLM) -> Floor:
-    """Return the floor of a peer, whose weights may have fewer bits."""
-    floor = Floor.of(llm, spec.label if spec.name == OWN else None)
-    if not spec.file or find_spec("gguf") is None or not Path(spec.file).is_file():
-        return floor
-    tensors = read_header(Path(spec.file))[1]
-    unread = "token_embd.weight" if "output.weight" in tensors else ""
-    return floor._replace(step_bytes=sum(each.num_bytes for name, each in tensors.items() if name != unread))
+    types = Counter(each.type for each in spec.tensors().values())
+    return ", ".join([version, *(f"{count} {name}" for name, count in types.most_common())])
 
 
 def numbers(floor: Floor, job: Job, name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -108,15 +108,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m stages.bench.race", description=__doc__.splitlines()[0])
     parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vLLM")
     parser.add_argument("--llama", metavar="PYTHON", help="an interpreter that has llama-cpp-python")
-    parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="default: all")
     parser.add_argument("--out", type=Path, default=REPORT, metavar="FILE", help="default: %(default)s")
     parser.add_argument("jobs", nargs="*", metavar="-- --jobs 1", help="other options for nanovllm bench peers")
     args = parser.parse_args(argv)
-    names = args.models.split(",")
-    if unknown := [name for name in names if name not in MODELS]:
-        parser.error(f"--models must be some of {', '.join(MODELS)}, got {unknown[0]!r}")
     reports = []
-    for name in names:
+    for name in args.models:
         reports.append(race(name, args))
         args.out.write_text(json.dumps(reports, indent=1) + "\n", encoding="utf-8")
 

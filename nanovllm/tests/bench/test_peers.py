@@ -13,7 +13,7 @@ from ...bench import floor, peers
 from ...bench.bench_options import Peers
 from ...bench.engine import Run, serve
 from ...bench.floor import Floor
-from ...bench.peers import WORKER, Job, PeerSpec, agreement, conclusions, floor_of, margins, numbers, peer_specs
+from ...bench.peers import WORKER, Job, PeerSpec, agreement, conclusions, margins, numbers, peer_specs
 from ...bench.workers import serve_llama_cpp
 from ...bench.workload import Task, mixed_tasks
 from ...engine.kv_cache import bytes_per_token
@@ -168,8 +168,8 @@ def test_floor_of_an_engine_has_the_bytes_of_its_own_weights(tmp_path):
     write_checkpoint(tmp_path, hidden_size=64, intermediate_size=128)
     llm = LLM(tmp_path, dtype="bfloat16", **OPTIONS)
     bf16 = Floor.of(llm)
-    int8, int4 = (floor_of(PeerSpec("nanovllm", "python", label=name), llm) for name in ("int8", "int4"))
-    assert floor_of(PeerSpec("vllm", "python"), llm) == bf16
+    int8, int4 = (PeerSpec("nanovllm", "python", label=name).floor(llm) for name in ("int8", "int4"))
+    assert PeerSpec("vllm", "python").floor(llm) == bf16
     assert bf16.step_bytes / 2 < int8.step_bytes < bf16.step_bytes * 0.6 and int4.step_bytes < int8.step_bytes * 0.8
 
 
