@@ -239,7 +239,10 @@ def quantized_block(
     x: Memory, x_scales: Memory, x_sums: Memory, rows: tuple[int, ...], size: int, weight: Memory, scales: Memory,
     lines: int, bias: Memory, out: Memory, stride: int, adds: bool,
 ) -> None:  # fmt: skip
-    """Multiply some rows of x by 32 outputs."""
+    """Multiply some rows of x by 32 outputs.
+
+    Each format has a loop of its own: LLVM would move all loads ahead of a branch in a loop, and run out of registers.
+    """
     starts, groups_of, to = starts_of(rows, size), starts_of(rows, size // GROUP), starts_of(rows, stride)
     totals, groups, each = no_sums(rows, (0, 1)), size // GROUP, lines * LINE
     columns, ahead = (0, each * groups), 2 * each * groups
@@ -315,6 +318,7 @@ def sums_8(
 
 @inlined
 def prefetch_lines(weight: Memory, columns: tuple[int, int], i: int, lines: int) -> None:
+    """Prefetch the lines of a group at i of each column."""
     for line in range(lines):
         prefetch(weight, columns[0] + i + line * LINE)
         prefetch(weight, columns[1] + i + line * LINE)
