@@ -97,7 +97,7 @@ class PeerSpec(NamedTuple):
         floor, tensors = Floor.of(llm, self.label if self.name == OWN else None), self.tensors()
         unread = "token_embd.weight" if "output.weight" in tensors else ""
         num_bytes = sum(each.num_bytes for name, each in tensors.items() if name != unread)
-        return floor._replace(step_bytes=num_bytes or floor.step_bytes)
+        return floor._replace(step_bytes=num_bytes) if tensors else floor
 
 
 TRANSFORMERS = PeerSpec("transformers", sys.executable)  # of this environment
