@@ -8,6 +8,9 @@ from .attention_backend import backend_of
 from .cpu.backend import CpuChoice, NumbaBackend
 from .cpu.compiler import Variant
 from .gpu.backend import GpuChoice, TritonBackend
+from .gpu.graphs import Capture
+from .gpu.model import Timer
+from .gpu.ops import Ops
 from .torch.attention import PagedAttention
 from .torch.model_runner import ModelRunner
 
@@ -90,7 +93,10 @@ def choose_backend(
     if unsupported is not None:
         return Chosen(runner, PlainChoice(unsupported))
     if device.type == "cuda":
-        build_on_gpu = partial(TritonBackend, model, kv_cache, max_model_len, max_rows=max_num_seqs)
+
+        def build_on_gpu(ops: Ops, capture: Capture | None, timer: Timer) -> TritonBackend:
+            return TritonBackend(model, kv_cache, max_model_len, ops, capture, max_num_seqs, timer)
+
         if kv_cache.is_int8 and backend == "triton":
             raise ValueError("kv_cache_dtype 'int8' has no kernels on a GPU: use attention_backend 'torch'")
         backend = "torch" if kv_cache.is_int8 else backend

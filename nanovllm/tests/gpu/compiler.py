@@ -51,7 +51,7 @@ from .pools import KernelShape
 
 H200 = GPUTarget("cuda", 90, 32)
 WIDE_LOAD = r"ld\.global\S*\.v4\.b32|cp\.async\.cg\.shared\.global"
-OPTIONS = ("num_warps", "num_stages")
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 POINTERS = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
@@ -67,7 +67,7 @@ class Variant(NamedTuple):
     signature: dict[str, str]  # each argument's type
     constants: dict[str, Any]
     attributes: dict[tuple[int], list[list[Any]]]  # by argument index: whether 16 divides it
-    options: dict[str, int]
+    options: dict[str, int | bool]
 
 
 def variant_of(kernel: JITFunction, arguments: tuple[Any, ...], named: dict[str, Any]) -> Variant:

@@ -3,15 +3,18 @@
 import gc
 import weakref
 from collections.abc import Callable
+from copy import copy
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from ...backends import choice as choice_module
 from ...backends.attention_backend import VARIABLE, backend_of
 from ...backends.gpu import backend as backend_module
-from ...backends.gpu.backend import GpuChoice, TritonBackend
+from ...backends.gpu.backend import Build, GpuChoice, TritonBackend
 from ...backends.gpu.graphs import Capture, CudaCapture, buckets
 from ...backends.gpu.inputs import HostBuffer, StepInputs
 from ...backends.gpu.model import Timer, seconds_on_gpu
@@ -394,6 +397,18 @@ def test_a_failure_falls_back_and_gives_the_reason(
     assert choice.description == description and build.captures == captures
     assert ("Traceback" in capsys.readouterr().err) == bool(fails)
     assert runner.backend == (f"kernels {len(captures)}" if choice.uses_kernels else "plain")
+
+
+def test_an_engine_on_a_gpu_builds_the_backend(checkpoint, monkeypatch):
+    builds = list[Build]()
+    monkeypatch.setattr(choice_module, "GpuChoice", lambda backend, is_eager, runner, build: builds.append(build))
+    engine = make_llm(checkpoint).llm_engine
+    cache = copy(engine.kv_cache)
+    cache.blocks = SimpleNamespace(device=torch.device("cuda"))
+    model = model_runner(engine).model
+    choice_module.choose_backend(model, cache, 16, engine.max_model_len, max_num_seqs=8)
+    cache.blocks = engine.kv_cache.blocks
+    assert isinstance(builds[0](PLAIN, FakeCapture(), lambda step: 1.0), TritonBackend)
 
 
 def test_without_triton_plain_operations_compute(monkeypatch):

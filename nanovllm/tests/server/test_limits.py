@@ -89,7 +89,8 @@ async def test_tiny_chunks_count_as_larger_ones(checkpoint):
 async def test_request_that_is_too_slow(checkpoint, part, parts):
     seconds = QUICK["header_timeout" if part == "head" else "body_timeout"]
     raw = await received_for(checkpoint, *parts)
-    assert raw.status == 408 and seconds <= raw.seconds < seconds + 1
+    assert raw.status == 408
+    assert seconds / 2 < raw.seconds < seconds + 1, "by the server's clock `seconds`, which started a little earlier"
     assert raw.error["message"] == f"The {part} of the request took more than {seconds} seconds."
 
 
