@@ -73,7 +73,7 @@ class BeamSearchSequence:
     stop_reason: int | str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class BeamSearchOutput(RequestOutput):
     """A RequestOutput whose outputs are the beams, which are also in `sequences`, as in vLLM."""
 

@@ -136,11 +136,11 @@ class BlockManager:
 
     def _add_to_index(self, seq: Sequence, num_tokens: int) -> range:
         """Cache blocks, computed or on their way, and return their places in the block table."""
-        if not self._enable_caching:
-            return range(0)
-        extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size, seq.root_hash)
         end = seq.num_computed_tokens
         places = range((end - num_tokens) // self.block_size, end // self.block_size)
+        if not places or not self._enable_caching:
+            return range(0)
+        extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size, seq.root_hash)
         for i in places:
             self.pool.cache_block(seq.block_table[i], seq.block_hashes[i])
         return places
@@ -170,7 +170,7 @@ class BlockManager:
 
     def can_append(self, seq: Sequence) -> bool:
         """Return True if append_slot() finds the block that it needs."""
-        return not (self._needs_block(seq) or self._is_shared(seq)) or self.num_free_blocks > 0
+        return self._has_slot(seq) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> BlockCopy | None:
         """Make sure that the last token of `seq` has a slot, in a block that no other sequence holds.
@@ -178,16 +178,16 @@ class BlockManager:
         If that takes a new block, tell the observer "grow". If the new block replaces one that is shared, return the
         copy to make before the step writes.
         """
+        if self._has_slot(seq):
+            return None
+        [target] = self.pool.get_new_blocks(1)
         copy = None
-        if self._needs_block(seq):
-            seq.block_table += self.pool.get_new_blocks(1)
-        elif self._is_shared(seq):
-            [target] = self.pool.get_new_blocks(1)
+        if seq.num_tokens_with_placeholders > len(seq.block_table) * self.block_size:
+            seq.block_table.append(target)
+        else:
             copy = BlockCopy(source=seq.block_table[-1], target=target)
             self.pool.free_blocks([copy.source])  # so its last holder writes in place
             seq.block_table[-1] = target
-        else:
-            return None
         self._observer.tell("grow", seq, copy)
         return copy
 
@@ -248,13 +248,11 @@ class BlockManager:
             )
             assert least <= len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
 
-    def _needs_block(self, seq: Sequence) -> bool:
-        """Return True if all blocks of `seq` are full, and its last token has no slot yet."""
-        return seq.num_tokens_with_placeholders > len(seq.block_table) * self.block_size
-
-    def _is_shared(self, seq: Sequence) -> bool:
-        """Return True if other sequences hold the last block of `seq`, too."""
-        return self.pool.ref_counts[seq.block_table[-1]] > 1
+    def _has_slot(self, seq: Sequence) -> bool:
+        """Return True if the last token of `seq` has a slot, in a block that no other sequence holds."""
+        table = seq.block_table
+        has_room = seq.num_tokens_with_placeholders <= len(table) * self.block_size
+        return has_room and self.pool.ref_counts[table[-1]] == 1
 
 
 def cdiv(a: int, b: int) -> int:

@@ -391,7 +391,7 @@ class DiskTier:
 
     def has_arrived(self, blocks: list[int]) -> bool:
         """Return True if none of these device blocks is still on its way, or lost."""
-        return all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
+        return not self.loads or all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
 
     def collect(self, wait: bool = False) -> tuple[list[int], list[int]]:
         """Release the sources of finished loads, and return their targets: those that have arrived, and the lost ones.

@@ -130,7 +130,7 @@ class HostTier:
 
     def has_arrived(self, blocks: list[int]) -> bool:
         """Return True if none of these device blocks is still on its way."""
-        return all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
+        return not self.loads or all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
 
     def collect(self, wait: bool = False) -> tuple[list[int], list[int]]:
         """Release the sources of the loads that have arrived, and return their targets. Or `wait` for all loads.

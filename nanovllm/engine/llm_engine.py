@@ -350,7 +350,7 @@ class LLMEngine:
                 updated = [*self._unreported, *output.failed]
                 if last is not None:
                     updated += self._update(last)
-                if self._in_flight is not None and (self._in_flight.must_read_first or not self._is_async):
+                if self._in_flight is not None and (not self._is_async or self._in_flight.must_read_first):
                     last, self._in_flight = self._in_flight, None
                     updated += self._update(last)
                 self._unreported = []
@@ -416,6 +416,12 @@ class LLMEngine:
                 for sample in [seq, *seq.to_fork]:
                     sample.finish("error", f"{type(error).__name__}: {error}")
             return [(scheduled, [None]) for scheduled in batch]
+        if num_rows == len(batch):
+            return [
+                (scheduled, [token])
+                for scheduled, token in zip(batch, tokens, strict=True)
+                if not scheduled[0].finished
+            ]
         rows = [(scheduled, list(islice(tokens, 1 + len(scheduled[0].draft_token_ids)))) for scheduled in batch]
         return [row for row in rows if not row[0][0].finished]
 

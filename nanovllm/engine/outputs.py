@@ -10,7 +10,7 @@ from ..checkpoints.tokenizer import MAX_BEFORE, HFTokenizer, decoded_token
 Position = dict[int, Logprob]  # the likeliest tokens at one position, and the token that is there
 
 
-@dataclass(frozen=True)
+@dataclass
 class CompletionOutput:
     """One sample for a prompt."""
 
@@ -37,7 +37,7 @@ class RequestMetrics:
     finished_time: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RequestOutput:
     """A request and its samples so far."""
 

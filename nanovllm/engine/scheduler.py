@@ -77,7 +77,7 @@ class Scheduler:
         num_preemptions = self.num_preemptions
         while not self._kv_cache_manager.broken.isdisjoint(self.running):
             self._preempt(self.running[-1], makes_room_for=None)
-        for seq in list(self.running):
+        for seq in [seq for seq in self.running if seq.to_fork]:
             self._fork_samples(seq)
 
         # First, one token for each sequence that decodes. The one preempted is the last of `running`, so it comes after

@@ -113,9 +113,10 @@ class Sequence:
     def must_read_first(self) -> bool:
         """True if the host must read each step before it launches the next one."""
         params = self.params
-        has_logprobs = params.logprobs is not None or bool(params.logprob_token_ids) or self.awaits_prompt_logprobs
-        is_special = self.pooling_params is not None or self.drafter is not None
-        return bool(self.logits_processors) or is_special or has_logprobs
+        if self.logits_processors or self.pooling_params is not None or self.drafter is not None:
+            return True
+        has_logprobs = params.logprobs is not None or bool(params.logprob_token_ids)
+        return has_logprobs or (params.prompt_logprobs is not None and self.awaits_prompt_logprobs)
 
     @property
     def awaits_prompt_logprobs(self) -> bool:
@@ -155,6 +156,11 @@ class Sequence:
             token_ids += ahead[first : first + num_tokens - len(token_ids)]
         return token_ids
 
+    def input_id(self, position: int) -> int:
+        """Return the token at a position, as input_ids() does."""
+        after = position - len(self.token_ids)
+        return self.token_ids[position] if after < 0 else (self.draft_token_ids or [self.placeholder_id])[after]
+
     def note_launched(self, num_tokens: int) -> None:
         """Count the tokens of a launched step as in flight, and add a placeholder if the step samples."""
         self.num_output_placeholders += self.num_uncomputed_tokens == num_tokens
@@ -176,6 +182,9 @@ class Sequence:
 
         The draft is over then. Return how many of its tokens were accepted: keys and values of these are valid.
         """
+        if not self.draft_token_ids:
+            self.append_token(tokens[0])
+            return 0
         draft, self.draft_token_ids = self.draft_token_ids, []
         for num_accepted, token in enumerate(tokens):
             self.append_token(token)
@@ -197,9 +206,9 @@ class Sequence:
             ends_stop_string = self._text.push(token.token_id)
         if is_stop_token or ends_stop_string:
             self.finish("stop")
-        elif self.num_tokens >= self.max_num_tokens:
+        elif len(self.token_ids) >= self.max_num_tokens:
             self.finish("length")
-        elif self.num_output_tokens >= self.params.min_tokens and self._repeats():
+        elif self._repeats() and self.num_output_tokens >= self.params.min_tokens:
             self.finish("repetition")
 
     def add_embedding(self, embedding: list[float]) -> None:
@@ -221,12 +230,11 @@ class Sequence:
 
     def completion(self) -> CompletionOutput:
         """Return the output so far, or only what is new since the last output if the request streams deltas."""
-        is_delta = self.params.output_kind is RequestOutputKind.DELTA
-        start = self._reported if is_delta else Reported()
+        start = self._reported if self.params.output_kind is RequestOutputKind.DELTA else NOTHING
         return CompletionOutput(
             index=self.sample_index,
             text=self._text.shown[start.num_characters :],
-            token_ids=self.token_ids[self.num_prompt_tokens + start.num_tokens :],
+            token_ids=self.token_ids[len(self.prompt_token_ids) + start.num_tokens :],
             cumulative_logprob=self.cumulative_logprob,
             finish_reason=self.finish_reason,
             logprobs=None if self.params.num_logprobs is None else self.logprobs[start.num_tokens :],
@@ -236,13 +244,13 @@ class Sequence:
     def has_news(self, interval: int = 1) -> bool:
         """Return True after the first token, after `interval` more tokens, and at the end."""
         num_reported = self._reported.num_tokens
-        num_new = self.num_output_tokens - num_reported
-        return self.finished > self._reported.end or num_new >= (interval if num_reported else 1)
+        num_new = len(self.token_ids) - len(self.prompt_token_ids) - num_reported
+        return num_new >= (interval if num_reported else 1) or self.finished > self._reported.end
 
     @property
     def was_reported(self) -> bool:
         """True if an earlier output has included this sample."""
-        return self._reported != Reported()
+        return self._reported != NOTHING
 
     def note_reported(self) -> None:
         """Remember that an output has included everything so far."""
@@ -268,11 +276,15 @@ class Reported(NamedTuple):
     end: bool = False
 
 
+NOTHING = Reported()
+
+
 def is_due(samples: list[Sequence]) -> bool:
     """Return True if the request with these samples should return an output now."""
     params = samples[0].params
-    if len(samples) == 1 and params.output_kind is RequestOutputKind.DELTA:  # the usual case in a server
-        return samples[0].finished or samples[0].has_news(params.stream_interval or 1)
+    if len(samples) == 1:  # the usual case
+        seq, is_partial = samples[0], params.output_kind is not RequestOutputKind.FINAL_ONLY
+        return seq.finished or (is_partial and seq.has_news(params.stream_interval or 1))
     if all(seq.finished for seq in samples):
         return True
     if params.output_kind is RequestOutputKind.FINAL_ONLY:
@@ -285,7 +297,8 @@ def request_output(samples: list[Sequence]) -> RequestOutput:
 
     A delta includes only the samples with news, and the prompt's logprobs only the first time.
     """
-    seq, finished = samples[0], all(seq.finished for seq in samples)
+    seq, is_single = samples[0], len(samples) == 1  # the usual case
+    finished = seq.finished if is_single else all(seq.finished for seq in samples)
     is_delta = seq.params.output_kind is RequestOutputKind.DELTA
     prompt_logprobs: list[Position | None] | None = None
     if seq.params.prompt_logprobs is not None:
@@ -295,10 +308,10 @@ def request_output(samples: list[Sequence]) -> RequestOutput:
         request_id=seq.request_id,
         prompt=seq.prompt,
         prompt_token_ids=seq.prompt_token_ids,
-        outputs=[seq.completion() for seq in samples if not is_delta or seq.has_news()],
+        outputs=[seq.completion() for seq in samples if is_single or not is_delta or seq.has_news()],
         finished=finished,
-        metrics=seq.metrics if len(samples) == 1 else request_metrics(samples, finished),
-        error=next((seq.error for seq in samples if seq.error), None),
+        metrics=seq.metrics if is_single else request_metrics(samples, finished),
+        error=seq.error if is_single else next((seq.error for seq in samples if seq.error), None),
         prompt_logprobs=prompt_logprobs,
         num_cached_tokens=seq.num_cached_tokens,
         embedding=seq.embedding,

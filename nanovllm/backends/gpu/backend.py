@@ -6,6 +6,7 @@ GpuChoice builds it when an engine starts, and falls back to fewer features if s
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from ...llama import LlamaForCausalLM
 from ..torch.attention import AttentionMetadata
 from ..torch.backend import Backend, Computed, SamplerAhead, flatten
-from ..torch.model_runner import ModelRunner
+from ..torch.model_runner import ModelRunner, sampling_rows
 from ..torch.sampler import SampledToken, SamplingRow
 from .attention import KernelAttention, KernelContext
 from .graphs import Capture, CudaCapture, DecodeGraphs, DecodeOutput, buckets
@@ -27,6 +28,7 @@ from .sampler import Sampling, params_on_device
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
     from ...engine.kv_cache import KVCache
+    from ...engine.sequence import Sequence
 
 DEFAULT_SMS = 132  # multiprocessors of an H100 or H200, used when there is no device to ask
 TIMED_TOKENS = 2048
@@ -105,21 +107,21 @@ class TritonBackend:
         return on_device(self._device)
 
     def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-        return self._start(logits, rows)[1].read() if rows else []
+        return self._start(logits, lambda: rows)[1].read() if rows else []
 
     @property
     def ahead(self) -> SamplerAhead:
         return self
 
-    def start_sampling(self, logits: Tensor, rows: list[SamplingRow]) -> Callable[[], list[SampledToken]] | None:
+    def start_sampling(self, logits: Tensor, seqs: "list[Sequence]") -> Callable[[], list[SampledToken]] | None:
         """Start to sample, as SamplerAhead says. Return None for more rows than a step of decodes has."""
-        if len(rows) > len(self._newest):
+        if len(seqs) > len(self._newest):
             return None
-        tokens, sampling = self._start(logits, rows)
-        self._newest[: len(rows)].copy_(tokens)
+        tokens, sampling = self._start(logits, partial(sampling_rows, seqs))
+        self._newest[: len(seqs)].copy_(tokens)
         return sampling.read
 
-    def _start(self, logits: Tensor, rows: list[SamplingRow]) -> tuple[Tensor, Sampling]:
+    def _start(self, logits: Tensor, get_rows: Callable[[], list[SamplingRow]]) -> tuple[Tensor, Sampling]:
         """Start to sample, and return the tokens, int64 [num_rows]. A graph has sampled its own logits already.
 
         logits [num_rows, vocab_size]
@@ -128,6 +130,7 @@ class TritonBackend:
             sampling = Sampling(self._decoded.sampled)
             self._graphs.inputs.prepare()
             return self._decoded.tokens, sampling
+        rows = get_rows()
         tokens, out = self._newest.new_empty(len(rows)), logits.new_empty(len(rows), 2, dtype=torch.float32)
         workspace = SamplingWorkspace(len(rows), logits.shape[1], logits.device)
         self._ops.sample_rows(logits, params_on_device(rows, logits.device), workspace, tokens, out)

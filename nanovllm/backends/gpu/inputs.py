@@ -134,11 +134,10 @@ class StepInputs:
         if not (self._is_prepared and seqs == self._seqs and positions == self._positions):
             self._begin(seqs, positions)
         self._is_prepared = False
-        token_ids = [seq.input_ids(1, at)[0] for seq, at in zip(seqs, positions, strict=True)]
-        self._fields["input_ids"][: len(seqs)] = token_ids
-        for row, (params, *place) in enumerate(sampling_rows(seqs)):
-            if params.temperature > 0:
-                self._fields["key"][row] = noise_key(*place)
+        self._fields["input_ids"][: len(seqs)] = [seq.input_id(at) for seq, at in zip(seqs, positions, strict=True)]
+        for row, (seq, at) in enumerate(zip(seqs, positions, strict=True)):
+            if seq.params.temperature > 0:
+                self._fields["key"][row] = noise_key(seq.seed, seq.sample_index, at + 1)
         self._write_changes(seqs)
         self._host.copy_to(self._buffer)
 

@@ -15,6 +15,7 @@ from .sampler import SampledToken, SamplingRow, sample
 
 if TYPE_CHECKING:
     from ...engine.executor import Scheduled
+    from ...engine.sequence import Sequence
 
 
 class Computed(NamedTuple):
@@ -28,8 +29,8 @@ class Computed(NamedTuple):
 class SamplerAhead(Protocol):
     """A sampler whose tokens the device can use before the host has read them."""
 
-    def start_sampling(self, logits: Tensor, rows: list[SamplingRow]) -> Callable[[], list[SampledToken]] | None:
-        """Start to sample a token for each row of `logits` [num_rows, vocab_size]. Return a function that reads them.
+    def start_sampling(self, logits: Tensor, seqs: "list[Sequence]") -> Callable[[], list[SampledToken]] | None:
+        """Start to sample a token for each row of `logits` [len(seqs), vocab_size]. Return a function that reads them.
 
         In the next step, the placeholder_id ~i stands for the token of row i. Return None if the host must help.
         """

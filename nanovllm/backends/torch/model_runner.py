@@ -83,9 +83,9 @@ class ModelRunner:
             return SampledStep(len(batch), [], list)
         seqs = [batch[i][0] for i in complete]
         with step_range("sample"), self.backend.sampling(computed):
-            logits, rows = self.compute_logits(computed, complete), sampling_rows(seqs)
-            read = ahead.start_sampling(logits, rows)
-            tokens = self.backend.sample(logits, rows) if read is None else []
+            logits = self.compute_logits(computed, complete)
+            read = ahead.start_sampling(logits, seqs)
+            tokens = self.backend.sample(logits, sampling_rows(seqs)) if read is None else []
         for row, seq in enumerate(seqs):
             seq.placeholder_id = tokens[row].token_id if read is None else ~row
         return SampledStep(len(batch), complete, read or (lambda: tokens))

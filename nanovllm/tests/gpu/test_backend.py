@@ -280,13 +280,18 @@ def test_tokens_match_plain_operations_if_steps_are_launched_ahead(checkpoint, p
     """The device feeds each token to the next step, except where logits processors need the host."""
     plain, fast = make_llm(checkpoint), make_llm(checkpoint, async_scheduling=True)
     backend = use_kernels(fast, FakeCapture() if has_graphs else None)
-    placeholders, real = [], Sequence.input_ids
+    placeholders, real, real_one = [], Sequence.input_ids, Sequence.input_id
 
     def input_ids(seq: Sequence, *args: int) -> list[int]:
         placeholders.extend(token_id for token_id in real(seq, *args) if token_id < 0)
         return real(seq, *args)
 
+    def input_id(seq: Sequence, position: int) -> int:
+        placeholders.extend([position] if real_one(seq, position) < 0 else [])
+        return real_one(seq, position)
+
     monkeypatch.setattr(Sequence, "input_ids", input_ids)
+    monkeypatch.setattr(Sequence, "input_id", input_id)
     assert outputs_of(fast, PARAMS[params]) == outputs_of(plain, PARAMS[params])
     assert (len(placeholders) > 20) == (params != "processors") and fast.llm_engine.executor.num_steps > 0
     assert model_runner(fast.llm_engine).backend is backend
