@@ -36,6 +36,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .early_start import EARLY, start_next_and_wait
 from .ops import MAX_SPLITS, DecodeWorkspace, queries_per_tile, tile_size
 
 # Loads for later tiles run while a tile is computed. Keys wait for the block table's load, so a tile occupies two
@@ -111,12 +112,12 @@ def paged_decode(
         block_tables.stride(0), keys.stride(0), keys.stride(1),
         GROUP=group, HEADS=triton.next_power_of_2(max(16, group)), HEAD_DIM=head_dim, WIDTH=width,
         BLOCK_SIZE=blocks.shape[3], TILE=tile_size(width, blocks.element_size()),
-        num_warps=4, num_stages=NUM_STAGES,
+        num_warps=4, num_stages=NUM_STAGES, **EARLY,
     )  # fmt: skip
     if num_splits > 1:
         merge_splits[(rows, num_heads)](
             parts, workspace.lses, out, num_splits, HEAD_DIM=head_dim, WIDTH=width, SPLITS=MAX_SPLITS,
-            TILE=SPLITS_PER_TILE, num_warps=4,
+            TILE=SPLITS_PER_TILE, num_warps=4, **EARLY,
         )  # fmt: skip
 
 
@@ -140,8 +141,10 @@ def attend_split(
     WIDTH: tl.constexpr,  # HEAD_DIM, padded
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,  # keys at a time
+    IS_EARLY: tl.constexpr,
 ):
     """Attend with a group of query heads to one split of one row's context."""
+    start_next_and_wait(IS_EARLY)
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_kv_heads, num_splits = tl.num_programs(1), tl.num_programs(2)
     context_len = tl.load(context_lens + row)
@@ -185,8 +188,10 @@ def merge_splits(
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,  # the maximum: with a step's own number as a constant, each number would compile again
     TILE: tl.constexpr,  # splits at a time
+    IS_EARLY: tl.constexpr,
 ):
     """Combine the partial results of one row and query head, each weighted by its split's share of the softmax."""
+    start_next_and_wait(IS_EARLY)
     head = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
     each, dim = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
     all_lses = tl.load(lses + head * num_splits + each, mask=each < num_splits, other=float("-inf"))  # [SPLITS]
@@ -246,7 +251,7 @@ def paged_prefill(
         block_tables.stride(0), keys.stride(0), keys.stride(1),
         GROUP=group, QUERIES=queries, ROWS=triton.next_power_of_2(max(16, queries * group)), HEAD_DIM=head_dim,
         WIDTH=width, BLOCK_SIZE=blocks.shape[3], TILE=tile_size(width, q.element_size()),
-        num_warps=choose_warps(rows, width, q.element_size()), num_stages=NUM_STAGES,
+        num_warps=choose_warps(rows, width, q.element_size()), num_stages=NUM_STAGES, **EARLY,
     )  # fmt: skip
 
 
@@ -282,8 +287,10 @@ def attend_queries(
     WIDTH: tl.constexpr,  # HEAD_DIM, padded
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,  # keys at a time
+    IS_EARLY: tl.constexpr,
 ):
     """Attend with a tile of queries, each with a group of query heads, to its sequence's context."""
+    start_next_and_wait(IS_EARLY)
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
     seq, first_token = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)

@@ -8,12 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .early_start import EARLY, start_next_and_wait
 from .ops import MAX_GEMV_ROWS
 from .plain import NormBefore
 
 NORM_SIZE_PER_WARP = 512
 SILU_SIZE = 1024  # outputs per program
 GEMV_TILE = 4096  # weights per tile
+GEMV_WARPS = 4
+MAX_GEMV_HEIGHT = 4  # rows of the weight per program
 
 
 # RMSNorm, and the sum before it: a layer adds its result to the residual, and the next one starts by normalizing.
@@ -31,7 +34,7 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float,
     width = triton.next_power_of_2(size)
     add_rms_norm_row[(rows,)](
         x, residual, weight, out, eps, SIZE=size, WIDTH=width, HAS_RESIDUAL=residual is not None,
-        num_warps=max(1, min(16, width // NORM_SIZE_PER_WARP)),
+        num_warps=max(1, min(16, width // NORM_SIZE_PER_WARP)), **EARLY,
     )  # fmt: skip
 
 
@@ -45,8 +48,10 @@ def add_rms_norm_row(
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,  # SIZE, padded
     HAS_RESIDUAL: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """Normalize one row. The sum, the quotient and the product are each rounded, as in the model."""
+    start_next_and_wait(IS_EARLY)
     i = tl.arange(0, WIDTH)
     is_number = i < SIZE
     place = tl.program_id(0).to(tl.int64) * SIZE + i  # [WIDTH]
@@ -74,7 +79,9 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
     rows, size = out.shape
     assert gate_up.shape == (rows, 2 * size), (gate_up.shape, out.shape)
     assert gate_up.is_contiguous() and out.is_contiguous()
-    silu_and_mul_part[(rows, triton.cdiv(size, SILU_SIZE))](gate_up, out, SIZE=size, NUMBERS=SILU_SIZE, num_warps=4)
+    silu_and_mul_part[(rows, triton.cdiv(size, SILU_SIZE))](
+        gate_up, out, SIZE=size, NUMBERS=SILU_SIZE, num_warps=4, **EARLY
+    )
 
 
 @triton.jit
@@ -83,8 +90,10 @@ def silu_and_mul_part(
     out,  # [rows, size]
     SIZE: tl.constexpr,
     NUMBERS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """Compute part of one row. Silu is rounded before the multiplication, as in the model."""
+    start_next_and_wait(IS_EARLY)
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * NUMBERS + tl.arange(0, NUMBERS)
     is_number = i < SIZE
     dtype: tl.constexpr = out.dtype.element_ty
@@ -132,6 +141,7 @@ def rotate_and_write(
         GROUP=group, HEADS=triton.next_power_of_2(group), HALF=head_dim // 2,
         HALF_WIDTH=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=blocks.shape[3], HAS_NORM=q_norm is not None,
         num_warps=2, enable_fp_fusion=False,  # the compiler drops the rounding of a product that it fuses into a sum
+        **EARLY,
     )  # fmt: skip
 
 
@@ -204,8 +214,10 @@ def rotate_and_write_row(
     HALF_WIDTH: tl.constexpr,  # HALF, padded
     BLOCK_SIZE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """Process one row's query heads of one KV head, its key and its value."""
+    start_next_and_wait(IS_EARLY)
     row, kv_head, num_kv_heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     DTYPE: tl.constexpr = q_out.dtype.element_ty
     SIZE: tl.constexpr = 2 * HALF
@@ -267,7 +279,7 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: Norm
     multiply_rows[(triton.cdiv(outputs, height),)](
         x, weight, bias, out, outputs, NUM_ROWS=rows, ROWS=triton.next_power_of_2(rows), SIZE=size, HEIGHT=height,
         WIDTH=min(GEMV_TILE // height, triton.next_power_of_2(size)), HAS_BIAS=bias is not None,
-        num_warps=8 if rows > 2 else 4,
+        num_warps=8 if rows > 2 else 4, **EARLY,
     )  # fmt: skip
 
 
@@ -298,7 +310,7 @@ def launch_row(
     multiply_row[(triton.cdiv(outputs, height),)](
         x, weight, bias, out, outputs, residual, total, norm_weight, eps, SIZE=size, HEIGHT=height,
         WIDTH=min(tile // height, row_width), ROW_WIDTH=row_width, HAS_BIAS=bias is not None, IS_GATED=is_gated,
-        HAS_NORM=norm is not None, num_warps=4,
+        HAS_NORM=norm is not None, num_warps=GEMV_WARPS, **EARLY,
     )  # fmt: skip
 
 
@@ -308,7 +320,15 @@ def outputs_per_program(outputs: int) -> int:
     >>> outputs_per_program(576), outputs_per_program(2048), outputs_per_program(4096), outputs_per_program(128256)
     (1, 2, 4, 4)
     """
-    return max(1, min(4, int(triton.next_power_of_2(outputs // 1024))))
+    return max(1, min(MAX_GEMV_HEIGHT, int(triton.next_power_of_2(outputs // 1024))))
+
+
+@triton.jit
+def load_tile(rows, is_row, start, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    """Return WIDTH weights of each row from column `start` on, 0 past the end. rows [HEIGHT, 1], pointers."""
+    i = start + tl.arange(0, WIDTH)
+    mask = is_row[:, None] & (i < SIZE)[None, :]
+    return tl.load(rows + i[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit(do_not_specialize=["outputs"])
@@ -329,8 +349,12 @@ def multiply_row(
     HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
-    """Compute HEIGHT outputs of one row. A thread owns the same columns of x and weight, so threads exchange none."""
+    """Compute HEIGHT outputs of one row. A thread owns the same columns of x and weight, so threads exchange none.
+
+    The next tile of the weight is on its way while this one is multiplied, and the first one while the kernel waits.
+    """
     dtype: tl.constexpr = out.dtype.element_ty
     output = tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
     is_output = output < outputs
@@ -338,6 +362,10 @@ def multiply_row(
     up_weight = weight + outputs.to(tl.int64) * SIZE
     sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
     up_sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    next_weights = load_tile(weight + starts, is_output, 0, SIZE, WIDTH)
+    if IS_GATED:
+        next_ups = load_tile(up_weight + starts, is_output, 0, SIZE, WIDTH)
+    start_next_and_wait(IS_EARLY)
     if HAS_NORM:
         j = tl.arange(0, ROW_WIDTH)
         row = tl.load(x + j, mask=j < SIZE, other=0.0).to(tl.float32)
@@ -345,11 +373,10 @@ def multiply_row(
         tl.store(total + j, row, mask=(j < SIZE) & (tl.program_id(0) == 0))
         factor = tl.rsqrt(tl.sum(row.to(tl.float32) * row.to(tl.float32), 0) / SIZE + eps)
     for start in tl.range(0, SIZE, WIDTH, loop_unroll_factor=2):
-        i = start + tl.arange(0, WIDTH)
-        is_weight = is_output[:, None] & (i < SIZE)[None, :]  # [HEIGHT, WIDTH]
-        weights = tl.load(weight + starts + i[None, :], mask=is_weight, other=0.0, eviction_policy="evict_first")
+        weights, next_weights = next_weights, load_tile(weight + starts, is_output, start + WIDTH, SIZE, WIDTH)
         if IS_GATED:
-            ups = tl.load(up_weight + starts + i[None, :], mask=is_weight, other=0.0, eviction_policy="evict_first")
+            ups, next_ups = next_ups, load_tile(up_weight + starts, is_output, start + WIDTH, SIZE, WIDTH)
+        i = start + tl.arange(0, WIDTH)
         numbers = tl.load(x + i, mask=i < SIZE, other=0.0).to(tl.float32)  # [WIDTH]
         if HAS_NORM:  # rounded like in add_rms_norm_row()
             numbers = (numbers + tl.load(residual + i, mask=i < SIZE, other=0.0).to(tl.float32)).to(dtype)
@@ -385,8 +412,10 @@ def multiply_rows(
     HEIGHT: tl.constexpr,  # of a tile, in rows of the weight
     WIDTH: tl.constexpr,  # of a tile, in columns of the weight
     HAS_BIAS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """Compute HEIGHT outputs of all rows of x. Products are summed in float32."""
+    start_next_and_wait(IS_EARLY)
     row, output = tl.arange(0, ROWS), tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
     starts = output.to(tl.int64)[:, None] * SIZE  # [HEIGHT, 1], of the weight's rows
     sums = tl.zeros([ROWS, HEIGHT, WIDTH], tl.float32)

@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..torch.sampler import CHUNK, RowParams
+from .early_start import EARLY, start_next_and_wait
 from .ops import CHUNKS_PER_PROGRAM, SamplingWorkspace
 
 MAX_VOCAB_SIZE = 1 << 24  # a float32 holds every smaller token id, and so do the low bits of a sort key
@@ -42,11 +43,11 @@ def sample_rows(logits: Tensor, params: RowParams, workspace: SamplingWorkspace,
     sizes = {"VOCAB_SIZE": vocab_size, "NUM_CHUNKS": num_chunks, "CHUNK": CHUNK, "CHUNKS": CHUNKS_PER_PROGRAM}
     reduce_chunks[(rows, triton.cdiv(num_chunks, CHUNKS_PER_PROGRAM))](
         logits, params.temperature, workspace.peaks, workspace.totals, workspace.weights, logits.stride(0), **sizes,
-        num_warps=4,
+        num_warps=4, **EARLY,
     )  # fmt: skip
     sample_row[(rows,)](
         logits, *params, workspace.peaks, workspace.totals, workspace.weights, workspace.chunks, tokens, out,
-        logits.stride(0), **sizes, WIDTH=triton.next_power_of_2(num_chunks), num_warps=8,
+        logits.stride(0), **sizes, WIDTH=triton.next_power_of_2(num_chunks), num_warps=8, **EARLY,
     )  # fmt: skip
 
 
@@ -62,8 +63,10 @@ def reduce_chunks(
     NUM_CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,  # per program
+    IS_EARLY: tl.constexpr,
 ):
     """Reduce chunks of one row to their peaks, their sums of exp(logit - peak), and the same at the temperature."""
+    start_next_and_wait(IS_EARLY)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1) * CHUNKS + tl.arange(0, CHUNKS)  # [CHUNKS]
     token = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]  # [CHUNKS, CHUNK]
@@ -227,8 +230,10 @@ def sample_row(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,  # listed chunks at a time
     WIDTH: tl.constexpr,  # NUM_CHUNKS, padded
+    IS_EARLY: tl.constexpr,
 ):
     """Choose one row's token."""
+    start_next_and_wait(IS_EARLY)
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     is_chunk, place = i < NUM_CHUNKS, row * NUM_CHUNKS + i
     chunk_peaks = tl.load(peaks + place, mask=is_chunk, other=float("-inf"))  # [WIDTH]

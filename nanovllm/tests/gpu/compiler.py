@@ -4,9 +4,10 @@
 
 compiles all kernels for 8 KV heads with 4 query heads each, head_dim 128 and blocks of 16. Instead of running, each
 launch is compiled to machine code, and prints a line of JSON: {"kernel": "attend_split", "shared": 72192, "registers":
-128, "stack": 0, "wide_loads": 50, "in_flight": 3}. "shared" is shared memory in bytes, "stack" is what didn't fit into
-a thread's registers, in bytes, "wide_loads" counts instructions that read 16 bytes of the GPU's memory per thread, and
-"in_flight" is how many loads for later tiles may run while a program computes.
+128, "stack": 0, "wide_loads": 50, "in_flight": 3, "waits": true}. "shared" is shared memory in bytes, "stack" is what
+didn't fit into a thread's registers, in bytes, "wide_loads" counts instructions that read 16 bytes of the GPU's memory
+per thread, "in_flight" is how many loads for later tiles may run while a program computes, and "waits" says whether the
+kernel starts early and waits for its inputs.
 
     python -m nanovllm.tests.gpu.compiler variants CHECKPOINT bfloat16 8
 
@@ -32,6 +33,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from ...backends.gpu.backend import TritonBackend
+from ...backends.gpu.early_start import EARLY
 from ...backends.gpu.inputs import SAMPLING_FIELDS, allocate_fields, field_views, sampling_params
 from ...backends.gpu.ops import (
     MAX_GEMV_ROWS,
@@ -102,6 +104,7 @@ def compile_launch(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool
     result["wide_loads"] = len(re.findall(WIDE_LOAD, compiled.asm["ptx"]))
     waits = re.findall(r"ttg\.async_wait .*num = (\d+)", compiled.asm["ttgir"])
     result["in_flight"] = max(map(int, waits), default=0)
+    result["waits"] = "griddepcontrol.wait" in compiled.asm["ptx"]
     print(json.dumps(result), flush=True)
 
 
@@ -149,6 +152,7 @@ def launch_all(shape: KernelShape) -> None:
 
 
 def print_resources(dtype: str, *sizes: str) -> None:
+    EARLY["IS_EARLY"] = True
     JITFunction.run = compile_launch
     launch_all(KernelShape(*map(int, sizes), getattr(torch, dtype)))
 

@@ -45,6 +45,7 @@ def test_kernels_compile_and_fit_an_h200(shape: str, tmp_path: Path) -> None:
     assert all(launch["shared"] <= SHARED_MEMORY for launch in launches), launches
     assert all(launch["wide_loads"] for launch in launches if launch["kernel"] in READERS), launches
     assert all(launch["in_flight"] for launch in launches if launch["kernel"] in PIPELINED), launches
+    assert all(launch["waits"] for launch in launches), launches
     # At most 4 rows of the weight are read at a time. More wide loads show that two tiles are in flight.
     assert all(launch["wide_loads"] > 6 for launch in launches if launch["kernel"] == "multiply_row"), launches
     # Weights must not pass through shared memory, where a tile would take 8 KiB or more.
