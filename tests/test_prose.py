@@ -101,6 +101,8 @@ def test_measurements_are_generated(prose):
     if prose.path.name == "DIFF.md":
         assert prose.text.startswith("<!-- Made by `python stages/chain.py write`")  # chain.py check compares all of it
         return
+    if prose.path.name == "summary.md":  # test_gpu_bench.py compares it with the results beside it
+        return
     assert list(number_faults(prose, DEFINITIONS.get(str(prose.path.relative_to(ROOT)), []))) == []
 
 

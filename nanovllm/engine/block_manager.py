@@ -250,9 +250,8 @@ class BlockManager:
 
     def _has_slot(self, seq: Sequence) -> bool:
         """Return True if the last token of `seq` has a slot, in a block that no other sequence holds."""
-        table = seq.block_table
-        has_room = seq.num_tokens_with_placeholders <= len(table) * self.block_size
-        return has_room and self.pool.ref_counts[table[-1]] == 1
+        table, num_tokens = seq.block_table, seq.num_tokens_with_placeholders
+        return num_tokens <= len(table) * self.block_size and self.pool.ref_counts[table[-1]] == 1
 
 
 def cdiv(a: int, b: int) -> int:

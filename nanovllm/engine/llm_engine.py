@@ -416,12 +416,6 @@ class LLMEngine:
                 for sample in [seq, *seq.to_fork]:
                     sample.finish("error", f"{type(error).__name__}: {error}")
             return [(scheduled, [None]) for scheduled in batch]
-        if num_rows == len(batch):
-            return [
-                (scheduled, [token])
-                for scheduled, token in zip(batch, tokens, strict=True)
-                if not scheduled[0].finished
-            ]
         rows = [(scheduled, list(islice(tokens, 1 + len(scheduled[0].draft_token_ids)))) for scheduled in batch]
         return [row for row in rows if not row[0][0].finished]
 

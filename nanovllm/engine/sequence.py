@@ -113,10 +113,10 @@ class Sequence:
     def must_read_first(self) -> bool:
         """True if the host must read each step before it launches the next one."""
         params = self.params
-        if self.logits_processors or self.pooling_params is not None or self.drafter is not None:
-            return True
-        has_logprobs = params.logprobs is not None or bool(params.logprob_token_ids)
-        return has_logprobs or (params.prompt_logprobs is not None and self.awaits_prompt_logprobs)
+        has_logprobs = params.logprobs is not None or bool(params.logprob_token_ids) or self.awaits_prompt_logprobs
+        return (
+            has_logprobs or bool(self.logits_processors) or self.pooling_params is not None or self.drafter is not None
+        )
 
     @property
     def awaits_prompt_logprobs(self) -> bool:

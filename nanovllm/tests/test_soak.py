@@ -26,7 +26,10 @@ def free_nothing(monkeypatch):
 
 
 def copy_nothing(monkeypatch):
-    monkeypatch.setattr(BlockManager, "_is_shared", lambda manager, seq: False)
+    def has_room(manager, seq):
+        return seq.num_tokens_with_placeholders <= len(seq.block_table) * manager.block_size
+
+    monkeypatch.setattr(BlockManager, "_has_slot", has_room)
 
 
 def evict_the_newest(monkeypatch):

@@ -141,10 +141,9 @@ def attend_split(
     WIDTH: tl.constexpr,  # HEAD_DIM, padded
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,  # keys at a time
-    IS_EARLY: tl.constexpr,
 ):
     """Attend with a group of query heads to one split of one row's context."""
-    start_next_and_wait(IS_EARLY)
+    start_next_and_wait()
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_kv_heads, num_splits = tl.num_programs(1), tl.num_programs(2)
     context_len = tl.load(context_lens + row)
@@ -188,10 +187,9 @@ def merge_splits(
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,  # the maximum: with a step's own number as a constant, each number would compile again
     TILE: tl.constexpr,  # splits at a time
-    IS_EARLY: tl.constexpr,
 ):
     """Combine the partial results of one row and query head, each weighted by its split's share of the softmax."""
-    start_next_and_wait(IS_EARLY)
+    start_next_and_wait()
     head = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
     each, dim = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
     all_lses = tl.load(lses + head * num_splits + each, mask=each < num_splits, other=float("-inf"))  # [SPLITS]
@@ -287,10 +285,9 @@ def attend_queries(
     WIDTH: tl.constexpr,  # HEAD_DIM, padded
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,  # keys at a time
-    IS_EARLY: tl.constexpr,
 ):
     """Attend with a tile of queries, each with a group of query heads, to its sequence's context."""
-    start_next_and_wait(IS_EARLY)
+    start_next_and_wait()
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
     seq, first_token = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)

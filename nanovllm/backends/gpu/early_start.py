@@ -10,31 +10,21 @@ takes a microsecond or more each time. A decode step of a small model has hundre
 GPUs have it since Hopper (compute capability 9.0).
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-HOPPER = (9, 0)
-
-
-def launch_options() -> dict[str, Any]:
-    """Return the arguments of each launch."""
-    is_early = torch.cuda.is_available() and torch.cuda.get_device_capability() >= HOPPER
-    return {"IS_EARLY": is_early} | ({"launch_pdl": True} if is_early else {})
-
-
-EARLY = launch_options()
+IS_EARLY = tl.constexpr(torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0))
+EARLY = {"launch_pdl": True} if IS_EARLY else {}  # options of each launch
 
 
 @triton.jit
-def start_next_and_wait(IS_EARLY: tl.constexpr):
+def start_next_and_wait():
     """Let the next kernel start once all programs of this one have, and wait for the results of the one before.
 
-    A kernel may read only what no other kernel of a step writes before it calls this, such as weights, and writes
-    nothing before.
+    Before it calls this, a kernel writes nothing, and reads only what no other kernel of a step writes, such as
+    weights.
     """
     if IS_EARLY:
         gdc_launch_dependents()

@@ -134,8 +134,9 @@ class StepInputs:
         if not (self._is_prepared and seqs == self._seqs and positions == self._positions):
             self._begin(seqs, positions)
         self._is_prepared = False
-        self._fields["input_ids"][: len(seqs)] = [seq.input_id(at) for seq, at in zip(seqs, positions, strict=True)]
-        for row, (seq, at) in enumerate(zip(seqs, positions, strict=True)):
+        rows = list(zip(seqs, positions, strict=True))
+        self._fields["input_ids"][: len(rows)] = [seq.input_id(at) for seq, at in rows]
+        for row, (seq, at) in enumerate(rows):
             if seq.params.temperature > 0:
                 self._fields["key"][row] = noise_key(seq.seed, seq.sample_index, at + 1)
         self._write_changes(seqs)

@@ -15,7 +15,7 @@ from .plain import NormBefore
 NORM_SIZE_PER_WARP = 512
 SILU_SIZE = 1024  # outputs per program
 GEMV_TILE = 4096  # weights per tile
-LONG_ROW = 4096  # weights; on an H100, 8 warps read longer rows a tenth faster than 4 do, and no others
+LONG_ROW, LONG_WIDTH = 4096, 2048  # weights; an H100 reads longer rows faster with 8 warps, and tiles of this width
 
 
 # RMSNorm, and the sum before it: a layer adds its result to the residual, and the next one starts by normalizing.
@@ -47,10 +47,9 @@ def add_rms_norm_row(
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,  # SIZE, padded
     HAS_RESIDUAL: tl.constexpr,
-    IS_EARLY: tl.constexpr,
 ):
     """Normalize one row. The sum, the quotient and the product are each rounded, as in the model."""
-    start_next_and_wait(IS_EARLY)
+    start_next_and_wait()
     i = tl.arange(0, WIDTH)
     is_number = i < SIZE
     place = tl.program_id(0).to(tl.int64) * SIZE + i  # [WIDTH]
@@ -89,10 +88,9 @@ def silu_and_mul_part(
     out,  # [rows, size]
     SIZE: tl.constexpr,
     NUMBERS: tl.constexpr,
-    IS_EARLY: tl.constexpr,
 ):
     """Compute part of one row. Silu is rounded before the multiplication, as in the model."""
-    start_next_and_wait(IS_EARLY)
+    start_next_and_wait()
     row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * NUMBERS + tl.arange(0, NUMBERS)
     is_number = i < SIZE
     dtype: tl.constexpr = out.dtype.element_ty
@@ -213,10 +211,9 @@ def rotate_and_write_row(
     HALF_WIDTH: tl.constexpr,  # HALF, padded
     BLOCK_SIZE: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    IS_EARLY: tl.constexpr,
 ):
     """Process one row's query heads of one KV head, its key and its value."""
-    start_next_and_wait(IS_EARLY)
+    start_next_and_wait()
     row, kv_head, num_kv_heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     DTYPE: tl.constexpr = q_out.dtype.element_ty
     SIZE: tl.constexpr = 2 * HALF
@@ -305,11 +302,12 @@ def launch_row(
     size, outputs = x.shape[1], out.shape[1]
     residual, total, norm_weight, eps = norm or (None, None, None, 0.0)
     assert norm is None or (norm.residual.is_contiguous() and norm.total.is_contiguous())
-    row_width = triton.next_power_of_2(size)
+    row_width, is_long = triton.next_power_of_2(size), size > LONG_ROW and not is_gated
+    width = LONG_WIDTH if is_long else min(tile // height, row_width)
     multiply_row[(triton.cdiv(outputs, height),)](
         x, weight, bias, out, outputs, residual, total, norm_weight, eps, SIZE=size, HEIGHT=height,
-        WIDTH=min(tile // height, row_width), ROW_WIDTH=row_width, HAS_BIAS=bias is not None, IS_GATED=is_gated,
-        HAS_NORM=norm is not None, num_warps=8 if size > LONG_ROW else 4, **EARLY,
+        WIDTH=width, ROW_WIDTH=row_width, HAS_BIAS=bias is not None, IS_GATED=is_gated, HAS_NORM=norm is not None,
+        num_warps=8 if is_long else 4, **EARLY,
     )  # fmt: skip
 
 
@@ -348,7 +346,6 @@ def multiply_row(
     HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    IS_EARLY: tl.constexpr,
 ):
     """Compute HEIGHT outputs of one row. A thread owns the same columns of x and weight, so threads exchange none.
 
@@ -364,7 +361,7 @@ def multiply_row(
     next_weights = load_tile(weight + starts, is_output, 0, SIZE, WIDTH)
     if IS_GATED:
         next_ups = load_tile(up_weight + starts, is_output, 0, SIZE, WIDTH)
-    start_next_and_wait(IS_EARLY)
+    start_next_and_wait()
     if HAS_NORM:
         j = tl.arange(0, ROW_WIDTH)
         row = tl.load(x + j, mask=j < SIZE, other=0.0).to(tl.float32)
@@ -411,10 +408,9 @@ def multiply_rows(
     HEIGHT: tl.constexpr,  # of a tile, in rows of the weight
     WIDTH: tl.constexpr,  # of a tile, in columns of the weight
     HAS_BIAS: tl.constexpr,
-    IS_EARLY: tl.constexpr,
 ):
     """Compute HEIGHT outputs of all rows of x. Products are summed in float32."""
-    start_next_and_wait(IS_EARLY)
+    start_next_and_wait()
     row, output = tl.arange(0, ROWS), tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
     starts = output.to(tl.int64)[:, None] * SIZE  # [HEIGHT, 1], of the weight's rows
     sums = tl.zeros([ROWS, HEIGHT, WIDTH], tl.float32)

@@ -63,10 +63,9 @@ def reduce_chunks(
     NUM_CHUNKS: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,  # per program
-    IS_EARLY: tl.constexpr,
 ):
     """Reduce chunks of one row to their peaks, their sums of exp(logit - peak), and the same at the temperature."""
-    start_next_and_wait(IS_EARLY)
+    start_next_and_wait()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1) * CHUNKS + tl.arange(0, CHUNKS)  # [CHUNKS]
     token = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]  # [CHUNKS, CHUNK]
@@ -230,10 +229,9 @@ def sample_row(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,  # listed chunks at a time
     WIDTH: tl.constexpr,  # NUM_CHUNKS, padded
-    IS_EARLY: tl.constexpr,
 ):
     """Choose one row's token."""
-    start_next_and_wait(IS_EARLY)
+    start_next_and_wait()
     row, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     is_chunk, place = i < NUM_CHUNKS, row * NUM_CHUNKS + i
     chunk_peaks = tl.load(peaks + place, mask=is_chunk, other=float("-inf"))  # [WIDTH]

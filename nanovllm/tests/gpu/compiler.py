@@ -32,8 +32,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from ...backends.gpu import early_start
 from ...backends.gpu.backend import TritonBackend
-from ...backends.gpu.early_start import EARLY
 from ...backends.gpu.inputs import SAMPLING_FIELDS, allocate_fields, field_views, sampling_params
 from ...backends.gpu.ops import (
     MAX_GEMV_ROWS,
@@ -152,7 +152,7 @@ def launch_all(shape: KernelShape) -> None:
 
 
 def print_resources(dtype: str, *sizes: str) -> None:
-    EARLY["IS_EARLY"] = True
+    early_start.IS_EARLY = triton.language.constexpr(True)
     JITFunction.run = compile_launch
     launch_all(KernelShape(*map(int, sizes), getattr(torch, dtype)))
 

@@ -46,10 +46,10 @@ def test_kernels_compile_and_fit_an_h200(shape: str, tmp_path: Path) -> None:
     assert all(launch["wide_loads"] for launch in launches if launch["kernel"] in READERS), launches
     assert all(launch["in_flight"] for launch in launches if launch["kernel"] in PIPELINED), launches
     assert all(launch["waits"] for launch in launches), launches
-    # A thread reads at most 4 rows of the weight at a time, 2 if there are 8 warps. More show that two tiles are in flight.
-    assert all(launch["wide_loads"] >= 6 for launch in launches if launch["kernel"] == "multiply_row"), launches
-    # Weights must not pass through shared memory, where a tile would take 8 KiB or more. Sums of 8 warps do.
-    assert all(launch["shared"] <= 2048 for launch in launches if launch["kernel"] == "multiply_row"), launches
+    # At most 4 rows of the weight are read at a time. More wide loads show that two tiles are in flight.
+    assert all(launch["wide_loads"] > 6 for launch in launches if launch["kernel"] == "multiply_row"), launches
+    # Weights must not pass through shared memory, where a tile would take 8 KiB or more.
+    assert all(launch["shared"] < 1024 for launch in launches if launch["kernel"] == "multiply_row"), launches
     if not shape.startswith("float32"):  # float32 products don't use tensor cores, and need many registers
         assert all(launch["stack"] < 64 for launch in launches), launches  # sample_row's has 48 with triton 3.6
 
