@@ -33,8 +33,6 @@ class Pending(Protocol):
 
 def with_drafts(batch: list[Scheduled]) -> list[Scheduled]:
     """Return a batch with one more item for each token of a draft, so that each has a row of logits."""
-    if not any(seq.draft_token_ids for seq, _ in batch):
-        return batch
     return [item for seq, num_tokens in batch for item in [(seq, num_tokens), *[(seq, 1)] * len(seq.draft_token_ids)]]
 
 

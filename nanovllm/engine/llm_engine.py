@@ -398,13 +398,14 @@ class LLMEngine:
         drafts, so that only those at fault end with an error. The step after it, if there is one, has read keys and
         values that were not computed, so it is dropped.
         """
-        batch, num_rows = step.batch, len(with_drafts(step.batch))
+        batch = step.batch
         try:
             tokens = iter(self.ranks.together(step.pending.tokens))
         except RankError:
             raise
         except Exception as error:
             batch = [scheduled for scheduled in batch if scheduled[0].num_in_flight_tokens]  # the others hold no blocks
+            num_rows = len(with_drafts(step.batch))
             self.observers.tell("raise", batch, error)
             for seq, _ in [*batch, *(self._in_flight.batch if self._in_flight is not None else [])]:
                 seq.forget_launched()

@@ -114,9 +114,8 @@ class Sequence:
         """True if the host must read each step before it launches the next one."""
         params = self.params
         has_logprobs = params.logprobs is not None or bool(params.logprob_token_ids) or self.awaits_prompt_logprobs
-        return (
-            has_logprobs or bool(self.logits_processors) or self.pooling_params is not None or self.drafter is not None
-        )
+        is_special = self.pooling_params is not None or self.drafter is not None
+        return has_logprobs or is_special or bool(self.logits_processors)
 
     @property
     def awaits_prompt_logprobs(self) -> bool:
