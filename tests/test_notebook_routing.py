@@ -21,6 +21,7 @@ def test_cached_tokens_cost_neither_their_computation_nor_reads_of_their_own():
     assert whole - cached == pytest.approx(256 * 257 // 2) and batch == pytest.approx(8 * one)
 
 
+@pytest.mark.full
 def test_run_has_a_line_for_each_router():
     routed = helpers.Routed([1, 2], num_requests=3, output_len=4)
     assert {line.label for line in routed.series("hit_rate")} == {*ROUTERS} == {*helpers.LOOKS}
