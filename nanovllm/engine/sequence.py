@@ -242,9 +242,8 @@ class Sequence:
 
     def has_news(self, interval: int = 1) -> bool:
         """Return True after the first token, after `interval` more tokens, and at the end."""
-        num_reported = self._reported.num_tokens
-        num_new = len(self.token_ids) - len(self.prompt_token_ids) - num_reported
-        return num_new >= (interval if num_reported else 1) or self.finished > self._reported.end
+        num_new = len(self.token_ids) - len(self.prompt_token_ids) - self._reported.num_tokens
+        return num_new >= (interval if self._reported.num_tokens else 1) or self.finished > self._reported.end
 
     @property
     def was_reported(self) -> bool:

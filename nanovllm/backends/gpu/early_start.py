@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-IS_EARLY = tl.constexpr(torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0))
+DEVICES = range(0 if triton.knobs.runtime.interpret else torch.cuda.device_count())
+IS_EARLY = tl.constexpr(bool(DEVICES) and all(torch.cuda.get_device_capability(i) >= (9, 0) for i in DEVICES))
 EARLY = {"launch_pdl": True} if IS_EARLY else {}  # options of each launch
 
 

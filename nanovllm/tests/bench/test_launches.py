@@ -37,7 +37,7 @@ def test_every_counted_step_decodes_all_sequences(checkpoint, monkeypatch):
 
 def test_tally_counts_driver_calls_by_name():
     def event(key, count, device=DeviceType.CPU):
-        return SimpleNamespace(key=key, count=count, device_type=device, self_device_time_total=500.0)
+        return SimpleNamespace(key=key, count=count, device_type=device)
 
     events = [
         *(event("cudaLaunchKernel", 5), event("cuLaunchKernelEx", 2), event("cudaGraphLaunch", 10)),
@@ -51,7 +51,6 @@ def test_tally_counts_driver_calls_by_name():
         "copies started": 3,
         "waits": 4,
         "kernels that ran": 7,
-        "ms in kernels": 0.5,
     }
 
 
