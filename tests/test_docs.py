@@ -14,10 +14,10 @@ from nanovllm.cli.commands import nanovllm
 from tests.blocks import FENCE, PAGES, REASONS, ROOT, Block, Session, commands_in, merge_python, read_blocks
 
 NAMES = {page: str(page.relative_to(ROOT)) for page in PAGES}
-QUICK = ROOT / "nanovllm" / "README.md"  # make test runs this page's blocks; make test-all runs all pages
+README = ROOT / "nanovllm" / "README.md"
 PROGRAMS = {"cat", "cd", "curl", "docker", "echo", "git", "grep", "make", "nanovllm", "pip", "printf", "python", "vllm"}
 PROGRAMS |= {".", "export", "ncu", "nsys", "serve", "smg"}
-MAX_LINES = {ROOT / "README.md": 150, QUICK: 120, QUICK.parent / "docs" / "python.md": 170}
+MAX_LINES = {ROOT / "README.md": 150, README: 120, README.parent / "docs" / "python.md": 170}
 every_page = pytest.mark.parametrize("page", PAGES, ids=NAMES.values())
 
 
@@ -58,9 +58,8 @@ def parse(words: list[str], place: str) -> None:
         raise AssertionError(f"{place}: {error.format_message()}") from None
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[] if page == QUICK else pytest.mark.full, id=NAMES[page]) for page in PAGES]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("page", PAGES, ids=NAMES.get)
 def test_blocks_run(page, tmp_path):
     with session(tmp_path) as shell:
         for block in merge_python(block for block in read_blocks(page) if block.runs):
@@ -84,7 +83,7 @@ def session(folder: Path) -> Session:
 
 
 def test_every_page_of_the_docs_is_linked_from_the_quickstart():
-    text = QUICK.read_text(encoding="utf-8")
+    text = README.read_text(encoding="utf-8")
     assert all(f"(docs/{page.name})" in text for page in PAGES if page.parent.name == "docs")
 
 

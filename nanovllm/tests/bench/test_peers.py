@@ -59,6 +59,7 @@ def test_engine_alone_is_compared_with_the_floor(run):
     assert status == 0 and "1 sequence: share of the floor" in out and "speedup" not in out
 
 
+@pytest.mark.full
 def test_formats_prompts_and_a_busy_process_are_jobs_of_one_run(run, tmp_path, fake):
     file = tmp_path / "report.json"
     peer = fake()

@@ -63,7 +63,7 @@ def measured(*arguments, environment) -> Peak:
 
 
 @pytest.mark.parametrize(("backend", "dtype"), [
-    ("numba", "float32"),
+    pytest.param("numba", "float32", marks=FULL),
     pytest.param("torch", "float32", marks=FULL),
     pytest.param("numba", "bfloat16", marks=FULL),
     pytest.param("torch", "bfloat16", marks=pytest.mark.nightly),  # holes of the heap count much in a small model

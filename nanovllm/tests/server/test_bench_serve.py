@@ -164,7 +164,8 @@ def test_load_on_this_server(bench, served):
     assert "client share of a core" in table
 
 
-@pytest.mark.parametrize("is_own", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("is_own", [False, True])
 def test_http_is_compared_with_the_engine_itself(bench, served, monkeypatch, is_own):
     if not is_own:
         monkeypatch.setattr(load, "own_server", lambda engine: nullcontext((served.url, "none")))
