@@ -10,6 +10,7 @@ connections: for tensors (NCCL on CUDA, Gloo on a CPU), and for agreements (Gloo
 Under torchrun there are no commands, since every rank runs the same script: vLLM's "external_launcher".
 """
 
+import atexit
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -130,8 +131,10 @@ class RankGroup:
         store, rank, _ = next(iter(rendezvous("env://")))
         if not dist.is_initialized():  # scripts call dist.get_rank()
             dist.init_process_group("gloo", store=PrefixStore("script", store), rank=rank, world_size=world_size)
+            atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
         ranks = cls(rank, world_size, PrefixStore(f"engine {next(ENGINES)}", store), device_type)
         ranks.local_rank = int(os.environ.get("LOCAL_RANK", rank))
+        atexit.register(ranks.close)  # gloo's threads end before Python does, or they abort the process
         return ranks
 
     def check(self) -> None:

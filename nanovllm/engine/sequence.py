@@ -181,9 +181,6 @@ class Sequence:
 
         The draft is over then. Return how many of its tokens were accepted: keys and values of these are valid.
         """
-        if not self.draft_token_ids:
-            self.append_token(tokens[0])
-            return 0
         draft, self.draft_token_ids = self.draft_token_ids, []
         for num_accepted, token in enumerate(tokens):
             self.append_token(token)
