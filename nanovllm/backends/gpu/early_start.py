@@ -1,7 +1,7 @@
 """Programmatic dependent launch: a kernel starts while the one before it still runs, and waits before it reads.
 
-Without it, a kernel starts only after all programs of the one before it have ended and their writes are visible, which
-takes a microsecond or more each time. A decode step of a small model has hundreds of kernels of a few microseconds.
+Without it, a kernel starts only after all programs of the one before it have ended and their writes are visible. A
+decode step has hundreds of kernels, and those of a small model end soon after they have started.
 
     kernel 1    ....................|
     kernel 2               start, wait |...................|       the wait ends when kernel 1 is over
@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 DEVICES = range(0 if triton.knobs.runtime.interpret else torch.cuda.device_count())
+# On all GPUs or on none, since an older one cannot run these instructions. The interpreter cannot either.
 IS_EARLY = tl.constexpr(bool(DEVICES) and all(torch.cuda.get_device_capability(i) >= (9, 0) for i in DEVICES))
 EARLY = {"launch_pdl": True} if IS_EARLY else {}  # options of each launch
 
