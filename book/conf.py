@@ -11,9 +11,6 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from pygments.lexers import TextLexer
-from sphinx.util.typing import stringify_annotation
-
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = os.environ.get("BOOK_SOURCE")
 
@@ -21,7 +18,7 @@ project = html_title = "nanovllm"
 root_doc = "README"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 include_patterns = [
-    *("*.md", "book/*.md", "stages/*.md", "stages/s*/*.md", "notebooks/*.ipynb"),
+    *("*.md", "book/*.md", "stages/*.md", "stages/s*/*.md", "stages/bench/gpu/*/summary.md", "notebooks/*.ipynb"),
     *("nanovllm/*.md", "nanovllm/docs/*.md", "nanovllm/trace/*.md", "models/storyteller/*.md"),
 ]
 exclude_patterns = [".*", "build", "dist", "exercises", "gpu-results", "runs"]
@@ -47,7 +44,7 @@ html_additional_pages = {"index": "index.html"}  # leads to README.html
 LINK = re.compile(r"\[([^\[\]]*)\]\(([\w./-]+)\)")
 FOLDED = re.compile(r'"jupyter": \{\s*"source_hidden": true\s*\}')  # Jupyter's way to fold a cell's code
 CONTENTS = {
-    "The path": "stages/README stages/s*/README stages/SCOREBOARD stages/VLLM stages/NEXT stages/GPU",
+    "The path": "stages/README stages/s*/README stages/SCOREBOARD stages/VLLM stages/NEXT stages/SCALE stages/GPU",
     "Notebooks": "notebooks/s* notebooks/nanovllm notebooks/beyond notebooks/routing notebooks/claims",
     "The package": "nanovllm/README nanovllm/docs/* nanovllm/trace/EVENTS book/reference",
     "The project": "ARCHITECTURE CONTRIBUTING CHANGELOG models/storyteller/README",
@@ -74,10 +71,14 @@ def read_source(app: Any, docname: str, content: list[str]) -> None:
         content[0] += f"\n```{{toctree}}\n:caption: {caption}\n:hidden:\n:glob:\n\n{entries}\n```\n"
     if docname.startswith("stages/s") and docname.endswith("/README"):
         content[0] += "\n```{toctree}\n:hidden:\n\nDIFF\n```\n"
+    if docname == "stages/GPU":
+        content[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nbench/gpu/*/summary\n```\n"
 
 
 def list_fields(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Add the fields of a dataclass to its docstring, each with its help text or the comment behind it."""
+    from sphinx.util.typing import stringify_annotation
+
     if what != "class" or not is_dataclass(obj):
         return
     for each in fields(obj):
@@ -91,6 +92,9 @@ def list_fields(app: Any, what: str, name: str, obj: Any, options: Any, lines: l
 
 
 def setup(app: Any) -> None:
+    """Add the parts above to Sphinx. The module itself needs no Sphinx, so tests can read it without."""
+    from pygments.lexers import TextLexer
+
     app.add_lexer("mermaid", TextLexer)  # shown as text: its own lexer and its drawings would need the network
     app.connect("source-read", read_source)
     app.connect("autodoc-process-docstring", list_fields)

@@ -1,14 +1,17 @@
-"""`make book`: the course as a website. Its links, its search, both color schemes and a phone's width."""
+"""`make book`: the course as a website. Its pages' sources; then, built, its links, its search and its looks."""
 
 import os
+import posixpath
 import re
+import runpy
 import subprocess
 import sys
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Thread
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -16,15 +19,70 @@ import pytest
 from tests.browser import NARROW, WIDE, browser, skip_without_chromium
 from tests.helpers import ROOT
 
-pytest.importorskip("myst_nb", reason="make book installs it")
-pytestmark = pytest.mark.nightly
 SOURCE = "https://example.org/blob/main"
 STAGES = sorted(path.parent.name for path in ROOT.glob("stages/s*/README.md"))
+
+
+# The sources. Sphinx isn't needed, so every run checks them
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    """Return the text of each page by its name, as Sphinx gets it."""
+    return read_sources(ROOT)
+
+
+def read_sources(root: Path) -> dict[str, str]:
+    conf: dict[str, Any] = runpy.run_path(str(root / "book" / "conf.py"))
+    texts = {}
+    for path in sorted({path for pattern in conf["include_patterns"] for path in root.glob(pattern)}):
+        name = path.relative_to(root).with_suffix("").as_posix()
+        content = [path.read_text(encoding="utf-8")]
+        conf["read_source"](None, name, content)
+        texts[name] = content[0]
+    return texts
+
+
+def unlisted(sources: dict[str, str]) -> set[str]:
+    """Return the pages that no table of contents leads to."""
+    listed = {"README"}
+    for name, text in sources.items():
+        for entries in re.findall(r"^```\{toctree\}\n(?::.*\n)*\n((?:.+\n)+)```", text, re.MULTILINE):
+            patterns = [posixpath.join("/", posixpath.dirname(name), entry) for entry in entries.split()]
+            listed |= {page for page in sources if any(PurePosixPath(f"/{page}").match(each) for each in patterns)}
+    return sources.keys() - listed
+
+
+def links_out(sources: dict[str, str]) -> list[tuple[str, str]]:
+    """Return the links to pages that the book does not have, and to pictures that the repository does not have."""
+    missing = []
+    for name, text in sources.items():
+        for link in re.findall(r"\]\(([\w./-]+\.(?:md|ipynb|svg|png))(?:#[\w-]+)?\)", text):
+            target = (ROOT / name).parent.joinpath(link).resolve()
+            page = target.relative_to(ROOT).with_suffix("").as_posix()
+            if not target.is_file() or (target.suffix in (".md", ".ipynb") and page not in sources):
+                missing.append((name, link))
+    return missing
+
+
+def test_contents_list_every_page(sources):
+    assert unlisted(sources) == set() and len(sources) > 40
+    assert unlisted(sources | {"stages/LOST": "# Lost"}) == {"stages/LOST"}
+
+
+def test_pages_link_to_pages_of_the_book(sources):
+    assert links_out(sources) == []
+    lost = sources | {"stages/LOST": "[a](README.md) [b](../tests/README.md) [c](bench/gpu/parts.md#top) ![d](no.svg)"}
+    assert [link for _, link in links_out(lost)] == ["../tests/README.md", "bench/gpu/parts.md", "no.svg"]
+
+
+# The website
 
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory) -> Path:
     """Build the book. A warning is an error."""
+    pytest.importorskip("myst_nb", reason="make book installs it")
     folder = tmp_path_factory.mktemp("book")
     command = ["make", "book", f"OUT={folder}", f"PY={sys.executable}"]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"BOOK_SOURCE": SOURCE}, capture_output=True, text=True)
@@ -47,6 +105,7 @@ class Page(HTMLParser):
         self.links += [link for link in (values.get("href"), values.get("src")) if link]
 
 
+@pytest.mark.nightly
 def test_book_has_every_page(book):
     pages = {str(path.relative_to(book)) for path in book.rglob("*.html")}
     for stage in STAGES:
@@ -63,6 +122,7 @@ def test_book_has_every_page(book):
     assert docs | others <= pages and not any(page.startswith((".", "tests", "exercises")) for page in pages)
 
 
+@pytest.mark.nightly
 def test_links_lead_somewhere(book):
     pages = {path: Page(path) for path in book.rglob("*.html") if "_static" not in path.parts}
     missing = []
@@ -79,6 +139,7 @@ def test_links_lead_somewhere(book):
     assert missing == [] and sum(len(page.links) for page in pages.values()) > 1000
 
 
+@pytest.mark.nightly
 def test_notebooks_show_their_stored_pictures(book):
     pictures = 0
     for path in (ROOT / "notebooks").glob("*.ipynb"):
@@ -88,6 +149,7 @@ def test_notebooks_show_their_stored_pictures(book):
     assert pictures > 10
 
 
+@pytest.mark.nightly
 def test_reference_documents_the_public_interface(book):
     text = (book / "book" / "reference.html").read_text(encoding="utf-8")
     ids = {*re.findall(r'id="nanovllm\.([\w.]+)"', text)}
@@ -135,6 +197,7 @@ def page(chromium, address):
     context.close()
 
 
+@pytest.mark.nightly
 def test_search_finds_a_lesson(page):
     page.fill(".sidebar-search", "watermark preempt")
     page.press(".sidebar-search", "Enter")
@@ -143,6 +206,7 @@ def test_search_finds_a_lesson(page):
     assert "s4_continuous_batching" in page.url and "Stage 4" in page.inner_text("h1")
 
 
+@pytest.mark.nightly
 def test_sidebar_leads_from_stage_to_stage(page):
     page.click(".sidebar-tree a:has-text('Stage 1')")
     assert "Stage 1" in page.inner_text("h1")
@@ -151,6 +215,7 @@ def test_sidebar_leads_from_stage_to_stage(page):
     assert "Stage 2" in page.inner_text("h1"), "behind stage 1 and its diff"
 
 
+@pytest.mark.nightly
 def test_book_has_a_light_and_a_dark_scheme(page):
     def background() -> int:
         return sum(map(int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))[:3]))
@@ -161,6 +226,7 @@ def test_book_has_a_light_and_a_dark_scheme(page):
     assert background() < 100
 
 
+@pytest.mark.nightly
 def test_no_page_is_wider_than_a_phone(page, address, book):
     page.set_viewport_size(NARROW)
     wide = {}
