@@ -43,9 +43,12 @@ class MessageDelta:
     tool_calls: Sequence[ToolCallDelta] = ()
 
 
-def read_message(text: str, format: MessageFormat) -> MessageDelta:
-    """Return the whole message of an output. A call that is cut or has invalid JSON comes back as content."""
-    return AssistantParser(format, streams=False).feed(text, is_last=True)
+def read_message(text: str, format: MessageFormat, is_cut: bool = False) -> MessageDelta:
+    """Return the whole message of an output. A call that breaks or has invalid JSON comes back as content.
+
+    So does an incomplete call, unless the output was cut: then the call has the arguments that were written.
+    """
+    return AssistantParser(format, streams=False).feed(text, is_last=True, is_cut=is_cut)
 
 
 class AssistantParser:
@@ -81,23 +84,25 @@ class AssistantParser:
         if thought is None:
             self._begin_content()
 
-    def feed(self, text: str, is_last: bool = False) -> MessageDelta:
+    def feed(self, text: str, is_last: bool = False, is_cut: bool = False) -> MessageDelta:
         """Return the part of the message that `text` completes. It can be empty.
 
-        With the last text of an output, nothing is held back.
+        With the last text of an output, nothing is held back. If the output was cut there, so may be its last call.
         """
         *items, last = self._tags.split(self._unread + text)  # text and tags by turns
         end = len(last) if is_last else self._tags.beginning(last)
         self._unread = last[end:]
         self._read([*items, last[:end]])
         if is_last:
-            self._finish()
+            self._finish(is_cut)
         part = MessageDelta("".join(self._reasoning), "".join(self._content), tuple(self._calls))
         self._reasoning, self._content, self._calls = [], [], []
         return part
 
-    def _finish(self) -> None:
-        if self._state in (self._open_call, self._read_call):
+    def _finish(self, is_cut: bool) -> None:
+        if is_cut and self._state == self._read_call and self._call.ends_early(self._format.forced is not None):
+            self._pass_on(self._call)
+        elif self._state in (self._open_call, self._read_call) and not (is_cut and self._format.forced):
             self._give_up()
         if self._state == self._read_content and not (self._num_calls or self._skips_space):
             self._content += self._held
@@ -276,6 +281,12 @@ class CallReader:
                 return i + 1
         return len(text)
 
+    def ends_early(self, is_forced: bool) -> bool:
+        """Return whether a text that was cut is a call. A forced one is, as soon as its name is complete."""
+        if is_forced and self.name is None:
+            self._read_header(is_partial=True)
+        return self.is_ready or (is_forced and self.name is not None)
+
     def _begin_value(self, bracket: str) -> None:
         """Find out whether the object or list that begins here is the arguments."""
         fields = self._read_header("null}") if self._level == 2 else {"arguments": None}
@@ -288,9 +299,9 @@ class CallReader:
         if self._level == 2 and ARGUMENTS.isdisjoint(self._read_header()):
             self.arguments, self._has_arguments = ["{}"], True
 
-    def _read_header(self, rest: str = "") -> dict[str, Any]:
-        """Return the object so far, completed by `rest`. It has to be JSON."""
-        parsed = parse(self._header + rest)
+    def _read_header(self, rest: str = "", is_partial: bool = False) -> dict[str, Any]:
+        """Return the object so far, completed by `rest`. It has to be JSON, or the beginning of it."""
+        parsed = parse(self._header + rest, is_partial)
         fields = parsed or {}
         name = fields.get("name")
         if isinstance(name, str) and name and (self._known is None or name in self._known):
@@ -300,10 +311,10 @@ class CallReader:
         return fields
 
 
-def parse(text: str) -> dict[str, Any] | None:
-    """Return the fields of a JSON object, or None if the text is no JSON."""
+def parse(text: str, is_partial: bool = False) -> dict[str, Any] | None:
+    """Return the fields of a JSON object, or None if the text is no JSON. A partial one has its complete fields."""
     try:
-        fields: dict[str, Any] = from_json(text, allow_inf_nan=False)
+        fields: dict[str, Any] = from_json(text, allow_inf_nan=False, allow_partial=is_partial)
     except ValueError:
         return None
     return fields

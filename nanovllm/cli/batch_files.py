@@ -329,7 +329,7 @@ def message_of(request: Request, sample: CompletionOutput) -> MessageDelta | Non
     """Return the message of a chat's output, or None if the text is its content."""
     if request.format is None or request.body is None:
         return None
-    return whole_message(sample.text, request.format, request.body.include_reasoning)
+    return whole_message(sample, request.format, request.body.include_reasoning)
 
 
 # The file of results

@@ -130,11 +130,11 @@ class Work:
             return None
         if index not in self.messages:
             self.messages[index] = MessageStream(self.format, self.body.include_reasoning)
-        return self.messages[index].take(piece.text, piece.finish_reason is not None)
+        return self.messages[index].take(piece)
 
     def message(self, sample: Piece) -> MessageDelta | None:
         """Return the message of a whole output, or None if the text is the content."""
-        return None if self.format is None else whole_message(sample.text, self.format, self.body.include_reasoning)
+        return None if self.format is None else whole_message(sample, self.format, self.body.include_reasoning)
 
     def token_ids(self, index: int, piece: Piece, is_first: bool = True) -> dict[str, Any]:
         """Return a choice's fields for return_token_ids. A completion's first piece has the prompt's tokens, too."""

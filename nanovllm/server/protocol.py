@@ -787,19 +787,24 @@ class MessageStream:
     """The message of one sample, as its text arrives."""
 
     def __init__(self, format: MessageFormat, include_reasoning: bool) -> None:
-        self._parser, self._include_reasoning = AssistantParser(format), include_reasoning
+        self._format, self._parser, self._include_reasoning = format, AssistantParser(format), include_reasoning
         self.has_calls = False  # so far
 
-    def take(self, text: str, is_last: bool) -> MessageDelta:
+    def take(self, sample: Sample) -> MessageDelta:
         """Return the part of the message in new text."""
-        part = self._parser.feed(text, is_last)
+        part = self._parser.feed(sample.text, sample.finish_reason is not None, is_cut(sample, self._format))
         self.has_calls |= bool(part.tool_calls)
         return part if self._include_reasoning else replace(part, reasoning="")
 
 
-def whole_message(text: str, format: MessageFormat, include_reasoning: bool) -> MessageDelta:
+def is_cut(sample: Sample, format: MessageFormat) -> bool:
+    """Return whether the sample ended midway. If a grammar forces calls, a stop string can end one, too."""
+    return sample.finish_reason == "length" or format.forced is not None
+
+
+def whole_message(sample: Sample, format: MessageFormat, include_reasoning: bool) -> MessageDelta:
     """Return the message of an output that is sent whole."""
-    message = read_message(text, format)
+    message = read_message(sample.text, format, is_cut(sample, format))
     return message if include_reasoning else replace(message, reasoning="")
 
 

@@ -27,10 +27,10 @@ HARD = '{"a": "\\"}{][\\\\", "b": {"c": [1, {"d": null}]}, "é": "\\u00e9 ü 字
 ADD = '{"name": "add", "arguments": {"a": 1}}'
 
 
-def streamed(pieces: list[str], format: MessageFormat) -> tuple[str, str, list[tuple[str, str]]]:
+def streamed(pieces: list[str], format: MessageFormat, is_cut: bool = False) -> tuple[str, str, list[tuple[str, str]]]:
     """Return the thought, the content, and the name and arguments of each call."""
     parser = AssistantParser(format)
-    parts = [*(parser.feed(piece) for piece in pieces), parser.feed("", is_last=True)]
+    parts = [*(parser.feed(piece) for piece in pieces), parser.feed("", is_last=True, is_cut=is_cut)]
     calls: list[list[str]] = []
     for part in parts:
         for call in part.tool_calls:
@@ -42,8 +42,8 @@ def streamed(pieces: list[str], format: MessageFormat) -> tuple[str, str, list[t
     return "".join(p.reasoning for p in parts), "".join(p.content for p in parts), [(n, a) for n, a in calls]
 
 
-def whole(text: str, format: MessageFormat) -> tuple[str, str, list[tuple[str, str]]]:
-    message = read_message(text, format)
+def whole(text: str, format: MessageFormat, is_cut: bool = False) -> tuple[str, str, list[tuple[str, str]]]:
+    message = read_message(text, format, is_cut)
     return message.reasoning, message.content, [(call.name or "", call.arguments) for call in message.tool_calls]
 
 
@@ -220,6 +220,36 @@ def test_cut_output_keeps_its_text(case):
             visible = re.sub(r"\[(TOOL_CALLS|ARGS|CALL_ID)\]|<\|python_tag\|>", "", text[:end])
             is_thought = "<think>" in visible and "</think>" not in visible
             assert content.strip() == ("" if is_thought else visible.rpartition("</think>")[2].strip())
+
+
+CALL = '{"name": "add", "arguments": {"a": "b'
+CUT = {
+    "named, before the arguments": (NAMED, " ", ("", "", [])),
+    "named, a brace": (NAMED, "{", ("", "", [("add", "{")])),
+    "named, a string": (NAMED, '{"a": "b', ("", "", [("add", '{"a": "b')])),
+    "required, a list": (REQUIRED, "[", ("", "", [])),
+    "required, half a name": (REQUIRED, '[{"name": "ad', ("", "", [])),
+    "required, a name": (REQUIRED, '[{"name": "add"', ("", "", [("add", "")])),
+    "required, half a key": (REQUIRED, '[{"name": "add", "argum', ("", "", [("add", "")])),
+    "required, arguments": (REQUIRED, f"[{CALL}", ("", "", [("add", '{"a": "b')])),
+    "required, whole arguments": (REQUIRED, f"[{CALL}\"}}", ("", "", [("add", '{"a": "b"}')])),
+    "required, after a call": (REQUIRED, f"[{ADD}, ", ("", "", [("add", '{"a": 1}')])),
+    "required, a second call": (REQUIRED, f"[{ADD}, {CALL}", ("", "", [("add", '{"a": 1}'), ("add", '{"a": "b')])),
+    "required, no list": (REQUIRED, "Hello", ("", "Hello", [])),
+    "hermes": (HERMES, f"Hi <tool_call>{CALL}", ("", "Hi", [("add", '{"a": "b')])),
+    "hermes, before the arguments": (HERMES, '<tool_call>{"name": "add", "argum', None),
+    "llama": (LLAMA, CALL.replace("arguments", "parameters"), ("", "", [("add", '{"a": "b')])),
+    "mistral": (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a', ("", "", [("add", '{"a')])),
+    "text": (QWEN3, "<think>Hm</think>No.\n", ("Hm", "No.\n", [])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CUT)
+def test_call_of_a_cut_output_has_the_arguments_that_were_written(case):
+    format, text, expected = CUT[case]
+    expected = ("", text, []) if expected is None else expected
+    assert whole(text, format, is_cut=True) == expected
+    assert streamed([text], format, is_cut=True) == streamed([*text], format, is_cut=True) == expected
 
 
 def test_arguments_stream_as_they_are_written():

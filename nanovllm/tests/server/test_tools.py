@@ -195,9 +195,13 @@ def test_call_of_a_strict_function_follows_its_schema(family):
     assert calls_of(message)[0] == ("add", {"a": "x"})
 
 
-def test_call_that_is_cut_keeps_its_finish_reason(family):
-    assert family.answer("TWO", tools=TOOLS, max_tokens=12).finish_reason == "length"
-    assert streamed(family.chat("TWO", tools=TOOLS, max_tokens=30, stream=True))[2] == ["length"]
+def test_call_that_is_cut_equals_the_streamed_one(family):
+    for max_tokens in (12, 30):
+        whole = family.answer("TWO", tools=TOOLS, max_tokens=max_tokens)
+        texts, calls, reasons = streamed(family.chat("TWO", tools=TOOLS, max_tokens=max_tokens, stream=True))
+        sent = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or ()]
+        assert [(each["name"], each["arguments"]) for each in calls.values()] == sent
+        assert texts["content"] == (whole.message.content or "") and reasons == [whole.finish_reason] == ["length"]
 
 
 def test_no_special_token_reaches_the_client(family):
@@ -300,6 +304,49 @@ def test_impossible_choice_is_refused(plain, fields):
     with pytest.raises(openai.BadRequestError) as caught:
         plain.chat("ONE", **fields)
     assert caught.value.param == "tool_choice"
+
+
+NAMED_ADD: Any = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize(
+    ("marker", "choice", "lengths"),
+    [("NAMED", NAMED_ADD, (1, 4, 7)), ("FORCED", "required", (1, 20, 34))],
+    ids=["named", "required"],
+)
+def test_forced_call_that_is_cut_is_a_call_with_partial_arguments(plain, marker, choice, lengths):
+    """This is the form of OpenAI's API, whole and streamed."""
+    fields, seen = {"tools": TOOLS, "tool_choice": choice}, set()
+    for max_tokens in lengths:
+        [answer] = plain.chat(marker, max_tokens=max_tokens, **fields).choices
+        assert answer.finish_reason == "length" and answer.message.content is None
+        sent = [(call.function.name, call.function.arguments) for call in answer.message.tool_calls or ()]
+        texts, calls, reasons = streamed(plain.chat(marker, max_tokens=max_tokens, stream=True, **fields))
+        assert [(each["name"], each["arguments"]) for each in calls.values()] == sent
+        assert (texts["content"], reasons) == ("", ["length"])
+        assert all(ARGUMENTS.startswith(arguments) for name, arguments in sent if name == "add")
+        seen |= {*sent}
+    assert any(name == "add" and arguments not in ("", ARGUMENTS) for name, arguments in seen)
+
+
+def test_forced_call_that_is_cut_makes_an_incomplete_response(plain):
+    fields = {"tools": RESPONSE_TOOLS, "tool_choice": {"type": "function", "name": "add"}, "max_output_tokens": 5}
+    response = plain.response("NAMED", **fields)
+    *_, last = plain.response("NAMED", stream=True, **fields)
+    assert last.type == "response.incomplete"
+    for each in (response, last.response):
+        assert (each.status, each.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        [call] = each.output
+        assert (call.type, call.name, call.status) == ("function_call", "add", "incomplete")
+        assert ARGUMENTS.startswith(call.arguments) and 0 < len(call.arguments) < len(ARGUMENTS)
+    assert response.output[0].arguments == last.response.output[0].arguments
+
+
+def test_forced_call_that_a_stop_string_cuts_is_a_call(plain):
+    fields = {"tools": TOOLS, "tool_choice": NAMED_ADD, "stop": ['"b"']}
+    message = plain.answer("NAMED", **fields).message
+    assert message.content is None and message.tool_calls[0].function.arguments == '{"a": 1, '
+    assert streamed(plain.chat("NAMED", stream=True, **fields))[1][0]["arguments"] == '{"a": 1, '
 
 
 # Responses

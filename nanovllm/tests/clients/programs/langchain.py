@@ -49,6 +49,19 @@ def try_forced_tool():
     assert [call["args"] for call in message.tool_calls] == [{"city": "Lima"}]
 
 
+def try_forced_tool_cut_by_max_tokens():
+    for tokens in (4, 8):
+        caller = ChatOpenAI(model="assistant", max_tokens=tokens).bind_tools([get_weather], tool_choice="get_weather")
+        message = caller.invoke("Just the arguments, for Bern.")
+        [call] = message.invalid_tool_calls
+        assert call["name"] == "get_weather" and '{"city": "Bern"}'.startswith(call["args"]) and not message.content
+        assert message.response_metadata["finish_reason"] == "length"
+        whole = None
+        for chunk in caller.stream("Just the arguments, for Bern."):
+            whole = chunk if whole is None else whole + chunk
+        assert [each["args"] for each in whole.tool_call_chunks] == [call["args"]] and not whole.content
+
+
 def try_agent():
     agent = create_agent(llm, [get_weather])
     messages = agent.invoke({"messages": [{"role": "user", "content": "Which is warmer, Oslo or Rome?"}]})["messages"]
@@ -63,6 +76,15 @@ def try_structured_output_by_JSON_schema():
 def try_structured_output_by_function_calling():
     caller = llm.with_structured_output(Person, method="function_calling")
     assert caller.invoke("Jason is 25 years old.") == Person(name="Jason", age=25)
+
+
+def try_structured_output_cut_by_max_tokens():
+    short = ChatOpenAI(model="assistant", max_tokens=8)
+    caller = short.with_structured_output(Person, method="function_calling", include_raw=True)
+    answer = caller.invoke("Jason is 25 years old.")
+    [call] = answer["raw"].invalid_tool_calls
+    assert call["name"] == "Person" and '{"name": "Jason", "age": 25}'.startswith(call["args"])
+    assert answer["parsed"] is None
 
 
 def try_structured_output_by_JSON_mode():
