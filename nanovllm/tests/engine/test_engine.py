@@ -365,13 +365,8 @@ def test_request_that_failed_in_a_failed_step_is_returned_by_the_next(checkpoint
     assert list(ended) == ["b"] and reason(ended["b"]) == "length"
 
 
-@pytest.mark.parametrize("kind", ["step", "finish", "end"])
-def test_ended_request_does_not_run_again_although_an_observer_raises(checkpoint, kind):
-    """It has its last token and keeps no block. A request that continues loses none."""
-    engine = scripted_engine(checkpoint, num_blocks=20)
-    for name, max_tokens in {"a": 2, "b": 4}.items():
-        engine.add_request(name, [1, 2, 3], params(max_tokens))
-    step(engine)
+def fail_in_observer(engine: LLMEngine, kind: str) -> None:
+    """Run a step in which an observer raises at the first event of this kind."""
 
     class Broken:
         def fail(self, *details: object) -> None:
@@ -383,12 +378,41 @@ def test_ended_request_does_not_run_again_although_an_observer_raises(checkpoint
     with pytest.raises(RuntimeError, match="broken observer"):
         engine.step()
     engine.observers.remove(observer)
-    assert [seq.request_id for seq in engine.scheduler.running] == ["b"]
     assert_whole(engine)
+
+
+@pytest.mark.parametrize("kind", ["step", "finish", "end"])
+def test_ended_request_does_not_run_again_although_an_observer_raises(checkpoint, kind):
+    """It has its last token and keeps no block. A request that continues loses none."""
+    engine = scripted_engine(checkpoint, num_blocks=20)
+    for name, max_tokens in {"a": 2, "b": 4}.items():
+        engine.add_request(name, [1, 2, 3], params(max_tokens))
+    step(engine)
+    fail_in_observer(engine, kind)
+    assert [seq.request_id for seq in engine.scheduler.running] == ["b"]
     ended = run_to_the_end(engine)
     assert answer(ended["b"]) == answer_alone([1, 2, 3], 4)
     if kind != "end":
         assert answer(ended["a"]) == answer_alone([1, 2, 3], 2), "the next step returns it"
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_request_that_ended_in_a_failed_step_can_be_aborted(checkpoint, is_followed):
+    """The abort returns its output. The next step returns that of b, and of a new a if there is one."""
+    engine = scripted_engine(checkpoint, num_blocks=20)
+    for name, max_tokens in {"a": 2, "b": 4}.items():
+        engine.add_request(name, [1, 2, 3], params(max_tokens))
+    step(engine)
+    fail_in_observer(engine, "step")
+    output = engine.abort_request("a")
+    assert (answer(output), reason(output)) == (answer_alone([1, 2, 3], 2), "length")
+    assert_whole(engine)
+    expected = {"b": answer_alone([1, 2, 3], 4)}
+    if is_followed:
+        engine.add_request("a", [9, 9], params(3))
+        assert list(step(engine)) == ["b", "a"]
+        expected["a"] = answer_alone([9, 9], 3)
+    assert {name: answer(output) for name, output in run_to_the_end(engine).items()} == expected
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

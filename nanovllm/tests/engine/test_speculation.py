@@ -4,6 +4,7 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +111,17 @@ def test_drafts_get_shorter_while_guesses_are_wrong_and_longer_while_they_are_ri
         drafter.propose(token_ids, most=8)
         token_ids.append(token_id)
     assert len(drafter.propose(token_ids, most=8)) >= 4
+
+
+def test_tokens_behind_a_wrong_guess_say_nothing_about_the_guesses_behind_it():
+    """So a drafter that is asked after each token drafts as much as one that is asked now and then."""
+    often, rarely = (NgramDrafter(SpeculativeConfig.of(NGRAM)) for _ in range(2))
+    token_ids = [1, 2, *range(10, 30), 1, 2]
+    assert len(often.propose(token_ids, most=8)) == len(rarely.propose(token_ids, most=8)) == 8
+    for new in [*range(100, 108), 1, 2]:  # the guess was 10 to 17
+        token_ids.append(new)
+        draft = often.propose(token_ids, most=8)
+    assert rarely.propose(token_ids, most=8) == draft == [10, 11, 12, 13, 14]
 
 
 # The same outputs
@@ -341,6 +353,51 @@ def test_failed_draft_leaves_the_request_alone(loopy, monkeypatch):
     monkeypatch.setattr(engine.executor, "launch", launch)
     assert {name: contents(output) for name, output in run_to_the_end(engine).items()} == expected
     assert engine.stats().accepted_tokens == 0
+
+
+def test_step_that_raises_after_drafts_leaves_no_slot_of_them(loopy, monkeypatch):
+    """Its tokens cannot be appended: drafts are forgotten with their blocks, and the tokens are computed again."""
+    plain = with_request(make_engine(loopy[0], None), LOOP, params(40))
+    expected = {name: contents(output) for name, output in run_to_the_end(plain).items()}
+    engine, drafted = with_request(make_engine(loopy[0]), LOOP, params(40)), list[Sequence]()
+    engine.observers.append(SimpleNamespace(on_draft=drafted.append))
+
+    def fails(seq: Sequence, tokens: list[Any]) -> int:
+        raise RuntimeError("no text")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no text"):
+        patch.setattr(Sequence, "append_tokens", fails)
+        engine.step()
+    assert drafted
+    assert_whole(engine)
+    assert {name: contents(output) for name, output in run_to_the_end(engine).items()} == expected
+
+
+def test_draft_of_a_step_behind_one_that_fails_leaves_no_slot(loopy, monkeypatch):
+    """With async_scheduling, the step of b's prompt and draft is launched before the step of a, which then fails."""
+    engine = make_engine(loopy[0], async_scheduling=True)
+    engine.add_request("a", [9, 8, 7], params(6, prompt_logprobs=0))  # may not draft, but may run ahead
+    for _ in range(2):
+        step(engine)
+    real = engine.executor.launch
+
+    def fails() -> list[Any]:
+        raise RuntimeError("device lost")
+
+    def launch(batch: list[Scheduled]) -> Any:
+        pending = real(batch)
+        monkeypatch.setattr(pending, "tokens", fails)
+        return pending
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.executor, "launch", launch)
+        step(engine)
+    drafted: list[Sequence] = []
+    engine.observers.append(SimpleNamespace(on_draft=drafted.append))
+    engine.add_request("b", LOOP[:8], params(20))
+    step(engine)
+    assert [seq.request_id for seq in drafted] == ["b"] and engine.stats().drafts == 0, "it is not verified"
+    run_to_the_end(engine)
 
 
 def test_beam_search_after_drafts_finds_the_same_beams(loopy):

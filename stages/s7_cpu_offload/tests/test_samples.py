@@ -80,6 +80,16 @@ def test_samples_that_are_not_forked_yet_keep_their_seats(checkpoint):
     assert queues(engine) == "a a a run, b c wait"
 
 
+@pytest.mark.parametrize("num_blocks, is_admitted", [(5, True), (4, False)])
+def test_samples_admitted_beside_others_leave_a_block_free_for_each_but_the_first(checkpoint, num_blocks, is_admitted):
+    """Sequence a takes one block, b's prompt takes 2, and each of b's two other samples will need one of its own."""
+    engine = scripted_engine(checkpoint, num_blocks=num_blocks)
+    add(engine, "a", 4)
+    add(engine, "b", 5, n=3)
+    step(engine)
+    assert queues(engine) == ("a b run, none wait" if is_admitted else "a run, b wait")
+
+
 def test_more_samples_than_seats_run_in_groups(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_seqs=2)
     prompt = add(engine, "a", 5, max_tokens=3, n=5)
