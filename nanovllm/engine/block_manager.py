@@ -91,6 +91,8 @@ class BlockManager:
         seq.num_computed_tokens = len(hits) * self.block_size
         if seq.num_preemptions == 0:
             seq.num_cached_tokens = seq.num_computed_tokens
+        elif seq.num_output_tokens == 0:  # what was a hit then may have been lost on its way
+            seq.num_cached_tokens = min(seq.num_cached_tokens, seq.num_computed_tokens)
         self._holders.add(seq)
         self.prefix_cache_stats.queries += seq.num_tokens
         self.prefix_cache_stats.hits += seq.num_computed_tokens

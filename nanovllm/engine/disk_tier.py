@@ -61,7 +61,7 @@ class BlockFiles:
         self._used: dict[BlockHash, int] = {}  # last use in ns, to write to the files' times
 
     def __contains__(self, block_hash: BlockHash) -> bool:
-        return os.path.exists(self._path(block_hash))
+        return os.path.isfile(self._path(block_hash))
 
     def read(self, block_hash: BlockHash, into: memoryview) -> None:
         """Fill `into` with a block.
@@ -307,7 +307,8 @@ class DiskTier:
         except FileNotFoundError:
             pass  # someone has removed the folder; the next write makes it again
         except OSError as error:
-            self._warn(error)
+            if not (isinstance(error, IsADirectoryError) and error.filename2):  # in this file's place, by os.replace()
+                self._warn(error)
         finally:
             self._waiting.discard(block_hash)
             self._free_buffers.append(buffer)
@@ -531,6 +532,7 @@ def weights_digest(folder: Path, root: Path) -> str:
         with suppress(OSError):
             os.makedirs(note.parent, mode=0o700, exist_ok=True)
             new = note.with_name(f"{note.name}.{os.getpid()}")
+            new.touch(mode=0o600)
             new.write_text(digest.hexdigest(), encoding="ascii")
             new.replace(note)
     return digest.hexdigest()

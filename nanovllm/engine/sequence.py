@@ -47,7 +47,7 @@ class Sequence:
     num_in_flight_tokens: int = field(default=0, init=False)  # computed by steps that have not been read
     num_output_placeholders: int = field(default=0, init=False)  # sampled by these steps
     placeholder_id: int = field(default=0, init=False)  # the sampled token, if the executor knows it before it is read
-    num_cached_tokens: int = field(default=0, init=False)  # cache hits of the prompt when it was first admitted
+    num_cached_tokens: int = field(default=0, init=False)  # cache hits of the prompt on its way to the first token
     num_preemptions: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, as far as needed

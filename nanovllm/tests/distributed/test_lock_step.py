@@ -127,6 +127,28 @@ def test_load_arrives_on_all_ranks_at_once_or_is_lost_on_all(seed):
     assert first == second and any(not all(each) for each in first[::2])
 
 
+def test_load_arrives_while_others_run_and_nothing_waits_for_it():
+    """One rank's load arrives at the third question, the other's at once."""
+
+    def rounds(ranks: RankGroup) -> int:
+        questions = iter([False] * 2 * ranks.rank)
+        cache = make_cache(2, num_layers=1)
+        tier = SlowHostTier(cache.blocks, 2, Observer())
+        agreed = AgreedTier(tier, ranks)
+        agreed.store(0, b"a")
+        tier.arrives = lambda: next(questions, True)
+        agreed.load([BlockCopy(*agreed.hold([b"a"]), 1)])
+        for number in range(10):  # steps of other sequences
+            if agreed.has_arrived([1]):
+                assert agreed.collect() == ([1], [])
+                return number
+            assert agreed.collect() == ([], [])
+        raise AssertionError("it never arrives")
+
+    first, second = on_ranks(2, rounds)
+    assert first == second > 0
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from ...backends.torch.sampler import SampledToken
 from ...checkpoints.model_config import read_model_config
@@ -12,6 +13,7 @@ from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 from ...llm import LLM
 from .helpers import train_tokenizer, write_checkpoint
+from .simulated_cuda import Stream, current_stream, on_device, on_stream
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,3 +60,13 @@ def scripted(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[lis
         return llm
 
     return engine
+
+
+@pytest.fixture
+def on_simulated_cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[[Tensor], Tensor]:
+    """Return a function that puts a tensor on a simulated CUDA device."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **options: empty(*size, **options))
+    for name, value in (("Stream", Stream), ("current_stream", current_stream), ("stream", on_stream)):
+        monkeypatch.setattr(torch.cuda, name, value)
+    return on_device

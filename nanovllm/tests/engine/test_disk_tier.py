@@ -4,6 +4,7 @@ The model is scripted (scripted.py), so a block with wrong contents changes the 
 bytes, so a file takes one page.
 """
 
+import hashlib
 import multiprocessing
 import os
 import random
@@ -24,9 +25,11 @@ from ... import LLM, SamplingParams
 from ...engine import disk_tier, llm_engine
 from ...engine.beam_search import BeamSearch, BeamSearchParams
 from ...engine.config import EngineConfig
-from ...engine.cost_model import CostModel
+from ...engine.cost_model import CostModel, measure_disk
 from ...engine.disk_tier import BlockFiles, DiskTier, weights_digest
+from ...engine.kv_cache import BlockCopy
 from ...engine.llm_engine import LLMEngine
+from ...engine.observer import Observer
 from ...engine.outputs import RequestOutput
 from ...trace.tracer import Tracer
 from ..twin import Twin
@@ -69,14 +72,15 @@ def test_block_is_read_as_it_was_written_by_any_process(tmp_path):
         read(files_of(tmp_path), name(2))
 
 
-def test_only_the_owner_may_enter_the_folders_and_read_the_files(tmp_path):
-    engine = engine_of_folder(tmp_path / "new", write_checkpoint(tmp_path / "checkpoint"))
+def test_only_the_owner_may_enter_the_folders_and_read_the_files(tmp_path, monkeypatch):
+    root, checkpoint = tmp_path / "new", write_checkpoint(tmp_path / "checkpoint")
+    set_clock(monkeypatch, when_changed(checkpoint) + 10)  # so that its digest is remembered
+    engine = engine_of_folder(root, checkpoint)
     run_to_the_end(ask(engine, FIRST))
     engine.disk_tier.flush()
-    modes = {path.is_dir(): path.stat().st_mode & 0o777 for path in (tmp_path / "new").rglob("*") if path.suffix != ""}
-    folders = [path for path in (tmp_path / "new").rglob("*") if path.is_dir()]
-    assert len(folders) > 2 and {path.stat().st_mode & 0o777 for path in [tmp_path / "new", *folders]} == {0o700}
-    assert modes == {False: 0o600}
+    modes = Counter((path.is_dir(), path.stat().st_mode & 0o777) for path in [root, *root.rglob("*")])
+    assert modes.keys() == {(True, 0o700), (False, 0o600)} and modes[True, 0o700] > 3
+    assert [*(root / "weights").iterdir()] and modes[False, 0o600] == 3 + 2, "blocks, the lock and a digest"
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -344,12 +348,25 @@ def test_changed_weights_have_another_digest(tmp_path):
     assert weights_digest(folder, tmp_path / "disk") not in digests
 
 
-def test_untouched_weights_are_read_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("seconds", "num_read"), [(1.9, 2), (2.1, 1)])
+def test_weights_are_read_once_if_they_had_settled_by_then(tmp_path, monkeypatch, seconds, num_read):
+    """A file that has just changed could change again at the same time of its file system."""
     folder = write_checkpoint(tmp_path / "checkpoint")
-    monkeypatch.setattr(disk_tier, "SETTLED_SECONDS", 0.0)
-    digest = weights_digest(folder, tmp_path / "disk")
-    monkeypatch.setattr(disk_tier.hashlib, "file_digest", None)
-    assert weights_digest(folder, tmp_path / "disk") == digest
+    file_digest, num_files = hashlib.file_digest, 2
+    read: list[object] = []
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: read.append(file) or file_digest(file, kind))
+    set_clock(monkeypatch, when_changed(folder) + seconds)
+    assert len({weights_digest(folder, tmp_path / "disk") for _ in range(2)}) == 1
+    assert len(read) == num_read * num_files
+
+
+def when_changed(folder: Path) -> float:
+    """Return when a file of a checkpoint last changed, in seconds."""
+    return max(path.stat().st_ctime_ns for path in folder.iterdir()) / 1e9
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: int(seconds * 1e9))
 
 
 @pytest.mark.gpu
@@ -364,6 +381,36 @@ def test_blocks_of_a_gpu_survive_a_restart(make, tmp_path, is_damaged):
     engine = ask(make(**options), FIRST, SECOND, FIRST[::-1], n=2)
     run(engine)
     assert counts(engine)[1] > 0 and (counts(engine)[2] > 0) == is_damaged
+
+
+def test_files_and_loads_wait_for_their_copies(on_simulated_cuda, tmp_path):
+    """More blocks than there are buffers for reads, so that each buffer is used again."""
+    blocks = on_simulated_cuda(torch.randn(20, 1, 2, 4, 2, 8))
+    expected, files = [block.clone() for block in blocks.as_subclass(torch.Tensor)], files_of(tmp_path)
+    tier = DiskTier(blocks, files, "all", 0, Observer())
+    for number, block in enumerate(expected):
+        tier.save(number, name(number), is_prompt=True)
+        tier.flush()
+        assert read(files, name(number), block.nbytes) == block.numpy().tobytes()
+    sources = tier.hold([name(number) for number in range(20)])
+    tier.load([BlockCopy(source, 19 - number) for number, source in enumerate(sources)])
+    arrived, lost = tier.collect(wait=True)
+    assert sorted(arrived) == [*range(20)] and not lost
+    assert torch.equal(blocks.as_subclass(torch.Tensor), torch.stack(expected[::-1]))
+
+
+def test_load_from_disk_waits_for_the_steps_that_use_its_blocks(on_simulated_cuda, tmp_path):
+    """A step that was launched before the load may still write to its target."""
+    blocks = on_simulated_cuda(torch.randn(2, 1, 2, 4, 2, 8))
+    first = blocks[0].as_subclass(torch.Tensor).clone()
+    tier = DiskTier(blocks, files_of(tmp_path), "all", 0, Observer())
+    tier.save(0, name(0), is_prompt=True)
+    tier.flush()
+    blocks[1].copy_(torch.zeros(1, 2, 4, 2, 8), non_blocking=True)
+    tier.load([BlockCopy(*tier.hold([name(0)]), 1)])
+    tier.collect(wait=True)
+    torch.cuda.current_stream().synchronize()
+    assert torch.equal(blocks[1].as_subclass(torch.Tensor), first)
 
 
 # The choice between the disk and computing
@@ -389,6 +436,21 @@ def test_measurement_of_the_disk_leaves_nothing(checkpoint, tmp_path, monkeypatc
     assert engine.disk_tier and engine.disk_cost_model is None
 
 
+def test_blocks_are_measured_on_the_disk_and_not_in_memory(tmp_path, monkeypatch):
+    """Each block reaches the disk, and leaves the system's memory, before the first one is read."""
+    calls: list[str] = []
+
+    def recorded(call: str) -> Callable[..., Any]:
+        original = getattr(os, call)
+        return lambda *arguments: (calls.append(call), original(*arguments))[1]
+
+    for call in ("writev", "fsync", "posix_fadvise", "readv"):
+        monkeypatch.setattr(os, call, recorded(call))
+    measure_disk(CostModel(1, 1, 1), tmp_path, 1024)
+    num = calls.count("writev")
+    assert num > 0 and calls == ["writev"] * num + ["fsync", "posix_fadvise"] * num + ["readv"] * num
+
+
 def refuse_write(*arguments: Any) -> None:
     raise OSError(30, "Read-only file system")
 
@@ -402,7 +464,7 @@ def test_lost_block_is_computed_again_by_all_that_hold_it(make, tmp_path, n, kee
     run(ask(make(), FIRST))
     damage_all(tmp_path / "disk", keep=keep)
     engine = ask(make(), [*FIRST, 1], [*FIRST, 2, 3], FIRST[:9], n=n)
-    run(engine)
+    assert num_cached(run(engine)) == [4 * keep] * 3 and engine.stats().cached_tokens == 12 * keep
     assert counts(engine) == (3 - keep, keep, 3 - keep) and engine.scheduler.num_preemptions > 0
     assert num_cached(run(ask(make(), FIRST))) == [8], "it was stored again"
 
@@ -554,6 +616,19 @@ def test_full_or_read_only_folder_is_one_warning_and_reads_go_on(make, monkeypat
         assert counts(engine) == (0, 0, 2), "a file that cannot be deleted is read once"
 
 
+def test_folder_in_place_of_a_file_costs_only_its_own_block(make, tmp_path, caplog):
+    """It is no hit, the blocks after it are saved, and nothing in it is removed."""
+    run(ask(make(), FIRST))
+    for path in paths(tmp_path / "disk"):
+        path.unlink()
+        (path / "inside").mkdir(parents=True)
+    engine = make()
+    run(ask(engine, FIRST, SECOND))
+    assert counts(engine) == (3, 0, 0) and not caplog.records
+    assert len([*(tmp_path / "disk").glob("*/*/*.kv/inside")]) == 3
+    assert num_cached(run(ask(make(), SECOND))) == [8]
+
+
 @pytest.mark.nightly
 def test_full_and_then_read_only_file_system(make, tmp_path, caplog):
     """A real one, if this user may mount it: full after a few blocks, and read-only after a restart."""
@@ -611,9 +686,13 @@ def test_folder_that_is_a_file_or_open_to_others_is_refused(make, tmp_path):
         make()
     (tmp_path / "disk").unlink()
     (tmp_path / "disk").mkdir()
-    (tmp_path / "disk").chmod(0o777)
-    with pytest.raises(ValueError, match="kv_disk_dir must be writable by its owner alone"):
-        make()
+    for mode in (0o777, 0o770, 0o720, 0o730, 0o702, 0o1777):
+        (tmp_path / "disk").chmod(mode)
+        with pytest.raises(ValueError, match="kv_disk_dir must be writable by its owner alone"):
+            make()
+    for mode in (0o700, 0o755):
+        (tmp_path / "disk").chmod(mode)
+        assert make().disk_tier
 
 
 # Statistics and traces

@@ -278,6 +278,26 @@ def test_beam_search_waits_for_the_start_of_its_prompt(checkpoint):
     assert_empty(engine)
 
 
+def test_beam_search_waits_for_blocks_that_an_abandoned_load_holds(checkpoint):
+    """The pool has 5 blocks: the prompt needs 4, and the load of a request that was aborted holds 2."""
+    config = EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=20, offload_policy="load")
+    with patch.object(llm_engine, "HostTier", SlowHostTier):
+        engine = LLMEngine(config)
+    engine.add_request("a", FIRST, params(2))
+    run_to_the_end(engine)
+    leave_the_device(engine)
+    engine.host_tier.arrives = lambda: False
+    engine.add_request("b", FIRST, params(2))
+    engine.add_request("c", [1, 2, 3, 4], params(2))
+    engine.step()
+    for name in "bc":
+        engine.abort_request(name)
+    assert engine.host_tier.loads
+    output = BeamSearch(engine, BeamSearchParams(beam_width=2, max_tokens=3)).run("d", [*SECOND, 1])
+    assert output.error is None
+    assert_empty(engine)
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_real_model_gives_the_same_answers_from_a_small_pool(checkpoint, n):
     prompts = [[3 + (7 * i + j) % 300 for j in range(12)] for i in range(4)]

@@ -12,7 +12,7 @@ from ...engine.block_pool import NoFreeBlocks
 from ...engine.prefix_cache import PrefixCacheStats
 from ...engine.sequence import Sequence
 from .helpers import admit, fits
-from .tiers import CopyFailed, Tiers
+from .tiers import CopyFailed, SlowHostTier, Tiers
 
 TEXT = list(range(10, 19))
 OTHER = list(range(50, 59))
@@ -244,6 +244,34 @@ def test_blocks_of_an_abandoned_load_are_free_once_it_has_arrived():
     tiers.assert_bytes(again)
 
 
+class LosingTier(SlowHostTier):
+    """A tier that loses these targets."""
+
+    loses: set[int]
+
+    def collect(self, wait: bool = False) -> tuple[list[int], list[int]]:
+        finished, _ = super().collect(wait)
+        return [block for block in finished if block not in self.loses], [b for b in finished if b in self.loses]
+
+
+def test_all_holders_of_all_lost_blocks_start_over():
+    """Two loads are collected at once. One loses both of its blocks, the other one block."""
+    tiers = Tiers(num_blocks=12, tier=LosingTier)
+    for text in (TEXT, OTHER, THIRD):
+        tiers.left(text)
+    tiers.evict()
+    first, second, third = (tiers.admitted(text) for text in (TEXT, OTHER, THIRD))
+    sharing = tiers.admitted([*OTHER[:4], 99])
+    tiers.host.loses = {*first.block_table[:2], second.block_table[0]}
+    tiers.manager.collect_loads()
+    ready = [tiers.manager.is_ready(seq) for seq in (first, second, sharing, third)]
+    assert ready == [False, False, False, True]
+    tiers.manager.check_integrity()
+    for seq in (first, second, sharing):
+        tiers.manager.free(seq)
+        tiers.compute(tiers.admitted(seq.token_ids))
+
+
 # Reset
 
 
@@ -257,6 +285,15 @@ def test_reset_empties_both_tiers():
     tiers.assert_empty()
     tiers.evict()
     assert tiers.moved == (2, 0), "no text was left to store"
+
+
+def test_reset_waits_for_an_abandoned_load():
+    """Otherwise it would write to a block of the next text, and the host would keep what the reset removes."""
+    tiers, seq = arriving()
+    tiers.manager.free(seq)
+    assert tiers.host.loads and tiers.manager.reset_prefix_cache() is True
+    assert not tiers.host.loads and tiers.places(TEXT) == "--"
+    tiers.assert_empty()
 
 
 def test_reset_while_blocks_are_held_or_loading_changes_nothing():

@@ -71,9 +71,15 @@ class SlowHostTier(HostTier):
 class Tiers:
     """A BlockManager over two pools, used as by an engine. Blocks have 4 slots."""
 
-    def __init__(self, num_blocks: int = 4, num_host_blocks: int = 8, is_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 4,
+        num_host_blocks: int = 8,
+        is_caching: bool = True,
+        tier: type[SlowHostTier] = SlowHostTier,
+    ) -> None:
         self.kv_cache = make_cache(num_blocks, num_layers=NUM_LAYERS)
-        self.host = SlowHostTier(self.kv_cache.blocks, num_host_blocks, Observer())
+        self.host = tier(self.kv_cache.blocks, num_host_blocks, Observer())
         self.manager = make_manager(num_blocks, BLOCK_SIZE, is_caching, self.host)
         self.pools: tuple[BlockPool, BlockPool] = (self.manager.pool, self.host.pool)
 
