@@ -161,7 +161,7 @@ def busy(front):
         thread.join()
 
 
-def until(holds, seconds=20.0):
+def until(holds, seconds=60.0):
     end = time.monotonic() + seconds
     while not (result := holds()):
         assert time.monotonic() < end, f"did not happen within {seconds} seconds"

@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.stalls_at and self.server.stalls_at[0] == name:
             self.wfile.write(content[: self.server.stalls_at[1]])
             self.wfile.flush()
-            self.server.goes_on.wait(20)
+            self.server.goes_on.wait(60)
             self.close_connection = True
             return None
         self.wfile.write(content)

@@ -40,7 +40,7 @@ async def all_of(engine: AsyncLLM, prompt, params: SamplingParams, request_id: s
     return [output async for output in engine.generate(prompt, params, request_id)]
 
 
-async def all_ended(engine: AsyncLLM, seconds: float = 10) -> None:
+async def all_ended(engine: AsyncLLM, seconds: float = 60) -> None:
     """Wait until no request is left, for a limited time."""
     deadline = time.monotonic() + seconds
     while engine.get_num_unfinished_requests():
@@ -56,7 +56,7 @@ def check_nothing_is_left(engine: AsyncLLM) -> None:
         assert not inner.requests and not inner.scheduler.running and not inner.scheduler.waiting
         assert inner.stats().blocks_running == 0 and not engine._thread._streams
 
-    engine._thread.call(check).result(timeout=10)
+    engine._thread.call(check).result(timeout=60)
 
 
 def hold_steps(engine):
@@ -65,7 +65,7 @@ def hold_steps(engine):
 
     def held():
         is_held.set()
-        assert may_step.wait(timeout=10)
+        assert may_step.wait(timeout=60)
         return step()
 
     engine._thread.engine.step = held
@@ -238,7 +238,7 @@ def test_loop_that_ends_with_open_streams_leaks_nothing(make):
     loop = asyncio.new_event_loop()
     loop.run_until_complete(run(engine))
     loop.close()  # unlike asyncio.run(), it does not close generators
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while engine.get_num_unfinished_requests() and time.monotonic() < deadline:
         time.sleep(0.001)
     check_nothing_is_left(engine)
@@ -318,11 +318,11 @@ def test_error_in_a_call_reaches_its_caller_and_an_exit_ends_the_engine(make):
 
     engine = make()
     with pytest.raises(KeyError, match="mine"):
-        engine._thread.call(raises(KeyError("mine"))).result(timeout=10)
+        engine._thread.call(raises(KeyError("mine"))).result(timeout=60)
     assert engine.is_running
     with pytest.raises(SystemExit):
-        engine._thread.call(raises(SystemExit())).result(timeout=10)
-    engine._thread._thread.join(timeout=10)
+        engine._thread.call(raises(SystemExit())).result(timeout=60)
+    engine._thread._thread.join(timeout=60)
     assert engine.errored
 
 
@@ -395,7 +395,7 @@ def test_engine_without_references_ends(checkpoint):
     thread, ref = engine._thread._thread, weakref.ref(engine)
     del engine
     gc.collect()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert ref() is None and not thread.is_alive()
 
 
@@ -475,7 +475,7 @@ def test_soak(make, num_callers, seed):
         await asyncio.gather(*spawned)
         gc.collect()
         await asyncio.sleep(0)
-        await all_ended(engine, seconds=30)
+        await all_ended(engine)
         return sum(served)
 
     engine = make(kv_cache_tokens=96, max_num_seqs=8, max_num_batched_tokens=24)

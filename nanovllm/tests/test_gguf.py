@@ -508,7 +508,7 @@ def test_two_at_once_share_a_folder(tmp_path, monkeypatch, cache):
     path, both = write_gguf(tmp_path / "tiny.gguf"), Barrier(2)
 
     def wait_for_the_other(path: Path) -> dict[str, str]:
-        both.wait(10)  # both have seen that there is no folder
+        both.wait(60)  # both have seen that there is no folder
         return original(path)
 
     original = unpacking.files_of

@@ -239,7 +239,7 @@ def test_download_continues_after_a_kill(hub, error_of, monkeypatch, tmp_path):
     while SHARDS[0] not in hub.sent:
         assert process.poll() is None, process.stderr.read()
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     hub.goes_on.set()
     hub.stalls_at = None
     go_offline(monkeypatch)

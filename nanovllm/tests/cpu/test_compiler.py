@@ -17,6 +17,7 @@ import torch
 
 from ...backends.attention_backend import VARIABLE
 from ...backends.cpu import compiler
+from ..helpers import let_others_run
 
 PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -173,7 +174,7 @@ def test_several_compilers_compile_only_once(tmp_path, monkeypatch):
 
     def slow(dtype, folder):
         compiled.append(dtype)
-        time.sleep(0.1)
+        let_others_run()
         fill_by_hand(folder)
 
     monkeypatch.setattr(compiler, "compile_step", slow)
@@ -192,7 +193,7 @@ def test_two_engines_that_load_at_once_use_their_own_folders(tmp_path, monkeypat
 
     def slow(folder, function):
         real(folder, function)
-        time.sleep(0.05)  # the other thread may run now
+        let_others_run()
 
     monkeypatch.setattr(compiler, "store_in", slow)
     types = {torch.float32: np.float32, torch.bfloat16: np.uint16}
@@ -227,16 +228,16 @@ def process(monkeypatch, tmp_path):
 
 def test_a_compiler_ends_without_an_error(process):
     made = process("print('one line')")
-    made.wait(20)
+    made.wait(60)
     assert made.has_ended and made.error is None
 
 
 def test_a_failed_compiler_has_an_error(process):
     made = process("raise OSError(28, 'No space left on device')")
-    made.wait(20)
+    made.wait(60)
     assert made.error == "OSError: [Errno 28] No space left on device"
     killed = process("import os; os.kill(os.getpid(), 9)")
-    killed.wait(20)
+    killed.wait(60)
     assert killed.error == "the compiler exited with status -9"
 
 
@@ -274,16 +275,15 @@ def finish(process: subprocess.Popen[str], err: str = "") -> str:
 
 
 GENERATE = """
-import json, sys, time
+import json
 import torch
-start = time.perf_counter()
 from {package} import LLM, SamplingParams
 params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 llm = LLM({checkpoint!r}, offload_policy="load")
 kernels, results = llm.llm_engine.kernels, []
 def generate():
     [output] = llm.generate([[1, 5, 9, 33]], params, use_tqdm=False)
-    results.append([output.outputs[0].token_ids, kernels.description[:6], time.perf_counter() - start])
+    results.append([output.outputs[0].token_ids, kernels.description[:6]])
 generate()
 kernels.wait(200)
 generate()
@@ -294,11 +294,9 @@ print(json.dumps(results))
 @pytest.mark.full
 def test_the_first_engine_starts_at_once_and_the_second_one_has_kernels(checkpoint, tmp_path):
     script = GENERATE.format(package=PACKAGE.name, checkpoint=str(checkpoint))
-    (plain, _, first), (tokens, description, _) = json.loads(finish(run_script(script, tmp_path), COMPILING))
-    assert description == "kernel" and tokens == plain and first < 10
-    results = json.loads(finish(run_script(script, tmp_path)))
-    assert [each[:2] for each in results] == [[plain, "kernel"]] * 2
-    assert results[0][2] < 5, "takes 3 s on an idle machine"
+    (plain, first), (tokens, second) = json.loads(finish(run_script(script, tmp_path), COMPILING))
+    assert (first, second) == ("plain ", "kernel") and tokens == plain
+    assert json.loads(finish(run_script(script, tmp_path))) == [[plain, "kernel"]] * 2, "it must not compile again"
 
 
 @pytest.mark.nightly
@@ -306,11 +304,9 @@ def test_a_second_install_compiles_in_the_background_too(checkpoint, tmp_path):
     (tmp_path / "install").symlink_to(PACKAGE.parent)
     script = GENERATE.format(package=PACKAGE.name, checkpoint=str(checkpoint))
     finish(run_script(script, tmp_path), COMPILING)
-    script = script.replace("kernels.wait(200)", "kernels.wait(200)\nstart = time.perf_counter()")
     again = run_script(script, tmp_path, tmp_path / "install")
-    (_, said, first), (_, description, second) = json.loads(finish(again, COMPILING))
-    assert (said, description) == ("plain ", "kernel") and first < 10
-    assert second < 10, "once the process has ended, nothing is left to compile"
+    (_, first), (_, second) = json.loads(finish(again, COMPILING))
+    assert (first, second) == ("plain ", "kernel")
 
 
 @pytest.mark.nightly
@@ -323,13 +319,13 @@ def test_two_engines_finish_the_work_of_a_killed_one(checkpoint, tmp_path):
     time.sleep(4)
     first.kill()
     first.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(child.exists() for child in children) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert children and not any(child.exists() for child in children)
     both = [run_script(script, tmp_path), run_script(script, tmp_path)]
     results = [json.loads(finish(each, COMPILING)) for each in both]
-    assert results[0][1][:2] == results[1][1][:2] and results[0][1][1] == "kernel"
+    assert results[0][1] == results[1][1] and results[0][1][1] == "kernel"
 
 
 FORK = """

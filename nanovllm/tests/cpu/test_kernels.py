@@ -21,6 +21,7 @@ from ...backends.cpu import attention, dot, elementwise, matmul, team, vectors
 from ...backends.cpu.attention import PLACES, TILE, Pool
 from ...backends.cpu.team import STRIDE, Helpers
 from ...backends.cpu.vectors import WIDTH, at, floats, get, integers, like_of, load, put, read, store, stored, write
+from ..helpers import let_others_run
 from . import plain
 
 FULL = pytest.mark.full
@@ -394,19 +395,28 @@ def test_a_step_waits_for_a_task_that_another_worker_has_taken():
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(take_part, counters.data_ptr(), 1, 5, 4, done.data_ptr(), -1)
         assert wait_until(lambda: done.sum() == 3)
-        time.sleep(0.02)
+        let_others_run()
         assert not first.done()
         finish_one(counters.data_ptr(), 0)
-        assert first.result(timeout=20) == 3 and done[0, task] == 0
+        assert first.result(timeout=60) == 3 and done[0, task] == 0
     assert take_one(counters.data_ptr(), 0, 5, 4) == -1
     assert take_one(counters.data_ptr(), 0, 4, 4) == take_one(counters.data_ptr(), 0, 6, 4) == -1
 
 
 def wait_until(condition) -> bool:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not (result := condition()) and time.monotonic() < end:
         time.sleep(0.001)
     return result
+
+
+def stops_growing(values: list) -> bool:
+    def is_the_same() -> bool:
+        before = len(values)
+        let_others_run()
+        return len(values) == before
+
+    return wait_until(is_the_same)
 
 
 def test_helpers_sleep_until_a_step_and_end_with_their_owner():
@@ -422,26 +432,25 @@ def test_helpers_sleep_until_a_step_and_end_with_their_owner():
     threads = set(threading.enumerate()) - before
     assert len(threads) == 3 and wait_until(lambda: sorted(helped) == [1, 2, 3])
     for step in (1, 2, 3):
-        assert wait_until(lambda: shared.is_asleep)
-        time.sleep(0.02)
+        assert wait_until(lambda: shared.is_asleep) and stops_growing(helped)
         count, newest[0] = len(helped), step
         assert helpers.start_step() == step
         assert wait_until(lambda count=count: len(helped) >= count + 3), "all helpers wake up"
     helpers.start_step()  # then an exception is raised, and the step never comes
     assert wait_until(lambda: shared.is_asleep)
-    time.sleep(0.02)
-    count = len(helped)
-    time.sleep(0.02)
-    assert len(helped) == count, "helpers stop waiting for it"
+    assert stops_growing(helped), "helpers stop waiting for it"
     del helpers
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
 
 
 def test_helpers_end_before_the_interpreter(monkeypatch):
     """Even helpers that are waiting for a step at that moment end."""
-    helpers = Helpers(3, lambda worker, seen: time.sleep(0.3) or seen)
+    is_over = threading.Event()
+    helpers = Helpers(3, lambda worker, seen: is_over.wait(60) and seen)
+    end = helpers._shared.end
+    monkeypatch.setattr(helpers._shared, "end", lambda: (end(), is_over.set()))
     monkeypatch.setattr(team, "SHARED", [helpers._shared])
     threads = list(helpers._shared.threads)
     assert len(threads) == 3 and all(thread.is_alive() for thread in threads)
@@ -460,7 +469,7 @@ def test_a_helper_ends_if_its_owner_is_collected_just_before_it_sleeps():
     shared = team.Shared([Wakeup()])
     thread = threading.Thread(target=team.run_helper, args=(1, lambda worker, seen: seen, shared.wakeups[0], shared))
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -476,14 +485,15 @@ def test_started_helpers_end_if_another_thread_cannot_start(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", starts)
     with pytest.raises(RuntimeError, match="can't start"):
         Helpers(2, lambda worker, seen: seen)
-    started[0].join(20)
+    started[0].join(60)
     assert not started[0].is_alive()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_child_does_not_wait_for_helpers():
     """Some helpers sleep and some wait for a step. The child drops them, and exits normally."""
-    asleep, waiting = Helpers(2, lambda worker, seen: seen), Helpers(2, lambda worker, seen: time.sleep(0.2) or seen)
+    is_over = threading.Event()
+    asleep, waiting = Helpers(2, lambda worker, seen: seen), Helpers(2, lambda worker, seen: is_over.wait(60) and seen)
     assert wait_until(lambda: asleep._shared.is_asleep)
     if (child := os.fork()) == 0:
         asleep.start_step()
@@ -494,6 +504,7 @@ def test_a_forked_child_does_not_wait_for_helpers():
     if not has_ended:
         os.kill(child, 9)
         os.waitpid(child, 0)
+    is_over.set()
     assert has_ended
 
 
@@ -513,11 +524,13 @@ def test_end_all_waits_for_helpers_whose_owner_was_collected():
 
     class Kept:
         def __del__(self):
-            time.sleep(0.3)
+            is_freeing.set()
+            let_others_run()
             freed.append(True)
 
+    is_freeing = threading.Event()
     helpers = Helpers(1, partial(lambda kept, worker, seen: seen, Kept()))
     del helpers
-    time.sleep(0.1)
+    assert is_freeing.wait(60)
     team.end_all()
     assert freed

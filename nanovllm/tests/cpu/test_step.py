@@ -392,7 +392,7 @@ def test_deleting_an_engine_ends_its_helpers(checkpoint, with_kernels):
     del llm
     gc.collect()
     for thread in helpers:
-        thread.join(20)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in helpers)
 
 
@@ -428,8 +428,8 @@ def test_a_forked_child_computes_by_itself(checkpoint, with_kernels):
 
 
 def exit_code(child: int) -> int:
-    """Wait for a process, kill it after 30 s, and return its exit code."""
-    end = time.monotonic() + 30
+    """Wait for a process, kill it after 60 s, and return its exit code."""
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:

@@ -272,7 +272,7 @@ class Gate:
         read = engine.disk_tier.files.read
 
         def slow(block_hash: bytes, into: memoryview) -> None:
-            assert self.is_open.wait(30), "a read is never let through"
+            assert self.is_open.wait(60), "a read is never let through"
             read(block_hash, into)
 
         monkeypatch.setattr(engine.disk_tier.files, "read", slow)
@@ -578,7 +578,7 @@ def test_queue_drops_blocks_and_stores_them_when_they_are_evicted(make, monkeypa
     write = engine.disk_tier.files.write
 
     def slow(block_hash: bytes, data: memoryview) -> list[bytes]:
-        assert is_open.wait(30)
+        assert is_open.wait(60)
         return write(block_hash, data)
 
     monkeypatch.setattr(engine.disk_tier.files, "write", slow)

@@ -18,7 +18,7 @@ from ...server.engine_client import EngineClient
 from ...server.options import ServerOptions
 from ...server.run import Front, address_of, listening_sockets, make_front
 
-SECONDS = 30.0
+SECONDS = 60.0
 SHORT = {"prompt": [5, 6], "max_tokens": 2, "temperature": 0}
 LONG = {"prompt": "the fox", "max_tokens": 50, "ignore_eos": True, "temperature": 0}
 
