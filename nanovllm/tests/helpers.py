@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,40 @@ class Terminal(StringIO):
 def let_others_run() -> None:
     """Pause, so that a fault in other threads has time to show. A correct program passes without it, too."""
     time.sleep(0.02)
+
+
+def num_calls(function: Callable[[], Any]) -> int:
+    """Return how many calls of Python functions and builtins a call of `function` takes."""
+    count = 0
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def num_lines(function: Callable[[], Any]) -> int:
+    """Return how many lines of Python a call of `function` runs."""
+    count = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 def processor_seconds(*commands: list[str], rounds: int = 5) -> list[float]:

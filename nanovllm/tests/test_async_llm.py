@@ -6,6 +6,9 @@ import random
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -73,15 +76,27 @@ def hold_steps(engine):
 
 
 def slow_steps(engine):
-    """Slow down each step, so that a test can act during it, even on a busy machine."""
-    step = engine._thread.engine.step
+    """Let the running loop go on between two steps, so that a test can act there, even on a busy machine."""
+    step, loop = engine._thread.engine.step, asyncio.get_running_loop()
 
     def slowed():
-        time.sleep(0.005)
+        has_run = threading.Event()
+        loop.call_soon_threadsafe(loop.call_later, 0.005, has_run.set)
+        assert has_run.wait(timeout=60)
         return step()
 
     engine._thread.engine.step = slowed
-    return engine
+
+
+async def turn(count: int = 10) -> None:
+    """Let the loop run whatever is ready."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def is_set(event: threading.Event) -> None:
+    while not event.is_set():
+        await asyncio.sleep(0.001)
 
 
 # Outputs
@@ -130,7 +145,7 @@ def test_slow_caller_gets_the_latest_output_and_loses_no_delta(make):
             outputs.append(output)
             if len(outputs) == 1:
                 await all_ended(engine)
-                await asyncio.sleep(0.01)
+                await engine.reset_prefix_cache()  # between two steps, so all outputs have been delivered
         return outputs
 
     engine = make()
@@ -147,10 +162,12 @@ def test_slow_caller_gets_the_latest_output_and_loses_no_delta(make):
 @pytest.mark.parametrize("how", ["break", "aclose", "cancel", "abort"])
 def test_leaving_caller_is_aborted_within_a_step(make, how):
     async def run(engine: AsyncLLM) -> None:
+        slow_steps(engine)
         outputs = engine.generate(PROMPT, greedy(40), "a")
         first = await anext(outputs)
         assert not first.finished
-        may_step, _ = hold_steps(engine)  # the current step may end, and one more may be waiting
+        may_step, is_held = hold_steps(engine)
+        await is_set(is_held)
         if how == "break":
             del outputs
             gc.collect()
@@ -158,13 +175,16 @@ def test_leaving_caller_is_aborted_within_a_step(make, how):
             await outputs.aclose()
         elif how == "cancel":
             task = asyncio.create_task(anext(outputs))
-            await asyncio.sleep(0)
+            await turn()
+            if task.done():  # it got the output of the step before
+                task = asyncio.create_task(anext(outputs))
+                await turn()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         else:
             task = asyncio.create_task(engine.abort("a"))
-        await asyncio.sleep(0.02)
+        await turn()
         num_steps = model_runner(engine._thread.engine).num_steps
         may_step.set()
         await all_ended(engine)
@@ -173,7 +193,7 @@ def test_leaving_caller_is_aborted_within_a_step(make, how):
             last = [output async for output in outputs][-1]
             assert last.finished and last.outputs[0].finish_reason == "abort"
 
-    engine = slow_steps(make())
+    engine = make()
     asyncio.run(run(engine))
     check_nothing_is_left(engine)
 
@@ -182,10 +202,9 @@ def test_caller_cancelled_before_its_request_is_added_adds_none(make):
     async def run(engine: AsyncLLM) -> None:
         may_step, is_held = hold_steps(engine)
         first = asyncio.create_task(all_of(engine, PROMPT, greedy(2), "first"))
-        while not is_held.is_set():
-            await asyncio.sleep(0.001)
+        await is_set(is_held)
         second = asyncio.create_task(all_of(engine, PROMPT, greedy(2), "second"))
-        await asyncio.sleep(0.01)
+        await turn()
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
@@ -200,6 +219,7 @@ def test_caller_cancelled_before_its_request_is_added_adds_none(make):
 
 def test_request_id_can_be_reused_at_once_but_not_in_parallel(make):
     async def run(engine: AsyncLLM) -> None:
+        slow_steps(engine)
         one = engine.generate(PROMPT, greedy(50), "name")
         await anext(one)
         with pytest.raises(ValueError, match="request_id must be unique, got 'name'"):
@@ -210,13 +230,14 @@ def test_request_id_can_be_reused_at_once_but_not_in_parallel(make):
         await other.aclose()
         assert len((await all_of(engine, PROMPT, greedy(2), "name"))[-1].outputs[0].token_ids) == 2
 
-    engine = slow_steps(make())
+    engine = make()
     asyncio.run(run(engine))
     check_nothing_is_left(engine)
 
 
 def test_several_requests_are_aborted_at_once_and_unknown_ids_ignored(make):
     async def run(engine: AsyncLLM) -> list:
+        slow_steps(engine)
         tasks = [asyncio.create_task(all_of(engine, PROMPT, greedy(50), name)) for name in "abc"]
         while engine.get_num_unfinished_requests() < 3:
             await asyncio.sleep(0.001)
@@ -224,7 +245,7 @@ def test_several_requests_are_aborted_at_once_and_unknown_ids_ignored(make):
         await engine.abort("nobody")
         return [stream[-1].outputs[0].finish_reason for stream in await asyncio.gather(*tasks)]
 
-    engine = slow_steps(make())
+    engine = make()
     assert asyncio.run(run(engine)) == ["abort", "abort", "length"]
     check_nothing_is_left(engine)
 
@@ -286,6 +307,7 @@ def test_unsupported_arguments_are_refused(make, name):
 
 def test_engine_error_reaches_all_current_and_later_callers(make):
     async def run(engine):
+        slow_steps(engine)
         tasks = [asyncio.create_task(all_of(engine, PROMPT, greedy(50), str(i))) for i in range(3)]
         while engine.get_num_unfinished_requests() < 3:
             await asyncio.sleep(0.001)
@@ -306,7 +328,7 @@ def test_engine_error_reaches_all_current_and_later_callers(make):
         await engine.abort("0")
         assert isinstance(engine.dead_error, EngineDeadError)
 
-    asyncio.run(run(slow_steps(make())))
+    asyncio.run(run(make()))
 
 
 def test_error_in_a_call_reaches_its_caller_and_an_exit_ends_the_engine(make):
@@ -348,13 +370,16 @@ def test_shutdown_ends_all_callers_and_the_thread(make):
             await asyncio.sleep(0.001)
         await engine.check_health()
         assert engine.is_running and not engine.errored
+        thread.join = lambda timeout=None: (may_step.set(), join(timeout))  # the end has been asked for by then
         engine.shutdown()
         for error in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(error, EngineDeadError) and str(error) == "the engine has ended: it was shut down"
         with pytest.raises(EngineDeadError, match="it was shut down"):
             await all_of(engine, PROMPT, greedy(), "late")
 
-    engine = slow_steps(make())
+    engine = make()
+    thread, join = engine._thread._thread, engine._thread._thread.join
+    may_step, _ = hold_steps(engine)
     asyncio.run(run(engine))
     engine.shutdown()
     assert engine.errored and not engine._thread._thread.is_alive() and engine.stats().blocks_running == 0
@@ -438,7 +463,7 @@ def test_stream_holds_one_cumulative_output():
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
 def test_soak(make, num_callers, seed):
     """Callers come, leave in all possible ways, and share a pool that is too small for them. Nothing is leaked."""
-    chance = random.Random(seed)
+    chance, moments = random.Random(seed), Moments()
 
     async def caller(engine: AsyncLLM, i: int) -> int:
         """Return how many of its requests ran to their end."""
@@ -448,13 +473,16 @@ def test_soak(make, num_callers, seed):
             prompt = [chance.randrange(3, 60) for _ in range(chance.randint(1, 12))]
             length, n = chance.randint(1, 20), chance.choice([1, 1, 2, 3])
             params = SamplingParams(n=n, max_tokens=length, seed=i, ignore_eos=True, output_kind=kind)
-            name, patience = f"{i}-{turn}", chance.choice([None, None, 0.0, 0.005, 0.02])
+            name, patience = f"{i}-{turn}", chance.choice([None, None, 0, 3, 20])  # outputs of all callers
             gives_up_after = chance.choice([None, None, 1, 3])
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(0.0 if patience == 0 else None) as limit:
+                    if patience:
+                        moments.call_after(patience, partial(time_out, limit))
                     if chance.random() < 0.1:
-                        asyncio.get_running_loop().call_later(0.005, spawn_abort, engine, name)
+                        moments.call_after(3, partial(spawn_abort, engine, name))
                     async for number, output in numbered(engine.generate(prompt, params, name)):
+                        moments.count()
                         if number == gives_up_after:
                             break
                         if output.finished and output.outputs[0].finish_reason == "length":
@@ -483,6 +511,29 @@ def test_soak(make, num_callers, seed):
     check_nothing_is_left(engine)
     assert sum(engine._thread.engine.tally.ended.values()) > num_callers
     assert engine.stats().preemptions > 0 or num_callers < 50
+
+
+class Moments:
+    """Calls that are due after a number of outputs."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[int, Callable[[], None]]] = []
+        self._count = 0
+
+    def call_after(self, count: int, call: Callable[[], None]) -> None:
+        self._calls.append((self._count + count, call))
+
+    def count(self) -> None:
+        self._count += 1
+        due = [call for count, call in self._calls if count <= self._count]
+        self._calls = [each for each in self._calls if each[0] > self._count]
+        for call in due:
+            call()
+
+
+def time_out(limit: asyncio.Timeout) -> None:
+    with suppress(RuntimeError):  # it is over
+        limit.reschedule(0.0)
 
 
 async def numbered(outputs):

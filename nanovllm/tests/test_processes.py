@@ -89,10 +89,8 @@ def wait_for(process: subprocess.Popen[str], seconds: float) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param("generate", marks=pytest.mark.full),
-    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("batch", "chat", "bench")),
-])  # fmt: skip
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["generate", "batch", "chat", "bench"])
 def test_ctrl_c_at_any_moment_ends_in_one_line_and_leaves_whole_results(command, checkpoint, tmp_path, name):
     """Python itself takes the first hundredths of a second, and until our handler is imported the process just ends."""
     requests, out = tmp_path / "many.jsonl", tmp_path / "out.jsonl"
@@ -119,7 +117,7 @@ def test_ctrl_c_at_any_moment_ends_in_one_line_and_leaves_whole_results(command,
             assert out.read_text()[-1:] in ("", "\n")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_first_token_of_a_cold_start_comes_soon_after_the_import_of_torch():
     """Compare processor time on the shipped checkpoint, the best of 3 in turns: other programs may be running."""
     model = REPOSITORY / "models" / "storyteller"

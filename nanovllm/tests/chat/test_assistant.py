@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from nanovllm.chat.assistant import AssistantParser, MessageDelta, read_message
 from nanovllm.chat.forced_calls import ForcedCall
 from nanovllm.chat.formats import MessageFormat, parsers_for
+from nanovllm.tests.helpers import num_lines
 
 HERMES = parsers_for(None, "hermes", None).for_prompt("", tool_names=["add", "find"])
 LLAMA = parsers_for(None, "llama3_json", None, ["<|python_tag|>", "<|x|>"]).for_prompt("", tool_names=["add", "find"])
@@ -304,25 +305,39 @@ def test_thought_comes_before_a_forced_call():
     assert whole('Hm {"b"}\n</think>\n\n{"a": 1}', format) == ('Hm {"b"}', "", [("add", '{"a": 1}')])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<tool_call>" + "{" * 100_000,
-        "<tool_call>" + '{"name": "add", "arguments": ' + '{"a":' * 30_000,
-        "<tool_call>" * 10_000,
-        "<tool_call>{" * 10_000,
-        "<think>" + "</think" * 20_000,
-        "\n" * 100_000 + "x",
-        '<|python_tag|>{"name": "add", "arguments": {}};' * 3_000,
-        "[TOOL_CALLS]" + "[" * 100_000,
-        "[TOOL_CALLS]" + "a" * 100_000,
-        "<" * 100_000,
-    ],
-    ids=lambda text: f"{text[:20]!r}",
-)
-def test_hostile_output_takes_linear_time(text):
+HOSTILE = [  # a beginning, what follows many times, and how often in a long output
+    ("<tool_call>", "{", 100_000),
+    ('<tool_call>{"name": "add", "arguments": ', '{"a":', 30_000),
+    ("", "<tool_call>", 10_000),
+    ("", "<tool_call>{", 10_000),
+    ("<think>", "</think", 20_000),
+    ("", "\n", 100_000),
+    ("", '<|python_tag|>{"name": "add", "arguments": {}};', 3_000),
+    ("[TOOL_CALLS]", "[", 100_000),
+    ("[TOOL_CALLS]", "a", 100_000),
+    ("", "<", 100_000),
+]
+
+
+@pytest.mark.parametrize("format", [HERMES, LLAMA, MISTRAL, QWEN3, REQUIRED], ids=range(5))
+@pytest.mark.parametrize(("start", "part", "count"), HOSTILE)
+def test_hostile_output_takes_as_many_lines_as_it_is_long(start, part, count, format):
+    """Twice the text takes about twice the lines of Python. A quadratic parser would run four times as many."""
+
+    def lines(count: int) -> list[int]:
+        text = start + part * count + "x"
+        return [num_lines(lambda: read_message(text, format)), num_lines(lambda: streamed([*text], format))]
+
+    for once, twice in zip(lines(150), lines(300), strict=True):
+        assert twice < 2.5 * once + 200
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("start", "part", "count"), HOSTILE)
+def test_hostile_output_takes_linear_time(start, part, count):
+    text = start + part * count + "x"
     for format in (HERMES, LLAMA, MISTRAL, QWEN3, REQUIRED):
-        start = time.perf_counter()
+        began = time.perf_counter()
         read_message(text, format)
         streamed([*text[:2_000]], format)
-        assert time.perf_counter() - start < 3  # a quadratic parser takes minutes
+        assert time.perf_counter() - began < 3  # a quadratic parser takes minutes

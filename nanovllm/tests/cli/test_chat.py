@@ -238,6 +238,11 @@ class Terminal:
         self._waited_for = self.shown.index(text, start) + len(text)
         return self.shown[start : self._waited_for]
 
+    def wait_for_characters(self, count: int) -> None:
+        """Wait until an answer has begun: for characters after the text that was waited for."""
+        while len(self.shown) < self._waited_for + count:
+            self.shown += self._decoder.decode(os.read(self._fd, 4096))
+
     def type(self, keys: str) -> None:
         os.write(self._fd, keys.encode())
 
@@ -268,12 +273,14 @@ def test_ctrl_c_in_a_terminal_stops_the_answer_and_exits_at_the_prompt(endless):
     terminal = Terminal(*endless)
     terminal.wait_for("> ")
     terminal.type("the fox\n")
-    time.sleep(1)
+    terminal.wait_for("the fox")
+    terminal.wait_for_characters(10)
     terminal.type("\x03")
     assert ", stopped]" in terminal.wait_for("> ")
     terminal.type("the wo\\\nod\n")
     assert "… " in terminal.wait_for("… ")
-    time.sleep(1)
+    terminal.wait_for("od")
+    terminal.wait_for_characters(10)
     terminal.type("\x03")
     shown = terminal.wait_for("stopped]\x1b[0m")
     assert " prompt tokens cached" in shown and "0 of" not in shown
@@ -305,8 +312,8 @@ def test_second_ctrl_c_exits_in_a_pipe(endless):
     process.stdin.write("the fox\nthe wood\n")
     process.stdin.flush()
     assert process.stdout.read(3)
-    for _ in range(2):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline().endswith(", stopped]\n")
+    process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert "Traceback" not in err and process.returncode in (0, 130)

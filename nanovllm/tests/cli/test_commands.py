@@ -44,7 +44,7 @@ def test_help_does_not_import_torch(tmp_path):
     assert re.search("(torch|numpy) was imported", start("generate", path=tmp_path).communicate(timeout=60)[1])
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_help_is_nearly_as_fast_as_click():
     """Compare processor time, the best of 5 in turns: other programs may be running."""
     codes = ["import click"]

@@ -1,13 +1,14 @@
 """A server in the test's own event loop, with its engine in a thread that the test can inspect."""
 
 import asyncio
-import time
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, fields
 from multiprocessing import Pipe
 from threading import Thread
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 
@@ -15,10 +16,12 @@ from ...engine.config import EngineArgs
 from ...engine.llm_engine import LLMEngine
 from ...server import engine_process
 from ...server.engine_client import EngineClient
+from ...server.limits import HttpProtocol
 from ...server.options import ServerOptions
 from ...server.run import Front, address_of, listening_sockets, make_front
 
-SECONDS = 60.0
+SECONDS = 600.0  # of a loop whose clock a test may move
+PAUSE = 0.005  # seconds between two looks of until()
 SHORT = {"prompt": [5, 6], "max_tokens": 2, "temperature": 0}
 LONG = {"prompt": "the fox", "max_tokens": 50, "ignore_eos": True, "temperature": 0}
 
@@ -41,6 +44,7 @@ class Inside:
     client: httpx.AsyncClient
     page: httpx.AsyncClient  # the same address, unless the page has its own
     status: asyncio.Task[int]  # the exit status
+    received: list[bytes]  # what the server has read from its clients
 
     @property
     def is_empty(self) -> bool:
@@ -53,6 +57,12 @@ class Inside:
         """The number of requests with an output."""
         engine = self.front.state.engine
         return sum(not each.num_waiting_tokens for each in engine.running.values())
+
+    async def read(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        """Send bytes, and wait until the server has read them."""
+        num_bytes = len(b"".join(self.received)) + len(data)
+        writer.write(data)
+        await until(lambda: len(b"".join(self.received)) >= num_bytes)
 
     async def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
         return await self.client.post(path, json=body)
@@ -67,9 +77,16 @@ async def inside(
 ) -> AsyncIterator[Inside]:
     """Run a server inside a `with` block. `prepare` may change the engine before it serves."""
     engines: list[LLMEngine] = []
+    received: list[bytes] = []
+    loop, data_received = asyncio.get_running_loop(), HttpProtocol.data_received
+
+    def recorded(self: HttpProtocol, data: bytes) -> None:
+        data_received(self, data)
+        received.append(data)
 
     def build(args: EngineArgs) -> LLMEngine:
         engines.append(LLMEngine.from_engine_args(args))
+        engines[0].loop_of_test = loop  # type: ignore[attr-defined]
         if prepare:
             prepare(engines[0])
         return engines[0]
@@ -83,14 +100,14 @@ async def inside(
     engine = EngineClient(pipe, thread)
     server = ServerOptions(**{"port": 0} | options)
     front = await make_front(str(model), args, server, template, engine)
-    with listening_sockets(server) as listeners:
+    with listening_sockets(server) as listeners, patch.object(HttpProtocol, "data_received", recorded):
         status = asyncio.create_task(front.run(*listeners))
         async with AsyncExitStack() as stack:
             clients = [httpx.AsyncClient(base_url=address_of(each), timeout=SECONDS) for each in listeners]
             for client in clients:
                 await stack.enter_async_context(client)
             await until(lambda: all(server.started for server in front.servers))
-            yield Inside(front, engines[0], clients[0], clients[-1], status)
+            yield Inside(front, engines[0], clients[0], clients[-1], status, received)
         if not front.state.is_stopping:
             front.stop()
         await status
@@ -101,15 +118,17 @@ async def inside(
 async def until(holds: Callable[[], bool], seconds: float = SECONDS) -> None:
     async with asyncio.timeout(seconds):
         while not holds():
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(PAUSE)
 
 
 def slow(engine: LLMEngine) -> None:
-    """Slow down each step, so that the test can act between two of them."""
-    step = engine.step
+    """Let the test's loop run between two steps, however busy the machine is: until() looks at least once."""
+    step, loop = engine.step, engine.loop_of_test  # type: ignore[attr-defined]
 
     def wait_then_step() -> Any:
-        time.sleep(0.01)
+        has_run = threading.Event()
+        loop.call_soon_threadsafe(loop.call_later, 2 * PAUSE, has_run.set)
+        assert has_run.wait(SECONDS)
         return step()
 
     engine.step = wait_then_step  # type: ignore[method-assign]

@@ -36,7 +36,7 @@ class Raw(NamedTuple):
         return value["error"]
 
 
-async def exchange(url: str, *parts: bytes | float, is_ended: bool = False, seconds: float = 5.0) -> Raw:
+async def exchange(url: str, *parts: bytes | float, is_ended: bool = False, seconds: float = 600.0) -> Raw:
     """Send the parts, sleep where a part is a number of seconds, and read the response.
 
     `is_ended` closes the sending side. A response is complete once its Content-Length has arrived.
@@ -54,8 +54,10 @@ async def exchange(url: str, *parts: bytes | float, is_ended: bool = False, seco
                     is_closed = True
                     break
                 received = (received + piece).removeprefix(CONTINUE)
-    except (ConnectionError, TimeoutError):
-        is_closed = time.monotonic() - start < seconds
+    except ConnectionError:
+        is_closed = True
+    except TimeoutError:
+        is_closed = False
     finally:
         sending.cancel()
         writer.close()

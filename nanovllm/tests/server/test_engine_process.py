@@ -9,6 +9,7 @@ from ...engine.llm_engine import LLMEngine
 from ...server.engine_client import RunningRequests
 from ...server.engine_process import Delta, Piece
 from .inside import LONG, inside, slow, until
+from .loop_clock import forward, turn
 
 pytestmark = pytest.mark.anyio
 
@@ -147,12 +148,15 @@ async def test_stopping_server_refuses_new_requests_and_finishes_running_ones(ch
 
 @pytest.mark.parametrize("how", ["timeout", "again"])
 async def test_requests_that_outlast_the_timeout_end_with_an_error(checkpoint, how):
-    async with inside(checkpoint, slow, shutdown_timeout=0.05 if how == "timeout" else 30.0) as server:
+    async with inside(checkpoint, slow, shutdown_timeout=100.0) as server:
         stream, whole = asyncio.create_task(streamed(server)), asyncio.create_task(server.post(**LONG))
         await until(lambda: server.num_started == 2)
         server.front.stop()
         if how == "again":
             server.front.stop()
+        else:
+            await turn()
+            forward(110.0)
         assert (await stream)[-1]["error"]["message"] == "The server is shutting down."
         assert (await whole).status_code == 503
         assert await server.status == 0

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from .inside import LONG, SHORT, error_of, inside, slow, until
-from .raw import exchange
+from .loop_clock import forward
+from .storm.wire import address_of
 from .test_engine_process import BAD, ends_at_bad_tokens
 
 pytestmark = pytest.mark.anyio
@@ -43,12 +44,16 @@ async def test_each_port_has_its_own_paths_and_both_have_health(checkpoint):
 
 
 async def test_keys_origins_and_timeouts_apply_to_the_page(checkpoint):
-    async with inside(checkpoint, page_port=0, api_keys=("key",), header_timeout=0.5) as server:
+    async with inside(checkpoint, page_port=0, api_keys=("key",), header_timeout=100.0) as server:
         error_of(await server.page.get("/events"), 401)
         error_of(await server.page.get("/", headers={"Origin": "http://elsewhere"}), 403)
         own = {"Origin": str(server.page.base_url).rstrip("/")}
         assert (await server.page.get("/", headers=own)).status_code == 200
-        assert (await exchange(str(server.page.base_url), b"GET / HTTP/1.1\r\n")).status == 408
+        reader, writer = await asyncio.open_connection(*address_of(str(server.page.base_url)))
+        await server.read(writer, b"GET / HTTP/1.1\r\n")
+        forward(110.0)
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
 
 
 async def test_both_ports_close_together(checkpoint):

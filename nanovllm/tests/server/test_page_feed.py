@@ -14,6 +14,8 @@ from ...server.page import FOLDER, Feed, Viewer, events_of, index, page_routes, 
 from ...server.streaming import EventStream
 from ...trace import apply
 from ...trace.replay import Event, State, begin
+from .inside import until
+from .loop_clock import forward, freeze, turn
 
 pytestmark = pytest.mark.anyio
 
@@ -101,15 +103,16 @@ async def test_second_viewer_starts_with_the_state_of_the_first():
 async def test_at_most_ten_batches_per_second():
     engine = Engine()
     page = await Page(engine.feed.enter()).read()
-    began, num_batches = asyncio.get_running_loop().time(), 0
+    freeze()
+    forward(1.0)
+    numbers = []
     for step in range(1, NUM_BLOCKS):
         engine.feed.take(life(f"r{step}", step))
-        await asyncio.sleep(0.02)
-    while len(page.state.running) < NUM_BLOCKS - 1:
-        await page.read()
-        num_batches += 1
-    seconds = asyncio.get_running_loop().time() - began
-    assert num_batches <= 1 + seconds / live_page.SECONDS_PER_BATCH
+        await turn()
+        page.take(await page.viewer.next(0.0))
+        numbers.append(len(page.state.running))
+        forward(0.04)
+    assert numbers == [1, 1, 1, 4, 4, 4, 7], "a batch at once, then after 0.12 and 0.24 seconds"
 
 
 async def test_slow_viewer_starts_over(monkeypatch):
@@ -167,13 +170,13 @@ class Connection:
 async def open_stream(feed: Feed, connection: Connection) -> asyncio.Task[None]:
     stream = EventStream(events_of(feed, {"model": "m"}))
     task = asyncio.ensure_future(stream({"type": "http"}, connection.receive, connection.send))
-    await asyncio.sleep(0.05)
+    await until(lambda: len(connection.sent) >= 3)  # the head, the server, and a snapshot or the end
     return task
 
 
 async def ended(task: asyncio.Task[None]) -> None:
     """Wait for the connection to end. wait_for() would end it by cancelling it."""
-    done, _ = await asyncio.wait([task], timeout=1)
+    done, _ = await asyncio.wait([task], timeout=60)
     assert done, "the connection is still open"
     task.result()
 
@@ -194,7 +197,7 @@ async def test_connection_sends_heartbeats_and_ends_with_the_engine(monkeypatch)
     monkeypatch.setattr(live_page, "SECONDS_OF_SILENCE", 0.01)
     engine, connection = Engine(), Connection()
     task = await open_stream(engine.feed, connection)
-    assert connection.body.endswith(b":\n\n")
+    await until(lambda: connection.body.endswith(b":\n\n"))
     engine.feed.close()
     await ended(task)
     assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}

@@ -1,11 +1,11 @@
 """The server's processes: signals, kills and bad options. No process is left behind."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,12 +15,12 @@ import pytest
 from .served import ROOT, is_alive, serving, stream, until
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True}
+LONGER = LONG | {"n": 8}
 
 
 def running(served) -> None:
-    """Wait until the engine runs a request, by serving another one next to it."""
-    time.sleep(0.2)
-    assert served.completion(max_tokens=1)
+    """Wait until the engine runs a request."""
+    until(lambda: re.search(r"num_requests_running\S* [1-9]", httpx.get(served.url + "/metrics").text) is not None)
 
 
 @pytest.mark.full
@@ -39,22 +39,21 @@ def test_signal_lets_a_stream_finish_and_exits_with_0(number):
 @pytest.mark.full
 def test_stream_ends_with_an_error_after_the_shutdown_timeout():
     with serving("--shutdown-timeout", "0") as served, ThreadPoolExecutor() as threads:
-        result = threads.submit(stream, served, "/v1/completions", **LONG, n=8)
+        result = threads.submit(stream, served, "/v1/completions", **LONGER)
         running(served)
-        start = time.monotonic()
-        assert served.stop() == 0 and time.monotonic() - start < 5
+        assert served.stop() == 0
         assert "shutting down" in result.result()[-1]["error"]["message"]
 
 
 @pytest.mark.full
 def test_killed_engine_fails_the_health_check_and_ends_the_front():
     with serving() as served, ThreadPoolExecutor() as threads:
-        result = threads.submit(stream, served, "/v1/completions", **LONG)
+        result = threads.submit(stream, served, "/v1/completions", **LONGER)
         running(served)
         os.kill(served.engine_process(), signal.SIGKILL)
-        until(lambda: httpx.get(served.url + "/health").status_code == 503, 1)
+        until(lambda: httpx.get(served.url + "/health").status_code == 503)
         assert result.result()[-1]["error"]["message"] == "The engine has ended."
-        assert served.process.wait(10) == 1
+        assert served.process.wait(60) == 1
         assert "error: the engine has ended: its process was ended by signal 9" in served.process.stderr.read()
 
 
@@ -67,26 +66,26 @@ def test_server_with_two_ranks_answers_like_one_and_leaves_nothing(end):
         engine = served.engine_process()
         [rank] = children(engine, "distributed.followers")
         assert served.completion(max_tokens=24)["choices"] == expected
-        result = threads.submit(stream, served, "/v1/completions", **LONG | {"max_tokens": 100})
+        result = threads.submit(stream, served, "/v1/completions", **(LONG if end == "stop the server" else LONGER))
         running(served)
         if end == "stop the server":
             assert served.stop() == 0 and result.result()[-1] == "[DONE]"
         else:
             os.kill(rank if end == "kill a rank" else engine, signal.SIGKILL)
-            until(lambda: not is_alive(engine), 5)
-            assert "error" in result.result()[-1] and served.process.wait(10) == 1
+            until(lambda: not is_alive(engine))
+            assert "error" in result.result()[-1] and served.process.wait(60) == 1
             assert "error: the engine has ended: " in served.process.stderr.read()
-        until(lambda: not is_alive(rank), 5)
+        until(lambda: not is_alive(rank))
 
 
 @pytest.mark.full
 def test_killed_front_leaves_no_engine():
     with serving() as served, ThreadPoolExecutor() as threads:
         engine = served.engine_process()
-        result = threads.submit(stream, served, "/v1/completions", **LONG)
+        result = threads.submit(stream, served, "/v1/completions", **LONGER)
         running(served)
         served.process.kill()
-        until(lambda: not is_alive(engine), 2)
+        until(lambda: not is_alive(engine))
         with pytest.raises(httpx.HTTPError):
             result.result()
 
@@ -98,20 +97,21 @@ def test_server_that_is_still_loading_ends_at_once(number):
     until(lambda: children(process.pid, "spawn_main") != [])
     engines = children(process.pid, "spawn_main")
     process.send_signal(number)
-    assert process.wait(5) == {signal.SIGTERM: 0, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
+    assert process.wait(60) == {signal.SIGTERM: 0, signal.SIGINT: 130, signal.SIGKILL: -9}[number]
     until(lambda: not any(map(is_alive, engines)))
     process.communicate()
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seconds", [0, 2])
-def test_ctrl_c_in_a_terminal_reaches_both_processes_and_is_one_line(seconds):
-    """A terminal sends it to the engine's process too, which loads for some seconds."""
+@pytest.mark.parametrize("when", ["it loads", "it serves"])
+def test_ctrl_c_in_a_terminal_reaches_both_processes_and_is_one_line(when):
+    """A terminal sends it to the engine's process too."""
     process = start(start_new_session=True)
     until(lambda: children(process.pid, "spawn_main") != [])
-    time.sleep(seconds)
+    first = process.stderr.readline() if when == "it serves" else ""
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
+    assert first.startswith("serving ") == (when == "it serves")
     assert "Traceback" not in err and err.count("interrupted") == (process.returncode == 130)
 
 
