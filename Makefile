@@ -8,8 +8,8 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   the package index for torch alone; this one has its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run serve test test-all test-triton test-ray soak storm clients setup notebooks notebook page open-page book exercise
-.PHONY: check play diff scoreboard measure peers gpu lint train clean FORCE
+.PHONY: help run serve test test-all test-triton test-ray soak storm mutants clients setup notebooks notebook page open-page
+.PHONY: book exercise check play diff scoreboard measure peers gpu lint train clean FORCE
 
 # $(value) and the environment protect these from expansion by make and the shell.
 override PROMPT := $(value PROMPT)
@@ -71,6 +71,9 @@ soak: $(call needs,test) ## check a million random steps of the stages, and a mi
 
 storm: $(call needs,test) ## attack the server with 1,000 clients, 10,000 bad requests and kill -9; ARGS="clients --rounds 5 --seed 1"
 	@$(PY) -m nanovllm.tests.server.storm $(ARGS)
+
+mutants: $(call needs,test mutants) ## plant small faults, and count those that no test notices, about 40 minutes; ARGS=--survivors
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m tests.mutants $(ARGS)
 
 clients: $(call needs,test) ## run programs of 12 client libraries against the server, in environments of their own; ARGS="litellm.py"
 	@$(PY) .ci/setup_clients.py $(ARGS)

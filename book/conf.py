@@ -19,7 +19,7 @@ root_doc = "README"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 include_patterns = [
     *("*.md", "book/*.md", "stages/*.md", "stages/s*/*.md", "stages/bench/gpu/*/summary.md", "notebooks/*.ipynb"),
-    *("nanovllm/*.md", "nanovllm/docs/*.md", "nanovllm/trace/*.md", "models/storyteller/*.md"),
+    *("nanovllm/*.md", "nanovllm/docs/*.md", "nanovllm/trace/*.md", "tests/mutants/*.md", "models/storyteller/*.md"),
 ]
 exclude_patterns = [".*", "build", "dist", "exercises", "gpu-results", "runs"]
 smartquotes = False
@@ -47,7 +47,7 @@ CONTENTS = {
     "The path": "stages/README stages/s*/README stages/SCOREBOARD stages/VLLM stages/NEXT stages/SCALE stages/GPU",
     "Notebooks": "notebooks/s* notebooks/nanovllm notebooks/beyond notebooks/routing notebooks/claims",
     "The package": "nanovllm/README nanovllm/docs/* nanovllm/trace/EVENTS book/reference",
-    "The project": "ARCHITECTURE CONTRIBUTING CHANGELOG models/storyteller/README",
+    "The project": "ARCHITECTURE CONTRIBUTING CHANGELOG tests/mutants/README models/storyteller/README",
 }
 
 
