@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
+from ..async_llm import EngineDeadError
 from ..checkpoints.chat_template import read_template
 from ..engine.config import EngineArgs, EngineConfig
 from ..engine.llm_engine import LLMEngine
@@ -89,12 +90,15 @@ class Replica:
         self._engine = EngineClient(*start_engine(args, LLMEngine.from_engine_args))
         template = read_template(options.chat_template)
         self._name = serve.get_replica_context().replica_id.unique_id.encode()
-        self._app, *_ = make_apps(await make_state(str(args.model), args, options, template, self._engine))
+        self._state = await make_state(str(args.model), args, options, template, self._engine)
+        self._app, *_ = make_apps(self._state)
 
     async def check_health(self) -> None:
-        """Raise EngineDeadError if the engine has ended: Serve then replaces the replica."""
+        """Raise EngineDeadError if the engine has ended or is stuck: Serve then replaces the replica."""
         if self._engine.error is not None:
             raise self._engine.error
+        if self._state.is_stuck:
+            raise EngineDeadError("the engine is stuck")
 
     async def __call__(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
         """Yield the messages of the response, several at a time if they come faster than Ray moves them.

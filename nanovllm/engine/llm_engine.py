@@ -33,6 +33,7 @@ from ..host_memory import default_pool_bytes
 from ..llama import ModelConfig
 from ..log import logger
 from ..profiling import start_profile, step_range, stop_profile
+from ..progress import no_progress_due
 from .block_manager import BlockManager, cdiv
 from .checks import check_unsupported
 from .config import EngineArgs, EngineConfig
@@ -265,7 +266,8 @@ class LLMEngine:
             parsed, text, cache_salt = parts_of(self.tokenized(as_prompt(prompt), tokenization_kwargs))
             prompt_text = prompt_text if text is None else text
             if not self.requests:
-                self.kernels.switch_when_ready()
+                with no_progress_due():
+                    self.kernels.switch_when_ready()
             if request_id in self.requests:
                 raise ValueError(f"request_id must be unique, got {request_id!r}, which is in use")
             params = SamplingParams() if params is None else params

@@ -29,6 +29,7 @@ from .checks import (
 )
 
 MIN_TEMPERATURE = 0.01  # dividing logits by less loses their order in float32
+MAX_STOP = 4096  # characters of all stop strings: a state of the search for each
 MAX_NESTING = 64  # levels of objects and lists in a JSON schema; each one makes the grammar larger
 
 
@@ -247,6 +248,7 @@ class SamplingParams:
             self.structured_outputs.__post_init__()  # one of its fields may have been set since
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}")
+        check_stop(self.stop or ())
         if self.stop and not self.detokenize:
             raise ValueError(f"stop needs text to search: set detokenize=True, got stop={short_repr(self.stop)}")
         if self.prompt_logprobs is not None and self.skip_reading_prefix_cache is False:
@@ -305,6 +307,12 @@ def as_list(values: Any, default: list[Any] | None = None) -> Any:
     if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
         return values
     return [int(value) if is_integer(value) else value for value in values]
+
+
+def check_stop(stop: str | Iterable[str]) -> None:
+    """Raise ValueError if the stop strings of a request are too long."""
+    if (size := sum(map(len, stop))) > MAX_STOP:
+        raise ValueError(f"stop must have at most {MAX_STOP:,} characters in all, got {size:,}")
 
 
 def as_token_id(token: Any) -> Any:

@@ -10,8 +10,9 @@ from .logits_processors import LogitsProcessor
 from .outputs import CompletionOutput, Position, RequestMetrics, RequestOutput, with_decoded_tokens
 from .pooling_params import PoolingParams
 from .prefix_cache import BlockHash
-from .sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from .sampling_params import RequestOutputKind, SamplingParams
 from .speculation import NgramDrafter
+from .stopping import OutputText, RepetitionDetector
 
 
 @dataclass(eq=False)
@@ -67,6 +68,8 @@ class Sequence:
         decoder = StreamDecoder(self.tokenizer, self.prompt_token_ids) if self.tokenizer else None
         self.metrics = RequestMetrics(arrival_time=time.perf_counter())
         self._text = OutputText(decoder, self.params)
+        detection = self.params.repetition_detection
+        self._repetitions = RepetitionDetector(detection) if detection and detection.max_pattern_size else None
         self._reported = Reported()
 
     @property
@@ -196,6 +199,7 @@ class Sequence:
         self.cumulative_logprob += token.logprob
         if self.metrics.first_token_time is None:
             self.metrics = replace(self.metrics, first_token_time=time.perf_counter())
+        repeats = self._repetitions is not None and self._repetitions.push(token.token_id)
         is_stop_token = token.token_id in self.stop_token_ids
         ends_stop_string = False
         if not is_stop_token or self.params.include_stop_str_in_output:
@@ -204,7 +208,7 @@ class Sequence:
             self.finish("stop")
         elif len(self.token_ids) >= self.max_num_tokens:
             self.finish("length")
-        elif self._repeats() and self.num_output_tokens >= self.params.min_tokens:
+        elif repeats and self.num_output_tokens >= self.params.min_tokens:
             self.finish("repetition")
 
     def add_embedding(self, embedding: list[float]) -> None:
@@ -250,10 +254,6 @@ class Sequence:
     def note_reported(self) -> None:
         """Remember that an output has included everything so far."""
         self._reported = Reported(self.num_output_tokens, len(self._text.shown), self.finished)
-
-    def _repeats(self) -> bool:
-        detection = self.params.repetition_detection
-        return detection is not None and has_repetition(self.output_token_ids, detection)
 
     def _decoded(self, logprobs: Position, index: int) -> Position:
         """Return `logprobs` with the text that each token would add as token `index`."""
@@ -325,82 +325,3 @@ def request_metrics(samples: list[Sequence], finished: bool) -> RequestMetrics:
         first_token_time=min(first_token_times, default=None),
         finished_time=max(finished_times) if finished else None,
     )
-
-
-class OutputText:
-    """The text of an output as it grows, cut at the first stop string.
-
-    Stop strings may straddle tokens, and text that a user has seen is never taken back, so an ending that may become a
-    stop string is held back. Stop strings within the first min_tokens tokens do not count. Without stop strings, new
-    tokens are decoded together, when the text is read.
-    """
-
-    def __init__(self, decoder: StreamDecoder | None, params: SamplingParams) -> None:
-        self._decoder = decoder
-        self._stop = tuple(params.stop or ())
-        self._keep_stop, self._min_tokens = params.include_stop_str_in_output, params.min_tokens
-        self._num_tokens = 0
-        self._undecoded: list[int] = []
-        self._held_back = ""
-        self._shown = ""
-        self.stop_string: str | None = None  # the stop string that ended the text
-
-    @property
-    def shown(self) -> str:
-        token_ids, self._undecoded = self._undecoded, []
-        if token_ids and self._decoder:
-            self._add(self._decoder.push(*token_ids))
-        return self._shown
-
-    def push(self, token_id: int) -> bool:
-        """Add a token. Return True if it completes a stop string."""
-        self._num_tokens += 1
-        if self._stop:
-            return self._add(self._decoder.push(token_id)) if self._decoder else False
-        self._undecoded.append(token_id)
-        return False
-
-    def close(self) -> None:
-        """Show the text that was held back, because no tokens will follow."""
-        if self._decoder:
-            self._add((self._decoder.push(*self._undecoded) if self._undecoded else "") + self._decoder.flush())
-        self._shown, self._held_back, self._decoder = self._shown + self._held_back, "", None
-
-    def _add(self, piece: str) -> bool:
-        text, ends = self._held_back + piece, []
-        for stop in self._stop if self._num_tokens > self._min_tokens else ():
-            first = max(0, len(self._held_back) - len(stop) + 1)  # earlier matches did not count
-            if (start := text.find(stop, first)) >= 0:
-                ends.append((start + len(stop), start, stop))
-        if ends:  # the first to be complete, as if characters came one by one; in a tie, the first in the list
-            end, start, self.stop_string = min(ends, key=lambda match: match[0])
-            self._shown, self._held_back = self._shown + text[: end if self._keep_stop else start], ""
-            self._decoder = None
-            return True
-        keep = len(text) - longest_stop_prefix(text, self._stop)
-        self._shown, self._held_back = self._shown + text[:keep], text[keep:]
-        return False
-
-
-def longest_stop_prefix(text: str, stops: tuple[str, ...]) -> int:
-    r"""Return the length of the longest suffix of `text` that is a prefix of a stop string.
-
-    >>> longest_stop_prefix("and then The", ("The End", "\n\n"))
-    3
-    """
-    lengths = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
-    return max(lengths, default=0)
-
-
-def has_repetition(token_ids: list[int], params: RepetitionDetectionParams) -> bool:
-    """Return True if `token_ids` ends with min_count repetitions of a pattern of an allowed size.
-
-    >>> params = RepetitionDetectionParams(max_pattern_size=2, min_count=3)
-    >>> has_repetition([9, 4, 5, 4, 5, 4, 5], params), has_repetition([4, 5, 4, 5], params)
-    (True, False)
-    """
-    for size in range(max(1, params.min_pattern_size), params.max_pattern_size + 1):
-        end = token_ids[-size * params.min_count :]
-        if len(end) == size * params.min_count and end == end[:size] * params.min_count:
-            return True
-    return False

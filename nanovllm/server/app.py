@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import __version__
 from ..log import logger
 from .engine_client import EngineClient
-from .errors import handlers
+from .errors import ApiError, handlers
 from .metrics import show_metrics
 from .openai import create_chat_completion, create_completion, create_embedding, create_response
 from .options import ServerOptions, read_list
@@ -46,6 +46,11 @@ class ServerState:
         """Connect the feed with the engine."""
         self.feed = Feed(lambda is_on: self.engine.watch(is_on, self.options.show_text))
         self.engine.on_events = self.feed.take
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if the engine has work, and has made no progress for watchdog_timeout."""
+        return self.engine.stalled_seconds > self.options.watchdog_timeout
 
 
 def make_apps(state: ServerState) -> list[ASGIApp]:
@@ -119,8 +124,14 @@ class AccessLog:
 
 
 async def health(request: Request) -> Response:
-    """Return 200, or 503 once the engine has ended."""
-    return Response(status_code=503 if request.app.state.server.engine.error else 200)
+    """Return 200. Raise ApiError 503 once the engine has ended, or while it is stuck."""
+    state: ServerState = request.app.state.server
+    if state.engine.error:
+        raise ApiError("The engine has ended.", 503)
+    if state.is_stuck:
+        seconds = state.engine.stalled_seconds
+        raise ApiError(f"The engine has work, and has made no progress for {seconds:,.0f} seconds.", 503)
+    return Response()
 
 
 async def version(request: Request) -> Response:

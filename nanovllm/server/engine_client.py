@@ -1,12 +1,15 @@
 """EngineClient: the web server's end of the pipe to the engine process. It belongs to one event loop."""
 
 import asyncio
+import math
 import multiprocessing
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from ctypes import c_double
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -42,15 +45,19 @@ from .errors import ApiError
 LAST_STEP = 5.0  # seconds that the engine gets to exit by itself
 
 
-def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connection, BaseProcess]:
-    """Start a process that builds an engine with `build`. Return the pipe to it, and the process.
+def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connection, BaseProcess, c_double]:
+    """Start a process that builds an engine with `build`. Return the pipe to it, the process, and its last progress.
 
     Only the front ends it. A terminal's signals reach both processes, so the engine's blocks them from the start.
     """
     context = multiprocessing.get_context("spawn")
     pipe, engines_end = context.Pipe()
+    progress: c_double = context.RawValue(c_double, math.inf)
     process = context.Process(
-        target=engine_process.run, args=(engines_end, args, build, logger.level), name="nanovllm engine", daemon=True
+        target=engine_process.run,
+        args=(engines_end, args, build, logger.level, progress),
+        name="nanovllm engine",
+        daemon=True,
     )
     resource_tracker.ensure_running()  # its start would unblock the signals
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -58,7 +65,7 @@ def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connect
     signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     Finalize(None, process.kill, exitpriority=0)  # otherwise Python would wait for the process at exit
     engines_end.close()  # otherwise the pipe would stay open after the engine exits
-    return pipe, process
+    return pipe, process, progress
 
 
 @dataclass
@@ -90,9 +97,16 @@ class EngineClient:
     The server's limits use the counts. `error` is set once the engine has exited.
     """
 
-    def __init__(self, pipe: Connection, process: BaseProcess) -> None:
-        """Store the pipe and the process. Call ready() to wait for the engine."""
-        self._pipe, self._process = pipe, process
+    def __init__(
+        self,
+        pipe: Connection,
+        process: BaseProcess,
+        progress: c_double | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Store what start_engine() returns, and the clock of `progress`. Call ready() to wait for the engine."""
+        self._pipe, self._process, self._clock = pipe, process, clock
+        self._progress = c_double(math.inf) if progress is None else progress
         self._outbox: SimpleQueue[ToEngine | None] = SimpleQueue()
         self.running: dict[str, RunningRequests] = {}  # by request
         self._replies: deque[asyncio.Future[list[Metric]]] = deque()  # in the order of the calls
@@ -130,6 +144,11 @@ class EngineClient:
         """The number of tokens of prompts without an output yet."""
         return sum(sum(each.num_waiting_tokens.values()) for each in self._bodies())
 
+    @property
+    def stalled_seconds(self) -> float:
+        """The time in which the engine has had work and made no progress."""
+        return max(0.0, self._clock() - self._progress.value)
+
     async def generate(self, requests: Sequence[Add]) -> AsyncGenerator[Delta, None]:
         """Yield the new parts of the requests until all of them have ended. Their ids must be unique.
 
@@ -166,9 +185,17 @@ class EngineClient:
         self._outbox.put(WatchMemory(is_on, show_text))
 
     def cut(self, reason: str) -> None:
-        """Cut off all requests. Each caller gets an ApiError with the reason."""
+        """Cut off all requests, and callers that wait for metrics. Each gets an ApiError with the reason."""
         for running in self._bodies():
             running.queue.put_nowait(ApiError(reason, status=503))
+        for reply in self._replies:
+            if not reply.done():
+                reply.set_exception(ApiError(reason, status=503))
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._is_closing = True
+        self._process.kill()
 
     async def close(self) -> None:
         """End the process, and kill it if it doesn't end on its own."""

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from ctypes import c_double
 from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any, NamedTuple
@@ -29,8 +30,10 @@ from ..engine.sampling_params import SamplingParams
 from ..engine.sequence import Sequence as EngineSequence
 from ..engine.stats import PER_TOKEN, STEP_TOKENS, Histogram, Metric, Observations
 from ..log import logger
+from ..progress import no_progress_due, note_progress, share_progress
 from ..trace import tracer
 
+MAX_BYTES = 1 << 17  # of messages between two steps, about: running requests wait while others are added
 CHECK_MILLISECONDS = 1000  # between two checks of an idle engine's other ranks
 Build = Callable[[EngineArgs], LLMEngine]
 
@@ -155,8 +158,9 @@ def joined(first: Piece, second: Piece) -> Piece:
 # The process
 
 
-def run(pipe: Connection, args: EngineArgs, build: Build, log_level: int) -> None:
-    """Run the process until Stop, or until the front ends."""
+def run(pipe: Connection, args: EngineArgs, build: Build, log_level: int, progress: c_double) -> None:
+    """Run the process until Stop, or until the front ends. Report progress in memory that the front reads."""
+    share_progress(progress)
     logger.setLevel(log_level)
     Thread(target=exit_with_front, args=(pipe.fileno(),), daemon=True).start()
     status = serve(pipe, args, build)
@@ -215,14 +219,20 @@ class Worker:
     def work(self) -> None:
         """Handle messages and run steps until Stop. Wait for a message only if there is nothing to compute."""
         while True:
-            while self._inbox.poll(0) or not self.has_work:
-                while self.engine.ranks.world_size > 1 and not self._inbox.poll(CHECK_MILLISECONDS):
-                    self.engine.ranks.check()
-                message = receive(self._pipe)
+            num_bytes = 0  # of the messages before this step
+            while not self.has_work or (num_bytes < MAX_BYTES and self._inbox.poll(0)):
+                with no_progress_due():
+                    while self.engine.ranks.world_size > 1 and not self._inbox.poll(CHECK_MILLISECONDS):
+                        self.engine.ranks.check()
+                    received = self._pipe.recv_bytes()
+                num_bytes += len(received)
+                message = pickle.loads(received)
                 if isinstance(message, Stop):
                     return
                 self.handle(message)
+                note_progress()
             self.step()
+            note_progress()
 
     def handle(self, message: Add | Abort | GetMetrics | WatchMemory) -> None:
         """Handle a message between two steps."""

@@ -14,7 +14,7 @@ UVICORN_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 PORT: Rule = ("from 0 to 65535", lambda port: 0 <= port <= 65535)  # 0 picks a free one
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("port", "page_port"), PORT),
-    **dict.fromkeys(("shutdown_timeout", "header_timeout", "body_timeout"), AT_LEAST_0),
+    **dict.fromkeys(("shutdown_timeout", "watchdog_timeout", "header_timeout", "body_timeout"), AT_LEAST_0),
     **dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), AT_LEAST_0),
     **dict.fromkeys(("max_request_tokens", "max_body_bytes"), AT_LEAST_1),
     "max_logprobs": ("at least -1", lambda count: count >= -1),
@@ -38,6 +38,9 @@ class ServerOptions:
     )
     show_text: bool = cli_option(False, "show prompts and outputs, not only blocks, to everyone who opens the page")
     shutdown_timeout: float = cli_option(30.0, "seconds that running requests have to finish after SIGTERM")
+    watchdog_timeout: float = cli_option(
+        300.0, "seconds without progress after which /health returns 503 if there is work, and SIGTERM ends the engine"
+    )
     allowed_origins: str | None = cli_option(
         None, "sites whose pages may send requests, separated by commas or as a JSON list; * allows all"
     )

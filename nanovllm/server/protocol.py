@@ -34,7 +34,7 @@ from ..checkpoints.chat_template import choose_template
 from ..engine.outputs import CompletionOutput, Logprob
 from ..engine.pooling_params import PoolingParams
 from ..engine.prompts import Prompt
-from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams, check_stop
 
 if TYPE_CHECKING:
     from ..checkpoints.tokenizer import HFTokenizer
@@ -300,6 +300,13 @@ class SamplingBody(Body):
     skip_reading_prefix_cache: bool | None = None
     include_reasoning: bool | None = None
     repetition_detection: RepetitionDetectionParams | None = None
+
+    @field_validator("stop")
+    @classmethod
+    def check_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        """Raise ValueError if the strings are too long."""
+        check_stop(stop or ())
+        return stop
 
     def params(self, num_logprobs: int | None, form: Mapping[str, Any], form_name: str) -> dict[str, Any]:
         """Return the arguments of SamplingParams that the body sets.

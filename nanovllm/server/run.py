@@ -134,7 +134,10 @@ class Front:
         return 1 if self.failed else 0
 
     def stop(self) -> None:
-        """Refuse new requests, and let running ones finish. After shutdown_timeout, or a second call, end them."""
+        """Refuse new requests, and let running ones finish. After shutdown_timeout, or a second call, end them.
+
+        An engine that is stuck ends at once.
+        """
         if self.state.is_stopping:
             self._cut()
             return
@@ -142,6 +145,11 @@ class Front:
         for server in self.servers:
             server.should_exit = True
         self.state.feed.close()
+        if self.state.is_stuck:
+            logger.error(f"error: the engine has made no progress for {self.state.engine.stalled_seconds:,.0f} seconds")
+            self._cut()
+            self.state.engine.kill()
+            return
         seconds = self.state.options.shutdown_timeout
         if running := self.state.engine.num_requests:
             logger.info(f"stopping: {running} requests have {seconds:g} seconds to finish")

@@ -4,12 +4,13 @@ from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ...llama import LlamaForCausalLM
+from ...progress import note_progress
 from .attention import AttentionMetadata, PagedAttention, compute_slot_mapping
 from .sampler import SampledToken, SamplingRow, sample
 
@@ -74,7 +75,13 @@ class TorchBackend:
 
     def compute(self, batch: "list[Scheduled]") -> Computed:
         input_ids, positions, step = flatten(batch, self._block_size, self._device)
-        hidden: Tensor = self._model(input_ids, positions, self._attention.plan(step))  # [num_tokens, hidden_size]
+        attend = self._attention.plan(step)
+
+        def attend_and_report(*args: Any) -> Tensor:
+            note_progress()  # in each layer: a step of many tokens takes long
+            return attend(*args)
+
+        hidden: Tensor = self._model(input_ids, positions, attend_and_report)  # [num_tokens, hidden_size]
         return Computed(hidden, step.query_start_loc)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

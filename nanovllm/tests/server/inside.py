@@ -1,9 +1,12 @@
 """A server in the test's own event loop, with its engine in a thread that the test can inspect."""
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from ctypes import c_double
 from dataclasses import dataclass, fields
 from multiprocessing import Pipe
 from threading import Thread
@@ -14,6 +17,7 @@ import httpx
 
 from ...engine.config import EngineArgs
 from ...engine.llm_engine import LLMEngine
+from ...progress import share_progress
 from ...server import engine_process
 from ...server.engine_client import EngineClient
 from ...server.limits import HttpProtocol
@@ -73,6 +77,7 @@ async def inside(
     model: Any,
     prepare: Callable[[LLMEngine], Any] | None = None,
     template: str = "{{ messages[0].content }}",
+    clock: Callable[[], float] = time.monotonic,
     **options: Any,
 ) -> AsyncIterator[Inside]:
     """Run a server inside a `with` block. `prepare` may change the engine before it serves."""
@@ -95,9 +100,11 @@ async def inside(
     given = {name: options.pop(name) for name in engine_options & options.keys()}
     args = EngineArgs(model=str(model), **{"offload_policy": "load"} | given)
     pipe, engines_end = Pipe()
+    progress = c_double(math.inf)
+    share_progress(progress, clock)
     thread = ThreadAsProcess(target=engine_process.serve, args=(engines_end, args, build), daemon=True)
     thread.start()
-    engine = EngineClient(pipe, thread)
+    engine = EngineClient(pipe, thread, progress, clock)
     server = ServerOptions(**{"port": 0} | options)
     front = await make_front(str(model), args, server, template, engine)
     with listening_sockets(server) as listeners, patch.object(HttpProtocol, "data_received", recorded):

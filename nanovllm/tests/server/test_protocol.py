@@ -226,6 +226,7 @@ def test_missing_field_is_named(url):
     ("url", "field", "limit"),
     [
         (COMPLETIONS, {"stop": ["a"] * 33}, 32),
+        *((url, {"stop": stop}, "4,096") for url in (CHAT, RESPONSES) for stop in ("a" * 4097, ["a" * 2000] * 3)),
         (COMPLETIONS, {"bad_words": ["a"] * 129}, 128),
         (COMPLETIONS, {"logit_bias": {str(i): 1 for i in range(70_000)}}, 65_536),
         (COMPLETIONS, {"prompt": ["a"] * 2049}, 2048),

@@ -73,8 +73,8 @@ def test_client_retries_after_the_engine_is_killed(served):
 
     async def scenario():
         args = EngineArgs(model=str(STORYTELLER), offload_policy="load")
-        pipe, process = start_engine(args, LLMEngine.from_engine_args)
-        engine = EngineClient(pipe, process)
+        pipe, process, progress = start_engine(args, LLMEngine.from_engine_args)
+        engine = EngineClient(pipe, process, progress)
         front = await make_front(str(STORYTELLER), args, ServerOptions(), None, engine)
         with listening_socket("127.0.0.1", 0) as listener:
             status = asyncio.create_task(front.run(listener))

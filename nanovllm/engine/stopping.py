@@ -1,0 +1,147 @@
+"""When an output ends: stop strings, which are cut from its text, and repetitions."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from ..checkpoints.tokenizer import StreamDecoder
+from .sampling_params import RepetitionDetectionParams, SamplingParams
+
+
+class StopStrings:
+    """An automaton that finds strings in a growing text and reads each character once, by Aho and Corasick (1975).
+
+    A state stands for the longest end of the text that begins one of the strings:
+
+        stops "The End", "ends":   0 -T- 1 -h- 2 -e- 3 ...      after "The en", the state is that of "en"
+                                     -e- 8 -n- 9 ...
+
+    `ends` has, for each state, the index of the first string in the list that ends there, or the number of strings.
+    `held_back` has the length of the longest end of the text that more characters can make one of them.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._children: list[dict[str, int]] = [{}]
+        self._fallbacks = [0]  # the state of the longest shorter end of the text
+        self.ends, self.held_back = [len(stops)], [0]
+        parents, depths = [(0, "")], [0]
+        for index, stop in enumerate(stops):
+            state = 0
+            for char in stop:
+                if char not in self._children[state]:
+                    self._children[state][char] = len(self._children)
+                    self._children.append({})
+                    self.ends.append(len(stops))
+                    parents.append((state, char))
+                    depths.append(depths[state] + 1)
+                state = self._children[state][char]
+            self.ends[state] = min(self.ends[state], index)
+        self._fallbacks, self.held_back = [0] * len(depths), depths
+        for state in sorted(range(1, len(depths)), key=depths.__getitem__):
+            parent, char = parents[state]
+            fallback = self._fallbacks[state] = self.read(self._fallbacks[parent], char) if parent else 0
+            self.ends[state] = min(self.ends[state], self.ends[fallback])
+            if not self._children[state]:  # a whole string, which nothing makes longer
+                self.held_back[state] = self.held_back[fallback]
+
+    def read(self, state: int, char: str) -> int:
+        """Return the state after one more character: constant work, averaged over a text."""
+        while char not in self._children[state] and state:
+            state = self._fallbacks[state]
+        return self._children[state].get(char, 0)
+
+
+automaton_of = lru_cache(maxsize=64)(StopStrings)  # all samples of a request share one
+
+
+class OutputText:
+    """The text of an output as it grows, cut at the first stop string.
+
+    Stop strings may straddle tokens, and text that a user has seen is never taken back, so an ending that may become a
+    stop string is held back. Stop strings within the first min_tokens tokens do not count. Without stop strings, new
+    tokens are decoded together, when the text is read.
+    """
+
+    def __init__(self, decoder: StreamDecoder | None, params: SamplingParams) -> None:
+        self._decoder = decoder
+        self._stop = tuple(params.stop or ())
+        self._automaton, self._state = automaton_of(self._stop), 0
+        self._keep_stop, self._min_tokens = params.include_stop_str_in_output, params.min_tokens
+        self._num_tokens = 0
+        self._undecoded: list[int] = []
+        self._held_back = ""
+        self._shown = ""
+        self.stop_string: str | None = None  # the stop string that ended the text
+
+    @property
+    def shown(self) -> str:
+        token_ids, self._undecoded = self._undecoded, []
+        if token_ids and self._decoder:
+            self._add(self._decoder.push(*token_ids))
+        return self._shown
+
+    def push(self, token_id: int) -> bool:
+        """Add a token. Return True if it completes a stop string."""
+        self._num_tokens += 1
+        if self._stop:
+            return self._add(self._decoder.push(token_id)) if self._decoder else False
+        self._undecoded.append(token_id)
+        return False
+
+    def close(self) -> None:
+        """Show the text that was held back, because no tokens will follow."""
+        if self._decoder:
+            self._add((self._decoder.push(*self._undecoded) if self._undecoded else "") + self._decoder.flush())
+        self._shown, self._held_back, self._decoder = self._shown + self._held_back, "", None
+
+    def _add(self, piece: str) -> bool:
+        text = self._held_back + piece
+        for end, char in enumerate(piece if self._stop else "", len(self._held_back) + 1):
+            self._state = self._automaton.read(self._state, char)
+            index = self._automaton.ends[self._state]
+            if index < len(self._stop) and self._num_tokens > self._min_tokens:
+                self.stop_string = self._stop[index]
+                start = end - len(self.stop_string)
+                self._shown, self._held_back = self._shown + text[: end if self._keep_stop else start], ""
+                self._decoder = None
+                return True
+        keep = len(text) - self._automaton.held_back[self._state]
+        self._shown, self._held_back = self._shown + text[:keep], text[keep:]
+        return False
+
+
+class RepetitionDetector:
+    """A detector of patterns that an output repeats at its end, min_count times or more.
+
+    For each token, numpy passes once over the sizes that fit in the output so far, at most len(output). However large
+    the parameters' numbers are, this is less work than attention has with the same token.
+
+    >>> detector = RepetitionDetector(RepetitionDetectionParams(max_pattern_size=2, min_count=3))
+    >>> [detector.push(token_id) for token_id in (9, 4, 5, 4, 5, 4, 5)]
+    [False, False, False, False, False, False, True]
+    """
+
+    def __init__(self, params: RepetitionDetectionParams) -> None:
+        self._min_size, self._max_size = max(1, params.min_pattern_size), params.max_pattern_size
+        self._min_count = params.min_count
+        self._token_ids = np.empty(64, dtype=np.int64)  # [capacity], the last token first: it ends with the output
+        self._runs = np.zeros(64, dtype=np.int64)  # [capacity], how many last tokens equal the one `size` before them
+        self._num_tokens = 0
+
+    def push(self, token_id: int) -> bool:
+        """Add a token. Return True if the output ends in a repetition now."""
+        capacity, size = len(self._runs), min(self._max_size, self._num_tokens)  # the largest that was here before
+        if self._num_tokens == capacity:
+            self._token_ids = np.concatenate([np.empty_like(self._token_ids), self._token_ids])
+            self._runs, capacity = np.concatenate([self._runs, np.zeros_like(self._runs)]), 2 * capacity
+        start = capacity - self._num_tokens
+        runs = self._runs[:size]
+        runs += 1
+        runs *= self._token_ids[start : start + size] == token_id
+        self._token_ids[start - 1] = token_id
+        self._num_tokens += 1
+        most = min(self._max_size, self._num_tokens // self._min_count)
+        if most < self._min_size:
+            return False
+        sizes = np.arange(self._min_size, most + 1)
+        return bool((self._runs[sizes - 1] >= sizes * (self._min_count - 1)).any())
