@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nanovllm.tests.twin import Twin
+from nanovllm.tests.testing.trace import Twin
 from nanovllm.trace import Tracer, traced
 from tests.expected_outputs import ExpectedOutput, expect
 from tests.plans import Abort, Beams, Drain, EngineOptions, Event, Fail, Plan, Request, Step, Stream

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from nanovllm import EngineArgs, LLMEngine, SamplingParams
 from nanovllm.backends.cpu.runner import StepRunner
-from nanovllm.tests.helpers import write_checkpoint
+from nanovllm.tests.testing.checkpoints import write_checkpoint
 
 ROUND_SIZE = 100  # requests
 VOCAB_SIZE = 320

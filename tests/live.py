@@ -17,7 +17,7 @@ from nanovllm.server.engine_client import EngineClient
 from nanovllm.server.options import ServerOptions
 from nanovllm.server.page import Feed
 from nanovllm.server.run import Front, address_of, listening_socket, make_front
-from nanovllm.tests.server.inside import ThreadAsProcess
+from nanovllm.tests.testing.inside import ThreadAsProcess
 from nanovllm.trace import Tracer
 
 SECONDS = 60.0

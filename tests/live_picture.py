@@ -3,7 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from nanovllm.tests.server.served import Served, serving, until
+from nanovllm.tests.testing.processes import until
+from nanovllm.tests.testing.served import Served, serving
 from tests.browser import browser
 from tests.helpers import ROOT
 

@@ -125,9 +125,9 @@ class Repository:
 
     @property
     def _code(self) -> list[Path]:
-        return [
-            path for path in self.files if path.suffix == ".py" and "tests" not in path.relative_to(self.root).parts
-        ]
+        files = [path for path in self.files if path.suffix == ".py"]
+        fixtures = [path for path in files if path.parent.name == "testing" or path.name == "conftest.py"]
+        return fixtures + [path for path in files if "tests" not in path.relative_to(self.root).parts]
 
     @property
     def _tests(self) -> set[str]:

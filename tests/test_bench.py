@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from nanovllm.bench.harness import median_scores, medians, take_turns, timed
 from nanovllm.bench.workload import Task, mixed_tasks
-from nanovllm.tests.bench.fake_peer import write_fake_peer
+from nanovllm.tests.testing.fake_peer import write_fake_peer
 from stages.bench import __main__ as command
 from stages.bench import offload, results, samples, serving
 from stages.bench.engines import PACKAGES, WITHOUT_SCHEDULER, by_sample, stage, without_model

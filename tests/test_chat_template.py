@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nanovllm.checkpoints.chat_template import PLAIN_TEMPLATE, read_template, reads_parts, render_chat
 from nanovllm.checkpoints.tokenizer import HFTokenizer, load_tokenizer
-from nanovllm.tests.tiny_tokenizers import write_form
+from nanovllm.tests.testing.tokenizers import write_form
 from tests.helpers import ROOT
 
 FOLDER = ROOT / "nanovllm" / "tests" / "data" / "chat_templates"

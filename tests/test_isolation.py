@@ -42,7 +42,7 @@ CONNECTING = {"connect", "connect_ex", "create_connection", "open_connection", "
 NETWORK = {"asyncio", "ftplib", "http", "imaplib", "poplib", "smtplib", "socket", "socketserver", "ssl", "urllib"}
 # vLLM's scripts and programs of client libraries, which run in environments of their own
 OF_OTHERS = ("tests/scripts/", "tests/clients/programs/")
-THROUGH_THE_HUB = {"checkpoints/hub.py", "tests/fake_hub.py", "tests/test_hub.py", "tests/test_gguf.py"}
+THROUGH_THE_HUB = {"checkpoints/hub.py", "tests/testing/fake_hub.py", "tests/test_hub.py", "tests/test_gguf.py"}
 NETWORK_NAMES = {"hub", "load_state_dict_from_url", "download_url_to_file", "urlopen", "snapshot_download"}
 
 # Runs a module like `python -m`, without the rest of this repository, the test extras and the network.

@@ -13,7 +13,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from nanovllm.checkpoints.tokenizer import HFTokenizer, StreamDecoder, load_tokenizer
 from nanovllm.llama import Tokenizer as CoreTokenizer
-from nanovllm.tests.tiny_tokenizers import FORMS, PIECES, SENTENCEPIECE, fuzzed_texts, write_form, write_sentencepiece
+from nanovllm.tests.testing.tokenizers import (
+    FORMS,
+    PIECES,
+    SENTENCEPIECE,
+    fuzzed_texts,
+    write_form,
+    write_sentencepiece,
+)
 from tests.helpers import ROOT
 
 QUICK = {"llama3", "qwen2", "llama2", "sentencepiece_llama"}

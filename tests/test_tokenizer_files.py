@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from nanovllm.checkpoints.tokenizer import load_tokenizer
-from nanovllm.tests.tiny_tokenizers import (
+from nanovllm.tests.testing.tokenizers import (
     fuzzed_texts,
     sentencepiece_model,
     write_config,

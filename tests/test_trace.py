@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 import stages.__main__ as launcher
-from nanovllm.tests.helpers import documented_whys
+from nanovllm.tests.testing.trace import documented_whys
 from nanovllm.trace import Tracer, read_trace, states, traced
 from nanovllm.trace import replay as replaying
 from nanovllm.trace.chrome import convert

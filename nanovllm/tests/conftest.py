@@ -8,7 +8,8 @@ import torch
 from ..__main__ import main
 from ..backends.attention_backend import VARIABLE
 from ..engine import config as engine_args
-from .helpers import UNMEASURED, write_checkpoint
+from .testing.checkpoints import write_checkpoint
+from .testing.engines import UNMEASURED
 
 os.environ[VARIABLE] = "torch"  # compile nothing unless a test asks for it
 

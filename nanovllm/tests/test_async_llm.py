@@ -15,7 +15,7 @@ import pytest
 from .. import LLM, AsyncEngineArgs, AsyncLLM, EngineDeadError, RequestOutputKind, SamplingParams
 from ..async_llm import Stream
 from ..engine import llm_engine, stats
-from .helpers import OPTIONS, model_runner
+from .testing.engines import OPTIONS, model_runner
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
 

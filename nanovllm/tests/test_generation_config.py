@@ -9,7 +9,8 @@ import pytest
 
 from .. import LLM, SamplingParams
 from ..checkpoints.model_config import default_sampling_params, eos_token_ids
-from .helpers import OPTIONS, write_checkpoint
+from .testing.checkpoints import write_checkpoint
+from .testing.engines import OPTIONS
 
 ALL = {
     "repetition_penalty": 1.1,

@@ -31,10 +31,11 @@ from ..checkpoints.weights import load_model
 from ..llama.config import RopeScaling
 from ..llama.model import rope_frequencies
 from ..quantization import Format, QuantizedLinear
-from .fake_hub import COMMIT, NAME, fake_hub
-from .helpers import CONFIG, OPTIONS, random_tensors, train_tokenizer
 from .test_hub import use_hub
-from .tiny_tokenizers import fuzzed_texts, sentencepiece_model, trained, write_sentencepiece
+from .testing.checkpoints import CONFIG, random_tensors, train_tokenizer
+from .testing.engines import OPTIONS
+from .testing.fake_hub import COMMIT, NAME, fake_hub
+from .testing.tokenizers import fuzzed_texts, sentencepiece_model, trained, write_sentencepiece
 
 gguf = pytest.importorskip("gguf")
 Type = gguf.GGMLQuantizationType

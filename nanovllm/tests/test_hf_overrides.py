@@ -6,7 +6,8 @@ import pytest
 
 from .. import LLM, SamplingParams
 from ..checkpoints.model_config import read_model_config
-from .helpers import CONFIG, OPTIONS, write_checkpoint
+from .testing.checkpoints import CONFIG, write_checkpoint
+from .testing.engines import OPTIONS
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 LINEAR = {"rope_type": "linear", "factor": 2.0}

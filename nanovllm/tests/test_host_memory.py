@@ -15,7 +15,7 @@ from ..engine.config import EngineConfig
 from ..engine.kv_cache import KVCache, bytes_per_token, num_blocks_for
 from ..host_memory import HUGE_PAGE, MADV_HUGEPAGE, HostMemory, default_pool_bytes, host_memory, use_huge_pages
 from ..llama import ModelConfig
-from . import limited
+from .testing import limited
 
 ROOT, GIB = Path(__file__).resolve().parents[2], 2**30
 MEMINFO = f"MemTotal: {8 * 2**20} kB\nMemFree: {2**20} kB\nMemAvailable: {4 * 2**20} kB\n"

@@ -21,8 +21,9 @@ from safetensors.torch import load_file, save_file
 from .. import LLM, EngineConfig, LLMEngine, SamplingParams
 from ..__main__ import main
 from ..checkpoints.hub import DEFAULT_MODEL, find_checkpoint, find_tokenizer
-from .fake_hub import COMMIT, NAME, TOKEN, FakeHub, fake_hub
-from .helpers import OPTIONS, UNMEASURED, write_checkpoint
+from .testing.checkpoints import write_checkpoint
+from .testing.engines import OPTIONS, UNMEASURED
+from .testing.fake_hub import COMMIT, NAME, TOKEN, FakeHub, fake_hub
 
 
 def full(value: object) -> object:

@@ -22,7 +22,8 @@ from .. import (
 )
 from ..checkpoints.tokenizer import load_tokenizer
 from ..engine.sequence import Sequence
-from .helpers import OPTIONS, write_checkpoint
+from .testing.checkpoints import write_checkpoint
+from .testing.engines import OPTIONS
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
 TEMPLATE = (

@@ -6,7 +6,8 @@ import os
 import pytest
 
 from .. import LLM, log
-from .helpers import OPTIONS, Terminal
+from .testing.engines import OPTIONS
+from .testing.processes import Terminal
 
 
 def test_line_is_dropped_if_nobody_reads_standard_error(monkeypatch):

@@ -14,7 +14,7 @@ from ..backends.torch.sampler import top_logprobs
 from ..checkpoints.model_config import read_model_config
 from ..checkpoints.weights import load_model
 from ..llama import LlamaForCausalLM
-from .helpers import OPTIONS
+from .testing.engines import OPTIONS
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31, 5, 12, 33, 7, 21, 18, 6, 27, 11, 30]  # 5 blocks of 4
 LOGITS = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log() + 3  # raw: the exponentials do not add up to 1

@@ -8,7 +8,7 @@ from .. import LLM, RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from ..checkpoints.tokenizer import HFTokenizer, StreamDecoder, decoded_token, load_tokenizer
 from ..engine.logits_processors import bad_words_token_ids
 from ..engine.stopping import OutputText
-from .helpers import OPTIONS
+from .testing.engines import OPTIONS
 
 EOS, FOX = 2, "the fox and the rabbit"
 

@@ -13,7 +13,8 @@ from .. import LLM, SamplingParams
 from ..checkpoints.model_config import read_model_config
 from ..checkpoints.weights import load_model
 from ..quantization import Format, QuantizedLinear
-from .helpers import CONFIG, OPTIONS, write_checkpoint
+from .testing.checkpoints import CONFIG, write_checkpoint
+from .testing.engines import OPTIONS
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 2}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": False}

@@ -14,7 +14,8 @@ import pytest
 
 from ..engine.config import EngineConfig
 from ..engine.sampling_params import SamplingParams
-from .helpers import REPOSITORY, UNMEASURED, processor_seconds, start
+from .testing.engines import UNMEASURED
+from .testing.processes import REPOSITORY, processor_seconds, start
 
 SMALL = ("--input-len", "4", "--output-len", "3", "--rounds", "1", "--no-peer")
 NAMES = ["generate", "batch", "chat", "bench", "stages", "help"]

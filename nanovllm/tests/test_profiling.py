@@ -10,7 +10,7 @@ import pytest
 
 from .. import LLM, AsyncLLM, SamplingParams
 from ..engine.config import EngineArgs
-from .helpers import OPTIONS
+from .testing.engines import OPTIONS
 
 PACKAGE = Path(__file__).parents[1]
 PARTS = {"schedule", "launch", "sample", "update"}

@@ -6,7 +6,7 @@ import torch
 
 from .. import LLM, BeamSearchParams, SamplingParams
 from ..engine.prompts import as_conversations, as_prompts
-from .helpers import OPTIONS
+from .testing.engines import OPTIONS
 
 IDS = [3, 17, 4]
 

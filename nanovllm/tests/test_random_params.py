@@ -13,7 +13,7 @@ from .. import EngineConfig, LLMEngine, RepetitionDetectionParams, RequestOutput
 from ..checkpoints.model_config import read_model_config
 from ..checkpoints.weights import load_model
 from ..llama import LlamaForCausalLM
-from .plain_reference import Expected, expected_output
+from .testing.reference import Expected, expected_output
 
 MAX_MODEL_LEN, VOCAB = 40, 320
 WORDS = ["fox", "the little", "rabbit", "e", "and", "s"]

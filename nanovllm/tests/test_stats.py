@@ -8,8 +8,8 @@ import pytest
 from .. import LLM, BeamSearchParams, Counter, EngineStats, Gauge, Histogram, SamplingParams
 from ..engine.host_tier import Load
 from ..engine.stats import Observations
-from .helpers import OPTIONS
 from .test_vllm_names import DATA
+from .testing.engines import OPTIONS
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]  # 2 blocks of 4 tokens, and half of a third
 

@@ -15,8 +15,8 @@ pytest.importorskip("llguidance")
 from .. import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from ..checkpoints.tokenizer import load_tokenizer
 from ..engine.structured_outputs import GrammarProcessor, Grammars
-from .helpers import OPTIONS
-from .tiny_tokenizers import FORMS, SENTENCEPIECE, write_form, write_sentencepiece
+from .testing.engines import OPTIONS
+from .testing.tokenizers import FORMS, SENTENCEPIECE, write_form, write_sentencepiece
 
 STORYTELLER = Path(__file__).resolve().parents[2] / "models" / "storyteller"
 SCHEMA: dict[str, Any] = {

@@ -7,8 +7,9 @@ import pytest
 
 from .. import LLM, SamplingParams
 from ..checkpoints.tokenizer import load_tokenizer
-from .helpers import OPTIONS, write_checkpoint
-from .tiny_tokenizers import write_form
+from .testing.checkpoints import write_checkpoint
+from .testing.engines import OPTIONS
+from .testing.tokenizers import write_form
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +55,7 @@ def test_special_tokens_appear_with_skip_special_tokens_off(llm):
 
 
 def test_text_prompts_need_a_tokenizer(folder, tmp_path):
-    write_checkpoint(tmp_path)
-    (tmp_path / "tokenizer.model").unlink()
+    write_checkpoint(tmp_path, tokenizer_model=b"")
     llm = LLM(str(tmp_path), dtype="float32", device="cpu", **OPTIONS)
     (output,) = llm.generate([[5, 6]], SamplingParams(max_tokens=2, ignore_eos=True))
     assert output.outputs[0].text == "" and len(output.outputs[0].token_ids) == 2

@@ -15,9 +15,11 @@ from ..trace import read_trace, states, traced
 from ..trace import replay as replaying
 from ..trace.chrome import convert
 from ..trace.events import COMMON, KEYS, WITHOUT_BY, FileSink
-from .helpers import OPTIONS, documented_whys, start
 from .soak.history import play_traced
 from .soak.run import history_plan
+from .testing.engines import OPTIONS
+from .testing.processes import start
+from .testing.trace import documented_whys
 
 PROMPTS = ["the fox", "Once upon a time", "the fox", "the rabbit and the wood"]
 FOUR = ("--max-tokens", "4", "--ignore-eos")

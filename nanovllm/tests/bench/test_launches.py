@@ -9,7 +9,7 @@ from torch.autograd import DeviceType
 
 from ... import LLM
 from ...bench import launches
-from ..helpers import model_runner
+from ..testing.engines import model_runner
 
 
 def test_launches_counts_operations_without_a_gpu(run, tmp_path):

@@ -17,8 +17,9 @@ from ...bench.peers import WORKER, Job, PeerSpec, agreement, conclusions, margin
 from ...bench.workers import serve_llama_cpp
 from ...bench.workload import Task, mixed_tasks
 from ...engine.kv_cache import bytes_per_token
-from ..helpers import OPTIONS, write_checkpoint
-from .fake_peer import ANSWERS, write_fake_peer
+from ..testing.checkpoints import write_checkpoint
+from ..testing.engines import OPTIONS
+from ..testing.fake_peer import ANSWERS, write_fake_peer
 
 
 @pytest.fixture

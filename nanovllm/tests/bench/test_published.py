@@ -15,8 +15,9 @@ from ...bench.workers import serve_transformers
 from ...bench.workload import Task, published_tasks
 from ...checkpoints.model_config import read_model_config
 from ...checkpoints.sizes import SHAPES
-from ..helpers import CONFIG, UNMEASURED
-from .fake_peer import ANSWERS, write_fake_peer
+from ..testing.checkpoints import CONFIG
+from ..testing.engines import UNMEASURED
+from ..testing.fake_peer import ANSWERS, write_fake_peer
 
 SMALL = ("--num-requests", "3", "--min-len", "4", "--max-len", "9")
 CUT = ANSWERS.replace("[7] * n", "[7] * (n // 2)").replace("range(n)]", "range(n // 2)]")

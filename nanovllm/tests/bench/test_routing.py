@@ -11,7 +11,7 @@ from ...bench.routing import Arrival, SimulatedEngine, StepCost, simulate, simul
 from ...bench.workload import Task
 from ...cluster.routing import LeastQueue, PrefixRouter, RoundRobin
 from ...engine.config import EngineConfig
-from ..engine.scripted import assert_empty, assert_whole
+from ..testing.engines import assert_empty, assert_whole
 
 SECOND = StepCost(fixed=1.0, per_token=0.0, per_read=0.0)
 SMALL = Routing(num_requests=20, num_prefixes=4, prefix_len=24, input_len=6, output_len=4, spread=0.5)

@@ -16,8 +16,9 @@ from ...bench import floor, peers, throughput
 from ...bench.engine import Run, numbers, serve
 from ...bench.workload import Task, random_tasks, read_dataset
 from ...checkpoints.weights import load_model
-from ..helpers import OPTIONS, write_checkpoint
-from .fake_peer import write_fake_peer
+from ..testing.checkpoints import write_checkpoint
+from ..testing.engines import OPTIONS
+from ..testing.fake_peer import write_fake_peer
 
 SMALL = ("--input-len", "6", "--output-len", "3", "--rounds", "2")
 PREFIX = ("--prefix-len", "32", "--input-len", "4", "--output-len", "2", "--rounds", "2", "--block-size", "4")
@@ -264,7 +265,7 @@ def test_failed_request_raises():
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_floor_counts_weights_of_a_step_and_slots_before_a_token(tmp_path, tied):
-    folder = write_tied(tmp_path) if tied else write_checkpoint(tmp_path)
+    folder = write_checkpoint(tmp_path, tie_word_embeddings=tied)
     llm = LLM(folder, **OPTIONS)
     model = load_model(folder, llm.model_config, llm.llm_engine.dtype, llm.llm_engine.device)
     weights = sum(weight.nbytes for weight in model.parameters())
@@ -273,13 +274,3 @@ def test_floor_counts_weights_of_a_step_and_slots_before_a_token(tmp_path, tied)
     task = Task([1, 2, 3], 3)  # the second token reads 4 slots, the third 5
     slot_bytes = llm.llm_engine.kv_cache.bytes_per_token
     assert floor.Floor.of(llm).num_bytes([task], num_steps=2) == 2 * (weights - embedding) + 9 * slot_bytes
-
-
-def write_tied(folder: Path) -> Path:
-    from safetensors.torch import load_file, save_file
-
-    write_checkpoint(folder, tie_word_embeddings=True)
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["lm_head.weight"]
-    save_file(tensors, folder / "model.safetensors")
-    return folder

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nanovllm.chat.assistant import AssistantParser, MessageDelta, read_message
 from nanovllm.chat.forced_calls import ForcedCall
 from nanovllm.chat.formats import MessageFormat, parsers_for
-from nanovllm.tests.helpers import num_lines
+from nanovllm.tests.testing.watch import num_lines
 
 HERMES = parsers_for(None, "hermes", None).for_prompt("", tool_names=["add", "find"])
 LLAMA = parsers_for(None, "llama3_json", None, ["<|python_tag|>", "<|x|>"]).for_prompt("", tool_names=["add", "find"])

@@ -9,7 +9,7 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.chat.assistant import read_message
 from nanovllm.chat.formats import parsers_for
 
-from ..scripted_model import follow, write_scripted_checkpoint
+from ..testing.scripted_model import follow, write_scripted_checkpoint
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
 ADD = {

@@ -17,7 +17,9 @@ from ...cli import batch_files
 from ...cli.batch import serve_all
 from ...cli.batch_files import Request, write_line
 from ...engine.sequence import Sequence
-from ..helpers import OPTIONS, UNMEASURED, Terminal, press_ctrl_c_again, start, write_checkpoint
+from ..testing.checkpoints import write_checkpoint
+from ..testing.engines import OPTIONS, UNMEASURED
+from ..testing.processes import Terminal, press_ctrl_c_again, start
 
 SUMMARY = r"{} requests, {} failed, [\d,]+ tokens, \d+ tokens/s, KV slots: .*\n"
 FOUR = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}

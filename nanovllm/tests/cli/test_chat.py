@@ -17,7 +17,9 @@ import pytest
 
 from ... import LLMEngine
 from ...cli.chat import Conversation, messages
-from ..helpers import UNMEASURED, start, write_checkpoint
+from ..testing.checkpoints import write_checkpoint
+from ..testing.engines import UNMEASURED
+from ..testing.processes import start
 
 TEMPLATE = "{% for message in messages %}{{ message.role[0] }}{{ message.content }}. {% endfor %}"
 CLOSING = r"\[(\d+) tokens, \d+ tokens/s, (\d+) of (\d+) prompt tokens cached(, [a-z_ ]+)?\]"

@@ -22,7 +22,8 @@ from ...cli.stages import STAGES
 from ...engine.config import DEFAULTS_ON_CUDA
 from ...log import tell
 from ...server.options import ServerOptions
-from ..helpers import REPOSITORY, Terminal, press_ctrl_c_again, processor_seconds, start, write_checkpoint
+from ..testing.checkpoints import write_checkpoint
+from ..testing.processes import REPOSITORY, Terminal, press_ctrl_c_again, processor_seconds, start
 
 PACKAGE = Path(__file__).resolve().parents[2]
 WITHOUT_ENGINE = [["--help"], ["--version"], [], ["stages"], *([name, "--help"] for name in COMMANDS)]

@@ -9,7 +9,9 @@ import pytest
 
 from ... import LLM, LLMEngine, SamplingParams
 from ...cli.generate import PROMPTS, print_stories
-from ..helpers import OPTIONS, UNMEASURED, Terminal, start, write_checkpoint
+from ..testing.checkpoints import write_checkpoint
+from ..testing.engines import OPTIONS, UNMEASURED
+from ..testing.processes import Terminal, start
 
 SUMMARY = (
     r"\d+ tokens/s, first token \d+ ms, KV slots: (?P<held>[\d,]+) of (?P<all>[\d,]+) reserved, "

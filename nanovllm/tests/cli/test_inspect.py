@@ -27,7 +27,8 @@ from ...engine.kv_cache import bytes_per_token
 from ...host_memory import host_memory
 from ...llama import LlamaForCausalLM, ModelConfig
 from ...llama.weights import NoInit
-from ..helpers import OPTIONS, write_checkpoint
+from ..testing.checkpoints import write_checkpoint
+from ..testing.engines import OPTIONS
 
 PACKAGE = Path(__file__).resolve().parents[2]
 PUBLISHED = {  # parameters, as counted by the publishers

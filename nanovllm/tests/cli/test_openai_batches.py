@@ -10,7 +10,8 @@ import pytest
 from ... import LLM, SamplingParams
 from ...cli.batch_files import Defaults, Request, RequestsFile
 from ...server.protocol import Chat
-from ..helpers import OPTIONS, write_checkpoint
+from ..testing.checkpoints import write_checkpoint
+from ..testing.engines import OPTIONS
 from .test_batch import FOUR, parsed, write
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import scripted_model
-from ..scripted_model import write_scripted_checkpoint
+from ..testing import scripted_model
+from ..testing.scripted_model import write_scripted_checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "chat_templates"
@@ -68,7 +68,7 @@ ANSWERS: dict[str, str | Sequence[Call]] = {
 class Family(NamedTuple):
     """A family of models: its tokenizer, its special tokens, and its format of calls."""
 
-    form: str  # one of tiny_tokenizers.FORMS
+    form: str  # one of testing/tokenizers.py, FORMS
     special_tokens: Sequence[str]
     calls: Callable[[Sequence[Call]], str]
     flags: Sequence[str] = ()  # of the server

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ... import LLM, SamplingParams
-from ..helpers import OPTIONS, REPOSITORY, UNMEASURED
-from .processes import titled, wait_for
+from ..testing.engines import OPTIONS, UNMEASURED
+from ..testing.processes import REPOSITORY, titled, until
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.nightly
@@ -62,9 +62,9 @@ def test_killed_actors_are_replaced_and_nothing_is_lost_or_doubled(checkpoint, r
     out, killed = tmp_path / "out.jsonl", []
     command = on_ray(checkpoint, requests, out)
     for count in (1, 400):
-        wait_for(lambda count=count: num_lines(out) >= count or command.poll() is not None)
+        until(lambda count=count: num_lines(out) >= count or command.poll() is not None)
         assert command.poll() is None, "it has ended before the kill"
-        wait_for(lambda: len({*titled(command.pid, ACTOR)} - {*killed}) == 2)
+        until(lambda: len({*titled(command.pid, ACTOR)} - {*killed}) == 2)
         killed.append(next(each for each in titled(command.pid, ACTOR) if each not in killed))
         os.kill(killed[-1], signal.SIGKILL)
     assert command.wait(300) == 1, "one request cannot be served"
@@ -75,7 +75,7 @@ def test_interrupted_run_is_resumed(checkpoint, requests, expected, tmp_path):
     out = tmp_path / "out.jsonl"
     for number in (signal.SIGINT, signal.SIGKILL):
         before, command = num_lines(out), on_ray(checkpoint, requests, out)
-        wait_for(lambda before=before: num_lines(out) > before)
+        until(lambda before=before: num_lines(out) > before)
         command.send_signal(number)
         assert command.wait(60) == {signal.SIGINT: 130, signal.SIGKILL: -9}[number]
         assert before < num_lines(out) < NUM_REQUESTS

@@ -15,8 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ..helpers import OPTIONS, REPOSITORY, write_checkpoint
-from .processes import descendants, titled, wait_for
+from ..testing.checkpoints import write_checkpoint
+from ..testing.engines import OPTIONS
+from ..testing.processes import REPOSITORY, descendants, titled, until
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.nightly
@@ -50,7 +51,7 @@ def process(tmp_path_factory) -> Iterator[subprocess.Popen]:
     with subprocess.Popen(command, cwd=REPOSITORY, env=environment) as process:
         try:
             CLIENT.base_url = f"http://127.0.0.1:{config['http_options']['port']}"
-            wait_for(lambda: all(map(is_ready, apps)) or process.poll() is not None)
+            until(lambda: all(map(is_ready, apps)) or process.poll() is not None)
             yield process
         finally:
             process.send_signal(signal.SIGINT)
@@ -131,7 +132,7 @@ def test_killed_replica_loses_only_its_streams(process, pool):
         [Stream(pool, "fixed", prompt) for prompt in prompts(6)],
         titled(process.pid, REPLICA.format("fixed")),
     ]
-    wait_for(lambda: all(stream.replica for stream in streams))
+    until(lambda: all(stream.replica for stream in streams))
     time.sleep(0.2)
     engine = next(iter(descendants(before[0])))
     os.kill(before[0], signal.SIGKILL)
@@ -140,15 +141,15 @@ def test_killed_replica_loses_only_its_streams(process, pool):
         whole[stream.is_whole()].add(stream.replica)
     assert len(whole[True]) == len(whole[False]) == 1 and whole[True] != whole[False]
     assert complete("fixed", "the fox").status_code == 200
-    wait_for(lambda: len({*titled(process.pid, REPLICA.format("fixed"))} - {before[0]}) == 2)
-    wait_for(lambda: not Path(f"/proc/{engine}").exists(), 10)
+    until(lambda: len({*titled(process.pid, REPLICA.format("fixed"))} - {before[0]}) == 2)
+    until(lambda: not Path(f"/proc/{engine}").exists(), 10)
 
 
 def test_replica_whose_engine_dies_is_replaced(process, pool):
     [first, *_] = before = titled(process.pid, REPLICA.format("fixed"))
     os.kill(titled(first, "spawn_main")[0], signal.SIGKILL)
-    wait_for(lambda: first not in (now := titled(process.pid, REPLICA.format("fixed"))) and len(now) == len(before))
-    wait_for(lambda: all(complete("fixed", prompt).status_code == 200 for prompt in prompts(4)))
+    until(lambda: first not in (now := titled(process.pid, REPLICA.format("fixed"))) and len(now) == len(before))
+    until(lambda: all(complete("fixed", prompt).status_code == 200 for prompt in prompts(4)))
 
 
 def test_client_that_hangs_up_aborts_its_request(process):
@@ -156,7 +157,7 @@ def test_client_that_hangs_up_aborts_its_request(process):
         lines = response.iter_lines()  # httpx closes the response with it
         next(lines)
         assert num_running() == 1
-    wait_for(lambda: num_running() == 0, 2)
+    until(lambda: num_running() == 0, 2)
 
 
 def num_running() -> int:
@@ -167,10 +168,10 @@ def num_running() -> int:
 
 def test_replicas_follow_the_queue_and_finish_their_streams_before_they_stop(process, pool):
     streams = [Stream(pool, "scaled", prompt) for prompt in prompts(4)]
-    wait_for(lambda: len(titled(process.pid, REPLICA.format("scaled"))) == 2)
+    until(lambda: len(titled(process.pid, REPLICA.format("scaled"))) == 2)
     waiting = []
     while not {stream.replica for stream in waiting} - {stream.replica for stream in streams}:
         waiting.append(Stream(pool, "scaled", f"the fox {len(waiting)}"))
         time.sleep(0.5)
     assert all(stream.is_whole() for stream in [*streams, *waiting])
-    wait_for(lambda: len(titled(process.pid, REPLICA.format("scaled"))) == 1)
+    until(lambda: len(titled(process.pid, REPLICA.format("scaled"))) == 1)

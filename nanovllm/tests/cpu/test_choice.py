@@ -16,7 +16,7 @@ from ...backends.cpu.backend import CpuChoice
 from ...backends.cpu.compiler import Variant
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.backend import TorchBackend
-from ..helpers import OPTIONS
+from ..testing.engines import OPTIONS
 
 
 class FakeBackend:

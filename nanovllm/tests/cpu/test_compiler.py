@@ -17,7 +17,7 @@ import torch
 
 from ...backends.attention_backend import VARIABLE
 from ...backends.cpu import compiler
-from ..helpers import let_others_run
+from ..testing.processes import let_others_run
 
 PACKAGE = Path(__file__).resolve().parents[2]
 

@@ -13,7 +13,8 @@ from ...backends.torch.backend import TorchBackend
 from ...checkpoints.weights import load_model
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig
-from ..helpers import OPTIONS, write_checkpoint
+from ..testing.checkpoints import write_checkpoint
+from ..testing.engines import OPTIONS
 from .test_quantized import HELD_OUT, STORYTELLER, quality
 from .test_runner import CPU, LONGEST, Driver, random_steps, sequence
 from .test_step import is_idle, tokens

@@ -21,7 +21,7 @@ from ...backends.cpu import attention, dot, elementwise, matmul, team, vectors
 from ...backends.cpu.attention import PLACES, TILE, Pool
 from ...backends.cpu.team import STRIDE, Helpers
 from ...backends.cpu.vectors import WIDTH, at, floats, get, integers, like_of, load, put, read, store, stored, write
-from ..helpers import let_others_run
+from ..testing.processes import let_others_run
 from . import plain
 
 FULL = pytest.mark.full

@@ -10,7 +10,6 @@ import torch
 
 pytest.importorskip("numba")
 
-from .. import limited
 from ..peak_memory import (
     BACKENDS,
     BLOCK,
@@ -24,6 +23,7 @@ from ..peak_memory import (
     command,
     write_random_checkpoint,
 )
+from ..testing import limited
 
 ROOT = Path(__file__).resolve().parents[3]
 FULL = pytest.mark.full

@@ -25,7 +25,8 @@ from ...checkpoints.weights import load_model
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig
 from ...quantization import GROUP, Format, Integers, QuantizedLinear, floats_of, format_at_load, quantize_layers
-from ..helpers import OPTIONS, write_checkpoint
+from ..testing.checkpoints import write_checkpoint
+from ..testing.engines import OPTIONS
 from .test_runner import CPU, LONGEST, sequence
 
 FULL = pytest.mark.full

@@ -23,7 +23,7 @@ from ...engine.kv_cache import KVCache
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM, ModelConfig
-from ..engine.helpers import make_sequence
+from ..testing.sequences import make_sequence
 
 FULL = pytest.mark.full
 ROUNDINGS = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of numbers around 1

@@ -25,8 +25,8 @@ from ...backends.cpu.attention import SPLIT
 from ...backends.cpu.runner import StepRunner
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig
-from ..engine.helpers import make_sequence
-from ..helpers import OPTIONS
+from ..testing.engines import OPTIONS
+from ..testing.sequences import make_sequence
 from . import plain
 
 FULL = pytest.mark.full

@@ -13,11 +13,10 @@ from ...distributed.rank_group import RankError, RankGroup
 from ...engine.config import EngineArgs
 from ...engine.kv_cache import BlockCopy
 from ...engine.observer import Observer
-from ..engine.pool import make_cache
-from ..engine.scripted import answer, params, run_to_the_end
-from ..engine.tiers import SlowHostTier
-from ..helpers import model_runner
-from .ranks import engine_on, on_ranks
+from ..testing.engines import answer, model_runner, params, run_to_the_end
+from ..testing.pools import make_cache
+from ..testing.ranks import engine_on, on_ranks
+from ..testing.tiers import SlowHostTier
 
 PROMPTS = [[1, 5, 9], [1, 300, 301], list(range(3, 15))]
 

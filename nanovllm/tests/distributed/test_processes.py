@@ -17,8 +17,8 @@ from ...engine.beam_search import BeamSearchParams
 from ...engine.config import EngineArgs
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
-from ..engine.scripted import answer
-from ..helpers import REPOSITORY
+from ..testing.engines import answer
+from ..testing.processes import REPOSITORY
 
 OPTIONS: dict[str, Any] = {
     "device": "cpu",

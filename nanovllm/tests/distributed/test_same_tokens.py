@@ -14,9 +14,9 @@ from ...engine.beam_search import BeamSearch, BeamSearchParams
 from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
-from ..engine.helpers import CONFIG, random_tensors, write_checkpoint
-from ..engine.scripted import answer, answers, params, step
-from .ranks import engine_on, on_ranks
+from ..testing.checkpoints import CONFIG, random_tensors, write_checkpoint
+from ..testing.engines import answer, answers, params, step
+from ..testing.ranks import engine_on, on_ranks
 
 PROMPTS = [[1, 5, 9], [1], [1, 300, 301, 302, 303], list(range(3, 15)), [1, 44]]
 FULL, QUICK = pytest.mark.full, ("mqa", "tied", "biases", "qwen3")

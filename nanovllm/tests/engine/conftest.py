@@ -12,7 +12,7 @@ from ...checkpoints.weights import load_model
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 from ...llm import LLM
-from .helpers import train_tokenizer, write_checkpoint
+from ..testing.checkpoints import train_tokenizer, write_checkpoint
 from .simulated_cuda import Stream, current_stream, on_device, on_stream
 
 

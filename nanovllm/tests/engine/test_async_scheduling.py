@@ -17,7 +17,7 @@ from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import RequestOutputKind, SamplingParams
 from ...engine.sequence import Sequence
-from .scripted import (
+from ..testing.engines import (
     answer,
     answer_alone,
     answers,

@@ -16,10 +16,9 @@ from ...backends.torch.attention import PagedAttention
 from ...backends.torch.online_softmax import attend_part_reference
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
-from .helpers import attend_without_cache, greedy_without_cache
-from .pool import BLOCK_SIZE, HEAD_DIM, HEADS, Batch, make_cache, random_qkv, step
-from .reference import attend_block_by_block
-from .watch import Watch
+from ..testing.pools import BLOCK_SIZE, HEAD_DIM, HEADS, Batch, make_cache, random_qkv, step
+from ..testing.reference import attend_block_by_block, attend_without_cache, greedy_without_cache
+from ..testing.watch import Watch
 
 TILE_BLOCKS = {"a block": 1, "two blocks": 2, "nine blocks": 9, "more than all contexts": 1000}
 each_tile = pytest.mark.parametrize(

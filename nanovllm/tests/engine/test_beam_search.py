@@ -16,9 +16,9 @@ from ...engine.executor import Scheduled
 from ...engine.outputs import RequestOutput
 from ...llama import LlamaForCausalLM
 from ...llm import LLM
-from ..helpers import model_runner
-from .helpers import CONFIG, EOS, greedy_without_cache, next_logits, write_checkpoint
-from .scripted import assert_empty, params, run_to_the_end
+from ..testing.checkpoints import CONFIG, EOS, write_checkpoint
+from ..testing.engines import assert_empty, model_runner, params, run_to_the_end
+from ..testing.reference import greedy_without_cache, next_logits
 from .test_interrupts import each_line, lines_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*requests were not served")
@@ -351,7 +351,8 @@ def test_invalid_parameter_is_named_with_its_value(options, error):
     ids=str,
 )
 def test_prompt_that_cannot_be_served_is_an_error_in_its_place(tmp_path, logprobs, prompt, error):
-    llm, search_params = LLM(write_checkpoint(tmp_path / "bare"), block_size=4), BeamSearchParams(2, 4)
+    bare, search_params = write_checkpoint(tmp_path / "bare", tokenizer_model=b""), BeamSearchParams(2, 4)
+    llm = LLM(bare, block_size=4)
     outputs = llm.beam_search([PROMPTS[0], prompt, PROMPTS[1]], search_params)
     assert error in outputs[1].error and outputs[1].outputs[0].finish_reason == "error"
     for i, served in ((0, 0), (2, 1)):

@@ -12,7 +12,7 @@ from ...engine.block_manager import BlockManager, cdiv
 from ...engine.block_pool import BlockPool, NoFreeBlocks
 from ...engine.observer import Observer
 from ...engine.sequence import Sequence
-from .helpers import admit, fits, make_manager, make_sequence
+from ..testing.sequences import admit, fits, make_manager, make_sequence
 
 
 def pool_of(num_blocks: int, block_size: int = 4) -> BlockManager:

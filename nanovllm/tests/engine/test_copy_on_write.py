@@ -12,7 +12,7 @@ from ...engine.block_pool import BlockPool, NoFreeBlocks
 from ...engine.kv_cache import BlockCopy
 from ...engine.observer import Observer
 from ...engine.sequence import Sequence
-from .helpers import admit, fits, make_manager, make_sequence
+from ..testing.sequences import admit, fits, make_manager, make_sequence
 
 
 def computed(manager: BlockManager, num_tokens: int) -> Sequence:

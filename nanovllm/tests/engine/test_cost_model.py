@@ -9,7 +9,7 @@ from ...engine.config import EngineConfig
 from ...engine.cost_model import CostModel, measure
 from ...engine.llm_engine import LLMEngine
 from ...llm import LLM
-from .scripted import scripted_engine
+from ..testing.engines import scripted_engine
 
 # A token has 1,000 bytes: loading it takes 2 ms, and so does computing it.
 EVEN = CostModel(load_bytes_per_second=5e5, store_bytes_per_second=1e6, tokens_per_second=500)

@@ -33,10 +33,19 @@ from ...engine.llm_engine import LLMEngine
 from ...engine.observer import Observer
 from ...engine.outputs import RequestOutput
 from ...trace.tracer import Tracer
-from ..helpers import let_others_run
-from ..twin import Twin
-from .helpers import CONFIG, random_tensors, write_checkpoint
-from .scripted import answer_alone, answers, assert_empty, params, reasons, run_to_the_end, scripted_engine, step
+from ..testing.checkpoints import CONFIG, random_tensors, write_checkpoint
+from ..testing.engines import (
+    answer_alone,
+    answers,
+    assert_empty,
+    params,
+    reasons,
+    run_to_the_end,
+    scripted_engine,
+    step,
+)
+from ..testing.processes import let_others_run
+from ..testing.trace import Twin
 
 FIRST, SECOND = list(range(10, 22)), list(range(50, 62))
 GIB, PAGE = 2**30, 4096

@@ -14,9 +14,8 @@ from ...engine.config import EngineConfig
 from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import RequestOutput
 from ...llama import LlamaForCausalLM
-from ..helpers import model_runner
-from .helpers import attend_without_cache
-from .scripted import answer, assert_empty, params, run_to_the_end, step
+from ..testing.engines import answer, assert_empty, model_runner, params, run_to_the_end, step
+from ..testing.reference import attend_without_cache
 
 PROMPTS = [[1, 5, 9], [1], [1, 300, 301, 302, 303], list(range(3, 15)), [1, 44]]
 

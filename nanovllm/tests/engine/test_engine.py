@@ -12,8 +12,8 @@ from ...backends.torch.sampler import SampledToken
 from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import CompletionOutput, RequestOutput
 from ...engine.sequence import Sequence
-from .helpers import byte_ids
-from .scripted import (
+from ..testing.checkpoints import byte_ids
+from ..testing.engines import (
     Batch,
     answer,
     answer_alone,

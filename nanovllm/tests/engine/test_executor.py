@@ -27,7 +27,7 @@ from ...engine.kv_cache import KVCache
 from ...engine.observer import Observer
 from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
-from .helpers import make_sequence
+from ..testing.sequences import make_sequence
 
 BLOCK_SIZE = 4
 IN_FLIGHT = -1  # stands for a token that has not been read yet

@@ -12,7 +12,7 @@ from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...engine.scheduler import SchedulerOutput
 from ...engine.sequence import Sequence
-from .scripted import (
+from ..testing.engines import (
     Batch,
     answer_alone,
     answers,

@@ -10,7 +10,7 @@ from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
-from .scripted import (
+from ..testing.engines import (
     Batch,
     answer_alone,
     answers,

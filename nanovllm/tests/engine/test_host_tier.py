@@ -7,7 +7,7 @@ from ...engine.host_tier import HostTier
 from ...engine.kv_cache import BlockCopy, KVCache
 from ...engine.observer import Observer
 from ...engine.prefix_cache import BlockHash
-from .pool import make_cache, model_config
+from ..testing.pools import make_cache, model_config
 
 gpu = pytest.mark.gpu
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

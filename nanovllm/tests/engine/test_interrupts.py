@@ -17,7 +17,7 @@ from ...engine import llm_engine
 from ...engine.interrupts import interrupts_held_back
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
-from ..helpers import model_runner
+from ..testing.engines import model_runner
 
 FOLDERS = {os.path.dirname(llm_module.__file__), os.path.dirname(llm_engine.__file__)}
 pytestmark = pytest.mark.filterwarnings("ignore:.*requests were not served")

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from ...engine.kv_cache import BlockCopy, KVCache, bytes_per_token
-from .pool import BLOCK_SIZE, HEAD_DIM, make_cache, model_config, random_qkv, slot
-from .watch import Watch
+from ..testing.pools import BLOCK_SIZE, HEAD_DIM, make_cache, model_config, random_qkv, slot
+from ..testing.watch import Watch
 
 
 def test_slot_holds_a_key_and_a_value_for_each_kv_head_of_each_layer():

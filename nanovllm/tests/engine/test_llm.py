@@ -6,8 +6,9 @@ import torch
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
-from .helpers import CONFIG, greedy_without_cache, next_logits, write_checkpoint
-from .scripted import assert_empty, run_to_the_end
+from ..testing.checkpoints import CONFIG, write_checkpoint
+from ..testing.engines import assert_empty, run_to_the_end
+from ..testing.reference import greedy_without_cache, next_logits
 
 PROMPTS = [[1, 5, 9], [1], [1, 300, 301, 302, 303], list(range(3, 15)), [1, 44]]
 
@@ -160,7 +161,7 @@ def test_text_with_tokens_outside_the_models_vocabulary_is_an_error(tmp_path, to
 
 
 def test_checkpoint_without_a_tokenizer_serves_only_token_ids(tmp_path, expected):
-    llm = LLM(write_checkpoint(tmp_path))
+    llm = LLM(write_checkpoint(tmp_path, tokenizer_model=b""))
     outputs = llm.generate(["the fox", PROMPTS[0]], greedy(24))
     assert "the checkpoint has no tokenizer" in outputs[0].error
     assert tokens(outputs)[1] == expected[0] and outputs[1].outputs[0].text == ""

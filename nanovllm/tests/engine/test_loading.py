@@ -17,7 +17,8 @@ from ...engine.sampling_params import SamplingParams
 from ...llama import LlamaForCausalLM, ModelConfig
 from ...llama.config import RopeScaling
 from ...llm import LLM
-from .helpers import CONFIG, next_logits, random_tensors, write_checkpoint
+from ..testing.checkpoints import CONFIG, random_tensors, write_checkpoint
+from ..testing.reference import next_logits
 
 IDS = [1, 300, 5, 44]
 Q = "model.layers.1.self_attn.q_proj.weight"

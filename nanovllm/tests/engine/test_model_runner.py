@@ -10,8 +10,8 @@ from ...backends.torch.attention import AttentionMetadata, PagedAttention
 from ...backends.torch.model_runner import ModelRunner
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
-from .helpers import make_sequence
-from .pool import BLOCK_SIZE
+from ..testing.pools import BLOCK_SIZE
+from ..testing.sequences import make_sequence
 
 
 class RecordingAttention(PagedAttention):

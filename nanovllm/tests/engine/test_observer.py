@@ -12,7 +12,16 @@ from ...engine.llm_engine import LLMEngine
 from ...engine.observer import Observer, Observers
 from ...engine.scheduler import SchedulerOutput
 from ...engine.sequence import Sequence
-from .scripted import ScriptedExecutor, answer_alone, answers, chooser, params, run_to_the_end, scripted_engine, step
+from ..testing.engines import (
+    ScriptedExecutor,
+    answer_alone,
+    answers,
+    chooser,
+    params,
+    run_to_the_end,
+    scripted_engine,
+    step,
+)
 from .test_offload_engine import FIRST, SECOND, engine_of
 
 KINDS = (

@@ -25,7 +25,7 @@ from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
 from ...llm import LLM
-from .scripted import (
+from ..testing.engines import (
     Batch,
     ScriptedExecutor,
     answer_alone,
@@ -37,7 +37,7 @@ from .scripted import (
     run_to_the_end,
     step,
 )
-from .tiers import CopyFailed, SlowHostTier
+from ..testing.tiers import CopyFailed, SlowHostTier
 
 FIRST, SECOND = list(range(10, 22)), list(range(50, 62))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...backends.torch.online_softmax import Part, attend_part, attend_part_reference, merge_attn_states, merge_first
-from .pool import HEAD_DIM, random_qkv
+from ..testing.pools import HEAD_DIM, random_qkv
 
 HALF = [torch.bfloat16, torch.float16]
 DTYPES = [torch.float32, *HALF]

@@ -16,8 +16,8 @@ import pytest
 from ...backends.torch.sampler import SampledToken
 from ...engine.executor import Pending, Scheduled
 from ...engine.sampling_params import RequestOutputKind
-from .helpers import CONFIG, train_tokenizer, write_checkpoint
-from .scripted import params
+from ..testing.checkpoints import CONFIG, train_tokenizer, write_checkpoint
+from ..testing.engines import params
 from .test_async_scheduling import NUM_ROWS, RecordingExecutor, recorded_engine
 
 pytestmark = pytest.mark.nightly

@@ -13,7 +13,7 @@ from ...engine.block_pool import BlockPool, NoFreeBlocks
 from ...engine.observer import Observer
 from ...engine.prefix_cache import BlockHash, extend_block_hashes, hash_block_tokens, root_hash
 from ...engine.sequence import Sequence
-from .helpers import admit, fits, make_manager, make_sequence
+from ..testing.sequences import admit, fits, make_manager, make_sequence
 
 TEXT = list(range(10, 26))  # four blocks
 

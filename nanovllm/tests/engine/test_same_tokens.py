@@ -10,8 +10,8 @@ from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
-from .helpers import greedy_without_cache
-from .scripted import answer, params, reason, run_to_the_end, step
+from ..testing.engines import answer, params, reason, run_to_the_end, step
+from ..testing.reference import greedy_without_cache
 
 PROMPTS = [[1, 5, 9], [1], [1, 300, 301, 302, 303], list(range(3, 15)), [1, 44]]
 

@@ -14,8 +14,7 @@ from ...engine.llm_engine import LLMEngine
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
-from .helpers import greedy_without_cache
-from .scripted import (
+from ..testing.engines import (
     Batch,
     answer_alone,
     answers,
@@ -28,6 +27,7 @@ from .scripted import (
     scripted_engine,
     step,
 )
+from ..testing.reference import greedy_without_cache
 
 
 def seeded(max_tokens: int, n: int, seed: int = 3, **options) -> SamplingParams:

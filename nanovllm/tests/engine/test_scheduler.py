@@ -12,7 +12,7 @@ from ...engine.kv_cache import BlockCopy
 from ...engine.observer import Observer
 from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
-from .helpers import make_manager, make_samples
+from ..testing.sequences import make_manager, make_samples
 
 
 class Drive:

@@ -20,8 +20,8 @@ from ...engine.speculation import NgramDrafter, SpeculativeConfig
 from ...engine.stats import Vector
 from ...llm import LLM
 from ...trace import states, traced
-from .helpers import CONFIG, random_tensors, train_tokenizer, write_checkpoint
-from .scripted import assert_empty, assert_whole, params, reason, run_to_the_end, step
+from ..testing.checkpoints import CONFIG, random_tensors, train_tokenizer, write_checkpoint
+from ..testing.engines import assert_empty, assert_whole, params, reason, run_to_the_end, step
 
 NGRAM: dict[str, Any] = {
     "method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2,

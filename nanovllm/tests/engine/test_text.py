@@ -15,7 +15,7 @@ from ...checkpoints.tokenizer import HFTokenizer, StreamDecoder, load_tokenizer
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
-from .helpers import BOS, CONFIG, EOS, byte_ids, random_tensors, train_tokenizer, write_checkpoint
+from ..testing.checkpoints import BOS, CONFIG, EOS, byte_ids, random_tensors, train_tokenizer, write_checkpoint
 
 REPLACEMENT = "\ufffd"
 SPELLINGS = ["bytes", "pieces"]

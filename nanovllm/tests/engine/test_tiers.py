@@ -11,8 +11,8 @@ import pytest
 from ...engine.block_pool import NoFreeBlocks
 from ...engine.prefix_cache import PrefixCacheStats
 from ...engine.sequence import Sequence
-from .helpers import admit, fits
-from .tiers import CopyFailed, SlowHostTier, Tiers
+from ..testing.sequences import admit, fits
+from ..testing.tiers import CopyFailed, SlowHostTier, Tiers
 
 TEXT = list(range(10, 19))
 OTHER = list(range(50, 59))

@@ -48,7 +48,7 @@ from ...backends.gpu.ops import (
 from ...backends.gpu.plain import NormBefore
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
-from ..helpers import model_runner
+from ..testing.engines import model_runner
 from .pools import KernelShape
 
 H200 = GPUTarget("cuda", 90, 32)

@@ -26,7 +26,7 @@ from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
 from ...engine.speculation import NgramDrafter
 from ...llm import LLM
-from ..helpers import model_runner
+from ..testing.engines import model_runner
 
 PROMPTS: list[str | list[int]] = [
     "the fox",

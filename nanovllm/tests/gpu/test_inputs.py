@@ -8,7 +8,7 @@ from ...backends.gpu.inputs import NO_SLOT, HostBuffer, StepInputs, fill_placeho
 from ...backends.torch.sampler import row_params
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
-from ..engine.helpers import make_sequence
+from ..testing.sequences import make_sequence
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 4

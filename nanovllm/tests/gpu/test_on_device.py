@@ -13,7 +13,7 @@ from ...backends.gpu.model import seconds_on_gpu
 from ...backends.gpu.ops import triton_ops
 from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
-from ..helpers import model_runner
+from ..testing.engines import model_runner
 from .test_backend import PROMPTS, make_llm, outputs_of
 
 pytestmark = pytest.mark.gpu

@@ -4,8 +4,8 @@ import pytest
 
 from ... import LLM
 from ...checkpoints.chat_template import read_template
-from ..helpers import OPTIONS
-from .served import STORYTELLER, Served, serving
+from ..testing.engines import OPTIONS
+from ..testing.served import STORYTELLER, Served, serving
 
 NAMES = ("--served-model-name", "storyteller", "--served-model-name", "fox")
 

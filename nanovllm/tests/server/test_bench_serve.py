@@ -20,8 +20,8 @@ from ...bench.bench_options import Http
 from ...bench.engine import Run
 from ...bench.load import own_server
 from ...server.run import listening_socket
-from ..helpers import UNMEASURED
-from .served import STORYTELLER
+from ..testing.engines import UNMEASURED
+from ..testing.served import STORYTELLER
 
 SMALL = ("--num-prompts", "6", "--input-len", "4", "--output-len", "3")
 

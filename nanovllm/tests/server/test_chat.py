@@ -3,7 +3,7 @@
 import json
 
 from ... import __version__
-from .served import CLIENT, answer
+from ..testing.served import CLIENT, answer
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 

@@ -9,7 +9,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from .served import unset
+from ..testing.served import unset
 
 MESSAGES = [{"role": "user", "content": "Tell me of a fox."}]
 

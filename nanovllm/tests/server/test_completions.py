@@ -9,7 +9,7 @@ from ... import SamplingParams
 from ...checkpoints.model_config import default_sampling_params
 from ...cli.batch import serve_all
 from ...cli.batch_files import Defaults, RequestsFile
-from .served import STORYTELLER, answer
+from ..testing.served import STORYTELLER, answer
 
 PROMPT = "Once upon a time"
 

@@ -8,8 +8,8 @@ import pytest
 from openai.types import CreateEmbeddingResponse
 
 from ... import PoolingParams
-from .inside import error_of
-from .served import answer, unset
+from ..testing.inside import error_of
+from ..testing.served import answer, unset
 
 PATH, INPUTS = "/v1/embeddings", ["Once upon a time", "The fox"]
 SIZE = 256  # the storyteller's hidden_size

@@ -8,7 +8,7 @@ import pytest
 from ...engine.llm_engine import LLMEngine
 from ...server.engine_client import RunningRequests
 from ...server.engine_process import Delta, Piece
-from .inside import LONG, inside, slow, until
+from ..testing.inside import LONG, inside, slow, until
 from .loop_clock import forward, turn
 
 pytestmark = pytest.mark.anyio

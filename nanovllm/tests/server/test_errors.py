@@ -2,8 +2,8 @@
 
 import pytest
 
-from .inside import error_of
-from .served import CLIENT, stream
+from ..testing.inside import error_of
+from ..testing.served import CLIENT, stream
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from ...engine.llm_engine import LLMEngine
 from ...server.engine_client import EngineClient, start_engine
 from ...server.options import ServerOptions
 from ...server.run import address_of, listening_sockets, make_front
-from .inside import LONG, SHORT, ThreadAsProcess, error_of, inside, until
+from ..testing.inside import LONG, SHORT, ThreadAsProcess, error_of, inside, until
 
 pytestmark = pytest.mark.anyio
 GUARD = 120.0  # seconds

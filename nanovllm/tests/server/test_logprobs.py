@@ -3,7 +3,7 @@
 import pytest
 
 from ... import SamplingParams
-from .served import answer, stream
+from ..testing.served import answer, stream
 
 PROMPT = "Once upon a time"
 

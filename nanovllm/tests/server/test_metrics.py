@@ -9,10 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ... import LLM
-from ..helpers import OPTIONS
 from ..test_stats import drawn
 from ..test_vllm_names import DATA
-from .inside import LONG, inside, slow, until
+from ..testing.engines import OPTIONS
+from ..testing.inside import LONG, inside, slow, until
 
 pytestmark = pytest.mark.anyio
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from .inside import LONG, SHORT, error_of, inside, slow, until
+from ..testing.inside import LONG, SHORT, error_of, inside, slow, until
 from .loop_clock import forward
 from .storm.wire import address_of
 from .test_engine_process import BAD, ends_at_bad_tokens

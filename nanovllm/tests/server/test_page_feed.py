@@ -14,7 +14,7 @@ from ...server.page import FOLDER, Feed, Viewer, events_of, index, page_routes, 
 from ...server.streaming import EventStream
 from ...trace import apply
 from ...trace.replay import Event, State, begin
-from .inside import until
+from ..testing.inside import until
 from .loop_clock import forward, freeze, turn
 
 pytestmark = pytest.mark.anyio

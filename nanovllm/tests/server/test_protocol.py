@@ -23,7 +23,7 @@ from ...server.protocol import (
     ParsedRequest,
     ResponsesRequest,
 )
-from ..helpers import num_calls
+from ..testing.watch import num_calls
 
 FILE = Path(__file__).parents[1] / "data" / "vllm_0_32" / "bodies.json"
 VLLM_FIELDS = {name: dict(rows) for name, rows in json.loads(FILE.read_text()).items() if name != "vllm"}

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ..scripted_model import follow, write_scripted_checkpoint
-from .assistants import TEMPLATES, Assistant, assistant
-from .served import unset
+from ..testing.assistants import TEMPLATES, Assistant, assistant
+from ..testing.scripted_model import follow, write_scripted_checkpoint
+from ..testing.served import unset
 from .test_tools import ARGUMENTS, FORCED, HERMES, RESPONSE_TOOLS, TOOLS, calls_of, streamed
 
 pytest.importorskip("llguidance")

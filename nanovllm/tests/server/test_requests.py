@@ -12,8 +12,8 @@ from ...log import logger
 from ...server.limits import MAX_IGNORED
 from ...server.options import ServerOptions
 from ...server.run import run_server, uvicorn_config
-from ..tiny_tokenizers import write_form
-from .inside import LONG, SHORT, error_of, inside, slow, until
+from ..testing.inside import LONG, SHORT, error_of, inside, slow, until
+from ..testing.tokenizers import write_form
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from ... import SamplingParams
 from ...server.errors import ApiError
 from ...server.openai import ResponseBuilder, Work
 from ...server.protocol import ParsedRequest
-from .served import stream, unset
+from ..testing.served import stream, unset
 
 PROMPT = "Tell me of a fox."
 

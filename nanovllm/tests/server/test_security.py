@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from ...server.options import ServerOptions
-from .inside import SHORT, error_of, inside
-from .raw import exchange
+from ..testing.inside import SHORT, error_of, inside
+from ..testing.raw_http import exchange
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from .served import ROOT, is_alive, serving, stream, until
+from ..testing.processes import REPOSITORY, is_alive, until
+from ..testing.served import serving, stream
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True}
 LONGER = LONG | {"n": 8}
@@ -117,7 +118,7 @@ def test_ctrl_c_in_a_terminal_reaches_both_processes_and_is_one_line(when):
 
 def start(*flags: str, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "nanovllm", "serve", "--port", "0", *flags]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, **options)
 
 
 def children(parent: int, word: str) -> list[int]:

@@ -13,9 +13,9 @@ from ...server.engine_client import EngineClient, start_engine
 from ...server.options import ServerOptions
 from ...server.run import address_of as url_of
 from ...server.run import listening_socket, make_front
-from .inside import until
-from .raw import Raw
-from .served import STORYTELLER
+from ..testing.inside import until
+from ..testing.raw_http import Raw
+from ..testing.served import STORYTELLER
 from .storm import clients, kills, malformed
 from .storm.bad_bodies import whole
 from .storm.judge import Judge

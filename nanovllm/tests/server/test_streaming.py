@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ...server.run import listening_socket
-from .served import answer, stream
+from ..testing.served import answer, stream
 
 PROMPT = "Once upon a time"
 

@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from .assistants import Assistant, assistant
-from .served import unset
+from ..testing.assistants import Assistant, assistant
+from ..testing.served import unset
 
 pytest.importorskip("llguidance")
 

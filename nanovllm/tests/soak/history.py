@@ -21,7 +21,7 @@ from ...engine.prompts import TokensPrompt
 from ...engine.sampling_params import SamplingParams
 from ...trace import Tracer, traced
 from ...trace.events import Event as TraceEvent
-from ..twin import Twin
+from ..testing.trace import Twin
 from .plans import TEXTS, Abort, Ask, Beams, Drain, Event, Fail, Plan, Reset, Setup, Step, Stream
 from .script import OPERATIONS, BrokenRule, Faults, Injected, generated_alone, scripted_llm
 

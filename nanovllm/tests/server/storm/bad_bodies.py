@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
-from ..raw import post
+from ...testing.raw_http import post
 from .bad_values import GOOD, INFINITE, wrong_body
 
 HUGE = (

@@ -3,7 +3,7 @@
 import random
 import string
 
-from ..raw import post
+from ...testing.raw_http import post
 from .bad_bodies import Bad
 
 BODY = b'{"prompt": "a", "max_tokens": 1, "temperature": "x"}'  # a 400 if everything else were accepted

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from ..served import Served
+from ...testing.served import Served
 from .judge import Judge, expected_results, random_requests
 from .processes import Size, metrics_of, size_of, wait_until_idle
 from .wire import EVENT, StreamRequest, StreamResult, address_of, send_and_read

@@ -14,7 +14,7 @@ from ....engine.config import EngineArgs
 from ....engine.prompts import TokensPrompt
 from ....engine.sampling_params import SamplingParams
 from ....llm import LLM
-from ..served import STORYTELLER
+from ...testing.served import STORYTELLER
 from .wire import StreamRequest, StreamResult, send_and_read
 
 ANIMALS = ("fox", "bear", "rabbit", "mouse", "bird", "dog", "cat", "frog", "duck", "bee")

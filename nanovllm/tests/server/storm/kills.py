@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx
 from tqdm import tqdm
 
-from ..served import Served, is_alive, until
+from ...testing.processes import is_alive, until
+from ...testing.served import Served
 from .judge import Judge, expected_results, random_requests
 from .processes import check_log, storm_server, wait_until_idle
 from .wire import StreamRequest, StreamResult, send_and_read

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from ..raw import Raw, exchange
-from ..served import Served
+from ...testing.raw_http import Raw, exchange
+from ...testing.served import Served
 from . import bad_bodies, bad_http
 from .bad_bodies import Bad
 from .processes import wait_until_idle

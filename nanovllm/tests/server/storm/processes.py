@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import httpx
 
-from ...helpers import UNMEASURED
-from ..served import ROOT, STORYTELLER, Served
+from ...testing.engines import UNMEASURED
+from ...testing.processes import REPOSITORY
+from ...testing.served import STORYTELLER, Served
 
 START = 180.0  # seconds: kernels may have to be compiled
 IDLE = 20.0  # seconds in which the engine becomes idle, once no client is left
@@ -37,10 +38,14 @@ class Size(NamedTuple):
 def storm_server(log: Path, *flags: str, port: int = 0) -> Iterator[Served]:
     """Run a server that writes its standard error to a file."""
     command = [sys.executable, "-m", "nanovllm", "serve", str(STORYTELLER), "--port", str(port), *UNMEASURED]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     with log.open("w") as file:
         process = subprocess.Popen(
-            [*command, "--chat-template", "plain", *POOL, *flags], stderr=file, text=True, cwd=ROOT, env=environment
+            [*command, "--chat-template", "plain", *POOL, *flags],
+            stderr=file,
+            text=True,
+            cwd=REPOSITORY,
+            env=environment,
         )
     try:
         yield Served(process, wait_for_address(process, log))

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...backends.torch.attention import AttentionMetadata, PagedAttention
 from ...engine.kv_cache import KVCache
 from ...llama import ModelConfig
-from .helpers import attend_without_cache
+from .reference import attend_without_cache
 
 HEAD_DIM = 8
 BLOCK_SIZE = 4

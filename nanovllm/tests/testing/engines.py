@@ -1,7 +1,8 @@
-"""An engine with a model that costs nothing and notices everything, for tests of scheduling and memory.
+"""Options of engines for tests, and an engine with a model that costs nothing and notices everything.
 
-It keeps each token in the slot of the pool that the block table names. Its next token depends on all tokens that it
-reads there, so a block that is lost, overwritten, not copied or not recomputed changes the answer.
+The latter is for tests of scheduling and memory. It keeps each token in the slot of the pool that the block table
+names. Its next token depends on all tokens that it reads there, so a block that is lost, overwritten, not copied or
+not recomputed changes the answer.
 """
 
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from ...backends.choice import Kernels
-from ...backends.torch.model_runner import FinishedStep
+from ...backends.torch.model_runner import FinishedStep, ModelRunner
 from ...backends.torch.sampler import SampledToken
 from ...engine.config import EngineConfig
 from ...engine.executor import Executor, Scheduled
@@ -22,8 +23,16 @@ from ...engine.prefix_cache import BlockHash, extend_block_hashes
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
 
+OPTIONS = {"offload_policy": "load"}  # so that nothing is measured at the start
+UNMEASURED = ("--offload-policy", "load")
 VOCAB_SIZE = 320
 Batch = list[Scheduled]
+
+
+def model_runner(engine: LLMEngine) -> ModelRunner:
+    """Return the ModelRunner of an engine without a custom executor."""
+    assert isinstance(engine.executor, ModelRunner)
+    return engine.executor
 
 
 def params(max_tokens: int, **options) -> SamplingParams:

@@ -1,6 +1,7 @@
-"""Tiny random Llamas as checkpoint folders, their outputs without a cache, and sequences without a model."""
+"""Tiny random Llamas as checkpoint folders."""
 
 import json
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,6 @@ import torch
 from safetensors.torch import save_file
 from sentencepiece import SentencePieceTrainer
 from torch import Tensor
-
-from ...engine.block_manager import BlockManager
-from ...engine.host_tier import HostTier
-from ...engine.observer import Observer
-from ...engine.sampling_params import SamplingParams
-from ...engine.sequence import Sequence
-from ...engine.tier import Tier
-from ...llama import LlamaForCausalLM
 
 BOS, EOS = 1, 2
 SENTENCES = [
@@ -38,6 +31,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@cache
 def train_tokenizer(remove_extra_whitespaces: bool = False) -> bytes:
     """Return a tokenizer.model with Llama's conventions: ids 0, 1, 2 are <unk>, <s>, </s>, and byte b is id 3 + b."""
     model = BytesIO()
@@ -98,12 +92,18 @@ def write_checkpoint(
     tensors: dict[str, Tensor] | None = None,
     tokenizer_model: bytes | None = None,
     num_shards: int = 0,
+    **changes: Any,
 ) -> Path:
-    """Write a folder in Hugging Face's layout, with one file, or with `num_shards` files and an index."""
+    """Write a folder in Hugging Face's layout: by default a random Llama with 64 positions, 320 tokens and a tokenizer.
+
+    `changes` apply to the configuration. A `tokenizer_model` of b"" leaves the tokenizer out. With `num_shards`, the
+    tensors are spread over this many files with an index.
+    """
+    config = config | changes
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    if tokenizer_model:
-        (folder / "tokenizer.model").write_bytes(tokenizer_model)
+    if tokenizer_model != b"":
+        (folder / "tokenizer.model").write_bytes(tokenizer_model or train_tokenizer())
     tensors = random_tensors(config) if tensors is None else tensors
     if not num_shards:
         save_file(tensors, folder / "model.safetensors")
@@ -114,78 +114,3 @@ def write_checkpoint(
         save_file({tensor: tensors[tensor] for tensor in tensors if weight_map[tensor] == name}, folder / name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return folder
-
-
-def attend_without_cache(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return the attention of one whole text: softmax over each token's own past, without a cache.
-
-    q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]
-    """
-    num_tokens, num_heads, head_dim = q.shape
-    k, v = (x.repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))  # [num_tokens, num_heads, head_dim]
-    scores = torch.einsum("qhd,khd->hqk", q, k) * head_dim**-0.5
-    future = torch.ones(num_tokens, num_tokens, dtype=torch.bool).triu(1)
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(future, float("-inf")).softmax(dim=-1), v)
-
-
-@torch.inference_mode()
-def next_logits(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
-    """Return the logits of the token after `token_ids`, [vocab_size], computed from scratch."""
-    hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend_without_cache)
-    return model.compute_logits(hidden[-1:])[0]
-
-
-def greedy_without_cache(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
-    """Return the greedy output for `prompt`, computed from scratch for each token. No token may be close to a tie."""
-    token_ids = list(prompt)
-    for _ in range(num_tokens):
-        logits = next_logits(model, token_ids)
-        best, second = logits.topk(2).values
-        assert best - second > 1e-3 * logits.std(), f"a tie after {token_ids}: choose another prompt"
-        token_ids.append(int(logits.argmax()))
-    return token_ids[len(prompt) :]
-
-
-def make_sequence(request_id: str, num_prompt_tokens: int, max_tokens: int, sample_index: int = 0) -> Sequence:
-    """Return a sample of a request with this many tokens, for tests without a model."""
-    return Sequence(
-        request_id=request_id,
-        prompt=None,
-        prompt_token_ids=[7] * num_prompt_tokens,
-        params=SamplingParams(max_tokens=max_tokens),
-        seed=0,
-        stop_token_ids=set(),
-        max_num_tokens=num_prompt_tokens + max_tokens,
-        sample_index=sample_index,
-    )
-
-
-def make_samples(request_id: str, num_prompt_tokens: int, max_tokens: int, n: int) -> list[Sequence]:
-    """Return the samples of a request, of which the first carries the others."""
-    first, *others = [make_sequence(request_id, num_prompt_tokens, max_tokens, i) for i in range(n)]
-    first.to_fork = others
-    return [first, *others]
-
-
-def make_manager(
-    num_blocks: int,
-    block_size: int = 4,
-    is_caching: bool = False,
-    tier: Tier | None = None,
-    observer: Observer | None = None,
-) -> BlockManager:
-    """Return a BlockManager without tensors, and by default without a second tier."""
-    observer = observer or Observer()
-    tier = tier or HostTier(torch.empty(num_blocks, 1), 0, observer)
-    return BlockManager(num_blocks, block_size, is_caching, tier, observer)
-
-
-def admit(manager: BlockManager, seq: Sequence) -> Sequence:
-    """Allocate blocks for all tokens of `seq`, cached ones first."""
-    manager.allocate(seq, manager.find_hits(seq))
-    return seq
-
-
-def fits(manager: BlockManager, seq: Sequence, spare: int = 0) -> bool:
-    """Return True if allocate() would succeed and leave `spare` blocks free."""
-    return manager.num_needed(seq, manager.find_hits(seq)) + spare <= manager.num_free_blocks

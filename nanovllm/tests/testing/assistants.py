@@ -10,8 +10,8 @@ from typing import Any
 import openai
 from anyio.from_thread import start_blocking_portal
 
-from ..scripted_model import Script, follow, write_scripted_checkpoint
 from .inside import inside
+from .scripted_model import Script, follow, write_scripted_checkpoint
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "chat_templates"
 

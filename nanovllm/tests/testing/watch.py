@@ -1,5 +1,7 @@
 """The cost of a piece of code, in operations and in the memory of the tensors that it creates, but never in time."""
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,3 +38,37 @@ class Watch(TorchDispatchMode):
 
 def storages(tree: Any) -> list[torch.UntypedStorage]:
     return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def num_calls(function: Callable[[], Any]) -> int:
+    """Return how many calls of Python functions and builtins a call of `function` takes."""
+    count = 0
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def num_lines(function: Callable[[], Any]) -> int:
+    """Return how many lines of Python a call of `function` runs."""
+    count = 0
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count

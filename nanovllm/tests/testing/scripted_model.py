@@ -6,7 +6,7 @@ a grammar still bans what it doesn't allow.
 
 In a process of its own, the script is a JSON file, and the other arguments are those of the command:
 
-    python -m nanovllm.tests.scripted_model script.json serve FOLDER --chat-template template.jinja
+    python -m nanovllm.tests.testing.scripted_model script.json serve FOLDER --chat-template template.jinja
 """
 
 import json
@@ -20,14 +20,14 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..__main__ import main
-from ..checkpoints.tokenizer import load_tokenizer
-from ..engine.config import EngineArgs
-from ..engine.llm_engine import LLMEngine
-from ..engine.sequence import Sequence
-from ..server import run as server
-from .helpers import CONFIG, random_tensors
-from .tiny_tokenizers import write_form
+from ...__main__ import main
+from ...checkpoints.tokenizer import load_tokenizer
+from ...engine.config import EngineArgs
+from ...engine.llm_engine import LLMEngine
+from ...engine.sequence import Sequence
+from ...server import run as server
+from .checkpoints import CONFIG, random_tensors
+from .tokenizers import write_form
 
 Script = Mapping[str, str | list[str]]
 VARIABLE = "NANOVLLM_TEST_SCRIPT"  # the file, for the engine's process
@@ -67,7 +67,7 @@ def follow(script: Script, engine: LLMEngine) -> LLMEngine:
 
 
 def write_scripted_checkpoint(folder: Path, form: str, *special_tokens: str, positions: int = 16384) -> Path:
-    """Write a tiny random Llama with a tokenizer of tiny_tokenizers.FORMS and more special tokens."""
+    """Write a tiny random Llama with a tokenizer of tokenizers.FORMS and more special tokens."""
     write_form(folder, form)
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text())
@@ -92,7 +92,7 @@ def scripted_engine(args: EngineArgs) -> LLMEngine:
 
 
 if __name__ == "__main__":
-    from nanovllm.tests import scripted_model  # by its own name, which the engine's process can import
+    from nanovllm.tests.testing import scripted_model
 
     os.environ[VARIABLE] = sys.argv[1]
     server.run_server = partial(server.run_server, build=scripted_model.scripted_engine)  # type: ignore[assignment]

@@ -1,11 +1,13 @@
 """A twin of an engine: the state replayed from its events must equal the engine's own after every step."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
-from ..trace import State, Tracer, apply
-from ..trace.events import Event
-from ..trace.replay import begin
+from ...trace import State, Tracer, apply
+from ...trace.events import Event
+from ...trace.replay import begin
 
 
 class Twin:
@@ -74,3 +76,13 @@ class Twin:
         assert state.host_ref_counts == pool.ref_counts
         assert state.host_cached == {block: block_hash.hex() for block, block_hash in pool.hashes.items()}
         assert state.loading == {copy.source: copy.target for load in tier.loads for copy in load.copies}
+
+
+def documented_whys() -> set[tuple[str, str]]:
+    """Return a (kind of event, why) pair for each reason that EVENTS.md lists."""
+    text = (Path(__file__).parents[2] / "trace" / "EVENTS.md").read_text(encoding="utf-8")
+    held_up = re.findall(r"^\| ([a-z]+) \|", text.partition("In held_up,")[2].partition("## ")[0], re.MULTILINE)
+    listed = re.findall(r"^\| (\w+) \|.*why: (.*?)\. ", text, re.MULTILINE)
+    return {("held_up", why) for why in held_up[1:]} | {
+        (kind, why) for kind, whys in listed for why in re.findall(r'"([a-z ]+)"', whys)
+    }

@@ -16,8 +16,8 @@ from ...engine.kv_cache import BlockCopy
 from ...engine.observer import Observer
 from ...engine.prefix_cache import BlockHash, extend_block_hashes
 from ...engine.sequence import Sequence
-from .helpers import admit, make_manager, make_sequence
-from .pool import BLOCK_SIZE, make_cache
+from .pools import BLOCK_SIZE, make_cache
+from .sequences import admit, make_manager, make_sequence
 
 NUM_LAYERS = 3
 

@@ -6,8 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,10 @@ import httpx
 import openai
 
 from ...backends.attention_backend import VARIABLE
-from ..helpers import UNMEASURED
+from .engines import UNMEASURED
+from .processes import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[3]
-STORYTELLER = ROOT / "models" / "storyteller"
+STORYTELLER = REPOSITORY / "models" / "storyteller"
 SECONDS = 60.0
 CLIENT = httpx.Client(timeout=SECONDS, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
@@ -66,9 +65,9 @@ def answer(response: httpx.Response) -> dict[str, Any]:
 def serving(*flags: str, module: str = "nanovllm", model: Path = STORYTELLER) -> Iterator[Served]:
     """Run a server on a free port inside a `with` block."""
     arguments = ["serve", str(model), "--port", "0", *UNMEASURED, *flags]
-    environment = os.environ | {VARIABLE: "torch", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {VARIABLE: "torch", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *arguments], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-m", module, *arguments], env=environment, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
     )
     try:
         lines: list[str] = []
@@ -95,21 +94,6 @@ def stream(served: Served, path: str, **body: Any) -> list[Any]:
         assert response.status_code == 200, response.read()
         assert response.headers["content-type"].startswith("text/event-stream")
         return list(events(response))
-
-
-def until(holds: Callable[[], bool], seconds: float = SECONDS) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"not true within {seconds} seconds"
-        time.sleep(0.02)
-
-
-def is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def unset(value: Any, path: str = "") -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..host_memory import V1, V2
+from ...host_memory import V1, V2
 
 CGROUPS = Path("/sys/fs/cgroup")
 SECONDS = 600

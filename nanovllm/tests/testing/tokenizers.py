@@ -15,7 +15,7 @@ from tokenizers.processors import Sequence as ProcessorSequence
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 
-from .helpers import CONFIG, SENTENCES
+from .checkpoints import CONFIG, SENTENCES
 
 CORPUS = [
     *SENTENCES,

@@ -1,18 +1,72 @@
-"""A plain reference for an engine: it recomputes everything for each token, without a cache."""
+"""Plain references to compare with: attention, greedy decoding and sampling without a cache, computed from scratch."""
 
+import math
 from collections import abc
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .. import SamplingParams
-from ..backends.torch.sampler import SamplingRow, sample
-from ..checkpoints.tokenizer import HFTokenizer, StreamDecoder
-from ..engine.logits_processors import bad_words_token_ids
-from ..llama import LlamaForCausalLM
+from ... import SamplingParams
+from ...backends.torch.sampler import SamplingRow, sample
+from ...checkpoints.tokenizer import HFTokenizer, StreamDecoder
+from ...engine.kv_cache import KVCache
+from ...engine.logits_processors import bad_words_token_ids
+from ...llama import LlamaForCausalLM
 
 OUT = -float("inf")
+
+
+def attend_without_cache(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return the attention of one whole text: softmax over each token's own past, without a cache.
+
+    q, out [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    k, v = (x.repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))  # [num_tokens, num_heads, head_dim]
+    scores = torch.einsum("qhd,khd->hqk", q, k) * head_dim**-0.5
+    future = torch.ones(num_tokens, num_tokens, dtype=torch.bool).triu(1)
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(future, float("-inf")).softmax(dim=-1), v)
+
+
+@torch.inference_mode()
+def next_logits(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
+    """Return the logits of the token after `token_ids`, [vocab_size], computed from scratch."""
+    hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend_without_cache)
+    return model.compute_logits(hidden[-1:])[0]
+
+
+def greedy_without_cache(model: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
+    """Return the greedy output for `prompt`, computed from scratch for each token. No token may be close to a tie."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        logits = next_logits(model, token_ids)
+        best, second = logits.topk(2).values
+        assert best - second > 1e-3 * logits.std(), f"a tie after {token_ids}: choose another prompt"
+        token_ids.append(int(logits.argmax()))
+    return token_ids[len(prompt) :]
+
+
+def attend_block_by_block(q: Tensor, kv_cache: KVCache, layer: int, block_table: list[int], context_len: int) -> Tensor:
+    """Return one token's attention as in FlashAttention, to test against. q, out [num_heads, head_dim]."""
+    num_kv_heads, head_dim = kv_cache.blocks.shape[-2:]
+    q = q.float().view(num_kv_heads, -1, head_dim)  # [num_kv_heads, group, head_dim]
+    highest = torch.full(q.shape[:2], float("-inf"), device=q.device)  # highest score so far, [num_kv_heads, group]
+    total, out = (
+        torch.zeros_like(highest),
+        torch.zeros_like(q),
+    )  # sums of exp(score - highest), without and with the values
+    for i, block in enumerate(block_table[: -(-context_len // kv_cache.block_size)]):
+        k, v = kv_cache.blocks[block, layer, :, : context_len - i * kv_cache.block_size].float().transpose(1, 2)
+        scores = q @ k.transpose(1, 2) / math.sqrt(head_dim)  # [num_kv_heads, group, slots of the block]
+        before, highest = highest, torch.maximum(highest, scores.amax(-1))
+        weights, shrink = (scores - highest.unsqueeze(-1)).exp(), (before - highest).exp()
+        total = total * shrink + weights.sum(-1)
+        out = out * shrink.unsqueeze(-1) + weights @ v
+    return (out / total.unsqueeze(-1)).flatten(0, 1)
+
+
+# Sampling
 
 
 @dataclass
@@ -24,20 +78,6 @@ class Expected:
     text: str = ""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-
-
-@torch.inference_mode()
-def next_logits(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
-    """Return the logits of the next token, [vocab_size]."""
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend without a cache. q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]."""
-        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out[0].transpose(0, 1)  # [num_tokens, num_heads, head_dim]
-
-    hidden = model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend)
-    return model.compute_logits(hidden[-1:])[0]
 
 
 def expected_output(
