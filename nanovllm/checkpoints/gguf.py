@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 import os
+import re
 import struct
 import tempfile
 from collections import Counter
@@ -67,6 +68,10 @@ class GgufTensors:
     def keys(self) -> list[str]:
         """Return the names of the tensors."""
         return [*self._table]
+
+    def shapes(self) -> dict[str, list[int]]:
+        """Return the shape of each tensor."""
+        return {name: stored.shape for name, stored in self._table.items()}
 
     def get_tensor(self, name: str) -> Tensor:
         """Read a tensor and dequantize it to float32. Raise ValueError if the file has become shorter."""
@@ -165,7 +170,7 @@ def files_of(path: Path) -> dict[str, str]:
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     permuted = heads if architecture == "llama" else {}
     table = {
-        full_name(name): stored._replace(num_heads=permuted.get(name.split(".")[-2], 0))
+        full_name(name): stored._replace(num_heads=permuted.get(name.rpartition(".")[0].rpartition(".")[2], 0))
         for name, stored in tensors.items()
         if name != ROPE_FACTORS
     }
@@ -297,7 +302,7 @@ def read_header(path: Path) -> tuple[Entries, dict[str, Stored]]:
         type = tensor_type(number)
         if not type.is_supported:
             raise ValueError(f"{path}: tensor {name} has the unsupported type {type.name}")
-        if math.prod(shape) == 0 or shape[0] % type.block_size:
+        if not shape or math.prod(shape) == 0 or shape[0] % type.block_size:
             raise ValueError(f"{path}: tensor {name} of type {type.name} has the impossible shape {[*shape]}")
         num_bytes = math.prod(shape) // type.block_size * type.block_bytes
         if start + offset + num_bytes > size:
@@ -361,11 +366,13 @@ def full_name(name: str) -> str:
 
     >>> full_name("blk.3.attn_q.weight"), full_name("output.weight"), full_name("blk.0.ffn_gate_exps.weight")
     ('model.layers.3.self_attn.q_proj.weight', 'lm_head.weight', 'blk.0.ffn_gate_exps.weight')
+    >>> full_name("blk"), full_name("")
+    ('blk', '')
     """
-    *start, part, kind = name.split(".")
-    if part not in NAMES:
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(\w+)", name)
+    if not match or match[2] not in NAMES:
         return name
-    return ".".join([*(["model.layers", start[1]] if start else []), NAMES[part], kind])
+    return ".".join([*(["model.layers", match[1]] if match[1] else []), NAMES[match[2]], match[3]])
 
 
 def config_of(metadata: Entries, architecture: str, tensors: dict[str, Stored]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ All files are written here with the gguf package, the way llama.cpp's converter 
 """
 
 import json
+import random
 import re
 import struct
 import sys
@@ -422,6 +423,60 @@ def test_absurd_count_is_an_error_at_once(tmp_path, values):
     path = tmp_path / "a.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<I", 3) + struct.pack("<" + values[0], *values[1:]))
     assert error_of(path).startswith(f"{path} is not a complete GGUF file: ")
+
+
+def test_tensor_without_dimensions_is_named(tmp_path):
+    path = write_gguf(tmp_path / "tiny.gguf")
+    name, content = b"output_norm.weight", bytearray(path.read_bytes())
+    at = content.index(name) + len(name)
+    content[at : at + 12] = struct.pack("<I", 0)  # and no size
+    path.write_bytes(content)
+    assert error_of(path) == f"{path}: tensor output_norm.weight of type F32 has the impossible shape []"
+
+
+def header_fields(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return the offset and the size of each field of a header."""
+    fields: list[tuple[int, int]] = []
+
+    class Recorder(unpacking.Header):
+        def take(self, size: int) -> bytes:
+            fields.append((self.offset, size))
+            return super().take(size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(unpacking, "Header", Recorder)
+        read_header(path)
+    return fields
+
+
+EXTREMES = [0, 1, 2, 3, 8, 9, 13, 31, 33, 255, 2**16 - 1, 2**24, 2**31, 2**32 - 1, 2**53, 2**62, 2**63, 2**64 - 1]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that are no longer numbers
+@pytest.mark.parametrize("seed", range(2))
+def test_damaged_header_loads_or_is_an_error_of_one_line(tmp_path, monkeypatch, seed):
+    generator, loaded = random.Random(seed), 0
+    add = add_sentencepiece(train_tokenizer()) if seed else lambda writer: None
+    path = write_gguf(tmp_path / "tiny.gguf", types={"blk.0.ffn_down.weight": Type.Q8_0}, add=add)
+    content, fields = path.read_bytes(), header_fields(path, monkeypatch)
+    for start, size in generator.sample(fields, min(len(fields), 120)):
+        if size <= 8:
+            field = (generator.choice(EXTREMES) % 2 ** (8 * size)).to_bytes(size, "little")
+        else:
+            field = generator.choice([b"", bytes(size), generator.randbytes(size), content[start : start + size // 2]])
+        path.write_bytes(content[:start] + field + content[start + size :])
+        try:
+            load(path)
+            loaded += 1
+        except ValueError as error:
+            assert "\n" not in str(error) and str(tmp_path) in str(error)
+    assert 0 < loaded < 120
+
+
+def test_names_that_are_no_names_of_layers_are_unexpected_tensors(tmp_path):
+    for i, name in enumerate(("", "weight", "blk.attn_q.weight", ".attn_q.")):
+        path = write_gguf(tmp_path / f"{i}.gguf", raw={name: (np.zeros(4, "f4"), Type.F32)})
+        assert f"unexpected tensor {name} (1 in total)" in error_of(path)
 
 
 def test_arrays_inside_arrays_do_not_end_the_process(tmp_path):
