@@ -1,12 +1,14 @@
 """The memory of this machine: how much a process may use, which a container may limit, and in pages of which size."""
 
 import ctypes
+import math
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 ROOT = Path("/")
@@ -69,6 +71,21 @@ def default_pool_bytes(limit: int) -> int:
     There are two pools, and a step needs memory, too.
     """
     return min(limit, host_memory().available // 4)
+
+
+def allocate(
+    shape: tuple[int, ...], dtype: "torch.dtype", device: "torch.device", pin_memory: bool = False
+) -> "Tensor":
+    """Return a tensor without values. Raise RuntimeError if there is no room for it.
+
+    Linux may promise more memory than a machine or a container has, and end the process when it is used.
+    """
+    import torch
+
+    size, total = math.prod(shape) * dtype.itemsize, host_memory().total
+    if device.type == "cpu" and size > total:
+        raise RuntimeError(f"a tensor of {size:,} bytes is larger than the memory, {total:,} bytes")
+    return torch.empty(shape, dtype=dtype, device=device, pin_memory=pin_memory)
 
 
 def use_huge_pages(tensor: "Tensor", advice: int = MADV_HUGEPAGE) -> None:

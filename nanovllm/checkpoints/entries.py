@@ -86,6 +86,19 @@ class Entries:
         return default if value is None else value
 
 
+def shards_of(index: Path) -> dict[str, str]:
+    """Return the file that has each tensor, by an index of shards. Raise ValueError if a name leads out of the folder.
+
+    In the folder, a file may be a link to anywhere, as in the Hub's cache.
+    """
+    files = Entries.read(index).entries("weight_map")
+    for name in files.values:
+        path = Path(files.text(name))
+        if path.is_absolute() or ".." in path.parts:
+            raise files.error(name, "a file in the folder")
+    return dict(files.values)
+
+
 def brief(value: object) -> str:
     """Return the repr of a value, cut to 80 characters, for an error message.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .entries import Entries
+from .entries import shards_of
 from .gguf import TABLE, unpack
 from .model_config import read_model_config
 
@@ -237,8 +237,7 @@ def weight_files(folder: Path) -> list[str]:
     index = folder / INDEX
     if not index.exists():
         return [WEIGHTS]
-    weight_map = Entries.read(index).entries("weight_map")
-    return sorted({weight_map.text(tensor) for tensor in weight_map.values})
+    return sorted({*shards_of(index).values()})
 
 
 def explain_missing(files: list[str], missing: str, name: str) -> str:

@@ -8,7 +8,7 @@ A weight of 8 numbers of 4 bits in each word, with a scale and a zero point for 
 Sources: the loaders of GPTQModel and compressed-tensors.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -92,14 +92,21 @@ class PackedTensors:
 
     def __contains__(self, name: str) -> bool:
         """Return whether `name`, a weight, is in integers."""
-        return next(iter(self._parts(name).values())) in self._names
+        return name.removesuffix("weight") + PARTS[self._scheme.method][0] in self._names
 
-    def _parts(self, name: str) -> dict[str, str]:
-        return {part: name.removesuffix("weight") + part for part in PARTS[self._scheme.method]}
+    def parts(self, name: str) -> list[str]:
+        """Return the names of a weight's tensors in the folder. The one with the integers comes first."""
+        names = (name.removesuffix("weight") + part for part in PARTS[self._scheme.method])
+        return [each for each in names if each in self._names]
+
+    def shape(self, name: str, stored: Mapping[str, Sequence[int]]) -> list[int]:
+        """Return the shape of a weight in integers, given the shapes of the folder's tensors."""
+        words = stored[self.parts(name)[0]][:: -1 if self._scheme.method == "gptq" else 1]
+        return [*words[:-1], *(size * 32 // self._scheme.bits for size in words[-1:])]
 
     def integers(self, name: str, get: Callable[[str], Tensor]) -> Integers:
         """Return a weight. `get` reads a tensor of the folder. Raise ValueError if its tensors don't fit together."""
-        found = {part: get(full) for part, full in self._parts(name).items() if full in self._names}
+        found = {full.rpartition(".")[2]: get(full) for full in self.parts(name)}
         try:
             integers = self._of_gptq(**found) if self._scheme.method == "gptq" else self._of_words(**found)
             if len(integers.scales) != len(integers.q) or integers.q.shape[1] % integers.scales.shape[1]:

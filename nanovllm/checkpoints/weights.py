@@ -5,6 +5,7 @@ The stages' loader, llama/weights.py, is for checkpoints that are known to be co
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -14,16 +15,17 @@ from torch import Tensor
 
 from ..distributed.layers import local_config, parallelize, part_of
 from ..distributed.rank_group import RankGroup
-from ..host_memory import MADV_COLLAPSE, use_huge_pages
+from ..host_memory import MADV_COLLAPSE, allocate, default_pool_bytes, use_huge_pages
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
 from ..log import logger, with_progress
 from ..quantization import PADDED, Format, Integers, QuantizedLinear, floats_of, format_at_load, quantize_layers
 from . import gguf
-from .entries import Entries
+from .entries import Entries, shards_of
 from .packed import PackedTensors
 
 IGNORED = ("rotary_emb.inv_freq",)  # in old checkpoints; config.json already determines it
+MAX_ROTARY_BYTES = 2**31  # 2 million positions of 128 numbers
 STD = 0.02  # of random matrices and biases; norms get ones
 ALIGNED = 64  # bytes: each tensor begins at a cache line
 
@@ -43,30 +45,32 @@ def load_model(
     With a `quantization`, linear layers have "int8" or "int4" weights, which are quantized one by one as they are read.
     Otherwise, weights that the checkpoint has in integers stay as they are on a CPU, if a Format holds them exactly.
     Raise ValueError, naming the file and the tensor, if a tensor is missing, unreadable, unknown or of a wrong shape,
-    and if the model's sliding window is shorter than `max_model_len` (default: max_position_embeddings).
+    if the model's sliding window is shorter than `max_model_len` (default: max_position_embeddings), and if so many
+    positions need too much memory. Names and shapes are compared before anything is built.
     """
     max_model_len = max_model_len or config.max_position_embeddings
     check_window(config.sliding_window, max_model_len, Path(folder))
     check_device(quantization, device)
     reader, ranks = TensorReader(Path(folder)), ranks or RankGroup()
+    reader.check(config)
+    check_rotary(config.head_dim, max_model_len, Path(folder))
     stored = partial(stored_format, reader, config) if device.type == "cpu" and ranks.world_size == 1 else None
     format_of = stored if quantization is None else format_at_load(quantization)
     model, region = empty_model(config, dtype, device, max_model_len, format_of, ranks)
     if config.tie_word_embeddings:
         shape = (config.vocab_size, config.hidden_size)
-        reader.check_tied_head(shape, part_of("lm_head.weight", shape, config, ranks))
-    whole = {} if ranks.world_size == 1 else whole_shapes(config)
+        reader.check_tied_head(part_of("lm_head.weight", shape, config, ranks))
+    shapes = dict(weight_shapes(config))
     for name, tensor in with_progress(dict(weights_of(model)).items(), "loading weights"):
-        parts = checkpoint_tensors(name, whole.get(name) or shape_of(tensor), config)
+        parts = checkpoint_tensors(name, shapes[name], config)
         if isinstance(tensor, QuantizedLinear) and quantization is None:
-            tensor.store([reader.read_integers(*part) for part in parts])
+            tensor.store([reader.read_integers(part) for part, _ in parts])
             continue
         if isinstance(tensor, QuantizedLinear):
-            tensor.quantize([reader.read(*part) for part in parts])
+            tensor.quantize([reader.read(part) for part, _ in parts])
             continue
         # straight to their places and dtype, so no tensor exists twice
-        fill(tensor, (reader.read(part, shape, part_of(part, shape, config, ranks)) for part, shape in parts))
-    reader.check_all_read()
+        fill(tensor, (reader.read(part, part_of(part, shape, config, ranks)) for part, shape in parts))
     if reader.widened and quantization is None:
         wide, first, count = str(dtype).removeprefix("torch."), min(reader.widened), len(reader.widened)
         logger.warning("integers that cannot be kept are widened to %s: %s (%d tensors in total)", wide, first, count)
@@ -88,15 +92,17 @@ def dummy_model(
     The cost of a step does not depend on the weights, so this is enough to measure it.
     """
     check_window(config.sliding_window, max_model_len, Path(folder))
+    check_rotary(config.head_dim, max_model_len, Path(folder))
     check_device(quantization, device)
     generator = torch.Generator(device).manual_seed(0)
     format_of = None if quantization is None else format_at_load(quantization)
     ranks = ranks or RankGroup()
     model, region = empty_model(config, dtype, device, max_model_len, format_of, ranks)
-    whole = {} if ranks.world_size == 1 else whole_shapes(config)
+    whole = {} if ranks.world_size == 1 else dict(weight_shapes(config))
     for name, tensor in weights_of(model):
         if isinstance(tensor, QuantizedLinear):
-            tensor.quantize([torch.randn(shape_of(tensor), generator=generator, device=device) * STD])
+            shape = (tensor.out_features, tensor.in_features)
+            tensor.quantize([torch.randn(shape, generator=generator, device=device) * STD])
         elif name.endswith("norm.weight"):
             tensor.fill_(1.0)
         elif name in whole:
@@ -134,7 +140,7 @@ def empty_model(
     num_bytes = {name: weight.numel() * types[name].itemsize for name, weight in empty.items()}
     sizes = [-(-size // ALIGNED) * ALIGNED for size in num_bytes.values()]
     try:
-        region = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        region = allocate((sum(sizes),), torch.uint8, device)
     except RuntimeError:
         raise ValueError(f"{device} has no room for the weights, {sum(sizes):,} bytes") from None
     use_huge_pages(region)
@@ -148,10 +154,25 @@ def empty_model(
     return model.to(device, dtype).eval().requires_grad_(False), region
 
 
-def whole_shapes(config: ModelConfig) -> dict[str, torch.Size]:
-    """Return the shapes of a whole model's weights, by their names in the model."""
-    with torch.device("meta"), NoInit():
-        return {name: weight.shape for name, weight in LlamaForCausalLM(config, 1).named_parameters()}
+def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the name and the shape of each weight of a whole model, layer by layer, without building one."""
+    hidden, inner, q = config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim
+    linears = {
+        "self_attn.qkv_proj": (q + 2 * config.num_key_value_heads * config.head_dim, hidden, config.attention_bias),
+        "self_attn.o_proj": (hidden, q, config.attention_output_bias),
+        "mlp.gate_up_proj": (2 * inner, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, inner, config.mlp_bias),
+    }
+    layer: dict[str, tuple[int, ...]] = {f"{name}.weight": shape[:2] for name, shape in linears.items()}
+    layer |= {f"{name}.bias": (outputs,) for name, (outputs, _, has_bias) in linears.items() if has_bias}
+    layer |= {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+    layer |= {f"self_attn.{part}_norm.weight": (config.head_dim,) for part in "qk" if config.qk_norm}
+    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
+    for i in range(config.num_hidden_layers):
+        yield from ((f"model.layers.{i}.{name}", shape) for name, shape in layer.items())
+    yield "model.norm.weight", (hidden,)
+    if not config.tie_word_embeddings:
+        yield "lm_head.weight", (config.vocab_size, hidden)
 
 
 def fill(tensor: Tensor, pieces: Iterable[Tensor]) -> None:
@@ -175,18 +196,22 @@ def weights_of(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor | Quantize
             yield name, parameter
 
 
-def shape_of(weight: Tensor | QuantizedLinear) -> torch.Size:
-    if isinstance(weight, QuantizedLinear):
-        return torch.Size((weight.out_features, weight.in_features))
-    return weight.shape
-
-
 def check_window(sliding_window: int | None, max_model_len: int, folder: Path) -> None:
     """Raise ValueError if texts can outgrow the sliding window: `attend` always shows a token everything before it."""
     if sliding_window is not None and sliding_window < max_model_len:
         raise ValueError(
             f"{folder / 'config.json'}: sliding_window {sliding_window} is not implemented; it needs a max_model_len "
             f"of at most {sliding_window}, got {max_model_len}"
+        )
+
+
+def check_rotary(head_dim: int, max_model_len: int, folder: Path) -> None:
+    """Raise ValueError if the model's table of angles, float32 cos and sin of each position, is too large."""
+    size, room = 2 * 4 * max_model_len * head_dim, default_pool_bytes(MAX_ROTARY_BYTES)
+    if size > room:
+        raise ValueError(
+            f"{folder}: a table of {max_model_len:,} positions needs {size:,} bytes, and there are {room:,}: set a "
+            "smaller max_model_len"
         )
 
 
@@ -199,7 +224,7 @@ def check_device(quantization: str | None, device: torch.device) -> None:
 def stored_format(reader: "TensorReader", config: ModelConfig, layer: str) -> Format | None:
     """Return a format that holds a layer's integers in a checkpoint exactly, or None to widen them."""
     name = "model.embed_tokens" if layer == "lm_head" and config.tie_word_embeddings else layer
-    parts = checkpoint_tensors(f"{name}.weight", torch.Size((0, 0)), config)
+    parts = checkpoint_tensors(f"{name}.weight", (0, 0), config)
     if any(shape[0] % PADDED for _, shape in parts):
         return None  # a part must begin where a kernel can
     formats = [format for part, _ in parts if (format := reader.format(part)) is not None]
@@ -207,7 +232,7 @@ def stored_format(reader: "TensorReader", config: ModelConfig, layer: str) -> Fo
     return max(formats) if len(formats) == len(parts) and are_like else None
 
 
-def checkpoint_tensors(name: str, shape: torch.Size, config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
+def checkpoint_tensors(name: str, shape: tuple[int, ...], config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
     """Return the name and shape of the checkpoint's tensors that our parameter stacks along dimension 0."""
     q, kv = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
     for fused, parts in FUSED.items():
@@ -241,7 +266,6 @@ class TensorReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file_of: dict[str, str] = {}  # tensor -> file name
-        self._read: set[str] = set()
         self.widened: set[str] = set()  # tensors in integers that were read as floating-point numbers
         index = folder / "model.safetensors.index.json"
         self._gguf = gguf.GgufTensors(folder) if (folder / gguf.TABLE).exists() else None
@@ -250,8 +274,7 @@ class TensorReader:
         elif (folder / "model.safetensors").is_file():
             self._file_of = dict.fromkeys(self._open("model.safetensors").keys(), "model.safetensors")
         elif index.exists():
-            weight_map = Entries.read(index).entries("weight_map")
-            self._file_of = {name: weight_map.text(name) for name in weight_map.values}
+            self._file_of = shards_of(index)
         else:
             raise ValueError(f"{folder} has no model.safetensors and no {index.name}")
         self._packed = PackedTensors.of(Entries.read_if_exists(folder / "config.json"), self._file_of)
@@ -262,41 +285,64 @@ class TensorReader:
             return self._gguf.format(name) if name in self._file_of else None
         return self._packed.format if self._packed and name in self._packed else None
 
-    def read_integers(self, name: str, shape: tuple[int, ...]) -> Integers:
-        """Return a tensor that has a format. Raise ValueError if it is unreadable or not of `shape`."""
-        assert self._gguf or self._packed
-        if self._gguf:
-            self._read.add(name)
-            integers = self._gguf.get_integers(name)
-        elif self._packed:
-            integers = self._packed.integers(name, self._get)
-        if integers.q.shape != shape:
-            raise ValueError(
-                f"{self._folder}: tensor {name} has shape {[*integers.q.shape]}, but config.json requires {[*shape]}"
-            )
-        return integers
+    def check(self, config: ModelConfig) -> None:
+        """Raise ValueError unless names and shapes are those of config.json's model: the first missing one is named.
 
-    def read(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] = ()) -> Tensor:
-        """Return the tensor `name`, or a part of it. Raise ValueError if it is missing, unreadable or not of `shape`.
+        Only headers are read, and no more layers are visited than the files have.
+        """
+        stored, known = self._shapes(), set()
+        head = {"lm_head.weight": (config.vocab_size, config.hidden_size)}  # a tied one may be stored, too
+        for weight, whole in chain(weight_shapes(config), head.items() if "lm_head.weight" in stored else ()):
+            for name, shape in checkpoint_tensors(weight, whole, config):
+                packed = self._packed if self._packed and name in self._packed else None
+                known.update(packed.parts(name) if packed else [name])
+                found = packed.shape(name, stored) if packed else stored.get(name)
+                if found is None:
+                    raise ValueError(f"{self._folder}: tensor {name} {[*shape]} is missing")
+                if [*found] != [*shape]:
+                    path = self._folder / self._file_of.get(name, "")
+                    raise ValueError(f"{path}: tensor {name} has shape {[*found]}, but config.json requires {[*shape]}")
+        extra = sorted(name for name in stored if name not in known and not name.endswith(IGNORED))
+        if extra:
+            raise ValueError(
+                f"{self._folder}: unexpected tensor {extra[0]} ({len(extra)} in total), which the model of config.json "
+                "does not have"
+            )
+
+    def _shapes(self) -> dict[str, list[int]]:
+        """Return the shape of each tensor, as the files' headers say. Each file is opened once."""
+        if self._gguf:
+            return self._gguf.shapes()
+        shapes, files = {}, {name: self._open(name) for name in dict.fromkeys(self._file_of.values())}
+        for name, file_name in self._file_of.items():
+            try:
+                stored = files[file_name].get_slice(name)
+            except SafetensorError as error:
+                raise ValueError(f"{self._folder / file_name}: tensor {name} cannot be read: {error}") from None
+            shapes[name] = [*stored.shape] if isinstance(stored, Tensor) else stored.get_shape()
+        return shapes
+
+    def read_integers(self, name: str) -> Integers:
+        """Return a tensor that has a format. Raise ValueError if it is unreadable."""
+        if self._gguf:
+            return self._gguf.get_integers(name)
+        assert self._packed, f"{name} has no format"
+        return self._packed.integers(name, self._get)
+
+    def read(self, name: str, part: tuple[slice, ...] = ()) -> Tensor:
+        """Return the tensor `name`, or a part of it. Raise ValueError if it is unreadable.
 
         Only the part is read from a file of floating-point numbers.
         """
         if self._packed and name in self._packed:
             self.widened.add(name)
-            return floats_of(self.read_integers(name, shape))[part]
-        if name not in self._file_of:
-            raise ValueError(f"{self._folder}: tensor {name} {list(shape)} is missing")
+            return floats_of(self.read_integers(name))[part]
         if self._gguf and self._gguf.is_quantized(name):
             self.widened.add(name)
-        path = self._folder / self._file_of[name]
-        stored = self._open(self._file_of[name]).get_slice(name) if part else self._get(name)
-        found = stored.shape if isinstance(stored, Tensor) else stored.get_shape()
-        if [*found] != [*shape]:
-            raise ValueError(f"{path}: tensor {name} has shape {[*found]}, but config.json requires {[*shape]}")
-        self._read.add(name)
-        tensor = stored[part]
+        file_name = self._file_of[name]
+        tensor = self._open(file_name).get_slice(name)[part] if part else self._get(name)
         if not tensor.is_floating_point():
-            raise ValueError(f"{path}: tensor {name} must be floating point, got {tensor.dtype}")
+            raise ValueError(f"{self._folder / file_name}: tensor {name} must be floating point, got {tensor.dtype}")
         return tensor
 
     def _get(self, name: str) -> Tensor:
@@ -305,27 +351,17 @@ class TensorReader:
             tensor = self._open(self._file_of[name]).get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{path}: tensor {name} cannot be read: {error}") from None
-        self._read.add(name)
         return tensor
 
-    def check_tied_head(self, shape: tuple[int, int], part: tuple[slice, ...]) -> None:
+    def check_tied_head(self, part: tuple[slice, ...]) -> None:
         """Raise ValueError if a model with tied embeddings stores a different head, in this part."""
         head, embedding = "lm_head.weight", "model.embed_tokens.weight"
         if head not in self._file_of:
             return
-        weight = self.read(head, shape, part)
-        if not torch.equal(weight, self.read(embedding, shape, part).to(weight.dtype)):
+        weight = self.read(head, part)
+        if not torch.equal(weight, self.read(embedding, part).to(weight.dtype)):
             path = self._folder / self._file_of[head]
             raise ValueError(f"{path}: {head} differs from {embedding}, but config.json has tie_word_embeddings true")
-
-    def check_all_read(self) -> None:
-        """Raise ValueError if a tensor was never read: the checkpoint is of another architecture."""
-        extra = sorted(name for name in self._file_of if name not in self._read and not name.endswith(IGNORED))
-        if extra:
-            raise ValueError(
-                f"{self._folder}: unexpected tensor {extra[0]} ({len(extra)} in total), which the model of config.json "
-                "does not have"
-            )
 
     def _open(self, file_name: str) -> TensorFile:
         path = self._folder / file_name

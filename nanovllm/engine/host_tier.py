@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..host_memory import allocate
 from .block_pool import BlockPool
 from .kv_cache import BlockCopy
 from .observer import Observer
@@ -47,7 +48,7 @@ class HostTier:
         is_cuda = device_blocks.is_cuda
         shape = (num_blocks, *device_blocks.shape[1:])
         try:
-            self.blocks = torch.empty(shape, dtype=device_blocks.dtype, pin_memory=is_cuda)
+            self.blocks = allocate(shape, device_blocks.dtype, torch.device("cpu"), pin_memory=is_cuda)
         except RuntimeError:
             size = num_blocks * device_blocks[0].nbytes
             raise ValueError(f"host memory has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..host_memory import default_pool_bytes, use_huge_pages
+from ..host_memory import allocate, default_pool_bytes, use_huge_pages
 from ..llama import ModelConfig
 from .config import EngineConfig
 from .int8_blocks import Int8Blocks, int8_block_shape
@@ -50,7 +50,7 @@ class KVCache:
         if is_int8:
             shape = int8_block_shape(model, block_size)
         try:
-            self.blocks = torch.empty((num_blocks, *shape), dtype=torch.uint8 if is_int8 else dtype, device=device)
+            self.blocks = allocate((num_blocks, *shape), torch.uint8 if is_int8 else dtype, device)
         except RuntimeError:
             size = num_blocks * block_size * bytes_per_token(model, dtype, is_int8)
             raise ValueError(f"{device} has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None

@@ -158,6 +158,13 @@ def test_unsupported_architecture_is_rejected_before_downloading_its_weights(hub
     assert not {*hub.sent} & {*SHARDS}
 
 
+@pytest.mark.parametrize("shard", ["../outside.safetensors", "/tmp/outside.safetensors"])
+def test_index_that_leads_out_of_the_folder_downloads_no_weights(hub, error_of, shard):
+    (hub.folder / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{shard}"}}}}')
+    assert error_of().endswith(f"weight_map.a must be a file in the folder, got '{shard}'")
+    assert not any(name.endswith(".safetensors") for name in hub.sent)
+
+
 def test_hf_overrides_apply_before_the_architecture_is_checked(hub):
     config = hub.folder / "config.json"
     config.write_text(config.read_text().replace("LlamaForCausalLM", "GemmaForCausalLM"))

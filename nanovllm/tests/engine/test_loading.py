@@ -1,7 +1,9 @@
 """Checkpoint folders: each loads as a model, or gives one error that names the file and the fault."""
 
 import json
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ from safetensors.torch import save_file
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ... import host_memory
 from ...checkpoints.model_config import read_model_config
-from ...checkpoints.weights import load_model
+from ...checkpoints.weights import load_model, weight_shapes
 from ...engine.sampling_params import SamplingParams
 from ...llama import LlamaForCausalLM, ModelConfig
 from ...llama.config import RopeScaling
+from ...llama.weights import NoInit
 from ...llm import LLM
 from ..testing.checkpoints import CONFIG, random_tensors, write_checkpoint
 from ..testing.reference import next_logits
@@ -426,6 +430,14 @@ def test_shards_load_like_a_single_file(tmp_path):
     assert torch.equal(next_logits(load(shards), IDS), next_logits(load(whole), IDS))
 
 
+def test_shards_may_be_links_out_of_the_folder(tmp_path):
+    shards, snapshot = write_checkpoint(tmp_path / "blobs", num_shards=3), tmp_path / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    for path in shards.iterdir():  # as in the Hub's cache
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    assert torch.equal(next_logits(load(snapshot), IDS), next_logits(load(shards), IDS))
+
+
 def test_bfloat16_file_loads_exactly_in_float32_and_back(tmp_path):
     tensors = {name: tensor.bfloat16() for name, tensor in random_tensors(CONFIG).items()}
     model = load(write_checkpoint(tmp_path, tensors=tensors))
@@ -496,6 +508,83 @@ def test_loading_needs_less_than_one_tensor_beyond_the_weights(tmp_path, dtype, 
         model = load(folder, dtype)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert weights <= memory.peak < weights + model.lm_head.weight.nbytes
+
+
+# Absurd sizes: nothing is built
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": True},
+        {"attention_bias": True, "mlp_bias": True},
+        {"model_type": "qwen2", "architectures": None},
+        {"model_type": "qwen3", "architectures": None, "head_dim": 16, "attention_bias": True},
+    ],
+)
+def test_shapes_of_weights_are_those_of_the_model(tmp_path, changes):
+    config = read_config(tmp_path, **changes)
+    with torch.device("meta"), NoInit():
+        model = LlamaForCausalLM(config)
+    expected = [(name, tuple(weight.shape)) for name, weight in model.named_parameters()]
+    assert sorted(weight_shapes(config)) == sorted(expected)
+
+
+@contextmanager
+def nothing_is_built() -> Iterator[None]:
+    """Check that the block builds no module, and takes less than a megabyte for tensors and Python's objects."""
+    modules: list[torch.nn.Module] = []
+    build = torch.nn.Module.__init__
+    with pytest.MonkeyPatch.context() as patch, LiveBytes() as tensors:
+        patch.setattr(torch.nn.Module, "__init__", lambda self, *a, **k: modules.append(self) or build(self, *a, **k))
+        tracemalloc.start()
+        yield
+        python_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert not modules and tensors.peak == 0 and python_bytes < 2**20
+
+
+ONE_HEAD = {"num_attention_heads": 1, "num_key_value_heads": 1}
+EMBEDDING = "model.embed_tokens.weight has shape [320, 32], but config.json requires"
+ABSURD: dict[str, tuple[dict[str, Any], str]] = {
+    "layers": ({"num_hidden_layers": 2**14}, "tensor model.layers.2.self_attn.q_proj.weight [32, 32] is missing"),
+    "layers of other weights": ({"num_hidden_layers": 2**14, "mlp_bias": True}, "layers.0.mlp.gate_proj.bias [48] is"),
+    "tokens": ({"vocab_size": 2**24}, f"{EMBEDDING} [16777216, 32]"),
+    "a hidden size": ({"hidden_size": 2**24}, f"{EMBEDDING} [320, 16777216]"),
+    "an MLP": ({"intermediate_size": 2**24}, "gate_proj.weight has shape [48, 32], but config.json requires [16777216"),
+    "heads": (
+        {"num_attention_heads": 2**24, "head_dim": 2**24},
+        f"q_proj.weight has shape [32, 32], but config.json requires [{2**48}, 32]",
+    ),
+    "positions": (
+        {"max_position_embeddings": 2**24},
+        "a table of 16,777,216 positions needs 4,294,967,296 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("entries, error", ABSURD.values(), ids=ABSURD)
+def test_absurd_size_is_an_error_before_anything_is_built(tmp_path, entries, error):
+    folder = write_checkpoint(tmp_path, CONFIG | ONE_HEAD)
+    config = read_config(folder, **ONE_HEAD | entries)
+    with nothing_is_built(), pytest.raises(ValueError) as raised:
+        load_model(folder, config, torch.float32, torch.device("cpu"))
+    assert str(folder) in str(raised.value) and error in str(raised.value)
+
+
+def test_model_of_too_many_positions_loads_for_shorter_texts(tmp_path):
+    changes = ONE_HEAD | {"max_position_embeddings": 2**24}
+    model = LLM(write_checkpoint(tmp_path, CONFIG | changes), max_model_len=64, offload_policy="load")
+    assert model.generate([IDS], SamplingParams(max_tokens=2, ignore_eos=True))[0].error is None
+
+
+@pytest.mark.parametrize("pool", [{"kv_cache_tokens": 2**23}, {"kv_offloading_tokens": 2**23, "kv_cache_tokens": 64}])
+def test_pool_is_compared_with_the_memory_before_it_is_allocated(tmp_path, monkeypatch, pool):
+    monkeypatch.setattr(host_memory, "host_memory", lambda: host_memory.HostMemory(2**30, 2**30))
+    folder = write_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match=r"has no room for a pool of 524,288 blocks, 2,147,483,648 bytes"):
+        LLM(folder, offload_policy="load", **pool)
 
 
 # Broken weights
@@ -620,6 +709,14 @@ BROKEN_SHARDS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "a map to nothing": (
         lambda f: edit_index(f, lambda weight_map: weight_map.update({Q: None})),
         [f"model.safetensors.index.json: weight_map.{Q} must be a string, got None"],
+    ),
+    "a map out of the folder": (
+        lambda f: edit_index(f, lambda weight_map: weight_map.update({Q: f"../{f.name}/{weight_map[Q]}"})),
+        [f"model.safetensors.index.json: weight_map.{Q} must be a file in the folder, got '../"],
+    ),
+    "a map to an absolute path": (
+        lambda f: edit_index(f, lambda weight_map: weight_map.update({Q: str(f / weight_map[Q])})),
+        [f"model.safetensors.index.json: weight_map.{Q} must be a file in the folder, got '/"],
     ),
     "a map to a folder": (
         lambda f: edit_index(f, lambda weight_map: weight_map.update({Q: "."})),
