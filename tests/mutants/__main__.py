@@ -1,7 +1,8 @@
 """Plant small faults in the code, one at a time, and see which tests notice: `make mutants`.
 
     python -m tests.mutants                          the sample, in about 40 minutes; writes README.md's report
-    python -m tests.mutants --survivors              only the mutants that survived the last run
+    python -m tests.mutants --resume                 the rest, after an interrupted run
+    python -m tests.mutants --survivors              the rest, and the mutants that survived
     python -m tests.mutants --night                  another slice each day, as .ci/nightly does
     python -m tests.mutants --file block_pool        all mutants of the sample in files with this in their name
     python -m tests.mutants --id 1f2e3d4c5b          one mutant: prints its diff and the tests that ran
@@ -11,6 +12,7 @@ Results are in build/mutants/: results.json, and survivors.md with the diff of e
 
 import argparse
 import difflib
+import fcntl
 import json
 import os
 import queue
@@ -33,7 +35,6 @@ BUILD = ROOT / "build" / "mutants"
 PAGE = Path(__file__).parent / "README.md"
 GOAL = 0.95
 LEAST = 0.80  # of a night's slice, whose equivalent mutants nobody has judged
-Prepared = tuple[Mutant, str, str]  # with its text and its diff
 BASELINE_SECONDS = 900.0  # a guard, for the tests of one file with their lines traced
 
 
@@ -80,7 +81,8 @@ class Run:
             (folder / str(index)).mkdir()
             self.workers.append(Worker(folder / str(index)))
         self.baselines: dict[str, dict[str, Any]] = {}
-        self._lock = Lock()
+        self._sources: dict[str, Source] = {}
+        self.lock = Lock()
 
     def close(self) -> None:
         for worker in self.workers:
@@ -128,7 +130,7 @@ class Run:
             if result["ended"] != "exit" or report is None or report["status"] not in (0, 5):
                 error = report["error"] if report else result
                 raise RuntimeError(f"{file} fails without a mutation ({result['ended']}): {error}")
-            with self._lock:
+            with self.lock:
                 self.baselines[file] = report
             print(f"{file}: {report['ran']} tests, {result['seconds']:.1f} s", flush=True)
 
@@ -151,18 +153,19 @@ class Run:
                 chosen.append((sum(baseline["seconds"][test] for test in tests), tests))
         return [test for _, tests in sorted(chosen) for test in tests]
 
-    def test(self, worker: Worker, mutant: Mutant, text: str, diff: str) -> Result:
+    def test(self, worker: Worker, mutant: Mutant) -> Result:
         """Test one mutant."""
+        if mutant.file not in self._sources:
+            self._sources[mutant.file] = Source(mutant.file, (ROOT / mutant.file).read_text(encoding="utf-8"))
+        source = self._sources[mutant.file]
+        if (text := source.apply(mutant)) is None:
+            return Result(mutant, "no program", "")
+        diff = diff_of(mutant, source.text, text)
         tests = self.tests_of(mutant)
         if not tests:
             return Result(mutant, "survived", diff)
         files = list(dict.fromkeys(test.split("::")[0] for test in tests))
-        seconds = sum(
-            self.baselines[file]["seconds"][test]
-            for file in files
-            for test in tests
-            if test in self.baselines[file]["seconds"]
-        )
+        seconds = sum(self.baselines[test.split("::")[0]]["seconds"][test] for test in tests)
         result = worker.run(file=mutant.file, text=text, files=files, tests=tests, timeout=60 + 5 * seconds)
         report = result["report"]
         if result["ended"] != "exit":
@@ -178,62 +181,43 @@ def diff_of(mutant: Mutant, old: str, new: str) -> str:
     return "\n".join(lines[2:])
 
 
-def prepare(mutants: list[Mutant], count: int, part: str = "") -> list[Prepared]:
-    """Return the first `count` mutants that are programs of their own, each with its text and diff.
-
-    Those in files without `part` in their name count, and are left out.
-    """
-    num_others = 0
-    sources: dict[str, Source] = {}
-    prepared: list[Prepared] = []
-    for mutant in mutants:
-        if len(prepared) + num_others == count:
-            break
-        if part not in mutant.file:
-            num_others += 1
-            continue
-        if mutant.file not in sources:
-            sources[mutant.file] = Source(mutant.file, (ROOT / mutant.file).read_text(encoding="utf-8"))
-        if (text := sources[mutant.file].apply(mutant)) is not None:
-            prepared.append((mutant, text, diff_of(mutant, sources[mutant.file].text, text)))
-    return prepared
-
-
-def groups(todo: list[Prepared], targets: dict[str, sample.Target]) -> list[tuple[tuple[str, ...], list[Prepared]]]:
+def groups(todo: list[Mutant], targets: dict[str, sample.Target]) -> list[tuple[tuple[str, ...], list[Mutant]]]:
     """Return the mutants that have the same test files together, in the order of targets.toml."""
-    together: dict[tuple[str, ...], list[Prepared]] = {target.tests: [] for target in targets.values()}
-    for each in todo:
-        together[targets[each[0].file].tests].append(each)
+    together: dict[tuple[str, ...], list[Mutant]] = {target.tests: [] for target in targets.values()}
+    for mutant in todo:
+        together[targets[mutant.file].tests].append(mutant)
     return [(tests, group) for tests, group in together.items() if group]
 
 
 def load_results() -> dict[str, Result]:
     """Return the results of earlier runs by id."""
     path = BUILD / "results.json"
-    if not path.exists():
-        return {}
-    return {
-        key: Result(Mutant(*each[0]), *each[1:]) for key, each in json.loads(path.read_text(encoding="utf-8")).items()
-    }
+    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {key: Result(Mutant(*each[0]), *each[1:]) for key, each in stored.items()}
 
 
-def save_results(results: dict[str, Result]) -> None:
-    BUILD.mkdir(parents=True, exist_ok=True)
-    temporary = BUILD / "results.tmp"
-    temporary.write_text(json.dumps(results), encoding="utf-8")
-    temporary.rename(BUILD / "results.json")
+def save_result(result: Result) -> None:
+    """Add a result to those in the file, which another run may be writing to."""
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = load_results() | {result.mutant.id: result}
+        temporary = BUILD / "results.tmp"
+        temporary.write_text(json.dumps(results), encoding="utf-8")
+        temporary.rename(BUILD / "results.json")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--survivors", action="store_true", help="only mutants that survived the last run, or are new")
+    parser.add_argument("--resume", action="store_true", help="only mutants without a result")
+    parser.add_argument("--survivors", action="store_true", help="only mutants without a result, or that survived")
     parser.add_argument("--night", action="store_true", help="a slice outside of the sample, chosen by today's date")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start no mutant after this time")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1), help="processes; the default is 2")
     parser.add_argument("--file", default="", help="a part of the file's name")
     parser.add_argument("--id", default="", help="one mutant, of the sample or not")
+    parser.add_argument("--report", action="store_true", help="test nothing, and write the page from stored results")
     options = parser.parse_args()
     until = time.monotonic() + 60 * options.minutes
     settings, targets = sample.settings(), sample.read_targets(ROOT)
@@ -241,42 +225,42 @@ def main() -> int:
     population = sample.ranked(sample.all_mutants(ROOT, targets), seed)
     equivalents = {each.id for each in sample.read_equivalents()}
     if options.id:
-        chosen = prepare([mutant for mutant in population if mutant.id == options.id], 1)
-        print(*(diff for _, _, diff in chosen), sep="\n", flush=True)
+        chosen = [mutant for mutant in population if mutant.id == options.id]
     elif options.night:
         part = sample.slice_of(date.today(), len(population), size)
-        chosen = prepare(population[part.start : part.stop], len(part))
+        chosen = population[part.start : part.stop]
     else:
-        chosen = prepare(population, size, options.file)
-    earlier = {} if options.night or options.id else load_results()
-    results = {mutant.id: earlier[mutant.id] for mutant, _, _ in chosen if mutant.id in earlier}
-    todo = [each for each in chosen if options.night or each[0].id not in equivalents]
-    if options.survivors:
-        todo = [each for each in todo if each[0].id not in results or results[each[0].id].status == "survived"]
-    for mutant, _, diff in chosen:
-        if mutant.id in equivalents and not options.night:
-            results[mutant.id] = Result(mutant, "equivalent", diff)
+        chosen = population[:size]
+    is_sample = not options.night and not options.id
+    earlier = load_results() if is_sample else {}
+    results = {mutant.id: earlier[mutant.id] for mutant in chosen if mutant.id in earlier}
+    if is_sample:
+        results |= {mutant.id: Result(mutant, "equivalent", "") for mutant in chosen if mutant.id in equivalents}
+    todo = [] if options.report else [mutant for mutant in chosen if options.file in mutant.file]
+    todo = [mutant for mutant in todo if not is_sample or mutant.id not in equivalents]
+    if options.survivors or options.resume:
+        again = {"survived"} if options.survivors else set()
+        todo = [mutant for mutant in todo if mutant.id not in results or results[mutant.id].status in again]
     print(f"{len(todo)} mutants, from {len(population):,} of {len(targets)} files", flush=True)
+    BUILD.mkdir(parents=True, exist_ok=True)
 
     with tempfile.TemporaryDirectory(prefix="nanovllm-mutants-") as folder:
-        run = Run(targets, options.workers, Path(folder))
+        run = Run(targets, options.workers if todo else 0, Path(folder))
         try:
 
-            def test(worker: Worker, task: Prepared) -> None:
-                result = run.test(worker, *task)
-                with run._lock:
-                    results[result.mutant.id] = result
-                    if not options.night and not options.id:
-                        save_results(results)
+            def test(worker: Worker, mutant: Mutant) -> None:
+                result = run.test(worker, mutant)
+                with run.lock:
+                    results[mutant.id] = result
+                    if is_sample:
+                        save_result(result)
                     (BUILD / "survivors.md").write_text(survivors(list(results.values())), encoding="utf-8")
-                mutant = result.mutant
                 by = result.by or f"{result.ran} tests"
-                print(
-                    f"{result.status:9} {mutant.file}:{mutant.lineno} {mutant.id} {result.seconds:5.1f} s  {by}",
-                    flush=True,
-                )
+                where = f"{mutant.file}:{mutant.lineno} {mutant.id}"
+                print(f"{result.status:9} {where} {result.seconds:5.1f} s  {by}", flush=True)
+                if options.id:
+                    print(result.diff)
 
-            BUILD.mkdir(parents=True, exist_ok=True)
             for tests, group in groups(todo, run.targets):
                 if time.monotonic() < until:
                     run.take_baselines([file for file in tests if file not in run.baselines])
@@ -284,14 +268,14 @@ def main() -> int:
         finally:
             run.close()
 
-    listed = list(results.values())
+    listed = [result for result in results.values() if result.status != "no program"]
     print(table(listed), describe_score(listed), sep="\n")
     if options.id:
         return 0
     killed, count = score(listed)
     if options.night:
         return 0 if wilson(killed, count)[1] >= LEAST else 1
-    if len(listed) == size:
+    if len(results) == len(chosen):
         generated = page(listed, len(population), seed, date.today().isoformat())
         PAGE.write_text(insert(PAGE.read_text(encoding="utf-8"), generated), encoding="utf-8")
     return 0 if count and killed / count >= GOAL else 1

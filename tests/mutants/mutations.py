@@ -104,6 +104,8 @@ class DeleteStatement:
             return True
         if statement.type == "expr_stmt":
             target, operator = statement.children[:2]
+            if operator.type == "annassign" and len(operator.children) == 2:
+                return False  # a type, without a value
             is_augmented = getattr(operator, "value", "=") != "="
             return is_augmented or (
                 target.type == "atom_expr" and enclosing_name(statement).split(".")[-1] != "__init__"
@@ -194,10 +196,8 @@ def skip_reason(node: Any, operator: str) -> str | None:
         if parent.type == "if_stmt" and "TYPE_CHECKING" in parent.children[1].get_code():
             return "for type checkers"
         child, parent = parent, parent.parent
-    if operator == "ReplaceBinaryOperator_BitOr_BitAnd" and not enclosing_name(node):
-        return "a type alias"
-    if operator == "NumberReplacer" and is_constant(node):
-        return "a constant such as a buffer's size: a test could only repeat it"
+    if operator.startswith(("NumberReplacer", "ReplaceBinaryOperator")) and is_constant(node):
+        return "a constant such as a buffer's size, which a test could only repeat, or a type alias"
     return None
 
 

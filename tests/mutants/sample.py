@@ -58,20 +58,21 @@ def read_targets(root: Path) -> list[Target]:
     targets = []
     for table in tomllib.loads((HERE / "targets.toml").read_text(encoding="utf-8"))["targets"]:
         if "stages" in table:
-            targets += stage_targets(root, table["stages"], table["tests"])
+            targets += stage_targets(root, table["stages"], table["tests"], table["without"])
             continue
         tests, always = expand(root, table["tests"]), expand(root, table.get("always", []))
         targets += [Target(file, tests, always) for file in expand(root, table["files"])]
     return targets
 
 
-def stage_targets(root: Path, keys: list[str], patterns: list[str]) -> Iterator[Target]:
+def stage_targets(root: Path, keys: list[str], patterns: list[str], without: list[str]) -> Iterator[Target]:
     """Yield the files that each stage adds or changes. The model's are never among them."""
     for stage in load(root).stages:
         if stage.key not in keys or stage.before is None:
             continue
         folder, before = Path(stage.path), Path(stage.before.path)
-        tests = expand(root, [pattern.format(stage=folder.name) for pattern in patterns])
+        matches = expand(root, [pattern.format(stage=folder.name) for pattern in patterns])
+        tests = tuple(file for file in matches if Path(file).name not in without)
         for change in stage.changes:
             if change.kind != "removed" and change.file.endswith(".py") and change.file != "__main__.py":
                 earlier = before / change.file
