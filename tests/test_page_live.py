@@ -378,3 +378,15 @@ def test_page_asks_for_the_api_key_again_after_a_wrong_one(chromium):
             page.wait_for_selector(shown, state="visible")
         assert page.is_hidden("#key-form")
         reader.context.close()
+
+
+def test_page_works_at_the_path_of_a_proxy(chromium):
+    """The address has no slash at its end, which relative links would need."""
+    args = EngineArgs(model=ROOT / "models" / "storyteller", device="cpu", **OPTIONS)
+    with living(args, root_path="/team") as front:
+        reader = Reader(chromium, f"{front.url}/team")
+        reader.page.wait_for_selector("#stage", state="visible")
+        assert reader.messages == [] and reader.page.title() == "The pool, live"
+        own = [url for url in reader.requests if url != "data:,"]
+        assert len(own) > 3 and all(url.startswith(f"{front.url}/team") for url in own)
+        reader.context.close()

@@ -101,7 +101,7 @@ class InputProcessor:
             token_ids = list(prompt)
         wrong = [i for i in token_ids if not 0 <= i < self._vocab_size]
         if wrong:
-            raise ValueError(f"a token id must be an integer from 0 to {self._vocab_size - 1}, got {wrong[0]}")
+            raise ValueError(f"the prompt's token ids must be from 0 to {self._vocab_size - 1}, got {wrong[0]}")
         if not token_ids:
             raise ValueError("the prompt is empty: it must have at least 1 token, got 0")
         if len(token_ids) > most:

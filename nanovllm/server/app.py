@@ -22,7 +22,7 @@ from .openai import create_chat_completion, create_completion, create_embedding,
 from .options import ServerOptions, read_list
 from .page import Feed, page_routes
 from .protocol import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
-from .security import ApiKeys, OwnOrigin, RequestIds
+from .security import ApiKeys, OwnOrigin, RequestIds, RootPath, is_loopback
 from .served_model import ServedModel, detokenize, list_models, retrieve_model, tokenize
 
 MAX_PATH = 200  # characters of a path in the access log
@@ -69,15 +69,16 @@ def make_apps(state: ServerState) -> list[ASGIApp]:
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
     ]
-    is_one = state.options.page_address is None
-    watch_routes = [Route("/metrics", show_metrics, methods=["GET"]), *page_routes(can_prompt=is_one)]
-    if is_one:
-        return [make_app(state, api_routes + watch_routes)]
-    return [make_app(state, api_routes), make_app(state, [health_route, *watch_routes])]
+    host, page_address = state.options.host, state.options.page_address
+    pages = page_routes(page_address is None, state.options.root_path)
+    watch_routes = [Route("/metrics", show_metrics, methods=["GET"]), *pages]
+    if page_address is None:
+        return [make_app(state, api_routes + watch_routes, host)]
+    return [make_app(state, api_routes, host), make_app(state, [health_route, *watch_routes], page_address[0])]
 
 
-def make_app(state: ServerState, routes: list[Route]) -> ASGIApp:
-    """Return an application behind its middleware. The outermost comes last."""
+def make_app(state: ServerState, routes: list[Route], host: str) -> ASGIApp:
+    """Return an application at `host` behind its middleware. The outermost comes last."""
     starlette = Starlette(routes=routes, exception_handlers=handlers())
     starlette.state.server = state
     starlette.router.redirect_slashes = False  # an unknown path is a 404
@@ -86,13 +87,13 @@ def make_app(state: ServerState, routes: list[Route]) -> ASGIApp:
     hosts += filter(None, (state.options.host, state.options.page_host))
     if state.options.api_keys:
         app = ApiKeys(app, state.options.api_keys)
-    app = OwnOrigin(app, origins, hosts)
+    app = OwnOrigin(app, origins, hosts, is_private=is_loopback(host) and not state.options.api_keys)
     if origins:
         app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app = RequestIds(app)
-    if state.options.disable_uvicorn_access_log or not logger.isEnabledFor(logging.INFO):
-        return app
-    return AccessLog(app, read_list(state.options.disable_access_log_for_endpoints))
+    if not state.options.disable_uvicorn_access_log and logger.isEnabledFor(logging.INFO):
+        app = AccessLog(app, read_list(state.options.disable_access_log_for_endpoints))
+    return RootPath(app, state.options.root_path) if state.options.root_path else app
 
 
 class AccessLog:

@@ -267,7 +267,8 @@ def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: i
             limit = f"This model's maximum context length is {max_model_len} tokens."
             prompt = f"However, your prompt has {len(request.token_ids)} tokens"
             prompt += ", and at least one must be generated." if generates else "."
-            raise InvalidRequest(f"{limit} {prompt} Please shorten the prompt.", code="context_length_exceeded")
+            message = f"{limit} {prompt} Please shorten the prompt."
+            raise InvalidRequest(message, "prompt", "context_length_exceeded")
     check_logprobs(requests[0].params, options)
     num_tokens = sum(request.params.n * max_num_tokens(request, max_model_len) for request in requests)
     if options.max_request_tokens is not None and num_tokens > options.max_request_tokens:

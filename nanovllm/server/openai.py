@@ -7,8 +7,8 @@ as one object or as a stream of events.
 import itertools
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -215,6 +215,15 @@ async def start_work(state: "ServerState", body: ParsedRequest, id: str) -> Work
     return work
 
 
+@contextmanager
+def naming(body: ParsedRequest) -> Iterator[None]:
+    """Name the body's field in the errors of a `with` block about a value."""
+    try:
+        yield
+    except ValueError as error:
+        raise body.named(error) from None
+
+
 # /v1/completions and /v1/chat/completions
 
 
@@ -231,10 +240,11 @@ async def create_chat_completion(request: Request) -> Response:
 async def create(request: Request, body: ParsedRequest, id: str) -> Response:
     """Return the response, whole or as a stream."""
     state: ServerState = request.app.state.server
-    work = await start_work(state, body, id)
-    if body.stream:
-        return await stream(events_of(state.engine, work, body.stream), error_event, request.receive)
-    samples = await unless_hung_up(request.receive, work.samples(state.engine))
+    with naming(body):
+        work = await start_work(state, body, id)
+        if body.stream:
+            return await stream(events_of(state.engine, work, body.stream), error_event, request.receive)
+        samples = await unless_hung_up(request.receive, work.samples(state.engine))
     chat_prompt = prompt_logprobs(work.prompt_logprobs.get(0)) | work.prompt_token_ids() if body.is_chat else {}
     choices = [choice(work, index, sample) for index, sample in samples.items()]
     head = work.head("chat.completion" if body.is_chat else "text_completion")
@@ -297,11 +307,12 @@ async def create_response(request: Request) -> Response:
     """Answer a conversation through OpenAI's newer Responses API. It takes text only, and nothing is stored."""
     state: ServerState = request.app.state.server
     body = await read_as(ResponsesRequest, request)
-    work = await start_work(state, body.parsed(), "resp_")
-    builder = ResponseBuilder(work, body.repeated())
-    if work.body.stream:
-        return await stream(response_events(state.engine, work, builder), builder.error_event, request.receive)
-    samples = await unless_hung_up(request.receive, work.samples(state.engine))
+    with naming(parsed := body.parsed()):
+        work = await start_work(state, parsed, "resp_")
+        builder = ResponseBuilder(work, body.repeated())
+        if parsed.stream:
+            return await stream(response_events(state.engine, work, builder), builder.error_event, request.receive)
+        samples = await unless_hung_up(request.receive, work.samples(state.engine))
     builder.take(samples[0], work.message(samples[0]))
     builder.ending(samples[0].finish_reason)
     return JSONResponse(builder.response())
@@ -471,7 +482,8 @@ async def create_embedding(request: Request) -> Response:
     """Return the embeddings of one input or several."""
     state: ServerState = request.app.state.server
     body = await read_as(EmbeddingRequest, request)
-    work = await start_work(state, body.parsed(), "embd-")
-    await unless_hung_up(request.receive, work.samples(state.engine))
+    with naming(parsed := body.parsed()):
+        work = await start_work(state, parsed, "embd-")
+        await unless_hung_up(request.receive, work.samples(state.engine))
     data = [embedding_object(each, index, body.encoding_format) for index, each in sorted(work.embeddings.items())]
     return JSONResponse({**work.head("list"), "data": data, "usage": work.usage()})

@@ -4,6 +4,7 @@ The page has the server's address, unless page_port is set. page_host is then th
 connect from other machines.
 """
 
+import re
 from dataclasses import dataclass, fields
 
 from ..chat.formats import REASONING_FORMATS, TOOL_FORMATS
@@ -18,6 +19,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), AT_LEAST_0),
     **dict.fromkeys(("max_request_tokens", "max_body_bytes"), AT_LEAST_1),
     "max_logprobs": ("at least -1", lambda count: count >= -1),
+    "root_path": ("a path such as /models", lambda path: re.fullmatch(r"(/[\w.~-]+)*/?", path) is not None),
 }
 
 
@@ -29,6 +31,7 @@ class ServerOptions:
     port: int = cli_option(8000, "port; 0 picks a free one, shown once the server is ready")
     page_port: int | None = cli_option(None, "separate port for the page and /metrics; default: the same port")
     page_host: str | None = cli_option(None, "address of that port; default: 127.0.0.1")
+    root_path: str = cli_option("", "path at which a proxy serves this server, such as /models")
     chat_template: str | None = cli_option(None, "file with a chat template, or `plain`; default: the model's own")
     tool_call_parser: str = cli_option(
         "auto", "format of tool calls; auto takes it from the chat template", ("auto", "none", *TOOL_FORMATS)
@@ -46,7 +49,7 @@ class ServerOptions:
     )
     allowed_hosts: str | None = cli_option(
         None,
-        "host names that browsers may use for this server, separated by commas; * allows all; "
+        "host names that clients may use for this server, separated by commas; * allows all; "
         "addresses, localhost and --host always work",
     )
     max_num_queued_reqs: int | None = cli_option(None, "most samples that run or wait; further requests get status 429")

@@ -31,7 +31,7 @@ MAX_WAITING_BYTES = 4 << 20  # for one viewer; beyond this, it is too slow and s
 FOLDER = Path(__file__).with_name("page")
 POLICY = (  # data: is the empty icon
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -44,10 +44,10 @@ HEADERS = {
 # Routes
 
 
-def page_routes(can_prompt: bool) -> list[Route]:
+def page_routes(can_prompt: bool, root_path: str = "") -> list[Route]:
     """Return a route for /events and for each file of the page, so that no other file can be read.
 
-    `can_prompt` tells the page that /v1/completions is at the same address.
+    `can_prompt` tells the page that /v1/completions is at the same address. `root_path` is a proxy's prefix.
     """
     files = [file_route(path) for path in sorted(FOLDER.iterdir()) if path.suffix in (".css", ".js")]
 
@@ -58,12 +58,13 @@ def page_routes(can_prompt: bool) -> list[Route]:
         server = {"model": state.model.name, "show_text": state.options.show_text, "can_prompt": can_prompt}
         return EventStream(events_of(state.feed, server | {"run": state.feed.run}))
 
-    return [Route("/", file_endpoint(index(), "text/html")), *files, Route("/events", events, methods=["GET"])]
+    return [Route("/", file_endpoint(index(root_path), "text/html")), *files, Route("/events", events, methods=["GET"])]
 
 
-def index() -> str:
-    """Return index.html with links to the files under page/."""
+def index(root_path: str = "") -> str:
+    """Return index.html with links to the files under page/. They work at a proxy's prefix without a slash, too."""
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
+    html = html.replace("<head>", f'<head>\n<base href="{root_path.rstrip("/")}/">') if root_path else html
     return re.sub(r'(src|href)="([\w.]+)"', r'\1="page/\2"', html)
 
 

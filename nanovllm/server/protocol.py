@@ -8,12 +8,13 @@ import base64
 import itertools
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeGuard
 
 from pydantic import (
     BaseModel,
@@ -153,6 +154,7 @@ class Body(Object):
     """A request's body."""
 
     model: str | None = None
+    names: ClassVar[dict[str, str]] = {}  # of fields, by the engine's names for them, where these differ
     request_id: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None  # it is logged on one line
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
@@ -180,7 +182,8 @@ class Body(Object):
 
     def handling(self) -> dict[str, Any]:
         """Return the fields of ParsedRequest that have the same names as the body's."""
-        return {name: value for name, value in self.__dict__.items() if value is not None and name in HANDLING}
+        fields = {name: value for name, value in self.__dict__.items() if value is not None and name in HANDLING}
+        return fields | {"names": self.names}
 
 
 class StreamOptions(BaseModel):
@@ -227,6 +230,16 @@ class ParsedRequest:
     return_token_ids: bool = False
     tools: ToolUse = ToolUse()
     include_reasoning: bool = True  # in the response
+    names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of the body's fields, by the engine's names, where these differ
+
+    def named(self, error: ValueError) -> InvalidRequest:
+        """Return an error about a value with the name of the body's field. The engine's errors begin with theirs."""
+        name, code = getattr(error, "param", None), getattr(error, "code", None)
+        if name is None and (match := re.match(r"(?:the )?(\w+)", str(error))) and match[1] in ENGINE_NAMES:
+            name = match[1]
+        return InvalidRequest(str(error), self.names.get(name or "", name), code)
 
     @property
     def is_chat(self) -> bool:
@@ -328,7 +341,8 @@ class SamplingBody(Body):
 
 
 HANDLING = {"model", "request_id", "cache_salt", "truncate_prompt_tokens", "truncation_side", "return_token_ids"}
-SAMPLING = {field.name for field in fields(SamplingParams)} - {"logprobs", "structured_outputs"}
+SAMPLING = {each.name for each in fields(SamplingParams)} - {"logprobs", "structured_outputs"}
+ENGINE_NAMES = SAMPLING | {"logprobs", "structured_outputs", "prompt", "dimensions"}
 
 
 def structured_outputs(name: str, form: Mapping[str, Any]) -> StructuredOutputsParams:
@@ -552,6 +566,7 @@ RESERVED = {  # arguments of render_chat, which are not variables of a template
 class ChatBody(Body):
     """A conversation, and the options of its template."""
 
+    names: ClassVar = {"prompt": "messages", "logprobs": "top_logprobs"}
     messages: Messages | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=1 << 10)] | None = None
     documents: Annotated[Objects, Field(max_length=1 << 13)] | None = None
@@ -606,13 +621,14 @@ class ChatCompletionRequest(StreamableBody, ChatBody):
         functions = [tool.function.model_dump() for tool in self.tools or ()]
         tools = tool_use(functions, self.tool_choice, self.parallel_tool_calls)
         form = form_of(tools, self.form(), "response_format")
-        params = self.params(self.top_logprobs or 0 if self.logprobs else None, *form)
+        params, handling = self.params(self.top_logprobs or 0 if self.logprobs else None, *form), self.handling()
         if self.max_completion_tokens is not None:
             params["max_tokens"] = self.max_completion_tokens
+            handling["names"] = {**self.names, "max_tokens": "max_completion_tokens"}
         return ParsedRequest(
             prompts=self.chat(),
             params=params,
-            **self.handling(),
+            **handling,
             stream=self.checked_stream_options(),
             add_special_tokens=self.add_special_tokens is True,
             tools=tools,
@@ -692,6 +708,7 @@ REPEATED: dict[str, Any] = {  # fields that a response repeats, with their defau
 class ResponsesRequest(SamplingBody):
     """The body of /v1/responses. Nothing is stored here, so each request carries its whole conversation."""
 
+    names: ClassVar = {"prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
     input: str | Annotated[Items, Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -764,6 +781,7 @@ class DetokenizeRequest(Body):
 class EmbeddingRequest(Body):
     """The body of /v1/embeddings."""
 
+    names: ClassVar = dict.fromkeys(("prompt", "max_tokens"), "input")
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None

@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..engine.checks import short_repr
 from .errors import error_object
 
-PUBLIC = {"/", "/health", "/ping", "/version", "/metrics"}  # these need no key, because they never show users' text
+HEALTH = "/health"
+PUBLIC = {"/", HEALTH, "/ping", "/version", "/metrics"}  # these need no key, because they never show users' text
 PAGE, EVENTS = "/page/", "/events"
 REQUEST_ID = re.compile(r"[!-~]{1,200}")  # short and a single line, since a header repeats it
 
@@ -61,12 +62,16 @@ class OwnOrigin:
     A browser sends simple requests to any site that a page names, and only hides the response. By then the model has
     run. The Origin header names the page's own site, so it must be this server. A site may point its own name at this
     machine (DNS rebinding), so the Host header must be an address or a known name too. Other programs send no Origin,
-    and may use any name for everything but the page.
+    and may use any name for everything but the page. A browser sends no Origin with a GET of its own site, though, so
+    a server that only this machine can reach, without keys, takes other names for nothing but /health.
     """
 
-    def __init__(self, app: ASGIApp, allowed_origins: Iterable[str], allowed_hosts: Iterable[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, allowed_origins: Iterable[str], allowed_hosts: Iterable[str], is_private: bool = False
+    ) -> None:
+        """Take names of sites and hosts. With `is_private`, every program needs a known host."""
         self._app, self._origins = app, {each.rstrip("/").lower() for each in allowed_origins}
-        self._hosts = {host_name(each) for each in allowed_hosts}
+        self._hosts, self._is_private = {host_name(each) for each in allowed_hosts}, is_private
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(Headers(scope=scope), scope["path"])
@@ -80,11 +85,12 @@ class OwnOrigin:
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
         if "*" in self._origins or origin in self._origins:
             return None
-        if not origin and not is_page(path):  # a browser sends it with each POST
+        is_checked = self._is_private and host and path != HEALTH
+        if not (origin or is_page(path) or is_checked):  # a browser sends an Origin with each POST
             return None
         name = host_name(host)
         if not is_local(name) and self._hosts.isdisjoint({name, "*"}):
-            return f"The host {short_repr(name)} is not allowed for web pages: list it in --allowed-hosts."
+            return f"The host {short_repr(name)} is not allowed: list it in --allowed-hosts."
         if origin and origin.partition("://")[2] != host:
             return "Requests from pages of other sites are not allowed. Name them in --allowed-origins."
         return None
@@ -114,6 +120,30 @@ def is_local(name: str) -> bool:
         ip_address(name)
         return True
     return name == "localhost" or name.endswith(".localhost")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server that listens at `host`.
+
+    >>> is_loopback("127.0.0.2"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, True, False)
+    """
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return is_local(host_name(host))
+
+
+class RootPath:
+    """Middleware that removes the prefix of a proxy from paths, unless the proxy has done it."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app, self._prefix = app, prefix.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        rest = scope["path"].removeprefix(self._prefix)
+        if rest != scope["path"] and rest[:1] in ("", "/"):
+            scope = {**scope, "path": rest or "/"}
+        await self._app(scope, receive, send)
 
 
 class RequestIds:

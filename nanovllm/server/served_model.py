@@ -90,7 +90,7 @@ class ServedModel:
             return Tokens(tokenizer.encode(text, add_special_tokens=add_special_tokens), text)
         if max_characters is not None and len(text) > max_characters:
             message = f"This model's maximum context length is {self.max_model_len} tokens, and the prompt has"
-            raise InvalidRequest(f"{message} {len(text):,} characters.", code="context_length_exceeded")
+            raise InvalidRequest(f"{message} {len(text):,} characters.", "prompt", "context_length_exceeded")
         ids = await asyncio.to_thread(encode_long, tokenizer, text, add_special_tokens)
         return Tokens(ids, text)
 

@@ -1,5 +1,7 @@
 """Errors over HTTP: each is in OpenAI's form and gives the reason."""
 
+from typing import Any
+
 import pytest
 
 from ..testing.inside import error_of
@@ -65,6 +67,71 @@ def test_param_and_code_are_the_ones_that_clients_know(served):
     assert (error["param"], error["code"]) == ("model", "model_not_found")
     error = error_of(served.post("/v1/responses", input="a " * 1500), 400)
     assert error["code"] == "context_length_exceeded"
+
+
+MESSAGES = {"messages": [{"role": "user", "content": "a"}]}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": MESSAGES,
+    "/v1/responses": {"input": "a"},
+}
+RANGES = {
+    **{"temperature": -1, "top_p": 0, "top_k": -2, "min_p": 2, "presence_penalty": 3, "frequency_penalty": -3},
+    **{"repetition_penalty": 0, "seed": 1 << 70, "stop": [""], "stop_token_ids": [1 << 40], "min_tokens": -1},
+    **{"logit_bias": {"9999": 1}, "allowed_token_ids": [-1], "bad_words": [""]},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("field", RANGES)
+def test_range_error_names_the_field(served, path, field):
+    error = error_of(served.post(path, **BODIES[path], **{field: RANGES[field]}), 400)
+    assert error["param"] == field and error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 0, "stream": True}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1 << 62, "n": 2000}, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "n": 0}, "n"),
+        ("/v1/completions", {"prompt": "a", "n": 5000}, "n"),
+        ("/v1/completions", {"prompt": "a", "logprobs": 21}, "logprobs"),
+        ("/v1/completions", {"prompt": "a", "logprobs": -1}, "logprobs"),
+        ("/v1/completions", {"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt": "a", "logprobs": 1, "logprob_token_ids": [9999]}, "logprob_token_ids"),
+        ("/v1/completions", {"prompt": "a", "min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ("/v1/completions", {"prompt": "a", "structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ("/v1/completions", {"prompt": ""}, "prompt"),
+        ("/v1/completions", {"prompt": [9999]}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", [-1]], "stream": True}, "prompt"),
+        ("/v1/completions", {"prompt": [5] * 1024}, "prompt"),
+        ("/v1/completions", {"prompt": "a " * 200_000}, "prompt"),
+        ("/v1/chat/completions", MESSAGES | {"max_tokens": 0}, "max_tokens"),
+        ("/v1/chat/completions", MESSAGES | {"max_completion_tokens": 0}, "max_completion_tokens"),
+        ("/v1/chat/completions", MESSAGES | {"max_tokens": 1000, "n": 2000}, "max_tokens"),
+        ("/v1/chat/completions", MESSAGES | {"max_completion_tokens": 1000, "n": 2000}, "max_completion_tokens"),
+        ("/v1/chat/completions", MESSAGES | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a " * 1500}]}, "messages"),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+        ("/v1/responses", {"input": "a", "top_logprobs": 21}, "top_logprobs"),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 2, "min_tokens": 3, "stream": True}, "min_tokens"),
+        ("/v1/responses", {"input": "a " * 1500}, "input"),
+        ("/v1/embeddings", {"input": ""}, "input"),
+        ("/v1/embeddings", {"input": [9999]}, "input"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 7}, "dimensions"),
+        ("/detokenize", {"tokens": [9999]}, "tokens"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_range_error_names_the_field_of_its_endpoint(served, path, body, param):
+    assert error_of(served.post(path, **body), 400)["param"] == param
+
+
+def test_error_of_no_field_names_none(served):
+    error = error_of(served.post("/v1/completions", prompt="a", allowed_token_ids=[2], min_tokens=2), 400)
+    assert error["param"] is None and "no token is left" in error["message"]
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded"])

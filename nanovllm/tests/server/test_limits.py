@@ -164,7 +164,7 @@ async def response(reader):
 
 
 async def test_pipelined_requests_get_two_responses(served):
-    last = post(b"[]").replace(b"host: test", b"host: test\r\nconnection: close")
+    last = post(b"[]").replace(b"host: localhost", b"host: localhost\r\nconnection: close")
     reader, writer = await asyncio.open_connection(*address_of(served.url))
     writer.write(post(b"{}") + last)
     assert (await reader.read()).count(b"HTTP/1.1 400 ") == 2

@@ -74,13 +74,53 @@ async def test_page_and_requests_of_pages_need_a_known_host(checkpoint):
             assert "--allowed-hosts" in error_of(response, 403)["message"], host
 
 
-async def test_programs_may_use_any_host(checkpoint):
+@pytest.mark.parametrize("options", [{"host": "0.0.0.0"}, {"api_keys": ("key",)}], ids=["all addresses", "a key"])
+async def test_programs_may_use_any_host_of_a_server_for_others(checkpoint, options):
     """Probes, scrapers and other containers send no Origin."""
-    async with inside(checkpoint) as server:
-        headers = {"Host": "nanovllm:8000"}
+    async with inside(checkpoint, **options) as server:
+        headers = {"Host": "nanovllm:8000", "Authorization": "Bearer key"}
         assert (await server.client.post("/v1/completions", json=SHORT, headers=headers)).status_code == 200
         for path in ("/health", "/metrics", "/v1/models"):
             assert (await server.client.get(path, headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost"])
+async def test_server_for_this_machine_alone_needs_a_known_host(checkpoint, host):
+    """Another site may point its name at this machine, and a browser sends no Origin with that site's GET."""
+    async with inside(checkpoint, host=host) as server:
+        foreign = {"Host": f"evil.com:{server.client.base_url.port}"}
+        assert (await server.client.get("/health", headers=foreign)).status_code == 200
+        for path in ("/metrics", "/v1/models", "/version", "/ping", "/health/", "/nowhere"):
+            assert "--allowed-hosts" in error_of(await server.client.get(path, headers=foreign), 403)["message"]
+            assert (await server.client.get(path)).status_code in (200, 404)
+        error_of(await server.client.post("/v1/completions", json=SHORT, headers=foreign), 403)
+    async with inside(checkpoint, host=host, allowed_hosts="scraped") as server:
+        assert (await server.client.get("/v1/models", headers={"Host": "scraped:80"})).status_code == 200
+
+
+async def test_page_for_this_machine_alone_needs_a_known_host(checkpoint):
+    async with inside(checkpoint, host="0.0.0.0", page_port=0) as server:
+        foreign = {"Host": "evil.com"}
+        assert (await server.client.get("/v1/models", headers=foreign)).status_code == 200
+        error_of(await server.page.get("/metrics", headers=foreign), 403)
+        assert (await server.page.get("/health", headers=foreign)).status_code == 200
+
+
+@pytest.mark.parametrize("root_path", ["/team/llm", "/team/llm/"])
+async def test_server_behind_a_proxy_with_a_prefix(checkpoint, root_path):
+    """The proxy may remove the prefix, or leave it."""
+    async with inside(checkpoint, root_path=root_path, api_keys=("key",)) as server:
+        for path in ("/version", "/", "/page/page.css", "/metrics"):
+            assert (await server.client.get(f"/team/llm{path}")).status_code == 200
+            assert (await server.client.get(path)).status_code == 200
+        for path in ("/v1/models", "/team/llm/v1/models", "/team/llm/events"):
+            error_of(await server.client.get(path), 401)
+        headers = {"Authorization": "Bearer key"}
+        assert (await server.client.post("/team/llm/v1/completions", json=SHORT, headers=headers)).status_code == 200
+        for path in ("/team/llmx/version", "/team/version", "/team/llm/team/llm/version"):
+            assert (await server.client.get(path, headers=headers)).status_code == 404
+        pages = [(await server.client.get(path)).text for path in ("/team/llm", "/team/llm/", "/")]
+        assert len({*pages}) == 1 and '<base href="/team/llm/">' in pages[0]
 
 
 async def test_request_without_a_host_is_no_page(checkpoint):
@@ -129,6 +169,7 @@ async def test_each_response_has_a_request_id(checkpoint):
     [
         *({"max_num_queued_reqs": -1}, {"max_body_bytes": 0}, {"header_timeout": float("nan")}, {"api_keys": ("",)}),
         *({"page_host": "0.0.0.0"}, {"page_port": 65536}),
+        *({"root_path": "models"}, {"root_path": "/a b"}, {"root_path": '/"'}),
         *({"allowed_hosts": "http://gpu-box"}, {"allowed_hosts": "*.example.com"}),
     ],
     ids=str,

@@ -92,6 +92,6 @@ def length_of(head: bytes) -> int | None:
 
 def post(body: bytes, path: str = "/v1/completions", **headers: str) -> bytes:
     """Return a whole request. A header set to "" is left out, and a_b becomes A-B."""
-    fields = {"host": "test", "content_type": "application/json", "content_length": str(len(body))} | headers
+    fields = {"host": "localhost", "content_type": "application/json", "content_length": str(len(body))} | headers
     lines = [f"POST {path} HTTP/1.1", *(f"{name.replace('_', '-')}: {each}" for name, each in fields.items() if each)]
     return "\r\n".join([*lines, "", ""]).encode() + body

@@ -13,7 +13,7 @@ SECRETS = ("/page/../../../etc/passwd", "/page/%2e%2e/%2e%2e/run.py", "/..", "/p
 
 
 def head(line: bytes, *headers: bytes) -> bytes:
-    return b"\r\n".join([line, *(headers or [b"host: storm"]), b"", b""])
+    return b"\r\n".join([line, *(headers or [b"host: localhost"]), b"", b""])
 
 
 def letters(rng: random.Random, count: int) -> str:
@@ -23,7 +23,7 @@ def letters(rng: random.Random, count: int) -> str:
 def method(rng: random.Random) -> Bad:
     """Use a method that the path does not allow, or an unknown one."""
     name = rng.choice(("GET", "PUT", "PATCH", "DELETE", "HEAD", "TRACE", "OPTIONS", letters(rng, 8), "CONNECT"))
-    request = head(f"{name} {rng.choice(PATHS)} HTTP/1.1".encode(), b"host: storm", b"connection: close")
+    request = head(f"{name} {rng.choice(PATHS)} HTTP/1.1".encode(), b"host: localhost", b"connection: close")
     return Bad(f"method {name if len(name) < 8 else 'unknown'}", (request,), has_text=name != "HEAD")
 
 
@@ -49,14 +49,14 @@ def header(rng: random.Random) -> Bad:
         *(b"x", b": y", b"x y: z", b"x : y", b"x\x00: y", b"x: \x00", b"x: a\x01\x00b", b"\xff: y", b"x(: y"),
         *(b"x: " + b"y" * 400_000, b"y" * 400_000 + b": x", b"@" * rng.randint(1, 50)),
     )
-    place = [b"host: storm", rng.choice(lines)]
+    place = [b"host: localhost", rng.choice(lines)]
     rng.shuffle(place)
     return Bad("header", (head(b"GET /health HTTP/1.1", *place),))
 
 
 def many_headers(rng: random.Random) -> Bad:
     lines = [f"{letters(rng, 6)}: {letters(rng, 6)}".encode() for _ in range(rng.choice((100, 1500, 10_000)))]
-    known = [b"host: storm", b"content-type: application/json", b"content-length: %d" % len(BODY)]
+    known = [b"host: localhost", b"content-type: application/json", b"content-length: %d" % len(BODY)]
     return Bad("many headers", (head(b"POST /v1/completions HTTP/1.1", *known, *lines) + BODY,))
 
 

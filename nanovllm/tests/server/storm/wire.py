@@ -21,10 +21,8 @@ class StreamRequest(NamedTuple):
         return json.loads(self.body)
 
     def head(self) -> bytes:
-        headers = (
-            f"host: storm\r\ncontent-type: application/json\r\ncontent-length: {len(self.body)}\r\nconnection: close"
-        )
-        return f"POST {self.path} HTTP/1.1\r\n{headers}\r\n\r\n".encode()
+        headers = f"content-type: application/json\r\ncontent-length: {len(self.body)}\r\nconnection: close"
+        return f"POST {self.path} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n\r\n".encode()
 
 
 @dataclass
