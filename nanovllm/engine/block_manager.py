@@ -15,7 +15,7 @@ from itertools import takewhile
 from .block_pool import BlockPool
 from .kv_cache import BlockCopy, PoolReport
 from .observer import Observer
-from .prefix_cache import PrefixCacheStats, extend_block_hashes
+from .prefix_cache import BlockHash, PrefixCacheStats, extend_block_hashes
 from .sequence import Sequence
 from .tier import Tier
 
@@ -31,15 +31,19 @@ class BlockManager:
         tier: Tier,
         observer: Observer,
         least: Callable[[list[int]], list[int]] = list,
+        num_worth_loading: Callable[[list[BlockHash | None]], int] = len,
     ) -> None:
-        """Build a manager with all blocks free. `least` returns the least values of all ranks."""
+        """Build a manager with all blocks free. `least` returns the least values of all ranks.
+
+        `num_worth_loading` gets the blocks of a hit, None for those on the device, and returns how many to use.
+        """
         self.num_blocks, self.block_size = num_blocks, block_size
         self.tier = tier  # where evicted blocks go, and return from
         self.pool = BlockPool(num_blocks, observer, tier.store)
         self.prefix_cache_stats = PrefixCacheStats()
         self.broken: set[Sequence] = set()  # they hold a block that was lost on its way, and must start over
         self._enable_caching = enable_caching
-        self._observer, self._least = observer, least
+        self._observer, self._least, self._num_worth_loading = observer, least, num_worth_loading
         self._holders: set[Sequence] = set()
         self._peak = self.report()
 
@@ -52,14 +56,17 @@ class BlockManager:
 
         They end before the first block that neither the device nor the tier has. The last token of `seq` is in none of
         them: it must be computed, because its logits choose the next token. There are no hits if caching is
-        turned off. A hit counts only if all ranks have it.
+        turned off. A hit counts only if all ranks have it, and as far as loading it is faster than computing it: what
+        is computed instead is noted in num_declined_blocks of `seq`.
         """
         if not self._enable_caching or not seq.may_hit:
             return []
         extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size, seq.root_hash)
         hashes = seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]
-        cached = takewhile(lambda block_hash: block_hash in self.pool.cached or block_hash in self.tier, hashes)
-        [num_hits] = self._least([sum(1 for _ in cached)])
+        cached = [*takewhile(lambda block_hash: block_hash in self.pool.cached or block_hash in self.tier, hashes)]
+        num_worth = self._num_worth_loading([None if each in self.pool.cached else each for each in cached])
+        num_cached, num_hits = self._least([len(cached), num_worth])
+        seq.num_declined_blocks = num_cached - num_hits
         return [self.pool.cached.get(block_hash) for block_hash in hashes[:num_hits]]
 
     def num_needed(self, seq: Sequence, hits: list[int | None]) -> int:

@@ -87,7 +87,7 @@ class EngineConfig:
     enable_prefix_caching: bool = cli_option(True, "keep computed blocks for later prompts that begin the same way")
     offload_policy: str = cli_option(
         "auto",
-        "get evicted blocks back by loading them from the host, by recomputing them, or by the faster way",
+        "get cached blocks back by loading them from host or disk, by recomputing them, or by the faster way",
         ("auto", "load", "recompute"),
     )
     kv_offloading_tokens: int | None = cli_option(

@@ -3,7 +3,9 @@
     load        bytes of the block / bandwidth from the tier
     recompute   tokens of the block / speed of a prefill
 
-Both times grow with the number of tokens, so the answer depends on a ratio of two speeds of the machine, measured once.
+Both times grow with the number of tokens, so the answer depends on a ratio of two speeds of the machine. They are
+measured before the first request. HitPolicy makes the choice for each hit, and corrects the speeds, since a machine
+that is busy at the start looks slow.
 The model leaves out fixed costs, and the cost of stores, although many stored blocks are never loaded. The speed of a
 store is measured, too, for readers to judge.
 """
@@ -14,19 +16,24 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
 from .block_manager import BlockManager
 from .disk_tier import BlockFiles
-from .executor import Executor
+from .executor import Executor, Scheduled
 from .host_tier import HostTier
 from .input_processor import InputProcessor
 from .kv_cache import BlockCopy, KVCache
 from .observer import Observer
+from .prefix_cache import BlockHash
 from .sampling_params import SamplingParams
+from .sequence import Sequence
 
 NUM_BLOCKS = 8  # copied at a time to measure a bandwidth
+MOST_OFF = 2.0  # times that a speed may differ from what is observed
+TRY_EVERY = 16  # this one of the hits with blocks that are slow to load is loaded: the tier may have become faster
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,7 @@ class CostModel:
     load_bytes_per_second: float
     store_bytes_per_second: float
     tokens_per_second: float  # of a prefill
+    num_tokens: int = 512  # of the prefill that was measured
 
     def prefers_load(self, bytes_per_token: int) -> bool:
         """Return True if loading the keys and values of a token is faster than computing them.
@@ -51,6 +59,74 @@ class CostModel:
             f"loads {self.load_bytes_per_second / 1e9:.1f} GB/s, stores {self.store_bytes_per_second / 1e9:.1f} GB/s, "
             f"prefill {self.tokens_per_second:,.0f} tokens/s"
         )
+
+
+class HitPolicy:
+    """An observer that chooses how much of each hit to load, and corrects the speeds that it goes by.
+
+    A load or a long prefill that differs by more than MOST_OFF times replaces the speed.
+    """
+
+    def __init__(self, host: HostTier, kv_cache: KVCache, cost: CostModel, disk_cost: CostModel | None) -> None:
+        """Start with the measured speeds. A disk that could not be measured is tried."""
+        disk_speed = disk_cost.load_bytes_per_second if disk_cost else float("inf")
+        self.bytes_per_second = {"host": cost.load_bytes_per_second, "disk": disk_speed}
+        self.tokens_per_second = cost.tokens_per_second
+        self.num_declined_blocks = self.num_corrections = 0
+        self._host, self._block_size, self._block_bytes = host, kv_cache.block_size, kv_cache.blocks[0].nbytes
+        self._least_tokens = cost.num_tokens // 2  # in a shorter step, each token takes longer
+        self._num_declined_hits = 0
+        self._step_began = self._step_ended = 0.0
+
+    def num_worth_loading(self, sources: list[BlockHash | None]) -> int:
+        """Return how many blocks of a hit to use, so that it saves the most time. The others are computed.
+
+        None stands for a block on the device.
+        """
+        if self._is_trying:
+            return len(sources)
+        saved = [0.0]
+        for source in sources:
+            tier = "host" if source and source in self._host else "disk"
+            seconds = self._block_bytes / self.bytes_per_second[tier] if source else 0.0
+            saved.append(saved[-1] + self._block_size / self.tokens_per_second - seconds)
+        return max(range(len(saved)), key=lambda count: (saved[count], count))
+
+    @property
+    def _is_trying(self) -> bool:
+        return self._num_declined_hits % TRY_EVERY == TRY_EVERY - 1
+
+    def on_admit(self, seq: Sequence, hits: list[int | None]) -> None:
+        """Count what is computed instead of loaded."""
+        self._num_declined_hits += seq.num_declined_blocks > 0 or (self._is_trying and None in hits)
+        self.num_declined_blocks += seq.num_declined_blocks
+
+    def on_timed(self, tier: str, num_blocks: int, seconds: float) -> None:
+        """Compare a load with the speed of its tier."""
+        observed = num_blocks * self._block_bytes / max(seconds, 1e-9)
+        self.bytes_per_second[tier] = self._corrected(self.bytes_per_second[tier], observed, observed)
+
+    def on_begin(self) -> None:
+        """Note the time."""
+        self._step_began = perf_counter()
+
+    def on_step(self, batch: list[Scheduled], updated: list[Sequence]) -> None:
+        """Compare a prefill with its speed. It has run since the step before, or since this call of the engine.
+
+        A step that was launched in the call before may have ended at any time since, so its speed is in a range.
+        """
+        now, num_tokens = perf_counter(), sum(num_tokens for _, num_tokens in batch)
+        if num_tokens >= self._least_tokens:
+            starts = self._step_ended, max(self._step_ended, self._step_began)
+            slowest, fastest = (num_tokens / max(now - start, 1e-9) for start in starts)
+            self.tokens_per_second = self._corrected(self.tokens_per_second, slowest, fastest)
+        self._step_ended = now
+
+    def _corrected(self, speed: float, slowest: float, fastest: float) -> float:
+        nearest = min(max(speed, slowest), fastest)
+        is_off = max(speed / nearest, nearest / speed) > MOST_OFF
+        self.num_corrections += is_off
+        return nearest if is_off else speed
 
 
 def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcessor, num_tokens: int) -> CostModel:
@@ -81,7 +157,7 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
         raise ValueError(f"the model's weights are damaged, or too large for dtype {dtype}: {error}") from None
     executor.num_steps = executor.num_tokens = 0  # they count what requests need
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
-    return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds)
+    return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds, num_tokens)
 
 
 def measure_disk(cost: CostModel, root: Path, block_bytes: int) -> CostModel:

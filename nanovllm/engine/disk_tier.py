@@ -22,10 +22,11 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from glob import escape, iglob
 from pathlib import Path
 from struct import Struct
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -204,7 +205,10 @@ class DiskLoad:
     """Blocks on their way from files (sources) to the device (targets)."""
 
     copies: list[BlockCopy]
-    reads: list[Future[dict[int, Exception]]]  # each returns the sources that are lost
+    ready: "torch.cuda.Event | None"  # earlier steps may still read the targets before
+    began: float
+    ended: float = 0.0  # the reads so far
+    reads: list[Future[dict[int, Exception]]] = field(default_factory=list)  # each returns the sources that are lost
 
     @property
     def targets(self) -> set[int]:
@@ -236,6 +240,7 @@ class DiskTier:
         self.num_blocks_stored = self.num_blocks_loaded = 0
         self.num_blocks_dropped = self.num_blocks_lost = self.num_blocks_evicted = 0
         self.loads: list[DiskLoad] = []
+        self._last_ended = 0.0  # the last load
         self.files = files
         self._save, self._observer = save, observer
         self._device_bytes = device_blocks.view(len(device_blocks), -1).view(torch.uint8)  # [num_blocks, block_bytes]
@@ -356,18 +361,19 @@ class DiskTier:
         """Start to read held blocks (sources) into blocks of the device (targets). collect() releases them."""
         ready = torch.cuda.current_stream(self._device_bytes.device).record_event() if self._stream else None
         parts = [copies[i::NUM_READERS] for i in range(min(NUM_READERS, len(copies)))]
-        self.loads.append(DiskLoad(copies, [self._submit(part, ready) for part in parts]))
+        self.loads.append(load := DiskLoad(copies, ready, perf_counter()))
+        load.reads = [self._submit(part, load) for part in parts]
 
-    def _submit(self, copies: list[BlockCopy], ready: "torch.cuda.Event | None") -> Future[dict[int, Exception]]:
+    def _submit(self, copies: list[BlockCopy], load: DiskLoad) -> Future[dict[int, Exception]]:
         """Return a read in progress. If the system has no more threads, its blocks are lost."""
         try:
-            return self._readers.submit(self._read, copies, ready)
+            return self._readers.submit(self._read, copies, load)
         except RuntimeError as error:
             read = Future[dict[int, Exception]]()
             read.set_result({copy.source: error for copy in copies})
             return read
 
-    def _read(self, copies: list[BlockCopy], ready: "torch.cuda.Event | None") -> dict[int, Exception]:
+    def _read(self, copies: list[BlockCopy], load: DiskLoad) -> dict[int, Exception]:
         """Read blocks in a reader's thread. Return the sources that are lost, and why."""
         lost: dict[int, Exception] = {}
         buffer = self._buffers[number := self._free_read_buffers.popleft()]
@@ -375,9 +381,9 @@ class DiskTier:
             block_hash, row = self._held[source], self._device_bytes[target]
             try:
                 self.files.read(block_hash, (row if row.is_cpu else buffer).numpy().data)
-                if self._stream and ready:
+                if self._stream and load.ready:
                     with torch.cuda.stream(self._stream):
-                        self._stream.wait_event(ready)  # earlier steps may still read the target
+                        self._stream.wait_event(load.ready)  # earlier steps may still read the target
                         row.copy_(buffer, non_blocking=True)
                     self._stream.synchronize()  # then the buffer can be used again
                 elif not row.is_cpu:
@@ -388,6 +394,7 @@ class DiskTier:
                 if not isinstance(error, FileNotFoundError) and block_hash in self.files:
                     self._bad.add(block_hash)
         self._free_read_buffers.append(number)
+        load.ended = perf_counter()
         return lost
 
     def has_arrived(self, blocks: list[int]) -> bool:
@@ -407,6 +414,9 @@ class DiskTier:
             arrived = [copy for copy in load.copies if copy.source not in load.lost]
             for source, error in load.lost.items():
                 self._observer.tell("disk_bad", self._held[source], error)
+            if not load.lost:  # its reads began when those of the load before it had ended
+                self._observer.tell("timed", "disk", len(arrived), load.ended - max(load.began, self._last_ended))
+            self._last_ended = load.ended
             self.loads.remove(load)
             self.release([copy.source for copy in load.copies])
             all_arrived += [copy.target for copy in arrived]

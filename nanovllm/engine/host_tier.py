@@ -9,6 +9,7 @@ an event shows when it has arrived. On a CPU the same code runs, and each copy i
 """
 
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class Load:
 
     copies: list[BlockCopy]
     event: "torch.cuda.Event | None"  # None if they have arrived already
+    begin: "torch.cuda.Event | None" = None
+    seconds: float = 0.0  # of a copy without events
 
     @property
     def targets(self) -> set[int]:
@@ -117,9 +120,10 @@ class HostTier:
             self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))
         try:
             with torch.cuda.stream(self._stream):  # does nothing for None
+                started, begin = perf_counter(), self._record_event()
                 for source, target in copies:
                     self._device_blocks[target].copy_(self.blocks[source], non_blocking=self._stream is not None)
-                self.loads.append(Load(copies, self._stream.record_event() if self._stream else None))
+                self.loads.append(Load(copies, self._record_event(), begin, perf_counter() - started))
         except Exception:
             if self._stream:
                 self._stream.synchronize()
@@ -128,6 +132,9 @@ class HostTier:
         sources = {copy.source for copy in copies}
         self.num_stores_loaded += len(self._never_loaded & sources)
         self._never_loaded -= sources
+
+    def _record_event(self) -> "torch.cuda.Event | None":
+        return self._stream.record_event(torch.cuda.Event(enable_timing=True)) if self._stream else None
 
     def has_arrived(self, blocks: list[int]) -> bool:
         """Return True if none of these device blocks is still on its way."""
@@ -146,6 +153,8 @@ class HostTier:
                 self.loads.remove(load)
                 self.release([copy.source for copy in load.copies])
                 arrived += [copy.target for copy in load.copies]
+                seconds = load.begin.elapsed_time(load.event) / 1000 if load.begin and load.event else load.seconds
+                self._observer.tell("timed", "host", len(load.copies), seconds)
                 self._observer.tell("arrive", load.copies)
         return arrived, []
 

@@ -31,13 +31,12 @@ from ..distributed.layers import local_config
 from ..distributed.rank_group import RankError, RankGroup
 from ..host_memory import default_pool_bytes
 from ..llama import ModelConfig
-from ..log import logger
 from ..profiling import start_profile, step_range, stop_profile
 from ..progress import no_progress_due
 from .block_manager import BlockManager, cdiv
 from .checks import check_unsupported
 from .config import EngineArgs, EngineConfig
-from .cost_model import CostModel, measure, measure_disk
+from .cost_model import CostModel, HitPolicy, measure, measure_disk
 from .disk_tier import BlockFiles, DiskTier, open_files
 from .executor import Executor, InFlight, Scheduled, with_drafts
 from .host_tier import MAX_DEFAULT_BYTES, HostTier
@@ -48,6 +47,7 @@ from .kv_cache import KVCache, num_blocks_for
 from .observer import Observers
 from .outputs import RequestOutput
 from .pooling_params import PoolingParams
+from .prefix_cache import BlockHash
 from .prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, parts_of, valid_text
 from .sampling_params import SamplingParams
 from .scheduler import Scheduler, SchedulerOutput
@@ -132,7 +132,7 @@ class LLMEngine:
         self.input_processor = InputProcessor(
             self.model_config, self.tokenizer, self.max_model_len, config.seed, speculation
         )
-        self.cost_model: CostModel | None = None  # of the host
+        self.cost_model: CostModel | None = None  # of the host, at the start
         self.disk_cost_model: CostModel | None = None
         num_host_blocks, files = self._num_host_blocks(), self._block_files()
         self.tally = Tally(
@@ -150,11 +150,17 @@ class LLMEngine:
             save, first_block = config.kv_disk_save, num_host_blocks
             self.disk_tier = DiskTier(self.kv_cache.blocks, files, save, first_block, self.observers)
             tier = Tiers(self.host_tier, self.disk_tier, first_block)
+        self.hit_policy: HitPolicy | None = None
+        num_worth_loading: abc.Callable[[list[BlockHash | None]], int] = len
+        if config.offload_policy == "auto" and (num_host_blocks > 0 or files is not None):
+            self.hit_policy = HitPolicy(self.host_tier, self.kv_cache, self._measure(), self.disk_cost_model)
+            self.observers.append(self.hit_policy)
+            num_worth_loading = self.hit_policy.num_worth_loading
         least: abc.Callable[[list[int]], list[int]] = list
         if self.ranks.world_size > 1 and (num_host_blocks > 0 or files is not None):
             tier, least = AgreedTier(tier, self.ranks), self.ranks.least
         self.kv_cache_manager = BlockManager(
-            num_blocks, config.block_size, config.enable_prefix_caching, tier, self.observers, least
+            num_blocks, config.block_size, config.enable_prefix_caching, tier, self.observers, least, num_worth_loading
         )
         self.scheduler = Scheduler(config, self.kv_cache_manager, self.observers)
         self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
@@ -193,22 +199,17 @@ class LLMEngine:
         return self.cost_model
 
     def _block_files(self) -> BlockFiles | None:
-        """Return the files of kv_disk_dir, or None without it, or if computing a block again is faster.
+        """Return the files of kv_disk_dir, or None without it.
 
         Under "auto" the disk is measured, unless the folder cannot be written: then it was filled elsewhere.
         """
         config = self.config
         if config.kv_disk_dir is None or self.max_model_len <= config.block_size:
             return None
-        ranks, prefers_load = self.ranks, True
-        files = open_files(config, self.model_config, self.kv_cache.blocks, ranks.rank, ranks.world_size)
+        files = open_files(config, self.model_config, self.kv_cache.blocks, self.ranks.rank, self.ranks.world_size)
         if config.offload_policy == "auto":
             with suppress(OSError):
                 self.disk_cost_model = measure_disk(self._measure(), files.root, self.kv_cache.blocks[0].nbytes)
-                prefers_load = self.disk_cost_model.prefers_load(self.kv_cache.bytes_per_token)
-            if ranks.least([prefers_load]) == [False]:
-                logger.warning("kv_disk_dir is not used, because computing is faster: %s", self.disk_cost_model)
-                return None
         return files
 
     @classmethod

@@ -18,6 +18,7 @@ class Observer:
     disk_evict hash                    the file is removed, because others need its room
     load      seq, copies              blocks for seq are on their way from the host or the disk
     arrive    copies                   they have arrived
+    timed     tier, num_blocks, seconds  so long did it take to load these blocks from the "host" or the "disk"
     disk_bad  hash, error              a block could not be read from its file
     lose      blocks                   these blocks did not arrive: sequences that hold one are about to be preempted
     begin                              a step begins

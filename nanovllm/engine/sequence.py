@@ -49,6 +49,7 @@ class Sequence:
     num_output_placeholders: int = field(default=0, init=False)  # sampled by these steps
     placeholder_id: int = field(default=0, init=False)  # the sampled token, if the executor knows it before it is read
     num_cached_tokens: int = field(default=0, init=False)  # cache hits of the prompt on its way to the first token
+    num_declined_blocks: int = field(default=0, init=False)  # cached in a tier, but computed, because that is faster
     num_preemptions: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, as far as needed

@@ -57,6 +57,8 @@ HELP = {
     "nanovllm:kv_disk_dropped_blocks": "Blocks not stored in kv_disk_dir, because it was too slow.",
     "nanovllm:kv_disk_lost_blocks": "Blocks of kv_disk_dir that were damaged or had vanished when they were read.",
     "nanovllm:kv_disk_evicted_blocks": "Blocks that this engine has removed from kv_disk_dir to hold its size.",
+    "nanovllm:kv_declined_blocks": "Blocks found on the host or the disk, but computed, because that is faster.",
+    "nanovllm:kv_speed_corrections": "Loads and prefills that were more than 2 times as fast or slow as expected.",
     "vllm:prompt_tokens": "Prompt tokens, computed or cached.",
     "vllm:prompt_tokens_cached": "Prompt tokens that were cached, on the device or on the host.",
     "vllm:generation_tokens": "Generated tokens.",
@@ -111,6 +113,8 @@ class EngineStats:
     disk_blocks_dropped: int  # the disk was too slow
     disk_blocks_lost: int  # damaged or vanished when they were read
     disk_blocks_evicted: int  # by this engine
+    blocks_declined: int  # found on the host or the disk, but computed, because that is faster
+    speeds_corrected: int  # times that a load or a prefill was far from the speed that decides
     prefix_queries: int  # tokens of admitted sequences, on each admission
     prefix_hits: int  # cached tokens among them
 
@@ -129,7 +133,8 @@ class EngineStats:
             f" of {self.num_blocks}, watermark {self.blocks_watermark}, {self.blocks_on_host} on the host"
             f" | {self.preemptions} preemptions, {self.out_of_blocks} times out of blocks, {self.blocks_copied} copied,"
             f" {self.blocks_stored} stored, {self.blocks_loaded} loaded{self._disk}"
-            f" | prefix hits: {share} | tokens: {self.prompt_tokens} prompt, {self.generation_tokens} generated"
+            + (f" | {self.blocks_declined} computed instead of loaded" if self.blocks_declined else "")
+            + f" | prefix hits: {share} | tokens: {self.prompt_tokens} prompt, {self.generation_tokens} generated"
             + (f" | {self.accepted_tokens} of {self.draft_tokens} drafted tokens accepted" if self.drafts else "")
         )
 
@@ -145,7 +150,7 @@ def collect(engine: "LLMEngine") -> EngineStats:
     Outside the engine's thread, a sequence that ends in the meantime may be counted twice or not at all.
     """
     manager, scheduler, tally = engine.kv_cache_manager, engine.scheduler, engine.tally
-    host, disk = engine.host_tier, engine.disk_tier
+    host, disk, policy = engine.host_tier, engine.disk_tier, engine.hit_policy
     running, waiting = list(scheduler.running), list(scheduler.waiting)
     ref_counts, cached = list(manager.pool.ref_counts), list(manager.pool.hashes)
     blocks_running = manager.num_blocks - ref_counts.count(0)
@@ -174,6 +179,8 @@ def collect(engine: "LLMEngine") -> EngineStats:
         disk_blocks_dropped=disk.num_blocks_dropped if disk else 0,
         disk_blocks_lost=disk.num_blocks_lost if disk else 0,
         disk_blocks_evicted=disk.num_blocks_evicted if disk else 0,
+        blocks_declined=policy.num_declined_blocks if policy else 0,
+        speeds_corrected=policy.num_corrections if policy else 0,
         prefix_queries=manager.prefix_cache_stats.queries,
         prefix_hits=manager.prefix_cache_stats.hits,
         prompt_tokens=tally.prompt_tokens + sum(tokens for tokens, _ in prompts),
@@ -421,6 +428,9 @@ def get_metrics(engine: "LLMEngine", model_name: str) -> list[Metric]:
             "evicted_blocks": stats.disk_blocks_evicted,
         }
         metrics += [Counter(f"nanovllm:kv_disk_{name}", labels.copy(), value) for name, value in disk.items()]
+    if engine.hit_policy:
+        choices = {"declined_blocks": stats.blocks_declined, "speed_corrections": stats.speeds_corrected}
+        metrics += [Counter(f"nanovllm:kv_{name}", labels.copy(), value) for name, value in choices.items()]
     for reason in ("stop", "length", "abort", "error", "repetition"):
         ended = labels | {"finished_reason": reason}
         metrics.append(Counter("vllm:request_success", ended, tally.ended[reason]))

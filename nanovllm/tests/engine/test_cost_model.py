@@ -1,15 +1,19 @@
 """CostModel: load or recompute, from two speeds; how they are measured; and how an engine uses them."""
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
-from ...engine import llm_engine
+from ...engine import host_tier, llm_engine
 from ...engine.config import EngineConfig
-from ...engine.cost_model import CostModel, measure
+from ...engine.cost_model import CostModel, HitPolicy, measure
+from ...engine.host_tier import HostTier
 from ...engine.llm_engine import LLMEngine
+from ...engine.observer import Observer
 from ...llm import LLM
-from ..testing.engines import scripted_engine
+from ..testing.engines import params, run_to_the_end, scripted_engine
+from ..testing.pools import make_cache
 
 # A token has 1,000 bytes: loading it takes 2 ms, and so does computing it.
 EVEN = CostModel(load_bytes_per_second=5e5, store_bytes_per_second=1e6, tokens_per_second=500)
@@ -19,6 +23,46 @@ LOAD_IS_FASTER, RECOMPUTE_IS_FASTER = CostModel(1e12, 1e12, 1.0), CostModel(1.0,
 def test_faster_option_wins():
     assert replace(EVEN, load_bytes_per_second=5.5e5).prefers_load(1000)
     assert not replace(EVEN, tokens_per_second=550).prefers_load(1000)
+
+
+def test_hit_is_used_as_far_as_that_saves_the_most_time():
+    """A block takes 1 s to compute, 0.5 s to load from the host, and 2 s from the disk. N is on the device."""
+    cache = make_cache(2)
+    host, size = HostTier(cache.blocks, 1, Observer()), cache.blocks[0].nbytes
+    host.store(0, b"H")
+    speeds = CostModel(2 * size, 1, 4), CostModel(size / 2, 1, 4)
+    policy = HitPolicy(host, cache, *speeds)
+    sources: dict[str, bytes | None] = {"H": b"H", "D": b"D", "N": None}
+    worth = {
+        text: policy.num_worth_loading([sources[letter] for letter in text])
+        for text in ("", "N", "H", "D", "HH", "DN", "DNN", "HDH", "HDHHH", "NDN", "NDD")
+    }
+    assert worth == dict(zip(worth, (0, 1, 1, 0, 2, 2, 3, 1, 5, 3, 1), strict=True))
+
+
+def test_disk_that_could_not_be_measured_is_tried():
+    cache = make_cache(2)
+    policy = HitPolicy(HostTier(cache.blocks, 0, Observer()), cache, RECOMPUTE_IS_FASTER, None)
+    assert policy.num_worth_loading([b"a", b"b"]) == 2
+    policy.on_timed("disk", 2, seconds=1.0)
+    assert policy.num_worth_loading([b"a", b"b"]) == 0
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_load_from_the_host_corrects_its_speed(checkpoint, speeds, monkeypatch, is_slow):
+    """Time passes when the clock is read: none, or a second for a block."""
+    times = count(0.0, float(is_slow))
+    monkeypatch.setattr(host_tier, "perf_counter", lambda: next(times))
+    speeds.append(CostModel(1e6, 1e12, 1000.0, num_tokens=1000))
+    engine = scripted_engine(checkpoint, 8, offload_policy="auto")
+    first, second = list(range(20)), list(range(100, 120))
+    loaded = []
+    for prompt in (first, second, first, second):
+        before = engine.host_tier.num_blocks_loaded
+        engine.add_request("a", prompt, params(1))
+        run_to_the_end(engine)
+        loaded.append(engine.host_tier.num_blocks_loaded - before)
+    assert loaded[:2] == [0, 0] and loaded[2] > 0 and (loaded[3] > 0) != is_slow
 
 
 # The engine's use of it

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ import pytest
 import torch
 
 from ... import LLM, SamplingParams
-from ...engine import disk_tier, llm_engine
+from ...backends.torch.pooler import RowOutput
+from ...engine import cost_model, disk_tier, host_tier, llm_engine
 from ...engine.beam_search import BeamSearch, BeamSearchParams
 from ...engine.config import EngineConfig
 from ...engine.cost_model import CostModel, measure_disk
 from ...engine.disk_tier import BlockFiles, DiskTier, weights_digest
+from ...engine.executor import Pending, Scheduled
 from ...engine.kv_cache import BlockCopy
 from ...engine.llm_engine import LLMEngine
 from ...engine.observer import Observer
@@ -327,6 +330,46 @@ def test_blocks_are_on_the_device_the_host_and_the_disk(make):
     assert (again.host_tier.num_blocks_loaded, counts(again)) == (0, (3, 2, 0))
 
 
+@pytest.mark.parametrize("save", ["prompt", "all"])
+@pytest.mark.parametrize("place", ["device", "host", "disk"])
+def test_prompts_around_whole_blocks_are_stored_and_found_as_full_blocks(make, place, save):
+    """Prompts of k blocks, and of one token more or less, with 3 output tokens, of which 2 are computed."""
+    options = {"num_blocks": 12, "kv_offloading_tokens": 400 * (place == "host"), "kv_disk_save": save}
+    for length in (3, 4, 5, 7, 8, 9, 15, 16, 17):
+        engine, prompt = make(**options), [*range(100 + length, 100 + 2 * length)]
+        run(ask(engine, prompt, max_tokens=3))
+        num_full = length // 4 if save == "prompt" else (length + 2) // 4
+        assert counts(engine) == (num_full, 0, 0), "a block is stored once it is full"
+        if place == "host":
+            run(ask(engine, [length] * 48, max_tokens=1))  # takes the device's blocks
+        elif place == "disk":
+            engine = make(**options)
+        computed, stored = engine.executor.num_tokens, counts(engine)[0]
+        num_hits = (length - 1) // 4
+        assert num_cached(run(ask(engine, prompt, max_tokens=3))) == [4 * num_hits]
+        assert engine.executor.num_tokens - computed == length - 4 * num_hits + 2
+        assert engine.host_tier.num_blocks_loaded == num_hits * (place == "host")
+        assert counts(engine) == (stored, num_hits * (place == "disk"), 0), "nothing is stored again"
+
+
+def test_int8_blocks_give_the_same_tokens_from_the_disk_and_only_to_int8(tmp_path):
+    """A real model, since a scripted one writes no numbers."""
+    folder = write_checkpoint(tmp_path / "checkpoint", config=CONFIG | {"hidden_size": 64})
+    options: dict[str, Any] = {"block_size": 4, "kv_cache_tokens": 160, "offload_policy": "load"}
+    options |= {"kv_disk_dir": tmp_path / "disk", "attention_backend": "torch"}
+    sampling = SamplingParams(temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
+
+    def serve(**more: Any) -> tuple[list[list[int]], int]:
+        llm = LLM(str(folder), **options | more)
+        outputs = llm.generate([FIRST, SECOND, [*FIRST, 7]], sampling)
+        llm.llm_engine.disk_tier.flush()
+        return [answer for output in outputs for answer in answers(output)], llm.stats().disk_blocks_loaded
+
+    expected, _ = serve(kv_cache_dtype="int8")
+    assert serve(kv_cache_dtype="int8") == (expected, 2 + 2 + 1)
+    assert serve()[1] == serve(dtype="bfloat16")[1] == 0, "they have blocks of another kind"
+
+
 def test_prompt_of_another_salt_checkpoint_or_option_is_not_found(make, tmp_path):
     run(ask(make(), FIRST))
     other = write_checkpoint(tmp_path / "other", tensors=random_tensors(CONFIG, seed=1))
@@ -429,14 +472,140 @@ def test_load_from_disk_waits_for_the_steps_that_use_its_blocks(on_simulated_cud
 # The choice between the disk and computing
 
 
-@pytest.mark.parametrize(("load_bytes_per_second", "is_used"), [(255_000, False), (257_000, True)])
-def test_auto_policy_uses_the_disk_if_it_is_faster(make, monkeypatch, load_bytes_per_second, is_used, caplog):
-    """A token has 256 bytes, and 1,000 are computed a second."""
-    cost = CostModel(load_bytes_per_second, 1e12, 1000)
-    monkeypatch.setattr(llm_engine, "measure", lambda *parts: cost)
-    monkeypatch.setattr(llm_engine, "measure_disk", lambda *parts: cost)
-    engine = make(offload_policy="auto")
-    assert (engine.disk_tier is not None) == is_used and len(caplog.records) == 1 - is_used
+class Clock:
+    """A time that passes only while a block is read, or the host waits for the device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.device_is_free = 0.0
+        self._lock, self._monkeypatch = threading.Lock(), monkeypatch
+        for module in (disk_tier, host_tier, cost_model):
+            monkeypatch.setattr(module, "perf_counter", lambda: self.now)
+
+    def measured(self, load_bytes_per_second: float, tokens_per_second: float) -> None:
+        """Let engines measure these speeds when they start."""
+        cost = CostModel(load_bytes_per_second, 1e12, tokens_per_second, num_tokens=16)
+        self._monkeypatch.setattr(llm_engine, "measure", lambda *parts: cost)
+        self._monkeypatch.setattr(llm_engine, "measure_disk", lambda *parts: cost)
+
+    def real(self, engine: DiskEngine, bytes_per_second: float, tokens_per_second: float) -> None:
+        """Let an engine take as long as these speeds say."""
+        read, launch = engine.disk_tier.files.read, engine.executor.launch
+
+        def slow_read(block_hash: bytes, into: memoryview) -> None:
+            read(block_hash, into)
+            with self._lock:
+                self.now += len(into) / bytes_per_second
+
+        def slow_launch(batch: list[Scheduled]) -> SlowStep:
+            self.device_is_free = max(self.now, self.device_is_free) + sum(n for _, n in batch) / tokens_per_second
+            return SlowStep(launch(batch), self, self.device_is_free)
+
+        self._monkeypatch.setattr(engine.disk_tier.files, "read", slow_read)
+        self._monkeypatch.setattr(engine.executor, "launch", slow_launch)
+
+
+@dataclass
+class SlowStep:
+    """A step on a device that is busy until a certain time."""
+
+    step: Pending
+    clock: Clock
+    ends: float
+
+    def tokens(self) -> list[RowOutput | None]:
+        self.clock.now = max(self.clock.now, self.ends)
+        return self.step.tokens()
+
+
+MANY = [[number] * 12 for number in range(40)]  # three blocks each, two of which are hits
+
+
+@pytest.fixture
+def auto(make, monkeypatch) -> Callable[..., tuple[DiskEngine, Clock]]:
+    """Return a function that makes an engine under "auto", after another one has stored MANY.
+
+    A token has 256 bytes, and a second has 1,000 tokens by the first measurement.
+    """
+    run(ask(make(num_blocks=200, offload_policy="load"), *MANY))
+
+    def start(
+        measured: float, real: float, tokens_per_second: float = 1000, **options: Any
+    ) -> tuple[DiskEngine, Clock]:
+        clock = Clock(monkeypatch)
+        clock.measured(measured, 1000)
+        engine = make(num_blocks=200, offload_policy="auto", **options)
+        clock.real(engine, real, tokens_per_second)
+        return engine, clock
+
+    return start
+
+
+def loaded(engine: DiskEngine, prompts: list[list[int]]) -> list[int]:
+    """Serve one prompt after another. Return how many blocks of each come from the disk."""
+    numbers = []
+    for prompt in prompts:
+        before = counts(engine)[1]
+        run(ask(engine, prompt, max_tokens=1))
+        numbers.append(counts(engine)[1] - before)
+    return numbers
+
+
+@pytest.mark.parametrize(("speed", "is_faster"), [(255_000, False), (257_000, True)])
+def test_auto_policy_stores_always_and_loads_what_is_faster(make, auto, speed, is_faster):
+    engine, _ = auto(speed, speed)
+    assert loaded(engine, MANY[:3]) == [2 * is_faster] * 3
+    run(ask(engine, SECOND))
+    stats = engine.stats()
+    assert stats.disk_blocks_stored == 3 and num_cached(run(ask(make(), SECOND))) == [8]
+    assert (stats.blocks_declined, stats.speeds_corrected) == (6 * (not is_faster), 0)
+    assert ("6 computed instead of loaded" in str(stats)) == (not is_faster)
+    values = {metric.name: getattr(metric, "value", None) for metric in engine.get_metrics()}
+    assert values["nanovllm:kv_declined_blocks"] == stats.blocks_declined
+    assert values["nanovllm:kv_speed_corrections"] == 0
+    assert "nanovllm:kv_declined_blocks" not in {metric.name for metric in make().get_metrics()}
+
+
+def test_disk_that_looked_slow_at_the_start_is_tried_again(auto):
+    engine, _ = auto(measured=1000, real=1_000_000)
+    assert loaded(engine, MANY[:20]) == [0] * 15 + [2] * 5
+    assert (engine.stats().blocks_declined, engine.stats().speeds_corrected) == (30, 1)
+
+
+def test_disk_that_stays_slow_is_tried_once_in_16_hits(auto):
+    engine, _ = auto(measured=1000, real=1000)
+    assert loaded(engine, MANY) == ([0] * 15 + [2]) * 2 + [0] * 8 and engine.stats().speeds_corrected == 0
+
+
+@pytest.mark.parametrize(("real", "expected"), [(100_000, [2, 0, 0]), (260_000, [2, 2, 2])])
+def test_disk_that_has_become_slow_is_left_alone(auto, real, expected):
+    """The second one is slower than it was, but by less than 2 times."""
+    engine, _ = auto(measured=500_000, real=real)
+    assert loaded(engine, MANY[:3]) == expected and engine.stats().speeds_corrected == (expected[1] == 0)
+
+
+@pytest.mark.parametrize(("real", "is_corrected"), [(400, True), (600, False), (1900, False)])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_prefill_that_takes_longer_than_measured_lets_hits_be_loaded(auto, real, is_corrected, is_async):
+    engine, _ = auto(255_000, 255_000, tokens_per_second=real, async_scheduling=is_async)
+    run(ask(engine, SECOND))
+    assert loaded(engine, MANY[:1]) == [2 * is_corrected]
+    assert engine.stats().speeds_corrected == is_corrected
+
+
+def test_prefill_that_is_faster_than_measured_lets_hits_be_computed(auto):
+    """The first step begins after an idle time, so it may have been slower. The second one follows it at once."""
+    engine, _ = auto(500_000, 500_000, tokens_per_second=5000, max_num_batched_tokens=10)
+    run(ask(engine, [*range(40)], max_tokens=1))
+    assert loaded(engine, MANY[:1]) == [0] and engine.stats().speeds_corrected == 1
+
+
+def test_time_between_two_calls_is_not_a_prefills(auto):
+    engine, clock = auto(255_000, 255_000, async_scheduling=True)
+    ask(engine, SECOND)
+    while engine.has_unfinished_requests():
+        engine.step()
+        clock.now += 1000
+    assert loaded(engine, MANY[:1]) == [0] and engine.stats().speeds_corrected == 0
 
 
 def test_measurement_of_the_disk_leaves_nothing(checkpoint, tmp_path, monkeypatch):
