@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -129,16 +128,14 @@ class Session:
         self._folder, self._python = folder, python
         self._environment = os.environ | {"MAKEFLAGS": f"PY={python}", "ARGS": "", "HF_HUB_OFFLINE": "1"} | environment
         self._server: subprocess.Popen[str] | None = None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = 0  # the server chooses one
 
     def run(self, block: Block) -> str:
         """Run a block and return its output. Raise AssertionError if it fails."""
-        code = with_port(block.code, self._port)
         if block.word == "server":
-            self._serve(block, code)
+            self._serve(block, with_port(block.code, 0))
             return ""
+        code = with_port(block.code, self._port)
         if block.language == "python":
             command = [self._python, "-c", code]
         else:
@@ -173,8 +170,10 @@ class Session:
             )
         deadline = time.monotonic() + SECONDS
         while time.monotonic() < deadline and self._server.poll() is None:
-            with suppress(URLError, OSError), urlopen(f"http://127.0.0.1:{self._port}/health", timeout=5):
-                return
+            if address := re.search(r" at http://127\.0\.0\.1:(\d+)", log.read_text()):
+                self._port = int(address[1])
+                with suppress(URLError, OSError), urlopen(f"http://127.0.0.1:{self._port}/health", timeout=SECONDS):
+                    return
             time.sleep(0.2)
         raise AssertionError(f"{block}: the server did not start\n{log.read_text()}")
 

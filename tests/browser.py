@@ -53,6 +53,7 @@ class Reader:
 
     def __init__(self, chromium: Any, address: str = PAGE.as_uri(), viewport: dict[str, int] = WIDE) -> None:
         self.context = chromium.new_context(viewport=viewport)
+        self.context.set_default_timeout(60_000)  # for busy machines
         self.page = self.context.new_page()
         self.messages: list[str] = []
         self.requests: list[str] = []

@@ -69,6 +69,7 @@ def test_page_opens_at_the_first_step_without_playing(chromium):
     reader.context.close()
 
 
+@pytest.mark.nightly
 def test_page_paints_within_a_second(reader):
     milliseconds: list[float] = []
     while min(milliseconds, default=1000) >= 1000 and len(milliseconds) < 5:  # a busy machine may need a second try
@@ -97,9 +98,7 @@ def test_space_plays_and_pauses(reader):
     assert reader.page.get_attribute("#play", "aria-label") == "Pause"
     reader.page.wait_for_function("document.getElementById('step').textContent.startsWith('2 ')")
     reader.press(" ")
-    stopped = reader.step
-    reader.page.wait_for_timeout(500)
-    assert reader.step == stopped and reader.page.get_attribute("#play", "aria-label") == "Play"
+    assert not reader.page.evaluate("Page.isPlaying()") and reader.page.get_attribute("#play", "aria-label") == "Play"
 
 
 def test_play_stops_at_the_end_and_then_starts_over(reader):
@@ -300,6 +299,7 @@ def as_json(state):
     return json.loads(json.dumps({**fields, "sequences": sequences}))
 
 
+@pytest.mark.nightly
 def test_scrubbing_back_and_forth_is_fast(reader):
     milliseconds = reader.page.evaluate("""() => {
         const slider = document.getElementById("slider"), start = performance.now(), last = Number(slider.max);

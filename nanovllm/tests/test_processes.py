@@ -80,16 +80,6 @@ class TestStreams:
         assert ended[0] == 0 and "Traceback" not in ended[2]
 
 
-def wait_for(process: subprocess.Popen[str], seconds: float) -> None:
-    """Wait until a process has used that processor time, since others may slow it down, or for four seconds."""
-    stat, end = Path(f"/proc/{process.pid}/stat"), time.monotonic() + 4
-    while time.monotonic() < end:
-        user, system = stat.read_text().rpartition(")")[2].split()[11:13]
-        if (int(user) + int(system)) / os.sysconf("SC_CLK_TCK") >= seconds:
-            return
-        time.sleep(0.01)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["generate", "batch", "chat", "bench"])
 def test_ctrl_c_at_any_moment_ends_in_one_line_and_leaves_whole_results(command, checkpoint, tmp_path, name):
@@ -102,11 +92,21 @@ def test_ctrl_c_at_any_moment_ends_in_one_line_and_leaves_whole_results(command,
         "chat": command["chat"],
         "bench": [*command["bench"], "--rounds", "10000"],
     }[name]
+
+    def wait(seconds: float) -> None:
+        """Wait until the process has used that processor time, since others may slow it down, or for four seconds."""
+        stat, end = Path(f"/proc/{process.pid}/stat"), time.monotonic() + 4
+        while time.monotonic() < end:
+            user, system = stat.read_text().rpartition(")")[2].split()[11:13]
+            if (int(user) + int(system)) / os.sysconf("SC_CLK_TCK") >= seconds:
+                return
+            time.sleep(0.01)
+
     for moment in range(12):
         process = start(*lasting, stdin=subprocess.PIPE)
         process.stdin.write("the fox\n")
         process.stdin.flush()
-        wait_for(process, 0.12 + moment * 0.23)
+        wait(0.12 + moment * 0.23)
         process.send_signal(signal.SIGINT)
         time.sleep(0.05)
         process.send_signal(signal.SIGINT)  # a chat continues after the first one

@@ -113,9 +113,17 @@ def test_cleanup_frees_what_only_a_cycle_holds():
     assert deleted == ["engine"]
 
 
-def test_open_port_can_be_used():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", get_open_port()))
+def test_open_port_is_one_that_could_be_bound(monkeypatch):
+    bound = []
+
+    class Recorded(socket.socket):
+        def bind(self, address):
+            super().bind(address)
+            bound.append(self.getsockname()[1])
+
+    monkeypatch.setattr(socket, "socket", Recorded)
+    port = get_open_port()
+    assert [port] == bound and port > 0
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,14 @@ SMALL = ("--num-prompts", "6", "--input-len", "4", "--output-len", "3")
 
 
 class Other:
-    """A server with responses like OpenAI's own: none of our fields, and known pauses."""
+    """A server with responses like OpenAI's own: and none of our fields."""
 
     def __init__(self) -> None:
         self.bodies: list[dict] = []
         self.keys: set[str] = set()
         self.most = self.running = 0
         self.cut_after: int | None = None  # pieces
+        self.num_awaited = 1  # requests that must run at once before the first one is answered
 
     async def models(self, request):
         self.keys.add(request.headers.get("authorization"))
@@ -49,7 +50,8 @@ class Other:
     async def events(self, body, is_chat):
         self.running += 1
         self.most = max(self.most, self.running)
-        await asyncio.sleep(0.05)
+        while self.most < self.num_awaited:
+            await asyncio.sleep(0.001)
         if is_chat:
             yield self.event(delta={"role": "assistant", "content": ""}, finish_reason=None)
         for i in range(body["max_tokens"]):
@@ -58,7 +60,6 @@ class Other:
                 return
             text = {"delta": {"content": "a"}} if is_chat else {"text": "a"}
             yield self.event(**text, finish_reason=None)
-            await asyncio.sleep(0.02)
         yield self.event(**({"delta": {}} if is_chat else {"text": ""}), finish_reason="length")
         usage = {"prompt_tokens": 4, "completion_tokens": body["max_tokens"]}
         yield f"data: {json.dumps({'choices': [], 'usage': usage})}\r\n\r\n"
@@ -104,6 +105,7 @@ def bench(capsys, tmp_path):
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_load_on_another_server(bench, endpoint):
     other = Other()
+    other.num_awaited = 3
     with other_server(other) as url:
         flags = ("--base-url", url, "--endpoint", endpoint, "--max-concurrency", "3", "--api-key", "key")
         status, report, table, err = bench(*flags, *SMALL)
@@ -111,8 +113,7 @@ def test_load_on_another_server(bench, endpoint):
     assert (status, err, other.most, other.keys) == (0, "", 3, {"Bearer key"})
     assert (numbers["completed"], numbers["failed"]) == (6, 0)
     assert (numbers["total_input_tokens"], numbers["total_output_tokens"]) == (24, 18)
-    assert 45 <= numbers["ttft_ms"]["p50"] < 200 and 15 <= numbers["itl_ms"]["p50"] < 100
-    assert 15 <= numbers["tpot_ms"]["p50"] < 100 and 105 <= numbers["e2el_ms"]["p50"] < 500
+    assert all(0 < numbers[name]["p50"] <= numbers["e2el_ms"]["p50"] for name in ("ttft_ms", "itl_ms", "tpot_ms"))
     assert numbers["request_throughput"] == pytest.approx(6 / numbers["duration"])
     assert numbers["output_throughput"] == pytest.approx(18 / numbers["duration"])
     assert numbers["total_token_throughput"] == pytest.approx(42 / numbers["duration"])

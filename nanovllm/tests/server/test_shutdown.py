@@ -20,14 +20,15 @@ LONGER = LONG | {"n": 8}
 
 
 def running(served) -> None:
-    """Wait until the engine runs a request."""
+    """Wait until the engine runs a request and has sent a first token: until another one is served beside it."""
     until(lambda: re.search(r"num_requests_running\S* [1-9]", httpx.get(served.url + "/metrics").text) is not None)
+    assert served.completion(max_tokens=1)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 def test_signal_lets_a_stream_finish_and_exits_with_0(number):
-    with serving() as served, ThreadPoolExecutor() as threads:
+    with serving("--shutdown-timeout", "600") as served, ThreadPoolExecutor() as threads:
         engine = served.engine_process()
         result = threads.submit(stream, served, "/v1/completions", **LONG)
         running(served)
@@ -63,11 +64,12 @@ def test_killed_engine_fails_the_health_check_and_ends_the_front():
 def test_server_with_two_ranks_answers_like_one_and_leaves_nothing(end):
     with serving() as one:
         expected = one.completion(max_tokens=24)["choices"]
-    with serving("--tensor-parallel-size", "2") as served, ThreadPoolExecutor() as threads:
+    with serving("--tensor-parallel-size", "2", "--shutdown-timeout", "600") as served, ThreadPoolExecutor() as threads:
         engine = served.engine_process()
         [rank] = children(engine, "distributed.followers")
+        body = LONG | {"max_tokens": 100} if end == "stop the server" else LONGER
         assert served.completion(max_tokens=24)["choices"] == expected
-        result = threads.submit(stream, served, "/v1/completions", **(LONG if end == "stop the server" else LONGER))
+        result = threads.submit(stream, served, "/v1/completions", **body)
         running(served)
         if end == "stop the server":
             assert served.stop() == 0 and result.result()[-1] == "[DONE]"
@@ -109,10 +111,10 @@ def test_ctrl_c_in_a_terminal_reaches_both_processes_and_is_one_line(when):
     """A terminal sends it to the engine's process too."""
     process = start(start_new_session=True)
     until(lambda: children(process.pid, "spawn_main") != [])
-    first = process.stderr.readline() if when == "it serves" else ""
+    while when == "it serves" and not process.stderr.readline().startswith("serving "):
+        assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert first.startswith("serving ") == (when == "it serves")
     assert "Traceback" not in err and err.count("interrupted") == (process.returncode == 130)
 
 

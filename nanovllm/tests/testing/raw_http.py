@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -36,8 +37,13 @@ class Raw(NamedTuple):
         return value["error"]
 
 
-async def exchange(url: str, *parts: bytes | float, is_ended: bool = False, seconds: float = 600.0) -> Raw:
-    """Send the parts, sleep where a part is a number of seconds, and read the response.
+Pause = Callable[[float], Awaitable[None]]
+
+
+async def exchange(
+    url: str, *parts: bytes | float, is_ended: bool = False, seconds: float = 600.0, pause: Pause | None = None
+) -> Raw:
+    """Send the parts, call `pause` where a part is a number of seconds, and read the response.
 
     `is_ended` closes the sending side. A response is complete once its Content-Length has arrived.
     """
@@ -46,7 +52,7 @@ async def exchange(url: str, *parts: bytes | float, is_ended: bool = False, seco
     start = time.monotonic()
     received, is_closed = b"", False
     try:
-        sending = asyncio.ensure_future(send(writer, parts, is_ended))
+        sending = asyncio.ensure_future(send(writer, parts, is_ended, pause))
         async with asyncio.timeout(seconds):
             while not is_whole(received):
                 piece = await reader.read(1 << 16)
@@ -64,14 +70,16 @@ async def exchange(url: str, *parts: bytes | float, is_ended: bool = False, seco
     return Raw(received, time.monotonic() - start, is_closed)
 
 
-async def send(writer: asyncio.StreamWriter, parts: tuple[bytes | float, ...], is_ended: bool) -> None:
+async def send(
+    writer: asyncio.StreamWriter, parts: tuple[bytes | float, ...], is_ended: bool, pause: Pause | None
+) -> None:
     try:
         for part in parts:
             if isinstance(part, bytes):
                 writer.write(part)
                 await writer.drain()
-            else:
-                await asyncio.sleep(part)
+            elif pause:
+                await pause(part)
         if is_ended:
             writer.write_eof()
     except ConnectionError:

@@ -101,7 +101,8 @@ async def storm(served: Served, requests: Iterator[Bad], count: int) -> Findings
     with tqdm(total=count, unit=" requests", disable=None) as bar:
 
         async def send(bad: Bad) -> None:
-            raw = await exchange(served.url, *bad.parts, is_ended=bad.is_ended, seconds=TIME_OUT + 3 * SECONDS)
+            seconds = TIME_OUT + 3 * SECONDS
+            raw = await exchange(served.url, *bad.parts, is_ended=bad.is_ended, seconds=seconds, pause=asyncio.sleep)
             findings.add(bad, raw)
             bar.update()
             if not bad.is_slow:
