@@ -124,5 +124,7 @@ def test_every_dependency_has_a_lower_bound(monkeypatch):
 
 def test_nightly_runs_the_checks_of_an_installation():
     nightly = (ROOT / ".ci" / "nightly").read_text(encoding="utf-8")
-    assert all(f"python3 .ci/{name}.py" in nightly for name in ("install_check", "bounds_check", "torch_check"))
-    assert "order=(run tests soak kernels storm clients ray mutants install bounds torch)" in nightly
+    assert all(
+        f"python3 .ci/{name}.py" in nightly for name in ("install_check", "bounds_check", "torch_check", "order_check")
+    )
+    assert "order=(run tests order soak kernels storm clients ray mutants install bounds torch)" in nightly
