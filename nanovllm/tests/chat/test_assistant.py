@@ -239,6 +239,7 @@ CUT = {
     "required, no list": (REQUIRED, "Hello", ("", "Hello", [])),
     "hermes": (HERMES, f"Hi <tool_call>{CALL}", ("", "Hi", [("add", '{"a": "b')])),
     "hermes, before the arguments": (HERMES, '<tool_call>{"name": "add", "argum', None),
+    "hermes, in the name": (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "add"', None),
     "llama": (LLAMA, CALL.replace("arguments", "parameters"), ("", "", [("add", '{"a": "b')])),
     "mistral": (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a', ("", "", [("add", '{"a')])),
     "text": (QWEN3, "<think>Hm</think>No.\n", ("Hm", "No.\n", [])),

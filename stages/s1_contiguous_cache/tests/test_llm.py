@@ -302,3 +302,10 @@ def test_observer_hears_that_a_closed_stream_has_ended(checkpoint):
     next(stream)
     stream.close()
     assert recorder.events[-3:] == [("free", "0", range(0, 64)), ("finish", "0"), ("finish", "1")]
+
+
+def test_steps_and_computed_tokens_are_counted_from_the_first_request(checkpoint):
+    """The newest token of a sequence is computed in the next step, so the last one of each output never is."""
+    llm = LLM(checkpoint)
+    llm.generate([[1, 5], [1, 6, 7]], greedy(3))
+    assert (llm.model_runner.num_steps, llm.model_runner.num_tokens) == (3, 5 + 2 * 2)

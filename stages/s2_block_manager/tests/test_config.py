@@ -42,3 +42,8 @@ def test_pool_has_whole_blocks_and_at_least_one(checkpoint):
     assert LLM(checkpoint, kv_cache_tokens=90, block_size=16).kv_cache_manager.num_blocks == 5
     with pytest.raises(ValueError, match="kv_cache_tokens is 15, a block has 16 slots"):
         LLM(checkpoint, kv_cache_tokens=15, block_size=16)
+
+
+def test_default_pool_is_cut_into_blocks_without_a_rest():
+    config = EngineConfig()
+    assert config.kv_cache_tokens % config.block_size == 0

@@ -287,6 +287,14 @@ def test_observer_hears_of_each_event(checkpoint):
     assert named == expected
 
 
+def test_observer_hears_that_the_first_in_line_waits(checkpoint):
+    recorder = Recorder()
+    llm = LLM(checkpoint, observer=recorder, block_size=2, kv_cache_tokens=4)
+    llm.generate([[1, 5], [1, 6], [1, 7]], greedy(1))
+    waits = [event for event in recorder.events if event[0] == "wait"]
+    assert waits == [("wait", "1", "promise", 2, 0), ("wait", "2", "promise", 2, 0)]
+
+
 def test_observer_hears_that_no_seat_is_free(checkpoint):
     recorder = Recorder()
     LLM(checkpoint, observer=recorder, max_num_seqs=1).generate([[1, 5], [1, 6]], greedy(1))
@@ -299,3 +307,10 @@ def test_observer_hears_that_a_closed_stream_has_ended(checkpoint):
     next(stream)
     stream.close()
     assert recorder.events[-3:] == [("free", "0", [0]), ("finish", "0"), ("finish", "1")]
+
+
+def test_steps_and_computed_tokens_are_counted_from_the_first_request(checkpoint):
+    """The newest token of a sequence is computed in the next step, so the last one of each output never is."""
+    llm = LLM(checkpoint)
+    llm.generate([[1, 5], [1, 6, 7]], greedy(3))
+    assert (llm.model_runner.num_steps, llm.model_runner.num_tokens) == (3, 5 + 2 * 2)

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from .. import attention as attention_module
 from ..attention import MAX_QUERIES, AttentionMetadata, PagedAttention
 from ..kv_cache import KVCache
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..model_runner import ModelRunner
+from ..online_softmax import Part, attend_part
 from .helpers import attend_without_cache, make_sequence
 
 HEAD_DIM = 8
@@ -132,6 +134,19 @@ def test_prompts_and_decodes_share_a_step(block_size, tile_size):
 @pytest.mark.parametrize("tile_size", [1, 16, 200, 4096])
 def test_chunks_share_a_step_with_prompts_and_decodes(block_size, tile_size):
     Batch([*PROMPTS_AND_DECODES, *CHUNKS], block_size).check(tile_size)
+
+
+def test_decode_beside_a_prompt_is_one_row_of_one_query(monkeypatch):
+    """Rows of a batch are as long as the longest of them, so decodes have batches of their own."""
+    shapes: list[tuple[int, int]] = []
+
+    def attend(q: Tensor, *others: Tensor) -> Part:
+        shapes.append((q.shape[0], q.shape[-2]))  # rows, queries of each
+        return attend_part(q, *others)
+
+    monkeypatch.setattr(attention_module, "attend_part", attend)
+    Batch([(0, 7), (3, 1), (5, 1)], block_size=8).check(4096)
+    assert shapes[-2:] == [(2, 1), (1, 7)]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -92,6 +92,23 @@ def test_abort_of_an_unknown_request_returns_none(checkpoint):
     assert engine.abort_request("a") is None and engine.abort_request("b") is None
 
 
+def test_an_observer_hears_of_an_abort_while_the_request_holds_its_blocks(checkpoint):
+    heard: list[tuple[object, int]] = []
+
+    class Recorder(Observer):
+        def tell(self, kind: str, *details: object) -> None:
+            if kind == "abort":
+                heard.append((details[0], engine.kv_cache_manager.num_free_blocks))
+
+    engine = scripted_engine(checkpoint, num_blocks=4)
+    engine.observer = Recorder()
+    add(engine, "a", 5)
+    step(engine)
+    engine.abort_request("a")
+    engine.abort_request("a")
+    assert heard == [("a", 2)]
+
+
 def test_an_observer_follows_a_request_from_its_arrival_to_its_end(checkpoint):
     events = []
 

@@ -104,3 +104,10 @@ def test_a_step_that_raises_frees_everything(checkpoint, expected, monkeypatch):
         llm.generate(PROMPTS, greedy(24))
     assert_all_free(llm)
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
+
+
+def test_steps_and_computed_tokens_are_counted_from_the_first_request(checkpoint):
+    """The newest token of a sequence is computed in the next step, so the last one of each output never is."""
+    llm = LLM(checkpoint)
+    llm.generate([[1, 5], [1, 6, 7]], greedy(3))
+    assert (llm.model_runner.num_steps, llm.model_runner.num_tokens) == (3, 5 + 2 * 2)
