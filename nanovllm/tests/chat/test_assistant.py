@@ -63,6 +63,12 @@ CASES = {
         ("", "", [("add", '{"a": 1}'), ("find", HARD)]),
     ),
     "a list of calls": (HERMES, f"<tool_call>[{ADD}, {ADD}]</tool_call>", ("", "", [("add", '{"a": 1}')] * 2)),
+    "a list that the tag ends": (
+        HERMES,
+        f'<tool_call>[{ADD}</tool_call>, {ADD}]',
+        ("", f", {ADD}]", [("add", '{"a": 1}')]),
+    ),
+    "a bracket after the tag": (HERMES, f"<tool_call>[{ADD}</tool_call>] ok", ("", "] ok", [("add", '{"a": 1}')])),
     "arguments before the name": (
         HERMES,
         '<tool_call>{"arguments": {"a": "x"}, "name": "add"}</tool_call>',

@@ -382,6 +382,16 @@ def test_events_of_a_call(family):
     assert events[2].item.id == item.id == events[-3].item_id and events[2].item.arguments == ""
 
 
+def test_logprobs_of_a_response_are_those_of_all_tokens(family):
+    """The last token has no text of its own."""
+    fields = {"tools": RESPONSE_TOOLS, "top_logprobs": 1}
+    *_, last = family.response("TEXT", stream=True, **fields)
+    for response in (family.response("TEXT", **fields), last.response):
+        [part] = response.output[0].content
+        assert len(part.logprobs) == response.usage.output_tokens
+    assert response.output_text == "It is 23."
+
+
 def test_client_reads_the_stream_of_a_call(family):
     fields: Any = {"model": "scripted", "input": "TWO", "tools": RESPONSE_TOOLS, "max_output_tokens": 300}
     with family.client.responses.stream(temperature=0, **fields) as stream:
