@@ -651,6 +651,19 @@ def test_lost_block_is_computed_again_by_all_that_hold_it(make, tmp_path, n, kee
     assert num_cached(run(ask(make(), FIRST))) == [8], "it was stored again"
 
 
+def test_loads_that_fail_while_all_seats_are_taken_leave_no_seat_taken(make, monkeypatch, tmp_path):
+    """Two requests load, two wait for their seats, and no load arrives."""
+    run(ask(make(), FIRST, SECOND))
+    damage_all(tmp_path / "disk")
+    engine = make(max_num_seqs=2)
+    gate = Gate(engine, monkeypatch)
+    ask(engine, FIRST, SECOND, [*FIRST, 1], [*SECOND, 2])
+    engine.scheduler.schedule()  # a step would wait for a load
+    assert len(engine.scheduler.running) == len(engine.scheduler.waiting) == 2
+    gate.open(engine)
+    assert len(run(engine)) == 4 and counts(engine)[2] >= 4
+
+
 def test_vanished_block_is_a_miss(make, tmp_path):
     run(ask(make(), FIRST))
     engine = make()

@@ -74,6 +74,31 @@ def test_same_prompt_twice_in_one_step_is_computed_twice_and_hit_by_the_next_req
     assert serve_counted(engine, PROMPT)[0] == 16
 
 
+def test_duplicate_block_is_neither_announced_nor_withdrawn(checkpoint):
+    """What observers hear is the index, also when the duplicate is evicted and the block that it repeats is not."""
+    engine = scripted_engine(checkpoint, 14, kv_offloading_tokens=0)
+    announced: set[bytes] = set()
+
+    class Index:
+        def on_cache(self, block: int, block_hash: bytes) -> None:
+            assert block_hash not in announced, "announced twice"
+            announced.add(block_hash)
+
+        def on_evict(self, block: int, block_hash: bytes, why: str) -> None:
+            announced.remove(block_hash)
+
+    engine.observers.append(Index())
+    for name in "ab":
+        engine.add_request(name, PROMPT, params(4))
+    run_to_the_end(engine)
+    hashes = set(announced)
+    assert len(hashes) == 5, "the prompt, once"
+    engine.add_request("c", [7] * 36, params(1))  # takes the 9 blocks that are not in the index
+    run_to_the_end(engine)
+    assert hashes < announced == {*engine.kv_cache_manager.pool.cached}
+    assert serve_counted(engine, PROMPT)[0] == 16
+
+
 def test_waiting_request_hits_as_much_of_a_prompt_as_is_computed_on_its_admission(checkpoint):
     engine = scripted_engine(checkpoint, 32, max_num_batched_tokens=9)
     engine.add_request("a", PROMPT, params(1)), step(engine)  # 9 tokens of a: two full blocks
