@@ -69,7 +69,7 @@ soak: $(call needs,test) ## check a million random steps of the stages, and a mi
 	@OMP_NUM_THREADS=1 $(PY) -m tests.soak $(ARGS)
 	@$(if $(filter --stage --stage=% --kernels,$(ARGS)),,OMP_NUM_THREADS=1 $(PY) -m nanovllm.tests.soak $(ARGS))
 
-storm: $(call needs,test) ## attack the server with 1,000 clients, 10,000 bad requests and kill -9; ARGS="clients --rounds 5 --seed 1"
+storm: $(call needs,test) ## attack the server with 1,000 clients, 10,000 bad requests, extreme ones and kill -9; ARGS="clients --rounds 5 --seed 1"
 	@$(PY) -m nanovllm.tests.server.storm $(ARGS)
 
 mutants: $(call needs,test mutants) ## plant small faults, and count those that no test notices, about 40 minutes; ARGS=--survivors

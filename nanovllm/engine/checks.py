@@ -95,7 +95,7 @@ def is_integer(value: Any) -> bool:
     >>> is_integer(3), is_integer(3.0), is_integer(True), is_integer("3")
     (True, False, False, False)
     """
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))  # fast, in long lists
 
 
 def is_number(value: Any) -> bool:

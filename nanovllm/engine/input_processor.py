@@ -49,7 +49,7 @@ class InputProcessor:
         params = SamplingParams.of(params).checked()
         self._check(params)
         outputs = params.structured_outputs
-        grammars = [[self._grammars.processor(outputs)] if outputs else [] for _ in range(params.n)]  # one per sample
+        grammars = [[each] for each in self._grammars.processors(outputs, params.n)] if outputs else [[]] * params.n
         bad_words = bad_words_token_ids(params.bad_words or [], self._tokenizer, self._vocab_size)
         token_ids = self._token_ids(prompt, self._max_model_len - 1)
         room = self._max_model_len - len(token_ids)

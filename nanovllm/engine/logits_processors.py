@@ -28,7 +28,7 @@ class AllowedTokens:
     """A ban on all other tokens."""
 
     def __init__(self, token_ids: list[int]) -> None:
-        self._token_ids = torch.tensor(token_ids)  # [num_allowed]
+        self._token_ids = torch.tensor(token_ids).unique()  # [num_allowed]
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
         token_ids = self._token_ids.to(logits.device)

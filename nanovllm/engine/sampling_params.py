@@ -248,7 +248,7 @@ class SamplingParams:
             self.structured_outputs.__post_init__()  # one of its fields may have been set since
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}")
-        check_stop(self.stop or ())
+        check_length("stop", self.stop or ())
         if self.stop and not self.detokenize:
             raise ValueError(f"stop needs text to search: set detokenize=True, got stop={short_repr(self.stop)}")
         if self.prompt_logprobs is not None and self.skip_reading_prefix_cache is False:
@@ -309,10 +309,10 @@ def as_list(values: Any, default: list[Any] | None = None) -> Any:
     return [int(value) if is_integer(value) else value for value in values]
 
 
-def check_stop(stop: str | Iterable[str]) -> None:
-    """Raise ValueError if the stop strings of a request are too long."""
-    if (size := sum(map(len, stop))) > MAX_STOP:
-        raise ValueError(f"stop must have at most {MAX_STOP:,} characters in all, got {size:,}")
+def check_length(name: str, texts: Iterable[str], most: int = MAX_STOP) -> None:
+    """Raise ValueError if the strings of a field have more than `most` characters."""
+    if (size := sum(map(len, texts))) > most:
+        raise ValueError(f"{name} must have at most {most:,} characters in all, got {size:,}")
 
 
 def as_token_id(token: Any) -> Any:

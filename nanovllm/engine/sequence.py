@@ -68,8 +68,9 @@ class Sequence:
         self.token_ids = list(self.prompt_token_ids)
         decoder = StreamDecoder(self.tokenizer, self.prompt_token_ids) if self.tokenizer else None
         self.metrics = RequestMetrics(arrival_time=time.perf_counter())
-        self._text = OutputText(decoder, self.params)
-        detection = self.params.repetition_detection
+        params = self.params
+        self._text = OutputText(decoder, tuple(params.stop or ()), params.include_stop_str_in_output, params.min_tokens)
+        detection = params.repetition_detection
         self._repetitions = RepetitionDetector(detection) if detection and detection.max_pattern_size else None
         self._reported = Reported()
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..checkpoints.tokenizer import StreamDecoder
-from .sampling_params import RepetitionDetectionParams, SamplingParams
+from .sampling_params import RepetitionDetectionParams
 
 
 class StopStrings:
@@ -22,9 +22,7 @@ class StopStrings:
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._children: list[dict[str, int]] = [{}]
-        self._fallbacks = [0]  # the state of the longest shorter end of the text
-        self.ends, self.held_back = [len(stops)], [0]
-        parents, depths = [(0, "")], [0]
+        self.ends, parents, depths = [len(stops)], [(0, "")], [0]
         for index, stop in enumerate(stops):
             state = 0
             for char in stop:
@@ -36,7 +34,7 @@ class StopStrings:
                     depths.append(depths[state] + 1)
                 state = self._children[state][char]
             self.ends[state] = min(self.ends[state], index)
-        self._fallbacks, self.held_back = [0] * len(depths), depths
+        self._fallbacks, self.held_back = [0] * len(depths), depths  # the state of the longest shorter end
         for state in sorted(range(1, len(depths)), key=depths.__getitem__):
             parent, char = parents[state]
             fallback = self._fallbacks[state] = self.read(self._fallbacks[parent], char) if parent else 0
@@ -62,15 +60,14 @@ class OutputText:
     tokens are decoded together, when the text is read.
     """
 
-    def __init__(self, decoder: StreamDecoder | None, params: SamplingParams) -> None:
-        self._decoder = decoder
-        self._stop = tuple(params.stop or ())
-        self._automaton, self._state = automaton_of(self._stop), 0
-        self._keep_stop, self._min_tokens = params.include_stop_str_in_output, params.min_tokens
-        self._num_tokens = 0
+    def __init__(
+        self, decoder: StreamDecoder | None, stop: tuple[str, ...] = (), keep_stop: bool = False, min_tokens: int = 0
+    ) -> None:
+        self._decoder, self._stop = decoder, stop
+        self._automaton, self._state = automaton_of(stop), 0
+        self._keep_stop, self._min_tokens, self._num_tokens = keep_stop, min_tokens, 0
         self._undecoded: list[int] = []
-        self._held_back = ""
-        self._shown = ""
+        self._held_back = self._shown = ""
         self.stop_string: str | None = None  # the stop string that ended the text
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoints.tokenizer import HFTokenizer
+from ..checkpoints.tokenizer import HFTokenizer, StreamDecoder
+from .logits_processors import LogitsProcessor
 from .sampling_params import StructuredOutputsParams, read_schema
+from .stopping import OutputText
 
 MAX_GRAMMARS = 32  # compiled grammars in the cache
 DEAD_END = "no token of this checkpoint can come next"
@@ -52,8 +55,8 @@ class AnswerProcessor:
 
         With a `thought_end`, the output begins inside the thought, unless a token may begin it.
         """
-        self._grammar, self._tokenizer = grammar, tokenizer.showing_special_tokens()
-        self._thought_start, self._thought_end, self._call_start = thought_start, thought_end or "", call_start
+        self._grammar, self._thought_start, self._call_start = grammar, thought_start, call_start
+        self._thought = OutputText(StreamDecoder(tokenizer.showing_special_tokens(), []), (thought_end or "",))
         self._has_thought_ended = thought_end is None
         self._num_read = 0  # output tokens of the thought
 
@@ -64,8 +67,7 @@ class AnswerProcessor:
             self._has_thought_ended = True
         while not self._has_thought_ended and self._num_read < len(output_token_ids):
             self._num_read += 1
-            last = output_token_ids[max(0, self._num_read - len(self._thought_end)) : self._num_read]
-            self._has_thought_ended = self._thought_end in self._tokenizer.decode(last)
+            self._has_thought_ended = self._thought.push(output_token_ids[self._num_read - 1])
         answer = output_token_ids[self._num_read :]
         if not (self._has_thought_ended or may_think) or answer[:1] == [self._call_start]:
             return
@@ -84,16 +86,18 @@ class Grammars:
         self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, eos_token_ids
         self._compiled = lru_cache(MAX_GRAMMARS)(self._compile)
 
-    def processor(self, params: StructuredOutputsParams) -> GrammarProcessor | AnswerProcessor:
-        """Return a processor for one sequence. Raise ValueError if no output can follow the grammar."""
-        if self._tokenizer is None:
+    def processors(self, params: StructuredOutputsParams, count: int) -> Sequence[LogitsProcessor]:
+        """Return a processor for each of `count` sequences. Raise ValueError if no output can follow the grammar."""
+        if (tokenizer := self._tokenizer) is None:
             raise ValueError("structured_outputs need a tokenizer, and this engine has none")
-        grammar = GrammarProcessor(self._compiled(params.format, grammar_text(self._library, params)).deep_copy())
+        matcher = self._compiled(params.format, grammar_text(self._library, params))
+        grammars = [GrammarProcessor(matcher.deep_copy()) for _ in range(count)]
         if params.reasoning_end_str is None and params.tool_call_start_str is None:
-            return grammar
+            return grammars
         thought_start = self._first_token(params.reasoning_start_str)
         call_start = self._first_token(params.tool_call_start_str)
-        return AnswerProcessor(grammar, self._tokenizer, thought_start, params.reasoning_end_str, call_start)
+        last = params.reasoning_end_str, call_start
+        return [AnswerProcessor(grammar, tokenizer, thought_start, *last) for grammar in grammars]
 
     def _first_token(self, text: str | None) -> int | None:
         token_ids = self._tokenizer.encode(text, add_special_tokens=False) if self._tokenizer and text else []

@@ -127,11 +127,9 @@ class AccessLog:
 async def health(request: Request) -> Response:
     """Return 200. Raise ApiError 503 once the engine has ended, or while it is stuck."""
     state: ServerState = request.app.state.server
-    if state.engine.error:
-        raise ApiError("The engine has ended.", 503)
-    if state.is_stuck:
-        seconds = state.engine.stalled_seconds
-        raise ApiError(f"The engine has work, and has made no progress for {seconds:,.0f} seconds.", 503)
+    if state.engine.error or state.is_stuck:
+        stuck = f"The engine has work, and has made no progress for {state.engine.stalled_seconds:,.0f} seconds."
+        raise ApiError("The engine has ended." if state.engine.error else stuck, 503)
     return Response()
 
 

@@ -7,6 +7,7 @@ close the connection. The functions below them limit the cost of a valid request
 
 import asyncio
 import json
+import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ MAX_HEAD_BYTES = 1 << 15
 MIN_CHUNK_BYTES = 64  # smaller chunks of a body count as this many, because each costs the event loop time
 LINGER = 0.5  # seconds for a client to read an error before its connection is aborted
 MAX_IGNORED = 64  # names of unknown fields in the log, because clients choose them
+MAX_REPEATED_BYTES = 1 << 23  # of the parameters, which the engine gets with each prompt of a body
 MAX_PARTS = 1 << 17  # objects, arrays and fields of a body, because Python takes long to build more
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # of JSON
 
@@ -261,6 +263,10 @@ def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: i
     if num_choices > MAX_CHOICES:
         message = f"The request needs {num_choices:,} choices, but a response can have at most {MAX_CHOICES:,}."
         raise InvalidRequest(message, "n")
+    num_bytes = len(pickle.dumps(requests[0]._replace(token_ids=[], prompt=None)))  # repeated for each prompt
+    if len(requests) > 1 and len(requests) * num_bytes > MAX_REPEATED_BYTES:
+        message = f"The request has {num_bytes:,} bytes of parameters for each of {len(requests):,} prompts, and"
+        raise InvalidRequest(f"{message} at most {MAX_REPEATED_BYTES:,} bytes in all are allowed.", "prompt")
     for request in requests:
         generates = request.params.max_tokens != 0
         if len(request.token_ids) + generates > max_model_len:  # the engine would read them all first

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -75,6 +76,7 @@ class Work:
     prompt_logprobs: dict[int, Sequence[dict[int, Logprob] | None]] = field(default_factory=dict)  # by prompt
     embeddings: dict[int, list[float]] = field(default_factory=dict)  # by prompt
     num_cached: dict[str, int] = field(default_factory=dict)  # prompt tokens, by request
+    num_cached_tokens: int = 0  # their sum
     messages: dict[int, MessageStream] = field(default_factory=dict)  # of a stream, by choice
     thought_tags: tuple[int | None, int | None] = (None, None)  # tokens that begin and end a thought
     is_thinking: dict[int, bool] = field(default_factory=dict)  # by choice
@@ -99,6 +101,7 @@ class Work:
         async with aclosing(engine.generate(requests)) as deltas:
             async for delta in deltas:
                 prompt = prompts[delta.request_id]
+                self.num_cached_tokens += delta.num_cached_tokens - self.num_cached.get(delta.request_id, 0)
                 self.num_cached[delta.request_id] = delta.num_cached_tokens
                 if delta.prompt_logprobs and "prompt_logprobs" in self.body.params:
                     self.prompt_logprobs[prompt] = delta.prompt_logprobs
@@ -159,10 +162,13 @@ class Work:
         self.num_reasoning = (self.num_reasoning or 0) + (count if self.is_thinking[index] else 0)
         self.is_thinking[index] = self.is_thinking[index] and end not in token_ids
 
+    @cached_property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(each.token_ids) for each in self.prompts)
+
     def usage(self) -> dict[str, Any]:
         """Return the token counts so far."""
-        num_prompt_tokens = sum(len(each.token_ids) for each in self.prompts)
-        return usage(num_prompt_tokens, self.num_generated, sum(self.num_cached.values()), self.num_reasoning)
+        return usage(self.num_prompt_tokens, self.num_generated, self.num_cached_tokens, self.num_reasoning)
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields that each object of the response begins with."""

@@ -35,7 +35,7 @@ from ..checkpoints.chat_template import choose_template
 from ..engine.outputs import CompletionOutput, Logprob
 from ..engine.pooling_params import PoolingParams
 from ..engine.prompts import Prompt
-from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams, check_stop
+from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams, check_length
 
 if TYPE_CHECKING:
     from ..checkpoints.tokenizer import HFTokenizer
@@ -314,12 +314,13 @@ class SamplingBody(Body):
     include_reasoning: bool | None = None
     repetition_detection: RepetitionDetectionParams | None = None
 
-    @field_validator("stop")
+    @field_validator("stop", "bad_words")
     @classmethod
-    def check_stop(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        """Raise ValueError if the strings are too long."""
-        check_stop(stop or ())
-        return stop
+    def check_texts(cls, texts: str | list[str] | None, field: ValidationInfo) -> str | list[str] | None:
+        """Raise ValueError if the strings are too long: bad_words take long to tokenize."""
+        most = {"most": MAX_FORM} if field.field_name == "bad_words" else {}
+        check_length(f"{field.field_name}", texts or (), **most)
+        return texts
 
     def params(self, num_logprobs: int | None, form: Mapping[str, Any], form_name: str) -> dict[str, Any]:
         """Return the arguments of SamplingParams that the body sets.
@@ -498,7 +499,8 @@ def tool_use(
             "type": "allowed_tools",
             "allowed_tools": {"mode": str(mode), "tools": [*tools]},
         }:
-            functions = [each for each in functions if each["name"] in map(function_name, tools)]
+            names = {*map(function_name, tools)}
+            functions = [each for each in functions if each["name"] in names]
     is_parallel = parallel_tool_calls is not False
     if mode == "none":
         return ToolUse()
@@ -667,9 +669,11 @@ def merged(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     result: list[dict[str, Any]] = []
     for message in messages:
         last = result[-1] if result else {}
-        calls = [*(last.get("tool_calls") or ()), *(message.get("tool_calls") or ())]
         follows = bool(message.get("tool_calls")) or ("content" in message and last.keys() == {"role", "reasoning"})
         if follows and last.get("role") == message["role"] == "assistant":
+            calls = last.get("tool_calls") or message.get("tool_calls")
+            if calls is not message.get("tool_calls"):
+                calls += message["tool_calls"]  # in place: a conversation may have thousands
             result[-1] = {**last, **message, **({"tool_calls": calls} if calls else {})}
         elif message.get("reasoning") != "":  # of a model that hides its reasoning
             result.append(message)

@@ -192,4 +192,5 @@ async def detokenize(request: Request) -> Response:
     tokenizer = model.require_tokenizer()
     if wrong := [id for id in body.tokens if not 0 <= id < len(tokenizer)]:
         raise InvalidRequest(f"Invalid 'tokens': {wrong[0]} is not from 0 to {len(tokenizer) - 1}.", "tokens")
-    return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    decode = partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return JSONResponse({"prompt": await asyncio.to_thread(decode) if len(body.tokens) > LONG_TEXT else decode()})

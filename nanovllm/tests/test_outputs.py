@@ -133,7 +133,7 @@ class Pieces:
     ],
 )
 def test_stop_string_counts_if_it_is_complete_after_min_tokens(pieces, least, stop, expected):
-    text = OutputText(Pieces(), SamplingParams(stop=stop, min_tokens=least))
+    text = OutputText(Pieces(), tuple(stop), min_tokens=least)
     num_pushed = next((i for i, piece in enumerate(pieces, 1) if text.push(piece)), len(pieces))
     text.close()
     assert (text.shown, text.stop_string, num_pushed) == expected

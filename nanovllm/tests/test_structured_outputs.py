@@ -273,14 +273,14 @@ def test_missing_library_is_one_error_with_the_install_command(llm, monkeypatch)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     fresh = Grammars(load_tokenizer(STORYTELLER), 4096, {2})
     with pytest.raises(ValueError, match=re.escape("need llguidance: pip install 'llguidance>=1.9'")):
-        fresh.processor(StructuredOutputsParams(regex="a"))
+        fresh.processors(StructuredOutputsParams(regex="a"), 1)[0]
 
 
 def test_missing_tokenizer_or_eos_is_one_error():
     with pytest.raises(ValueError, match="need a tokenizer"):
-        Grammars(None, 320, {2}).processor(StructuredOutputsParams(regex="a"))
+        Grammars(None, 320, {2}).processors(StructuredOutputsParams(regex="a"), 1)[0]
     with pytest.raises(ValueError, match="the checkpoint names none"):
-        Grammars(load_tokenizer(STORYTELLER), 4096, set()).processor(StructuredOutputsParams(regex="a"))
+        Grammars(load_tokenizer(STORYTELLER), 4096, set()).processors(StructuredOutputsParams(regex="a"), 1)[0]
 
 
 # Grammars and tokenizers
@@ -288,10 +288,10 @@ def test_missing_tokenizer_or_eos_is_one_error():
 
 def test_grammar_is_compiled_once():
     grammars = Grammars(load_tokenizer(STORYTELLER), 4096, {2})
-    grammars.processor(StructuredOutputsParams(**FORM_OF["json"][0]))
+    grammars.processors(StructuredOutputsParams(**FORM_OF["json"][0]), 1)[0]
     before = grammars._compiled.cache_info()
     for _ in range(3):
-        grammars.processor(StructuredOutputsParams(**FORM_OF["json"][0]))
+        grammars.processors(StructuredOutputsParams(**FORM_OF["json"][0]), 1)[0]
     after = grammars._compiled.cache_info()
     assert (after.misses, after.hits) == (before.misses, before.hits + 3)
 
@@ -315,7 +315,8 @@ def test_random_walks_through_a_grammar_follow_its_format(form, tokenizer):
     vocab_size, eos = len(tokenizer) + 7, tokenizer.eos_token_id
     grammars, rng = Grammars(tokenizer, vocab_size, {eos}), random.Random(0)
     whole = [
-        walk(tokenizer, grammars.processor(StructuredOutputsParams(**options)), vocab_size, rng) for _ in range(10)
+        walk(tokenizer, grammars.processors(StructuredOutputsParams(**options), 1)[0], vocab_size, rng)
+        for _ in range(10)
     ]
     whole = [text for text in whole if text is not None]
     assert len(whole) > 5 and all(map(holds, whole)), whole

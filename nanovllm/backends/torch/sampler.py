@@ -324,5 +324,7 @@ def named_logprobs(logits: Tensor, token_ids: list[int]) -> dict[int, Logprob]:
     """Return the log-probabilities of these tokens in this order, from one row of `logits` [vocab_size]."""
     logprobs = logits.float().log_softmax(dim=-1)  # [vocab_size]
     own = logprobs[token_ids]  # [num_tokens]
-    ranks = 1 + (logprobs > own.unsqueeze(1)).sum(dim=-1)  # [num_tokens]
+    values, order = own.sort()
+    counts = torch.bucketize(logprobs, values).bincount(minlength=len(own) + 1)  # [num_tokens + 1], of likelier tokens
+    ranks = 1 + counts.flip(0).cumsum(0).flip(0)[1:][order.argsort()]  # [num_tokens]
     return dict(zip(token_ids, map(Logprob, own.tolist(), ranks.tolist()), strict=True))

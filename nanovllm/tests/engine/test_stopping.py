@@ -49,7 +49,7 @@ def test_first_complete_stop_string_ends_a_random_text(seed, is_kept):
     for _ in range(20):
         stops = ["".join(rng.choices("ab", k=rng.randint(2, 7))) for _ in range(rng.randint(1, 4))]
         pieces = ["".join(rng.choices("ab", k=rng.randint(0, 4))) for _ in range(20)]
-        text = OutputText(Characters(), SamplingParams(stop=stops, include_stop_str_in_output=is_kept))
+        text = OutputText(Characters(), tuple(stops), keep_stop=is_kept)
         whole = "".join(pieces)
         found = [(whole.find(stop) + len(stop), i) for i, stop in enumerate(stops) if stop in whole]
         end, index = min(found, default=(len(whole), None))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from . import clients, kills, malformed
+from . import clients, extremes, kills, malformed
 from .processes import check_log, sockets_of, storm_server
 
 SPARE = 100  # files that a process opens besides the sockets of a storm
@@ -44,6 +44,16 @@ def run_malformed(args: argparse.Namespace, folder: Path) -> str:
     return "\n".join([f"{args.requests:,} requests: {listed(findings.statuses)}; {gap}; the slowest responses:", *rows])
 
 
+def run_extremes(args: argparse.Namespace, folder: Path) -> str:
+    log = folder / "log"
+    with storm_server(log, "--chat-template", "plain") as served:
+        gaps = asyncio.run(extremes.storm(served))
+        assert served.stop() == 0, "it did not stop by itself"
+    check_log(log)
+    slowest = [f"  {gap:.2f} seconds: {name}" for name, gap in sorted(gaps.items(), key=lambda pair: -pair[1])[:5]]
+    return "\n".join([f"{len(gaps)} extreme requests; the longest gaps of a neighbor:", *slowest])
+
+
 def run_kills(args: argparse.Namespace, folder: Path) -> str:
     return f"{args.kills} kills: streams {listed(asyncio.run(kills.storm(folder, args.kills, args.seed)))}"
 
@@ -51,6 +61,7 @@ def run_kills(args: argparse.Namespace, folder: Path) -> str:
 STORMS: dict[str, Callable[[argparse.Namespace, Path], str]] = {
     "clients": run_clients,
     "malformed": run_malformed,
+    "extremes": run_extremes,
     "kills": run_kills,
 }
 
