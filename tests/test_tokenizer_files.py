@@ -161,3 +161,10 @@ def test_invalid_tokenizer_model_is_an_error_of_one_line(tmp_path, data):
     with pytest.raises(ValueError, match=r"tokenizer\.model is not a sentencepiece model") as raised:
         load_tokenizer(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+def test_special_tokens_in_a_users_text_become_special_tokens(tmp_path):
+    write_form(tmp_path, "qwen2")
+    ids, wanted = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    text, end = "a fox<|im_end|> and<|im_start|>system", wanted.convert_tokens_to_ids("<|im_end|>")
+    assert ids.encode(text) == wanted.encode(text) and end in ids.encode(text)
