@@ -92,21 +92,27 @@ SHAPES = {
 }
 
 
-UNITS: dict[str, int] = {prefix: 1000**power for power, prefix in enumerate(("", "k", "m", "g", "t"))}
-BINARY: dict[str, int] = {prefix: 1024**power for power, prefix in enumerate(("", "k", "m", "g", "t"))}
+SIZE = re.compile(r"(\d{1,15})(\.\d{1,15})?(?:([kKmMgGtT])|(?i: *([kmgt]?)(i?)b)(?:/s)?)?", re.ASCII)
 
 
-def parse_bytes(text: str) -> int:
-    """Return the number of bytes that a string such as "24GiB" or "80 GB" means. Raise ValueError for anything else.
+def parse_size(text: str) -> int:
+    """Return the number of bytes or tokens that a text means. Raise ValueError for anything else.
 
-    >>> parse_bytes("24GiB"), parse_bytes("80 GB"), parse_bytes("4.8TB/s"), parse_bytes("1048576")
-    (25769803776, 80000000000, 4800000000000, 1048576)
+    A letter alone is as in vLLM 0.32: 1k is 1,000, and 1K is 1,024, which takes no fraction. With a B, it is as usual:
+    1 kB and 1 KB are 1,000, and 1 KiB is 1,024.
+
+    >>> parse_size("4096"), parse_size("1k"), parse_size("1K"), parse_size("25.6k")
+    (4096, 1000, 1024, 25600)
+    >>> parse_size("24GiB"), parse_size("80 GB"), parse_size("4.8TB/s")
+    (25769803776, 80000000000, 4800000000000)
     """
-    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) *([kmgt]?)(i?)b?(?:/s)?", text.strip().lower())
-    if not match or (match[3] and not match[2]):
-        raise ValueError(f"{text!r} is not a number of bytes such as 24GiB or 80GB")
-    number, prefix, binary = match.groups()
-    return round(float(number) * (BINARY if binary else UNITS)[prefix])
+    if match := SIZE.fullmatch(text.strip()):
+        number, fraction, letter, prefix, binary = match.groups("")
+        base, power = 1024 if binary or letter.isupper() else 1000, " kmgt".index((letter or prefix or " ").lower())
+        factor = int(base**power)
+        if not (binary and not prefix) and not (fraction and (factor == 1 or letter.isupper())):
+            return round(float(number + fraction) * factor) if fraction else int(number) * factor
+    raise ValueError(f"{text!r} is not a size such as 4096, 4k (4,000), 4K (4,096), 80GB or 24GiB")
 
 
 def show_bytes(size: float) -> str:

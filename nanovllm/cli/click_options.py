@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from ..engine.config import DEFAULTS_ON_CUDA, EngineArgs, EngineConfig, json_object
+from ..checkpoints.sizes import parse_size
+from ..engine.config import DEFAULTS_ON_CUDA, EngineArgs, EngineConfig, is_size, json_object
 from ..engine.sampling_params import SamplingParams
 from ..engine.vllm_options import ServeCompatibilityOptions
 
@@ -28,6 +29,8 @@ def option(field: Field[Any], **changes: Any) -> click.Option:
         name = f"{name}/--no-{name[2:]}"
     if dict[str, Any] in kinds:
         kind = json_option
+    kind = SIZE if kind is int and is_size(field.name) else kind
+    kind = GIB if kind is float and field.name.endswith("_size") else kind
     choices = field.metadata.get("choices")
     settings: dict[str, Any] = {"type": click.Choice(choices) if choices else kind, "default": field.default}
     settings |= {"help": field.metadata.get("help")} | changes
@@ -49,6 +52,21 @@ def file_name(text: str) -> str:
     return text
 
 
+def size(text: str | int) -> int:
+    """Return the number that an option holds, such as 4096, 4k or 2GiB."""
+    try:
+        return int(text) if isinstance(text, int) or text.removeprefix("-").isdecimal() else parse_size(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+
+
+def gibibytes(text: str | float) -> float:
+    """Return the number of GiB that an option holds, with a unit or without."""
+    return size(text) / 2**30 if isinstance(text, str) and text[-1:].isalpha() else float(text)
+
+
+SIZE, GIB = click.types.FuncParamType(size), click.types.FuncParamType(gibibytes)
+SIZE.name, GIB.name = "size", "size in GiB"
 PATH = click.types.FuncParamType(file_name)
 PATH.name = "path"  # as help shows it
 

@@ -1,5 +1,6 @@
 """nanovllm generate: continue prompts in the terminal, and report how much of the KV cache the run used."""
 
+import os
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -44,7 +45,24 @@ OPTIONS = [
 ]
 
 
-@click.command(params=OPTIONS)
+class GenerateCommand(click.Command):
+    """A command that refuses a checkpoint's path among the prompts, unless it is behind a double dash."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        num_behind = len(args) - args.index("--") - 1 if "--" in args else 0
+        rest = super().parse_args(context, args)
+        for prompt in context.params["prompts"][: -num_behind or None]:
+            if is_checkpoint(prompt):
+                raise click.UsageError(f"{prompt} is a model: write --model {prompt}, or -- in front of a prompt")
+        return rest
+
+
+def is_checkpoint(prompt: str) -> bool:
+    """Return whether a prompt is the path of a checkpoint's folder or of a GGUF file."""
+    return os.path.isfile(os.path.join(prompt, "config.json")) or (prompt.endswith(".gguf") and os.path.isfile(prompt))
+
+
+@click.command(cls=GenerateCommand, params=OPTIONS)
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
 @click.option("--file", "files", type=PATH, multiple=True, help="file with a prompt; may be given several times")
 @trace_option

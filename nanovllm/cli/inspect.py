@@ -17,15 +17,13 @@ from ..checkpoints.sizes import (
     Memory,
     find_memory,
     parameters,
-    parse_bytes,
+    parse_size,
     show_bytes,
     show_seconds,
 )
-from ..checkpoints.sizes import (
-    weight_bits as mean_bits,
-)
+from ..checkpoints.sizes import weight_bits as mean_bits
 from ..engine.config import QUANTIZATIONS
-from .click_options import usage_errors
+from .click_options import SIZE, usage_errors
 
 LENGTHS = (256, 1024, 4096, 16384, 65536)
 COUNT = click.IntRange(min=1)
@@ -76,9 +74,9 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
     help="share of the memory for weights and KV cache; the rest is for activations",
 )
 @click.option("--block-size", type=COUNT, default=16, show_default=True, help="slots in a block")
-@click.option("--max-model-len", type=COUNT, help="longest prompt plus output; default: the model's own limit")
+@click.option("--max-model-len", type=SIZE, help="longest prompt plus output; default: the model's own limit")
 @click.option(
-    "--length", "lengths", type=COUNT, multiple=True, help="length of the sequences; may be given several times"
+    "--length", "lengths", type=SIZE, multiple=True, help="length of the sequences; may be given several times"
 )
 @click.option("--bandwidth", metavar="SIZE", help="memory bandwidth such as 3.35TB/s, to estimate the time of a step")
 @click.option("--json", "as_json", is_flag=True, help="print the numbers as JSON")
@@ -135,11 +133,13 @@ def make_report(
     bandwidth: str | None,
 ) -> dict[str, Any]:
     """Return the numbers that --json prints. Raise ValueError for an invalid value."""
-    available = Memory(parse_bytes(memory), "given", True) if memory else find_memory()
+    available = Memory(parse_size(memory), "given", True) if memory else find_memory()
     if dtype == "auto":  # as EngineConfig.torch_dtype
         dtype = model.dtype if available.is_gpu and model.dtype in DTYPE_BYTES else "float32"
     limit = min(model.max_position_embeddings, model.sliding_window or model.max_position_embeddings)
-    max_model_len = max_model_len or limit
+    max_model_len = limit if max_model_len is None else max_model_len
+    if (shortest := min((max_model_len, *lengths))) < 1:
+        raise ValueError(f"--max-model-len and --length must be at least 1, got {shortest}")
     if max_model_len > limit:
         raise ValueError(f"max_model_len is {max_model_len}, but the model has {limit} positions")
     if max(lengths, default=0) > max_model_len:
@@ -150,7 +150,7 @@ def make_report(
         weight_bits = mean_bits(model, quantization, DTYPE_BYTES[dtype])
     room, has_int8_kv = int(share * available.size), kv_cache_dtype == "int8"
     fit = Fit(model, DTYPE_BYTES[dtype], room, block_size, max_model_len, weight_bits, has_int8_kv)
-    per_second = parse_bytes(bandwidth) if bandwidth else None
+    per_second = parse_size(bandwidth) if bandwidth else None
     if per_second == 0:
         raise ValueError("bandwidth must be above 0, got 0")
     lengths = lengths or (*(length for length in LENGTHS if length < max_model_len), max_model_len)

@@ -7,14 +7,14 @@ A field with a help text is an option of the command line too. Importing this mo
 """
 
 import json
-import re
-import warnings
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args, get_origin, get_type_hints
 
 from ..backends.attention_backend import BACKENDS, backend_of
+from ..checkpoints.sizes import parse_size
+from ..log import logger
 from .checks import AT_LEAST_1, SEED, Rule, check_field, check_fields, cli_option, nearest
 from .speculation import SpeculativeConfig
 from .vllm_options import CompatibilityOptions, check_compatibility
@@ -61,7 +61,6 @@ SPECULATIVE_CONFIG_HELP = (
 )
 GIB = 2**30
 DTYPE_NAMES = {"half": "float16", "float": "float32"}  # vLLM's other names
-MULTIPLIERS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
@@ -252,7 +251,7 @@ class EngineArgs(CompatibilityOptions):
     seed: int | None = 0
     max_model_len: int | str | None = None  # "1k" is 1,000, "1K" is 1,024; -1 or "auto": the model's own limit
     max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
+    max_num_batched_tokens: int | str | None = None
     block_size: int | None = None
     num_gpu_blocks_override: int | None = None  # kv_cache_tokens, in blocks
     enable_prefix_caching: bool | None = None
@@ -275,8 +274,8 @@ class EngineArgs(CompatibilityOptions):
     profiler_config: dict[str, Any] | None = None  # {"profiler": "torch", "torch_profiler_dir": FOLDER}, or "cuda"
     hf_overrides: dict[str, Any] | None = None  # entries of config.json, such as {"max_position_embeddings": 4096}
     # nanovllm's own
-    kv_cache_tokens: int | None = None
-    kv_offloading_tokens: int | None = None
+    kv_cache_tokens: int | str | None = None
+    kv_offloading_tokens: int | str | None = None
     offload_policy: str | None = None
     kv_disk_dir: str | Path | None = None
     kv_disk_size: float | None = None
@@ -323,8 +322,7 @@ class EngineArgs(CompatibilityOptions):
         self.check()
         config = self._config(default_device())
         if self.gpu_memory_utilization is not None and config.device_type != "cuda" and not self._has_pool_size:
-            message = f"gpu_memory_utilization is for cuda: on {config.device}, give kv_cache_memory_bytes"
-            warnings.warn(message, stacklevel=3)
+            logger.warning("gpu_memory_utilization is for cuda: on %s, give kv_cache_memory_bytes", config.device)
         where: dict[str, Any] = {"cache_dir": self.download_dir, "token": self.hf_token}
         if self.load_format == "dummy":
             folder = find_tokenizer(config.model, self.revision, **where)  # dummy weights are not downloaded
@@ -349,8 +347,8 @@ class EngineArgs(CompatibilityOptions):
         values |= {name: str(value) for name, value in values.items() if isinstance(value, Path)}
         if isinstance(self.served_model_name, list):
             values["served_model_name"] = next(iter(self.served_model_name), None)
-        values["max_model_len"] = None if self.max_model_len in (-1, "-1", "auto") else number_of(self.max_model_len)
-        values["kv_cache_memory_bytes"] = number_of(self.kv_cache_memory_bytes)
+        values["max_model_len"] = None if self.max_model_len in (-1, "-1", "auto") else self.max_model_len
+        values |= {name: parse_size(size) for name, size in values.items() if is_size(name) and isinstance(size, str)}
         if self.tensor_parallel_size == 1:
             del values["distributed_executor_backend"]
         if self.num_gpu_blocks_override is not None:
@@ -414,6 +412,11 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def is_size(name: str) -> bool:
+    """Return whether an option is a number of tokens or bytes, which may be written with a unit."""
+    return name == "max_model_len" or name.endswith(("_tokens", "_bytes"))
+
+
 def is_torch_profiler(config: dict[str, Any]) -> bool:
     """Return whether `config` asks for torch's profiler, and names the folder of its traces."""
     folder = config.get("torch_profiler_dir")
@@ -436,17 +439,3 @@ def dtype_name(dtype: Any) -> str:
     """
     name = str(dtype).removeprefix("torch.")
     return DTYPE_NAMES.get(name, name)
-
-
-def number_of(value: Any) -> Any:
-    """Return the number that a string such as "1k" means. Any other value stays as it is.
-
-    >>> number_of("1k"), number_of("1K"), number_of("25.6k"), number_of("4096"), number_of(None)
-    (1000, 1024, 25600, 4096, None)
-    """
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", value.strip())
-    if not match or ("." in match[1] and not match[2].islower()):  # a fraction of 1,024 is not a whole number
-        raise ValueError(f"{value!r} is not a whole number such as 4096, 4k (4,000) or 4K (4,096)")
-    return round(float(match[1]) * MULTIPLIERS[match[2]]) if match[2] else int(match[1])

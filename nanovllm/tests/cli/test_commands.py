@@ -186,7 +186,7 @@ def test_default_options_match_the_dataclasses(command):
     [
         (["brew"], "No such command 'brew'."),
         (["generate", "--temprature", "1"], "No such option"),
-        (["generate", "--max-tokens", "many"], "Invalid value for '--max-tokens': 'many' is not a valid integer."),
+        (["generate", "--max-num-seqs", "many"], "for '--max-num-seqs': 'many' is not a valid integer."),
         (["generate", "--dtype", "int8"], "Invalid value for '--dtype': 'int8' is not one of 'auto',"),
         (["batch"], "Missing argument 'FILE'."),
     ],

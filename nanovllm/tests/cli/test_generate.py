@@ -144,6 +144,29 @@ def test_unreadable_prompt_file_is_a_one_line_error(run, monkeypatch, tmp_path, 
     assert run("generate", "--file", file) == (2, "", f"error: {message}\n")
 
 
+def test_checkpoint_among_the_prompts_is_an_error_that_names_model(run, tmp_path, monkeypatch):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "none").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    for path in ("m", "a.gguf"):
+        status, out, err = run("generate", "the fox", path, *SIX)
+        assert (status, out) == (2, "") and f"--model {path}" in err and err.count("\n") == 1
+        assert run("generate", "the fox", *SIX, "--", path)[0] == 0
+    assert run("generate", "none", *SIX)[0] == 0, "a folder that is no checkpoint"
+
+
+def test_sizes_may_have_units(run):
+    for flag in ("--kv-cache-memory-bytes", "--kv-cache-tokens"):
+        status, _, err = run("generate", "the", flag, "64KiB", "--max-tokens", "1", "--kv-disk-size", "2GiB")
+        assert (status, err) == (0, "")
+    status, _, err = run("generate", "the " * 51, "--max-model-len", "0.05k")
+    assert status == 1 and " 50" in err
+    status, _, err = run("generate", "the", "--max-model-len", "1x")
+    assert status == 2 and "'--max-model-len': '1x' is not a size such as 4096, 4k" in err and err.count("\n") == 1
+
+
 def test_stats_are_printed_to_standard_error(run):
     _, out, err = run("generate", "the fox", "--stats", "1e-9", *SIX)
     assert out.startswith("the fox") and "running 1 (" in err

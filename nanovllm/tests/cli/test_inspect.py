@@ -21,7 +21,7 @@ from ...checkpoints.sizes import (
     gpu_bytes,
     kv_bytes_per_token,
     parameters,
-    parse_bytes,
+    parse_size,
 )
 from ...engine.kv_cache import bytes_per_token
 from ...host_memory import host_memory
@@ -259,11 +259,14 @@ def test_known_name_needs_no_torch(tmp_path):
         ),
         (["llama-2-7b", "--max-model-len", "5000"], "max_model_len is 5000, but the model has 4096 positions"),
         (["llama-2-7b", "--length", "5000"], "length must be at most 4096, the max_model_len, got 5000"),
-        (["llama-2-7b", "--length", "0"], "Invalid value for '--length': 0 is not in the range x>=1."),
+        (["llama-2-7b", "--length", "0"], "--max-model-len and --length must be at least 1, got 0"),
         (["llama-2-7b", "--block-size", "0"], "Invalid value for '--block-size': 0 is not in the range x>=1."),
-        (["llama-2-7b", "--memory", "much"], "'much' is not a number of bytes such as 24GiB or 80GB"),
-        (["llama-2-7b", "--memory", "1e9"], "'1e9' is not a number of bytes"),
-        (["llama-2-7b", "--bandwidth", "-1"], "'-1' is not a number of bytes"),
+        (
+            ["llama-2-7b", "--memory", "much"],
+            "'much' is not a size such as 4096, 4k (4,000), 4K (4,096)",
+        ),
+        (["llama-2-7b", "--memory", "1e9"], "'1e9' is not a size"),
+        (["llama-2-7b", "--bandwidth", "-1"], "'-1' is not a size"),
         (["llama-2-7b", "--bandwidth", "0"], "bandwidth must be above 0"),
         (
             ["llama-2-7b", "--gpu-memory-utilization", "1.5"],
@@ -284,7 +287,7 @@ def test_unsupported_architecture_is_named(capsys, tmp_path):
     assert "['Gemma3ForCausalLM'] (model_type gemma3)" in capsys.readouterr().err
 
 
-def test_invalid_numbers_of_bytes():
+def test_invalid_sizes():
     for text in ("", "GiB", "1iB", "1.2.3", "1 2", "٣", "1" * 400):
-        with pytest.raises(ValueError, match="is not a number of bytes"):
-            parse_bytes(text)
+        with pytest.raises(ValueError, match="is not a size"):
+            parse_size(text)

@@ -1,6 +1,5 @@
 """EngineArgs: vLLM's options in all their forms, the config that they become, and errors for invalid ones."""
 
-import warnings
 from argparse import ArgumentParser
 
 import pytest
@@ -45,7 +44,7 @@ def test_forms_of_max_model_len(length, number, checkpoint):
 
 @pytest.mark.parametrize("length", ["1.5K", "k", "", "-5", "4 k", "1kk"])
 def test_invalid_max_model_len(length, checkpoint):
-    with pytest.raises(ValueError, match="is not a whole number such as 4096, 4k"):
+    with pytest.raises(ValueError, match="is not a size such as 4096, 4k"):
         config(checkpoint, max_model_len=length)
 
 
@@ -61,18 +60,22 @@ def test_options_reach_the_engine(checkpoint):
     assert {name: made[name] for name in given} == given
     assert config(checkpoint, num_gpu_blocks_override=5, block_size=4).kv_cache_tokens == 20
     assert config(checkpoint, kv_cache_memory_bytes="1M").kv_cache_memory_bytes == 2**20
+    assert config(checkpoint, kv_cache_memory_bytes="2GiB").kv_cache_memory_bytes == 2**31
+    sizes = {"max_num_batched_tokens": "1k", "kv_cache_tokens": "1K", "kv_offloading_tokens": "2M"}
+    made = vars(config(checkpoint, **sizes))
+    assert [made[name] for name in sizes] == [1000, 1024, 2**21]
 
 
-def test_share_of_a_missing_gpu_is_a_warning(checkpoint):
-    with pytest.warns(UserWarning, match="gpu_memory_utilization is for cuda: on cpu"):
-        assert config(checkpoint, gpu_memory_utilization=0.8, device="cpu").gpu_memory_utilization is None
+def test_share_of_a_missing_gpu_is_a_warning(checkpoint, caplog):
+    assert config(checkpoint, gpu_memory_utilization=0.8, device="cpu").gpu_memory_utilization is None
+    assert "gpu_memory_utilization is for cuda: on cpu" in caplog.text
     with pytest.raises(ValueError, match="gpu_memory_utilization must be above 0 and at most 1, got 8"):
         config(checkpoint, gpu_memory_utilization=8, device="cpu")
 
 
-def test_other_sizes_have_precedence_over_a_share_of_the_gpu(checkpoint):
-    with warnings.catch_warnings(action="error"):
-        made = config(checkpoint, gpu_memory_utilization=0.8, kv_cache_memory_bytes=2**20)
+def test_other_sizes_have_precedence_over_a_share_of_the_gpu(checkpoint, caplog):
+    made = config(checkpoint, gpu_memory_utilization=0.8, kv_cache_memory_bytes=2**20)
+    assert not caplog.records
     assert (made.gpu_memory_utilization, made.kv_cache_memory_bytes) == (None, 2**20)
 
 
