@@ -45,7 +45,7 @@ def test_report_has_every_variant(tmp_path, capsys):
         assert names == {"1 x 8", "2 x 8", "1 x 16", "2 x 16"} and numbers["1 x 8: us per layer"] > 0
         assert ("1 x 8: time over contiguous" in numbers) == (name != "contiguous")
     assert report["machine"]["dtype"] == "float32" and re.search(
-        r"\n *1 x 8: us per layer +[\d.]+ +[\d.]+ +[\d.]+\n", out
+        r"\n *1 x 8: us per layer +[\d.,]+ +[\d.,]+ +[\d.,]+\n", out
     )
     assert len(report["says"]) == 3 and "by plain operations" in out
 

@@ -20,7 +20,7 @@ from .engines import UNMEASURED
 from .processes import REPOSITORY
 
 STORYTELLER = REPOSITORY / "models" / "storyteller"
-SECONDS = 60.0
+SECONDS = 300.0  # two ranks on a busy machine take more than one minute
 CLIENT = httpx.Client(timeout=SECONDS, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
