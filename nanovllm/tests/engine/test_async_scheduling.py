@@ -154,6 +154,28 @@ def test_reset_prefix_cache_computes_the_step_in_flight_again(checkpoint):
     assert answer(run_to_the_end(engine)["a"]) == answer_alone([5, 6], 9)
 
 
+@pytest.mark.parametrize("num_tokens", [7, 8, 9, 12, 13])
+def test_prompt_that_is_cached_up_to_its_last_token_runs_beside_the_one_that_computed_it(checkpoint, num_tokens):
+    """Requests b to d repeat a's prompt, its prompt with one token of its output, and with all that is known of it.
+
+    They arrive while a step of a is in flight, so its newest tokens are in no block that may be hit.
+    """
+    prompt, served = [*range(1, num_tokens + 1)], []
+    for is_async in (True, False):
+        engine = scripted_engine(checkpoint, 40, async_scheduling=is_async)
+        engine.add_request("a", prompt, params(12))
+        for _ in range(5):
+            step(engine)
+        for name, num_more in {"b": 0, "c": 1, "d": 4 - is_async}.items():
+            engine.add_request(name, prompt + answer_alone(prompt, num_more), params(5))
+        ended = run_to_the_end(engine)
+        for output in ended.values():
+            assert answer(output) == answer_alone(output.prompt_token_ids, len(answer(output)))
+        served.append([len(answer(ended[name])) for name in "abcd"])
+        assert ended["b"].num_cached_tokens == (num_tokens - 1) // 4 * 4
+    assert served == [[12, 5, 5, 5]] * 2
+
+
 # The same outputs
 
 

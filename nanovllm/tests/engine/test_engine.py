@@ -183,6 +183,24 @@ def test_repeated_or_unknown_abort_is_harmless(checkpoint, state):
         assert_whole(engine)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("num_steps", range(6))
+def test_prompt_that_was_aborted_half_way_is_served_to_the_next(checkpoint, num_steps, is_async):
+    """It takes 5 steps of 4 tokens. What was computed of it is hit, and the rest, which has blocks too, is not."""
+    prompt = [*range(1, 20)]
+    engine = scripted_engine(checkpoint, num_blocks=12, max_num_batched_tokens=4, async_scheduling=is_async)
+    engine.add_request("a", prompt, params(3))
+    for _ in range(num_steps):
+        step(engine)
+    assert engine.abort_request("a") is not None
+    num_computed = 4 * max(0, num_steps - is_async)
+    for name in "bc":
+        engine.add_request(name, prompt, params(3))
+    ended = run_to_the_end(engine)
+    assert [answer(ended[name]) for name in "bc"] == [answer_alone(prompt, 3)] * 2
+    assert ended["b"].num_cached_tokens == min(16, num_computed)
+
+
 def test_abort_does_not_scan_other_requests(checkpoint, monkeypatch):
     """Aborting is fast even in a queue of a thousand."""
     engine = scripted_engine(checkpoint, num_blocks=4, max_num_seqs=1)

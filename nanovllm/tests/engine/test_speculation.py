@@ -269,6 +269,41 @@ def play_both(checkpoint: Path, prompts: list[list[int]], request: SamplingParam
     return engine
 
 
+def test_conversations_that_alternate_get_the_same_answers(loopy):
+    """Each turn hits and drafts from the conversation so far. The pool holds one of them, the host both."""
+    settings = {"kv_cache_tokens": 64, "kv_offloading_tokens": 200, "max_model_len": 64}
+    engines = [make_engine(loopy[1], speculation, **settings) for speculation in (None, NGRAM)]
+    talks = [LOOP[:9], [9, 8, 7] * 3]
+    for turn in range(6):
+        talk, outputs = talks[turn % 2], []
+        for engine in engines:
+            engine.add_request(str(turn), talk, params(14))
+            outputs.append(contents(run_to_the_end(engine)[str(turn)]))
+        assert outputs[0] == outputs[1]
+        talk += [*outputs[0][0][0], 5 + turn]
+    stats = engines[1].stats()
+    assert stats.accepted_tokens > 5 and stats.prefix_hits > 20 and stats.blocks_loaded > 5, stats
+
+
+def test_tool_arguments_are_the_same_beside_drafts(loopy):
+    """Requests with a grammar run in the same steps as others that draft."""
+    schema = {"type": "object", "properties": {"name": {"enum": ["fox", "owl"]}}, "required": ["name"]}
+    grammars = [
+        {"json": schema, "disable_any_whitespace": True},
+        {"regex": "(fox|wood|the )+", "tool_call_start_str": "and"},
+    ]
+    ended = []
+    for speculation in (None, NGRAM):
+        engine = make_engine(loopy[0], speculation, kv_cache_tokens=200, max_num_batched_tokens=40)
+        for number in range(6):
+            special = {"structured_outputs": grammars[number // 2 % 2]} if number % 2 else {}
+            engine.add_request(str(number), LOOP, params(40, ignore_eos=False, **special))
+        ended.append({name: contents(output) for name, output in run_to_the_end(engine).items()})
+    assert ended[0] == ended[1] and engine.stats().accepted_tokens > 5, engine.stats()
+    texts = [ended[0][name][0][1] for name in "153"]
+    assert all(re.match('{"name":"(fox|owl)"', text) for text in texts[:2]) and re.match("fox|wood|the |and", texts[2])
+
+
 def test_right_drafts_save_steps(loopy):
     engine = play_both(loopy[0], [LOOP], params(60))
     stats = engine.stats()

@@ -1,0 +1,77 @@
+"""Followers without an engine: what they are told, how they end, and what is left."""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from ...distributed import followers as module
+from ...distributed.followers import Followers
+from ..testing.jobs import Unreadable, note, sleep
+from .test_processes import followers as pids_of_followers
+from .test_processes import is_alive
+
+
+@pytest.fixture(autouse=True)
+def five_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(5)
+    yield
+    torch.set_num_threads(before)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def start(num_ranks: int) -> tuple[Followers, list[int]]:
+    """Return followers and their process ids."""
+    before = pids_of_followers()
+    followers = Followers(num_ranks)
+    return followers, [pid for pid in pids_of_followers() if pid not in before]
+
+
+def test_followers_get_every_message_until_one_of_them_fails(tmp_path):
+    """The others are killed then, and the error of the first is known. It takes seconds to start two processes."""
+    followers, pids = start(3)
+    folder, files = Path(followers.store_path).parent, [tmp_path / "one", tmp_path / "two"]
+    assert len(pids) == 2 and torch.get_num_threads() == 1, "three ranks share five threads"
+    followers.run([partial(note, path) for path in files])
+    for message in (b"a", b"b"):
+        followers.send(message)
+    wait_until(lambda: all(path.exists() and path.read_bytes() == b"1 threads\na\nb\n" for path in files))
+    assert not followers.has_died
+    followers.send(b"two")
+    assert followers.death() == "rank 2 has ended: ValueError: no memory" and followers.has_died
+    wait_until(lambda: not any(map(is_alive, pids)))
+    with pytest.raises(OSError, match=r"Broken pipe|reset"):
+        for _ in range(2):
+            followers.send(b"c")
+    followers.end()
+    assert torch.get_num_threads() == 5 and not folder.exists()
+
+
+@pytest.mark.full
+def test_follower_that_cannot_start_is_an_error_and_one_that_never_ends_is_killed(monkeypatch):
+    monkeypatch.setattr(module, "SECONDS_TO_EXIT", 0.1)
+    followers, pids = start(3)
+    with pytest.raises(ChildProcessError, match=r"rank 2 has ended: ValueError: invalid literal .* 'no number'"):
+        followers.run([sleep, Unreadable()])
+    assert followers.has_died
+    followers.end()
+    assert not any(map(is_alive, pids))
+
+
+@pytest.mark.full
+def test_followers_that_end_when_they_are_told_have_not_died(tmp_path):
+    followers, pids = start(2)
+    followers.run([partial(note, tmp_path / "one")])
+    followers.end()
+    assert not any(map(is_alive, pids)) and not followers.has_died
+    assert (tmp_path / "one").read_bytes() == b"2 threads\n"

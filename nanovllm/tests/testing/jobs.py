@@ -1,0 +1,31 @@
+"""Jobs of followers without an engine."""
+
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+
+def note(path: Path, pipe: Connection) -> None:
+    """Write each message to a file, after the number of threads. Raise ValueError if one is the file's name."""
+    with open(path, "wb", buffering=0) as file:
+        file.write(b"%d threads\n" % torch.get_num_threads())
+        while message := pipe.recv_bytes():
+            file.write(message + b"\n")
+            if message == path.name.encode():
+                raise ValueError("no memory")
+
+
+def sleep(pipe: Connection) -> None:
+    """Never end, whatever rank 0 says."""
+    time.sleep(3600)
+
+
+class Unreadable:
+    """A job that no process can read."""
+
+    def __call__(self, pipe: Connection) -> None: ...
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return int, ("no number",)
