@@ -209,10 +209,7 @@ def check_rotary(head_dim: int, max_model_len: int, folder: Path) -> None:
     """Raise ValueError if the model's table of angles, float32 cos and sin of each position, is too large."""
     size, room = 2 * 4 * max_model_len * head_dim, default_pool_bytes(MAX_ROTARY_BYTES)
     if size > room:
-        raise ValueError(
-            f"{folder}: a table of {max_model_len:,} positions needs {size:,} bytes, and there are {room:,}: set a "
-            "smaller max_model_len"
-        )
+        raise ValueError(f"{folder}: {max_model_len:,} positions need {size:,} bytes of {room:,}: lower max_model_len")
 
 
 def check_device(quantization: str | None, device: torch.device) -> None:
@@ -304,10 +301,8 @@ class TensorReader:
                     raise ValueError(f"{path}: tensor {name} has shape {[*found]}, but config.json requires {[*shape]}")
         extra = sorted(name for name in stored if name not in known and not name.endswith(IGNORED))
         if extra:
-            raise ValueError(
-                f"{self._folder}: unexpected tensor {extra[0]} ({len(extra)} in total), which the model of config.json "
-                "does not have"
-            )
+            unexpected = f"unexpected tensor {extra[0]} ({len(extra)} in total)"
+            raise ValueError(f"{self._folder}: {unexpected}, which the model of config.json does not have")
 
     def _shapes(self) -> dict[str, list[int]]:
         """Return the shape of each tensor, as the files' headers say. Each file is opened once."""
@@ -339,10 +334,10 @@ class TensorReader:
             return floats_of(self.read_integers(name))[part]
         if self._gguf and self._gguf.is_quantized(name):
             self.widened.add(name)
-        file_name = self._file_of[name]
-        tensor = self._open(file_name).get_slice(name)[part] if part else self._get(name)
+        tensor = self._open(self._file_of[name]).get_slice(name)[part] if part else self._get(name)
         if not tensor.is_floating_point():
-            raise ValueError(f"{self._folder / file_name}: tensor {name} must be floating point, got {tensor.dtype}")
+            path = self._folder / self._file_of[name]
+            raise ValueError(f"{path}: tensor {name} must be floating point, got {tensor.dtype}")
         return tensor
 
     def _get(self, name: str) -> Tensor:

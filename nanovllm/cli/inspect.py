@@ -9,30 +9,18 @@ from typing import Any
 
 import click
 
-from ..checkpoints.sizes import (
-    DTYPE_BYTES,
-    SHAPES,
-    Dimensions,
-    Fit,
-    Memory,
-    find_memory,
-    parameters,
-    parse_size,
-    show_bytes,
-    show_seconds,
-)
-from ..checkpoints.sizes import weight_bits as mean_bits
+from ..checkpoints import sizes
+from ..checkpoints.sizes import show_bytes, show_seconds
 from ..engine.config import QUANTIZATIONS
 from .click_options import SIZE, usage_errors
 
 LENGTHS = (256, 1024, 4096, 16384, 65536)
-COUNT = click.IntRange(min=1)
 DIMENSIONS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 
 
 def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> None:
     if is_given:
-        click.echo("\n".join(SHAPES))
+        click.echo("\n".join(sizes.SHAPES))
         context.exit()
 
 
@@ -42,7 +30,7 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
 @click.option("--revision", help="branch, tag or commit of a model on the hub")
 @click.option(
     "--dtype",
-    type=click.Choice(["auto", *DTYPE_BYTES]),
+    type=click.Choice(["auto", *sizes.DTYPE_BYTES]),
     default="auto",
     show_default=True,
     help="type of weights, keys and values; auto: the model's own on a GPU, float32 on a CPU",
@@ -73,7 +61,7 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
     show_default=True,
     help="share of the memory for weights and KV cache; the rest is for activations",
 )
-@click.option("--block-size", type=COUNT, default=16, show_default=True, help="slots in a block")
+@click.option("--block-size", type=click.IntRange(min=1), default=16, show_default=True, help="slots in a block")
 @click.option("--max-model-len", type=SIZE, help="longest prompt plus output; default: the model's own limit")
 @click.option(
     "--length", "lengths", type=SIZE, multiple=True, help="length of the sequences; may be given several times"
@@ -93,15 +81,15 @@ def inspect(model: str, revision: str | None, as_json: bool, **options: Any) -> 
     return 0
 
 
-def find_model(model: str, revision: str | None) -> tuple[Dimensions, dict[str, int]]:
+def find_model(model: str, revision: str | None) -> tuple[sizes.Dimensions, dict[str, int]]:
     """Return the dimensions of a model, and how many tensors of each type a GGUF file has.
 
     Raise ValueError if `model` is neither a checkpoint nor a known name.
     """
-    if not os.path.exists(model) and model.lower() in SHAPES:
-        return SHAPES[model.lower()], {}
+    if not os.path.exists(model) and model.lower() in sizes.SHAPES:
+        return sizes.SHAPES[model.lower()], {}
     if not os.path.exists(model) and "/" not in model and not model.endswith(".gguf"):
-        near = get_close_matches(model.lower(), SHAPES, n=1)
+        near = get_close_matches(model.lower(), sizes.SHAPES, n=1)
         hint = f"did you mean {near[0]}?" if near else "--list prints the known models"
         raise ValueError(
             f"the folder {Path(model).absolute()} does not exist, and {model} is not a known model: {hint}"
@@ -120,7 +108,7 @@ def find_model(model: str, revision: str | None) -> tuple[Dimensions, dict[str, 
 
 
 def make_report(
-    model: Dimensions,
+    model: sizes.Dimensions,
     dtype: str,
     weight_bits: float | None,
     quantization: str | None,
@@ -133,9 +121,9 @@ def make_report(
     bandwidth: str | None,
 ) -> dict[str, Any]:
     """Return the numbers that --json prints. Raise ValueError for an invalid value."""
-    available = Memory(parse_size(memory), "given", True) if memory else find_memory()
+    available = sizes.Memory(sizes.parse_size(memory), "given", True) if memory else sizes.find_memory()
     if dtype == "auto":  # as EngineConfig.torch_dtype
-        dtype = model.dtype if available.is_gpu and model.dtype in DTYPE_BYTES else "float32"
+        dtype = model.dtype if available.is_gpu and model.dtype in sizes.DTYPE_BYTES else "float32"
     limit = min(model.max_position_embeddings, model.sliding_window or model.max_position_embeddings)
     max_model_len = limit if max_model_len is None else max_model_len
     if (shortest := min((max_model_len, *lengths))) < 1:
@@ -147,18 +135,18 @@ def make_report(
     if quantization is not None:
         if weight_bits is not None:
             raise ValueError("--weight-bits and --quantization exclude each other: use only one")
-        weight_bits = mean_bits(model, quantization, DTYPE_BYTES[dtype])
+        weight_bits = sizes.weight_bits(model, quantization, sizes.DTYPE_BYTES[dtype])
     room, has_int8_kv = int(share * available.size), kv_cache_dtype == "int8"
-    fit = Fit(model, DTYPE_BYTES[dtype], room, block_size, max_model_len, weight_bits, has_int8_kv)
-    per_second = parse_size(bandwidth) if bandwidth else None
+    fit = sizes.Fit(model, sizes.DTYPE_BYTES[dtype], room, block_size, max_model_len, weight_bits, has_int8_kv)
+    per_second = sizes.parse_size(bandwidth) if bandwidth else None
     if per_second == 0:
         raise ValueError("bandwidth must be above 0, got 0")
     lengths = lengths or (*(length for length in LENGTHS if length < max_model_len), max_model_len)
-    parts = parameters(model)
+    parts = sizes.parameters(model)
     report = {
         **{name: getattr(model, name) for name in (*DIMENSIONS, "max_position_embeddings")},
         "parameters": {**parts, "total": sum(parts.values())},
-        "weight_bytes": {name: size * sum(parts.values()) for name, size in DTYPE_BYTES.items()},
+        "weight_bytes": {name: size * sum(parts.values()) for name, size in sizes.DTYPE_BYTES.items()},
         "dtype": dtype,
         "weight_bits": weight_bits or 8 * fit.itemsize,
         "kv_cache_dtype": "int8" if has_int8_kv else dtype,
@@ -182,7 +170,7 @@ def make_report(
     return report | ({"seconds_per_token_alone": fit.step_bytes(1, 0) / per_second} if per_second else {})
 
 
-def sequences(fit: Fit, length: int, bandwidth: int | None) -> dict[str, Any]:
+def sequences(fit: sizes.Fit, length: int, bandwidth: int | None) -> dict[str, Any]:
     """Return how many sequences of one length fit, and the least time for a step of all that fit in blocks."""
     batch = fit.paged(length)
     row: dict[str, Any] = {"length": length, "contiguous": fit.contiguous, "paged": batch}

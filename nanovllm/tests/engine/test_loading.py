@@ -559,7 +559,7 @@ ABSURD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "positions": (
         {"max_position_embeddings": 2**24},
-        "a table of 16,777,216 positions needs 4,294,967,296 bytes",
+        "16,777,216 positions need 4,294,967,296 bytes",
     ),
 }
 
