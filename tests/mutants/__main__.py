@@ -249,6 +249,9 @@ def main() -> int:
         try:
 
             def test(worker: Worker, mutant: Mutant) -> None:
+                if options.resume and (other := load_results().get(mutant.id)):  # of a run beside this one
+                    results[mutant.id] = other
+                    return
                 result = run.test(worker, mutant)
                 with run.lock:
                     results[mutant.id] = result

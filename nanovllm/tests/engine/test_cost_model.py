@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from ...engine import host_tier, llm_engine
+from ...engine import cost_model, host_tier, llm_engine
 from ...engine.config import EngineConfig
 from ...engine.cost_model import CostModel, HitPolicy, measure
 from ...engine.host_tier import HostTier
@@ -155,6 +155,14 @@ def engine(checkpoint) -> LLMEngine:
 
 def measured(engine: LLMEngine, num_tokens: int = 20) -> CostModel:
     return measure(engine.kv_cache, engine.executor, engine.input_processor, num_tokens)
+
+
+def test_speeds_are_what_was_moved_or_computed_in_a_second(engine, monkeypatch):
+    """Storing takes half a second, loading a quarter, and the prefill of 20 tokens 2 seconds."""
+    seconds = iter([0.5, 0.25, 2.0])
+    monkeypatch.setattr(cost_model, "best_time", lambda work, kv_cache: next(seconds))
+    num_bytes = min(cost_model.NUM_BLOCKS, 16) * engine.kv_cache.blocks[0].nbytes
+    assert measured(engine) == CostModel(num_bytes * 4, num_bytes * 2, 10.0, num_tokens=20)
 
 
 def test_all_speeds_are_positive_numbers(engine):

@@ -105,6 +105,14 @@ def test_enough_beams_go_on_even_if_the_best_continuations_all_end(tmp_path, log
     assert_same(LLM(tmp_path, block_size=4).beam_search([PROMPTS[0]], params)[0], expected)
 
 
+@pytest.mark.parametrize("prompt", [[1, 157, 285, 152, 66], [1, 311, 283, 303, 150]], ids=str)
+def test_search_goes_on_while_the_likeliest_beam_can_win(ending, logprobs, prompt):
+    """The least likely beam cannot win any more in an earlier step."""
+    params = BeamSearchParams(2, 8, length_penalty=1.0)
+    [output] = LLM(ending, block_size=4).beam_search([prompt], params)
+    assert_same(output, plain_beam_search(logprobs, prompt, params))
+
+
 def test_ignore_eos_goes_on_to_max_tokens(ending, logprobs):
     params = BeamSearchParams(3, 8, ignore_eos=True)
     [output] = LLM(ending, block_size=4).beam_search([PROMPTS[0]], params)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from .. import cost_model
 from .. import engine as engine_module
 from ..config import EngineConfig
 from ..cost_model import CostModel
@@ -49,6 +50,15 @@ def test_nothing_is_measured_if_there_is_nothing_to_choose(checkpoint, monkeypat
 def test_invalid_option_is_a_value_error_with_its_value(name, value):
     with pytest.raises(ValueError, match=f"{name} must be .+ not {value}"):
         EngineConfig(**{name: value})
+
+
+def test_speeds_are_what_was_moved_or_computed_in_a_second(checkpoint, monkeypatch):
+    """Storing takes half a second, loading a quarter, and the prefill of 63 tokens 2 seconds."""
+    seconds = iter([0.5, 0.25, 2.0])
+    monkeypatch.setattr(cost_model, "best_time", lambda work, kv_cache: next(seconds))
+    llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
+    speeds, num_bytes = llm.llm_engine.cost_model, llm.kv_cache.blocks[0].nbytes * min(cost_model.NUM_BLOCKS, 16)
+    assert speeds == CostModel(num_bytes * 4, num_bytes * 2, 63 / 2)
 
 
 def test_measuring_leaves_the_engine_as_new(checkpoint):

@@ -4,6 +4,7 @@ import pytest
 
 from ..llm import LLM
 from ..sampling import SamplingParams
+from .helpers import EOS
 from .scripted import add, check, queues, reason, run, scripted_engine, step, steps_of, tokens_alone, tokens_of_all
 
 
@@ -145,6 +146,33 @@ def test_a_sample_that_outgrows_the_pool_does_not_touch_the_output_of_others(che
     prompt = add(engine, "a", 6, max_tokens=20, n=2)
     output = run(engine)["a"]
     assert reason(output) == "error" and tokens_of_all(output) == alone(prompt, 3, n=2)
+
+
+def test_sample_ends_at_eos_and_shows_its_whole_text(scripted, tokenizer):
+    """A stop string holds back text that may begin it, as long as the output may go on."""
+    ids = [*tokenizer.encode("fox"), EOS]
+    params = SamplingParams(temperature=0.0, max_tokens=len(ids) + 1, stop="x!")
+    [completion] = scripted([*ids, 7]).generate([[1, 5]], params)[0].outputs
+    assert (completion.token_ids, completion.finish_reason) == (ids, "stop")
+    assert completion.text.strip() == "fox"
+
+
+def test_samples_differ_unless_the_temperature_is_0(checkpoint):
+    llm = LLM(checkpoint)
+    for options, is_greedy in (({}, False), ({"temperature": 0.0}, True)):
+        [output] = llm.generate([[1, 5, 6]], SamplingParams(n=4, max_tokens=4, ignore_eos=True, seed=0, **options))
+        assert (len({tuple(each.token_ids) for each in output.outputs}) == 1) == is_greedy
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"temperature": -0.1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.01}, {"max_tokens": 0}],
+    ids=str,
+)
+def test_impossible_parameter_is_named_with_its_value(params):
+    ((name, value),) = params.items()
+    with pytest.raises(ValueError, match=f"^{name} must be .+ not {value}$"):
+        SamplingParams(**params)
 
 
 def test_n_below_1_is_a_value_error():
