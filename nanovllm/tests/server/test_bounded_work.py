@@ -176,14 +176,13 @@ def work_of_tokens(engine: LLMEngine, **options: Any) -> Work:
     """Return the work of a few tokens of each sample, after the first ones."""
     params = SamplingParams(**{"temperature": 0, "max_tokens": 12, "ignore_eos": True} | options)
     engine.add_request("one", [5, 6, 7], params)
-    for _ in range(4):  # a step for the prompt, and one for each sample's first token
-        engine.step()
 
     def steps() -> None:
         for _ in range(NUM_TOKENS):
             engine.step()
 
     try:
+        work_of(steps)  # of the prompt, and of each sample's first tokens
         return work_of(steps)
     finally:
         engine.abort_request("one")
