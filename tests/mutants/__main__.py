@@ -166,7 +166,7 @@ class Run:
             return Result(mutant, "survived", diff)
         files = list(dict.fromkeys(test.split("::")[0] for test in tests))
         seconds = sum(self.baselines[test.split("::")[0]]["seconds"][test] for test in tests)
-        result = worker.run(file=mutant.file, text=text, files=files, tests=tests, timeout=60 + 5 * seconds)
+        result = worker.run(file=mutant.file, text=text, files=files, tests=tests, timeout=60 + 3 * seconds)
         report = result["report"]
         if result["ended"] != "exit":
             return Result(mutant, "timed out", diff, result["ended"], 0, result["seconds"])
@@ -278,8 +278,9 @@ def main() -> int:
     killed, count = score(listed)
     if options.night:
         return 0 if wilson(killed, count)[1] >= LEAST else 1
-    if len(results) == len(chosen):
-        generated = page(listed, len(population), seed, date.today().isoformat())
+    if options.report or len(results) == len(chosen):
+        rest = f"{len(chosen) - len(results)} of its mutants are not tested yet. " if len(results) < len(chosen) else ""
+        generated = page(listed, len(population), seed, date.today().isoformat(), rest)
         PAGE.write_text(insert(PAGE.read_text(encoding="utf-8"), generated), encoding="utf-8")
     return 0 if count and killed / count >= GOAL else 1
 

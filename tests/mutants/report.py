@@ -83,7 +83,7 @@ def survivors(results: list[Result]) -> str:
     return "\n".join(parts)
 
 
-def page(results: list[Result], population: int, seed: int, day: str) -> str:
+def page(results: list[Result], population: int, seed: int, day: str, untested: str = "") -> str:
     """Return the generated part of the docs page."""
     alive = [result for result in results if result.status == "survived"]
     mutants = sorted((each.mutant for each in alive), key=lambda each: (each.file, each.function, each.line))
@@ -91,7 +91,9 @@ def page(results: list[Result], population: int, seed: int, day: str) -> str:
         f"- `{each.id}` in `{each.file}`, `{each.function or 'module'}`: `{each.line}` ({each.operator})"
         for each in mutants
     )
-    sample = f"A sample of {len(results)} from {population:,} mutants, with seed {seed}, tested on {day}."
+    sample = (
+        f"A sample of {len(results)} from {population:,} mutants, with seed {seed}, tested on {day}. {untested}".strip()
+    )
     rest = f"Survivors:\n\n{listed}\n" if listed else "No mutant of the sample survived.\n"
     return f"{describe_score(results)}. {sample}\n\n{table(results)}\n\n{rest}"
 

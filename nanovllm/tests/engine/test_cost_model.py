@@ -165,6 +165,12 @@ def test_speeds_are_what_was_moved_or_computed_in_a_second(engine, monkeypatch):
     assert measured(engine) == CostModel(num_bytes * 4, num_bytes * 2, 10.0, num_tokens=20)
 
 
+def test_time_of_work_is_that_of_its_faster_run(engine, monkeypatch):
+    clock, runs = iter([10.0, 13.0, 20.0, 22.0]), []
+    monkeypatch.setattr(cost_model.time, "perf_counter", lambda: next(clock))
+    assert cost_model.best_time(runs.append, engine.kv_cache) == 2.0 and runs == [0, 1]
+
+
 def test_all_speeds_are_positive_numbers(engine):
     speeds = measured(engine)
     for speed in (speeds.load_bytes_per_second, speeds.store_bytes_per_second, speeds.tokens_per_second):

@@ -61,6 +61,13 @@ def test_speeds_are_what_was_moved_or_computed_in_a_second(checkpoint, monkeypat
     assert speeds == CostModel(num_bytes * 4, num_bytes * 2, 63 / 2)
 
 
+def test_time_of_work_is_that_of_its_faster_run(checkpoint, monkeypatch):
+    kv_cache = LLM(checkpoint, block_size=4, kv_cache_tokens=64, offload_policy="load").kv_cache
+    clock, runs = iter([10.0, 13.0, 20.0, 22.0]), []
+    monkeypatch.setattr(cost_model.time, "perf_counter", lambda: next(clock))
+    assert cost_model.best_time(runs.append, kv_cache) == 2.0 and runs == [0, 1]
+
+
 def test_measuring_leaves_the_engine_as_new(checkpoint):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
     speeds = llm.llm_engine.cost_model
