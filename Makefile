@@ -9,7 +9,7 @@
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run serve test test-all test-triton test-ray soak storm mutants clients setup notebooks notebook page open-page
-.PHONY: book exercise check play diff scoreboard measure peers gpu lint train clean FORCE
+.PHONY: book exercise check play diff scoreboard measure peers gpu pins lint train clean FORCE
 
 # $(value) and the environment protect these from expansion by make and the shell.
 override PROMPT := $(value PROMPT)
@@ -125,6 +125,9 @@ peers: $(call needs,test) ## race vLLM, llama.cpp and transformers, about two ho
 
 gpu: $(call needs,test) ## measure on a GPU, in parts of a few minutes; PART=0 to 10, by default all; OUT=folder, ARGS="--device cpu --tiny"
 	@$(PY) -m stages.bench.gpu $(PART) --out $(or $(OUT),gpu-results) $(ARGS)
+
+pins: ## move the versions of constraints.txt to the newest ones; ARGS="--from .venv/bin/python" for an environment's
+	@$(or $(shell command -v python3.11),$(PYTHON)) .ci/pins.py $(ARGS)
 
 lint: $(call needs,lint) ## check style and types, with ruff and mypy
 	@$(PY) -m ruff check .

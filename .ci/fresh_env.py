@@ -10,6 +10,11 @@ ROOT = Path(__file__).resolve().parents[1]
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
+def torch_pin() -> str:
+    """Return the version of torch that constraints.txt names."""
+    return (ROOT / "constraints.txt").read_text(encoding="utf-8").split("\ntorch==")[1].split()[0]
+
+
 class Environment:
     """A virtual environment with nanovllm's dependencies."""
 
@@ -22,6 +27,13 @@ class Environment:
         """Run pip install outside the repository. Raise CalledProcessError if it fails."""
         command = [self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
         subprocess.run(command, cwd=self.folder, check=True)
+
+    def pins(self, *unpinned: str) -> Path:
+        """Write constraints.txt without these packages into the environment, and return the file."""
+        lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+        file = self.folder / "constraints.txt"
+        file.write_text("".join(line for line in lines if line.split("==")[0] not in unpinned), encoding="utf-8")
+        return file
 
     def borrow(self) -> None:
         """Let it import the packages of the environment that runs this script. Packages of its own come first."""
@@ -38,7 +50,7 @@ class Environment:
         index = os.environ.get("TORCH_INDEX", CPU_INDEX)
         configured = subprocess.run([self.python, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
         options = [] if re.search("find-links|no-index", configured) else ["--index-url", index]
-        wanted = [f"torch=={version}"] if version else ["-c", ROOT / "constraints.txt", "torch"]
+        wanted = [f"torch=={version or torch_pin()}"]
         self.pip(*options, *wanted)
 
     def variables(self) -> dict[str, str]:

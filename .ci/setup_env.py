@@ -2,8 +2,9 @@
 
 It uses only the standard library, because nothing is installed yet. .venv is based on the interpreter that runs this.
 
-- torch: if this interpreter can import torch 2.11 or newer, .venv uses that one. Otherwise it installs the version that
-  constraints.txt pins. $TORCH_INDEX sets the package index for torch alone.
+- versions: constraints.txt pins all packages. `make pins` moves its versions.
+- torch: if this interpreter can import torch 2.11 or newer, .venv uses that one, whatever the pin. $TORCH_INDEX sets
+  the package index for torch alone.
 - installer: uv if available, unless pip is configured with its own package sources, which uv doesn't read.
 - numba: it compiles the package's CPU kernels. If this Python has no wheel, the package runs without it.
 - stamp: .venv/.with-EXTRA is written last, so the next run continues an install that failed or was interrupted.
@@ -154,6 +155,14 @@ def describe(torch: Torch | None, pin: str) -> str:
     )
 
 
+def write_pins(with_torch: bool) -> Path:
+    """Write the constraints for this install into .venv, with or without torch's pin, and return the file."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
+    file = VENV / "constraints.txt"
+    file.write_text("".join(line for line in lines if with_torch or not line.startswith("torch==")))
+    return file
+
+
 def install_kernels(pip: list[Path | str], requirements: list[str]) -> None:
     """Install Numba if it is missing and has a wheel. It is never built from source, and a failure is not an error."""
     if query(PYTHON, "import numba") is not None:
@@ -168,7 +177,7 @@ def install(extra: str) -> None:
     uv = None if pip_settings() else shutil.which("uv")
     if query(PYTHON, "import sys" if uv else "import pip") is None:
         make_venv(with_pip=not uv)
-    pin = (ROOT / "constraints.txt").read_text().split("torch==")[1].split()[0]
+    pin = (ROOT / "constraints.txt").read_text().split("\ntorch==")[1].split()[0]
     torch = find_torch(PYTHON)
     if torch and not torch.is_borrowed() and torch.version.split("+")[0] != pin:
         torch = None  # an older pin, to be replaced
@@ -183,7 +192,9 @@ def install(extra: str) -> None:
     print(describe(torch, pin), flush=True)
 
     pip: list[Path | str] = [uv, "pip", "install", "--python", PYTHON] if uv else [PYTHON, "-m", "pip", "install"]
-    build = [] if torch and torch.is_borrowed() else ["torch", "-c", "constraints.txt"]
+    is_borrowed = torch is not None and torch.is_borrowed()
+    pip += ["-c", write_pins(with_torch=not is_borrowed)]
+    build = [] if is_borrowed else ["torch"]
     run_install = run if uv else run_pip
     if TORCH_INDEX and not torch:
         run_install(*pip, "--no-deps", "--index-url", TORCH_INDEX, *build)

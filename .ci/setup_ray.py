@@ -23,7 +23,7 @@ def install() -> None:
     shutil.rmtree(VENV, ignore_errors=True)
     environment = Environment(VENV)
     environment.borrow()
-    environment.pip(*requires)
+    environment.pip("-c", environment.pins("torch"), *requires)
     if subprocess.run([environment.python, "-c", IMPORTS], cwd=ROOT).returncode:
         sys.exit("setup: a package is missing in .venv-ray, see above; run `make clean` and try again")
     (VENV / ".complete").touch()

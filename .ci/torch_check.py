@@ -45,7 +45,7 @@ def passes(version: str) -> bool:
         environment = Environment(Path(folder, "env"))
         try:
             environment.install_torch(version)
-            environment.pip(f"torch=={version}", f"{ROOT}[test]")
+            environment.pip("-c", environment.pins("torch"), f"torch=={version}", f"{ROOT}[test]")
         except subprocess.CalledProcessError:
             print(f"torch {version} cannot be installed", flush=True)
             return False

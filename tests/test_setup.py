@@ -182,7 +182,8 @@ def test_a_missing_torch_is_installed_as_pinned(setup, tmp_path):
     setup.has_torch_after_install()
     setup.module.install("core")
     (command,) = setup.commands
-    assert command[1:7] == ["-m", "pip", "install", "torch", "-c", "constraints.txt"]
+    assert command[1:7] == ["-m", "pip", "install", "-c", str(tmp_path / "constraints.txt"), "torch"]
+    assert (tmp_path / "constraints.txt").read_text() == (ROOT / "constraints.txt").read_text()
     assert (tmp_path / ".with-core").exists()
 
 
@@ -191,15 +192,17 @@ def test_torch_index_applies_to_torch_alone(setup):
     setup.module.TORCH_INDEX = "https://example.org/cpu"
     setup.module.install("core")
     first, second = setup.commands
-    assert first[4:] == ["--no-deps", "--index-url", "https://example.org/cpu", "torch", "-c", "constraints.txt"]
+    assert first[6:] == ["--no-deps", "--index-url", "https://example.org/cpu", "torch"]
     assert "--index-url" not in second and "sentencepiece" in " ".join(second)
 
 
-def test_an_installed_torch_is_kept(setup, capsys):
+def test_an_installed_torch_is_kept(setup, tmp_path, capsys):
     setup.has_torch("2.11.0+cu130", Path("/usr/lib/python3/site-packages"))
     setup.module.install("test")
     (command,) = setup.commands
-    assert not any(part.startswith(("torch", "-c", "constraints")) for part in command)
+    assert not any(part.startswith("torch") for part in command)
+    pins = (tmp_path / "constraints.txt").read_text()
+    assert "\ntorch==" not in pins and "\npytest==" in pins, "all but torch is as pinned"
     assert "torch 2.11.0+cu130 is already installed" in capsys.readouterr().out
 
 
@@ -302,13 +305,16 @@ def test_the_size_of_torch_is_printed_before_the_install(setup, monkeypatch, pla
     assert text in setup.module.describe(None, "2.13.0")
 
 
-def test_the_pinned_torch_satisfies_pyproject():
+def test_pins_satisfy_pyproject():
+    """Each requirement of the core and of the extras for tests and lint is pinned to a version in its range."""
     packaging = pytest.importorskip("packaging.requirements")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    ranges = {each.name: each.specifier for each in map(packaging.Requirement, project["dependencies"])}
-    pins = re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
-    assert [name for name, _ in pins] == ["torch"], "setup_env.py drops the constraints if it keeps an installed torch"
-    assert all(ranges[name].contains(version) for name, version in pins)
+    extras = project["optional-dependencies"]
+    required = project["dependencies"] + [each for name in ("test", "lint", "book", "mutants") for each in extras[name]]
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M))
+    for each in map(packaging.Requirement, required):
+        [version] = {pins[name] for name in pins if name.replace("_", "-") == each.name.replace("_", "-")}
+        assert each.specifier.contains(version), f"{each} and the pin {version}"
     assert project["requires-python"] == ">=3.11"
 
 
