@@ -112,3 +112,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         copies, long = left_out["copies"], left_out["long"] + left_out["nightly"]
         counts = f"left out: {copies:,} copies of an earlier stage's tests, {long:,} long"
         terminalreporter.write_line(f"{counts}. make test-all, or --part all, runs them.")
+    if any("no Chromium" in str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])):
+        terminalreporter.write_line("left out: the page's tests, because there is no Chromium.")

@@ -11,7 +11,7 @@ import pytest
 from notebooks.page.build import PAGE, modules
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-HELP = "no Chromium: install it (apt-get install chromium), or set CHROMIUM=/path/to/it"
+HELP = "no Chromium: install it (apt-get install chromium), or set CHROMIUM=/path/to/it, or NO_BROWSER=1 to skip"
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 780}
 PAPER = {"light": "rgb(251, 250, 248)", "dark": "rgb(21, 24, 27)"}  # the page's background
 EXPORTS = """async names => {
@@ -25,9 +25,14 @@ def find_chromium() -> str | None:
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
+def is_needed() -> bool:
+    """Return whether this is CI, or .ci/run elsewhere."""
+    return bool(os.environ.get("NEEDS_BROWSER")) or os.environ.get("CI", "").lower() in ("1", "true")
+
+
 def skip_without_chromium() -> None:
-    """Skip a whole test file in one line if there is no browser. In CI, each test fails instead."""
-    if find_chromium() is None and os.environ.get("CI", "").lower() not in ("1", "true"):
+    """Skip a test file in one line if there is no browser. In CI, its tests fail instead, unless NO_BROWSER is set."""
+    if find_chromium() is None and (os.environ.get("NO_BROWSER") or not is_needed()):
         pytest.skip(HELP, allow_module_level=True)
     pytest.importorskip("playwright.sync_api")
 
