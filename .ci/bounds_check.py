@@ -1,8 +1,8 @@
 """Install the oldest versions that pyproject.toml allows, and use them: `python3.11 .ci/bounds_check.py`.
 
 Every lower bound of the core and of the extras serve, structured and kernels is pinned, except torch's, which has the
-version of constraints.txt. The other pins don't count here. In that environment every module of the package is imported,
-a story is generated, and requests are served. The last line is "N passed, N failed".
+version of constraints.txt. The other pins don't count here. In that environment, every module of the package is
+imported, a story is generated, and requests are served. The last line is "N passed, N failed".
 """
 
 import re

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from nanovllm.tests.testing.sequences import holders, name_requests
 from nanovllm.tests.testing.trace import Twin
 from nanovllm.trace import Tracer, traced
 from tests.expected_outputs import ExpectedOutput, expect
@@ -71,7 +72,7 @@ class History:
     def add_request(self, request: Request) -> None:
         request_id, expected = self.open_request(request)
         self.llm.llm_engine.add_request(request_id, expected.prompt, self.params(request))
-        self.seqs += [weakref.ref(seq) for seq in as_list(self.llm.llm_engine._requests[request_id])]
+        self.seqs += [weakref.ref(seq) for seq in as_list(requests_of(self.llm)[request_id])]
         self.check()
 
     def step(self, step: Step) -> None:
@@ -106,7 +107,7 @@ class History:
         if self.open:
             return  # they share the engine, so the stream would serve them too
         expected = [self.open_request(request) for request in stream.requests]
-        self.llm._request_ids = iter(list(self.open))
+        name_requests(self.llm, iter(list(self.open)))
         outputs = self.llm.stream(
             [each.prompt for _, each in expected], [self.params(each) for each in stream.requests]
         )
@@ -124,7 +125,7 @@ class History:
         outputs.close()
         self.open.clear()
         self.check()
-        assert not self.llm.kv_cache_manager._holders, "a sequence holds slots after the stream was closed"
+        assert not holders(self.llm.kv_cache_manager), "a sequence holds slots after the stream was closed"
 
     def beams(self, beams: Beams) -> None:
         """Search beams, and expect the same as with plenty of memory and no cache."""
@@ -136,7 +137,7 @@ class History:
             with pytest.raises(ValueError, match="max_num_seqs is"):
                 self.llm.beam_search([expected.prompt], params)
             return
-        self.llm._request_ids = iter(["beams"])
+        name_requests(self.llm, iter(["beams"]))
         try:
             [output] = self.llm.beam_search([expected.prompt], params)
         except InjectedError:
@@ -154,7 +155,7 @@ class History:
             assert [(each.token_ids, each.finish_reason) for each in output.outputs] == [
                 (each.token_ids, each.finish_reason) for each in output_alone.outputs
             ]
-        assert not self.llm.kv_cache_manager._holders, "a beam holds blocks"
+        assert not holders(self.llm.kv_cache_manager), "a beam holds blocks"
         self.check()
 
     def fail(self, fail: Fail) -> None:
@@ -223,16 +224,16 @@ class History:
         manager = self.llm.kv_cache_manager
         manager.check_integrity()
         if not self.stage.has_engine:
-            assert {seq.request_id for seq in manager._holders} <= self.open.keys()
+            assert {seq.request_id for seq in holders(manager)} <= self.open.keys()
             return
-        scheduler, requests = self.llm.llm_engine.scheduler, self.llm.llm_engine._requests
+        scheduler, requests = self.llm.llm_engine.scheduler, requests_of(self.llm)
         assert requests.keys() <= self.open.keys(), "a finished request is still referenced"
         queue = [*scheduler.running, *scheduler.waiting]
         places = [(self.open[seq.request_id].arrival, getattr(seq, "sample_index", 0)) for seq in queue]
         assert places == sorted(places), "not in order of arrival"
         queued = Counter(id(seq) for first in queue for seq in [first, *waiting_samples(first)])
         assert queued == Counter(id(s) for samples in requests.values() for s in as_list(samples) if not s.finished)
-        assert set(manager._holders) == set(scheduler.running)
+        assert holders(manager) == set(scheduler.running)
         assert not any(seq.block_table or seq.num_computed_tokens for seq in scheduler.waiting)
         assert sum(1 + len(waiting_samples(seq)) for seq in scheduler.running) <= self.options.max_num_seqs
 
@@ -241,13 +242,13 @@ class History:
         self.llm.model_runner.raises_after = None
         if self.stage.has_engine:
             self.drain()
-            assert not self.open and not self.llm.llm_engine._requests, "a request was lost"
+            assert not self.open and not requests_of(self.llm), "a request was lost"
             self.llm.model_runner.batch = []
             if any(seq() for seq in self.seqs):
                 gc.collect()
             assert not any(seq() for seq in self.seqs), "a finished request is still referenced"
         manager = self.llm.kv_cache_manager
-        assert not manager._holders
+        assert not holders(manager)
         if self.stage.has_tiers:
             manager.collect_loads(wait=True)
             tier = self.llm.llm_engine.host_tier
@@ -289,6 +290,11 @@ def config_of(stage: Stage, options: EngineOptions) -> dict[str, Any]:
         config |= {"kv_offloading_tokens": options.num_host_blocks * options.block_size}
         config["offload_policy"] = options.offload_policy
     return config
+
+
+def requests_of(llm: Any) -> dict[str, Any]:
+    """Return the samples of each unfinished request."""
+    return llm.llm_engine._requests  # noqa: SLF001 - a stage's engine has no public name for them
 
 
 def as_list(samples: Any) -> list[Any]:

@@ -22,6 +22,8 @@ from zlib import crc32
 import numpy
 import torch
 
+from nanovllm.tests.testing.sequences import holders
+
 VOCAB_SIZE = 90
 PRIME = 16_777_213  # slot values are below it, so float32 represents each of them exactly
 CONFIG = {
@@ -148,7 +150,7 @@ class ScriptedRunner:
             num_tokens < seq.num_tokens - start or not waiting_samples(seq),
             "samples still wait for the last token of this prompt",
         )
-        must(seq in self._manager._holders, "a running sequence holds no slots")
+        must(seq in holders(self._manager), "a running sequence holds no slots")
         state = int(self._keys[table[(start - 1) // size], (start - 1) % size]) if start else 0
         for position in range(start, start + num_tokens):
             block, offset = table[position // size], position % size

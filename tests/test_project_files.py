@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from nanovllm import __version__
@@ -35,9 +34,8 @@ def missing_command(command: str) -> str | None:
     return None if os.access(ROOT / program, os.X_OK) and (ROOT / program).is_file() else program
 
 
-@pytest.mark.parametrize("path", YAML_FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_yaml_files_are_valid(path):
-    assert isinstance(load(path), dict)
+def test_yaml_files_are_valid():
+    assert [path for path in YAML_FILES if not isinstance(load(path), dict)] == []
 
 
 def test_commands_of_workflows_exist():

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,7 @@ FILES = find_prose(ROOT)
 NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 NOTEBOOKS = find_prose(ROOT, ".ipynb")
 PAGES = [ROOT / "nanovllm" / "server" / "page", ROOT / "notebooks" / "page"]  # the page that plays back the pool
-every_file = pytest.mark.parametrize("prose", [read(path) for path in FILES], ids=NAMES)
-every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+PROSE = [read(path) for path in FILES]
 
 # Names of other projects that our prose may mention, and words of shell commands.
 FOREIGN = {"transformers", "uv", "HF_HOME", "HF_ENDPOINT", "yarn", "longrope"}
@@ -74,52 +74,58 @@ def test_prose_is_found():
         assert {folder / "README.md", folder / "DIFF.md"} <= {*FILES}
 
 
-@every_file
-def test_links_exist(prose):
-    assert list(link_faults(prose)) == []
+def faults_of(files: Iterable[Prose], check: Callable[[Prose], Iterable[str]]) -> dict[str, list[str]]:
+    """Return the faults by file, without the files that have none."""
+    faults = {str(prose.path.relative_to(ROOT)): [*check(prose)] for prose in files}
+    assert len(faults) > 5, "the search must find files"
+    return {name: each for name, each in faults.items() if each}
 
 
-@every_file
-def test_files_exist(prose):
-    assert list(file_faults(prose, REPOSITORY)) == []
+def test_links_exist():
+    assert faults_of(PROSE, link_faults) == {}
 
 
-@every_file
-def test_commands_exist(prose):
-    assert list(command_faults(prose, REPOSITORY)) == []
+def test_files_exist():
+    assert faults_of(PROSE, lambda prose: file_faults(prose, REPOSITORY)) == {}
 
 
-@every_file
-def test_names_exist(prose):
-    if prose.path.name == "from-llama-cpp.md":  # the first column of its table has llama.cpp's names
-        prose = prose._replace(text=re.sub(r"^\|[^|]*\|", "|", prose.text, flags=re.MULTILINE))
-    assert list(name_faults(prose, REPOSITORY, FOREIGN)) == []
+def test_commands_exist():
+    assert faults_of(PROSE, lambda prose: command_faults(prose, REPOSITORY)) == {}
 
 
-@every_file
-def test_measurements_are_generated(prose):
-    if prose.path.name == "DIFF.md":
-        assert prose.text.startswith("<!-- Made by `python stages/chain.py write`")  # chain.py check compares all of it
-        return
-    if prose.path.name == "summary.md":  # test_gpu_bench.py compares it with the results beside it
-        return
-    assert list(number_faults(prose, DEFINITIONS.get(str(prose.path.relative_to(ROOT)), []))) == []
+def test_names_exist():
+    def check(prose: Prose) -> Iterable[str]:
+        if prose.path.name == "from-llama-cpp.md":  # the first column of its table has llama.cpp's names
+            prose = prose._replace(text=re.sub(r"^\|[^|]*\|", "|", prose.text, flags=re.MULTILINE))
+        return name_faults(prose, REPOSITORY, FOREIGN)
+
+    assert faults_of(PROSE, check) == {}
 
 
-@every_file
-def test_marks_of_figures_are_closed(prose):
-    assert list(mark_faults(prose)) == []
+def test_measurements_are_generated():
+    generated = [prose for prose in PROSE if prose.path.name == "DIFF.md"]  # chain.py check compares all of each
+    assert all(prose.text.startswith("<!-- Made by `python stages/chain.py write`") for prose in generated)
+    summaries = [prose for prose in PROSE if prose.path.name == "summary.md"]  # test_gpu_bench.py compares each
+    others = [prose for prose in PROSE if prose not in generated + summaries]
+    assert faults_of(others, lambda p: number_faults(p, DEFINITIONS.get(str(p.path.relative_to(ROOT)), []))) == {}
 
 
-@every_notebook
-def test_measurements_in_notebooks_are_generated(path):
+def test_marks_of_figures_are_closed():
+    assert faults_of(PROSE, mark_faults) == {}
+
+
+def test_measurements_in_notebooks_are_generated():
     """Titles of pictures must not have typed numbers either."""
-    assert list(number_faults(read(path), claimed().get(path.stem, ()))) == []
-    assert list(mark_faults(read(path))) == []
-    over_pictures = " | ".join(titles(path.read_text(encoding="utf-8")))
-    for text in IN_TITLES:
-        over_pictures = over_pictures.replace(text, " ")
-    assert list(number_faults(Prose(path, over_pictures))) == []
+
+    def check(notebook: Prose) -> Iterable[str]:
+        over_pictures = " | ".join(titles(notebook.path.read_text(encoding="utf-8")))
+        for text in IN_TITLES:
+            over_pictures = over_pictures.replace(text, " ")
+        yield from number_faults(notebook, claimed().get(notebook.path.stem, ()))
+        yield from mark_faults(notebook)
+        yield from number_faults(notebook._replace(text=over_pictures))
+
+    assert faults_of(map(read, NOTEBOOKS), check) == {}
 
 
 def test_measurements_on_the_page_are_generated():

@@ -126,7 +126,7 @@ class HFTokenizer:
     def showing_special_tokens(self) -> "HFTokenizer":
         """Return a copy that decodes special tokens to text."""
         other = copy.copy(self)
-        other._hidden, other._texts = frozenset(), {}
+        other._hidden, other._texts = frozenset(), {}  # noqa: SLF001 - of the same class
         return other
 
     @cached_property

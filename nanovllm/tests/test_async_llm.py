@@ -13,8 +13,9 @@ from functools import partial
 import pytest
 
 from .. import LLM, AsyncEngineArgs, AsyncLLM, EngineDeadError, RequestOutputKind, SamplingParams
-from ..async_llm import Stream
+from ..async_llm import EngineThread, Stream
 from ..engine import llm_engine, stats
+from ..engine.llm_engine import LLMEngine
 from .testing.engines import OPTIONS, model_runner
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
@@ -25,18 +26,39 @@ def greedy(max_tokens: int = 8, **params) -> SamplingParams:
 
 
 @pytest.fixture
-def make(checkpoint):
+def make(checkpoint, monkeypatch):
     """Return a function that builds an engine with blocks of 4 tokens. All engines are shut down at the end."""
     made = []
+
+    def build(args: AsyncEngineArgs) -> LLMEngine:
+        INNER.append(build_engine(args))
+        return INNER[-1]
 
     def start(**options) -> AsyncLLM:
         args = AsyncEngineArgs(str(checkpoint), **({"block_size": 4} | OPTIONS | options))
         made.append(AsyncLLM.from_engine_args(args))
         return made[-1]
 
-    yield start
+    build_engine = LLMEngine.from_engine_args
+    with monkeypatch.context() as patch:
+        patch.setattr(LLMEngine, "from_engine_args", build)
+        yield start
     for engine in made:
         engine.shutdown()
+    INNER.clear()
+
+
+INNER: list[LLMEngine] = []  # the engines inside of those that `make` has built
+
+
+def inner() -> LLMEngine:
+    """Return the engine inside of the only AsyncLLM."""
+    [engine] = INNER
+    return engine
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "nanovllm engine"]
 
 
 async def all_of(engine: AsyncLLM, prompt, params: SamplingParams, request_id: str) -> list:
@@ -52,32 +74,30 @@ async def all_ended(engine: AsyncLLM, seconds: float = 60) -> None:
 
 
 def check_nothing_is_left(engine: AsyncLLM) -> None:
-    """Check the engine between two steps, in its own thread."""
-
-    def check(inner) -> None:
-        inner.kv_cache_manager.check_integrity()
-        assert not inner.requests and not inner.scheduler.running and not inner.scheduler.waiting
-        assert inner.stats().blocks_running == 0 and not engine._thread._streams
-
-    engine._thread.call(check).result(timeout=60)
+    """Check an idle engine."""
+    assert engine.stats().blocks_running == 0  # it waits for a step
+    inner().kv_cache_manager.check_integrity()
+    assert not inner().requests and not inner().scheduler.running and not inner().scheduler.waiting
+    gc.collect()
+    assert not any(type(each) is Stream for each in gc.get_objects()), "a stream is still referenced"
 
 
 def hold_steps(engine):
     """Hold each step until the first event is set. The second event reports that a step is waiting."""
-    may_step, is_held, step = threading.Event(), threading.Event(), engine._thread.engine.step
+    may_step, is_held, step = threading.Event(), threading.Event(), inner().step
 
     def held():
         is_held.set()
         assert may_step.wait(timeout=60)
         return step()
 
-    engine._thread.engine.step = held
+    inner().step = held
     return may_step, is_held
 
 
 def slow_steps(engine):
     """Let the running loop go on between two steps, so that a test can act there, even on a busy machine."""
-    step, loop = engine._thread.engine.step, asyncio.get_running_loop()
+    step, loop = inner().step, asyncio.get_running_loop()
 
     def slowed():
         has_run = threading.Event()
@@ -85,7 +105,7 @@ def slow_steps(engine):
         assert has_run.wait(timeout=60)
         return step()
 
-    engine._thread.engine.step = slowed
+    inner().step = slowed
 
 
 async def turn(count: int = 10) -> None:
@@ -185,10 +205,10 @@ def test_leaving_caller_is_aborted_within_a_step(make, how):
         else:
             task = asyncio.create_task(engine.abort("a"))
         await turn()
-        num_steps = model_runner(engine._thread.engine).num_steps
+        num_steps = model_runner(inner()).num_steps
         may_step.set()
         await all_ended(engine)
-        assert model_runner(engine._thread.engine).num_steps <= num_steps + 1
+        assert model_runner(inner()).num_steps <= num_steps + 1
         if how == "abort":
             last = [output async for output in outputs][-1]
             assert last.finished and last.outputs[0].finish_reason == "abort"
@@ -315,7 +335,7 @@ def test_engine_error_reaches_all_current_and_later_callers(make):
         def broken() -> None:
             raise MemoryError("no room")
 
-        engine._thread.engine.step = broken
+        inner().step = broken
         errors: list = await asyncio.gather(*tasks, return_exceptions=True)
         assert [str(error) for error in errors] == ["the engine has ended: MemoryError: no room"] * 3
         assert len({*map(id, errors)}) == 3 and all(isinstance(error, EngineDeadError) for error in errors)
@@ -338,14 +358,15 @@ def test_error_in_a_call_reaches_its_caller_and_an_exit_ends_the_engine(make):
 
         return call
 
-    engine = make()
+    make()
+    thread = EngineThread(inner)
     with pytest.raises(KeyError, match="mine"):
-        engine._thread.call(raises(KeyError("mine"))).result(timeout=60)
-    assert engine.is_running
+        thread.call(raises(KeyError("mine"))).result(timeout=60)
+    assert not thread.has_ended
     with pytest.raises(SystemExit):
-        engine._thread.call(raises(SystemExit())).result(timeout=60)
-    engine._thread._thread.join(timeout=60)
-    assert engine.errored
+        thread.call(raises(SystemExit())).result(timeout=60)
+    thread.stop(timeout=60)
+    assert thread.has_ended
 
 
 def test_invalid_checkpoint_is_an_error_of_the_caller(tmp_path):
@@ -378,23 +399,24 @@ def test_shutdown_ends_all_callers_and_the_thread(make):
             await all_of(engine, PROMPT, greedy(), "late")
 
     engine = make()
-    thread, join = engine._thread._thread, engine._thread._thread.join
+    [thread] = engine_threads()
+    join = thread.join
     may_step, _ = hold_steps(engine)
     asyncio.run(run(engine))
     engine.shutdown()
-    assert engine.errored and not engine._thread._thread.is_alive() and engine.stats().blocks_running == 0
+    assert engine.errored and not thread.is_alive() and engine.stats().blocks_running == 0
 
 
-def test_abort_after_the_engine_has_ended_does_nothing(make):
+def test_abort_after_the_engine_has_ended_does_nothing(make, monkeypatch):
     """The engine ends between the caller's check and the call."""
     engine = make()
-    shut_down, call = engine.shutdown, engine._thread.call
+    shut_down, call = engine.shutdown, EngineThread.call
 
-    def late(function):
+    def late(thread, function):
         shut_down()
-        return call(function)
+        return call(thread, function)
 
-    engine._thread.call = late
+    monkeypatch.setattr(EngineThread, "call", late)
     asyncio.run(engine.abort("nobody"))
     assert engine.errored
 
@@ -410,14 +432,14 @@ def test_statistics_describe_a_moment_between_two_steps(make, monkeypatch):
     monkeypatch.setattr(stats, "collect", noted)
     monkeypatch.setattr(llm_engine, "collect", noted)
     assert engine.stats().generation_tokens == 0 and engine.get_metrics()
-    assert threads == [engine._thread._thread] * 2
+    assert threads == engine_threads() * 2
     engine.shutdown()
     assert engine.stats().generation_tokens == 0, "it can be called after the end"
 
 
 def test_engine_without_references_ends(checkpoint):
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(str(checkpoint), **OPTIONS))
-    thread, ref = engine._thread._thread, weakref.ref(engine)
+    [thread], ref = engine_threads(), weakref.ref(engine)
     del engine
     gc.collect()
     thread.join(timeout=60)
@@ -509,7 +531,7 @@ def test_soak(make, num_callers, seed):
     engine = make(kv_cache_tokens=96, max_num_seqs=8, max_num_batched_tokens=24)
     assert asyncio.run(run(engine)) > num_callers / 2
     check_nothing_is_left(engine)
-    assert sum(engine._thread.engine.tally.ended.values()) > num_callers
+    assert sum(inner().tally.ended.values()) > num_callers
     assert engine.stats().preemptions > 0 or num_callers < 50
 
 

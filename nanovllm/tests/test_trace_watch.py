@@ -130,7 +130,7 @@ def test_error_in_an_event_is_raised(engine, monkeypatch):
     def fail(event: Event) -> None:
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr(watch._tracer, "_write", fail)
+    monkeypatch.setattr(watch._tracer, "_write", fail)  # noqa: SLF001 - a broken disk
     ask(engine, "a")
     with pytest.raises(RuntimeError, match="disk full"):
         watch.take()

@@ -1,10 +1,14 @@
 """nanovllm bench peers: engines in processes of their own, their reports and errors, and long peers."""
 
+import ctypes
 import json
 import re
 import sys
 from functools import partial
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 
@@ -275,8 +279,6 @@ class FakeLlamaCpp:
     """The C functions that the loop calls. The next token is the sum of all tokens in its slot, modulo 11."""
 
     def __init__(self):
-        from types import SimpleNamespace
-
         rows = range(64)
         self.batch = SimpleNamespace(
             n_tokens=0, token=[0] * 64, pos=[0] * 64, n_seq_id=[0] * 64, seq_id=[[0] for _ in rows], logits=[0] * 64
@@ -294,15 +296,28 @@ class FakeLlamaCpp:
         self.most_slots = max(self.most_slots, len(self.slots))
         return 0
 
+    def llama_get_logits_ith(self, context, row):
+        logits = (ctypes.c_float * 11)()
+        logits[self.logits[row]] = 1.0
+        return ctypes.pointer(logits)
+
+    def llama_batch_init(self, *sizes):
+        return self.batch
+
+    def llama_vocab_n_tokens(self, vocab):
+        return 11
+
+    def __getattr__(self, name):
+        return MagicMock()  # what the loop does not call
+
     def llama_memory_seq_rm(self, memory, slot, start, end):
         del self.slots[slot]
 
 
-def test_llama_cpp_gets_each_token_once_in_a_free_slot():
-    c, made = FakeLlamaCpp(), serve_llama_cpp.Context.__new__(serve_llama_cpp.Context)
-    made._c, made._batch, made._slots, made._max_batch = c, c.batch, 2, 8
-    made._context = made._memory = None
-    made._likeliest = lambda row: c.logits[row]
+def test_llama_cpp_gets_each_token_once_in_a_free_slot(monkeypatch):
+    monkeypatch.setattr(serve_llama_cpp, "MAX_BATCH", 8)
+    settings = SimpleNamespace(max_num_seqs=2, max_model_len=8, file="model.gguf", dtype="bfloat16", threads=1)
+    made = serve_llama_cpp.Context(c := FakeLlamaCpp(), np, settings)
     prompts, lengths = [[1, 2, 3], [4, 5], [6], [7, 8, 9]], [3, 1, 4, 2]
     tokens, times = made.serve(prompts, lengths)
     for prompt, length, new in zip(prompts, lengths, tokens, strict=True):

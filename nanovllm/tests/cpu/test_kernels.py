@@ -428,7 +428,7 @@ def test_helpers_sleep_until_a_step_and_end_with_their_owner():
 
     newest, before = [0], set(threading.enumerate())
     helpers = Helpers(3, help)
-    shared = helpers._shared
+    shared = shared_of(helpers)
     threads = set(threading.enumerate()) - before
     assert len(threads) == 3 and wait_until(lambda: sorted(helped) == [1, 2, 3])
     for step in (1, 2, 3):
@@ -445,14 +445,19 @@ def test_helpers_sleep_until_a_step_and_end_with_their_owner():
     assert not any(thread.is_alive() for thread in threads)
 
 
+def shared_of(helpers: Helpers) -> team.Shared:
+    """Return what the owner and its threads share, which outlives the owner."""
+    return helpers._shared  # noqa: SLF001 - whether threads sleep has no public name, since only tests ask
+
+
 def test_helpers_end_before_the_interpreter(monkeypatch):
     """Even helpers that are waiting for a step at that moment end."""
     is_over = threading.Event()
     helpers = Helpers(3, lambda worker, seen: is_over.wait(60) and seen)
-    end = helpers._shared.end
-    monkeypatch.setattr(helpers._shared, "end", lambda: (end(), is_over.set()))
-    monkeypatch.setattr(team, "SHARED", [helpers._shared])
-    threads = list(helpers._shared.threads)
+    end = shared_of(helpers).end
+    monkeypatch.setattr(shared_of(helpers), "end", lambda: (end(), is_over.set()))
+    monkeypatch.setattr(team, "SHARED", [shared_of(helpers)])
+    threads = list(shared_of(helpers).threads)
     assert len(threads) == 3 and all(thread.is_alive() for thread in threads)
     team.end_all()
     assert not any(thread.is_alive() for thread in threads)
@@ -494,7 +499,7 @@ def test_a_forked_child_does_not_wait_for_helpers():
     """Some helpers sleep and some wait for a step. The child drops them, and exits normally."""
     is_over = threading.Event()
     asleep, waiting = Helpers(2, lambda worker, seen: seen), Helpers(2, lambda worker, seen: is_over.wait(60) and seen)
-    assert wait_until(lambda: asleep._shared.is_asleep)
+    assert wait_until(lambda: shared_of(asleep).is_asleep)
     if (child := os.fork()) == 0:
         asleep.start_step()
         del asleep, waiting

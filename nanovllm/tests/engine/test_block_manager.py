@@ -12,7 +12,7 @@ from ...engine.block_manager import BlockManager, cdiv
 from ...engine.block_pool import BlockPool, NoFreeBlocks
 from ...engine.observer import Observer
 from ...engine.sequence import Sequence
-from ..testing.sequences import admit, fits, make_manager, make_sequence
+from ..testing.sequences import admit, fits, holders, make_manager, make_sequence
 
 
 def pool_of(num_blocks: int, block_size: int = 4) -> BlockManager:
@@ -235,7 +235,7 @@ SPOILERS: dict[str, Spoiler] = {
     "a free block counted as held": lambda manager, a, b: manager.pool.ref_counts.__setitem__(4, 1),
     "a held block counted as free": lambda manager, a, b: manager.pool.ref_counts.__setitem__(1, 0),
     "a holder counted twice": lambda manager, a, b: manager.pool.ref_counts.__setitem__(1, 2),
-    "a holder forgotten": lambda manager, a, b: manager._holders.remove(a),
+    "a holder forgotten": lambda manager, a, b: holders(manager).remove(a),
     "a block more than the tokens need": lambda manager, a, b: b.block_table.extend(manager.pool.get_new_blocks(1)),
     "more computed than there is room for": lambda manager, a, b: setattr(a, "num_computed_tokens", 9),
 }

@@ -12,7 +12,7 @@ from ...engine.block_pool import BlockPool, NoFreeBlocks
 from ...engine.kv_cache import BlockCopy
 from ...engine.observer import Observer
 from ...engine.sequence import Sequence
-from ..testing.sequences import admit, fits, make_manager, make_sequence
+from ..testing.sequences import admit, fits, holders, make_manager, make_sequence
 
 
 def computed(manager: BlockManager, num_tokens: int) -> Sequence:
@@ -151,7 +151,7 @@ SPOILERS = {
     "a free block lost": lambda manager, a, b: manager.pool.free.pop(4),
     "a block that both hold, counted once": lambda manager, a, b: a.block_table.__setitem__(1, 1),
     "a table that has lost a shared block": lambda manager, a, b: a.block_table.__delitem__(0),
-    "a holder forgotten": lambda manager, a, b: manager._holders.remove(b),
+    "a holder forgotten": lambda manager, a, b: holders(manager).remove(b),
     "more computed than there is room for": lambda manager, a, b: setattr(b, "num_computed_tokens", 9),
 }
 

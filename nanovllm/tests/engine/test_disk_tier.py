@@ -48,6 +48,7 @@ from ..testing.engines import (
     step,
 )
 from ..testing.processes import let_others_run
+from ..testing.sequences import preempt
 from ..testing.trace import Twin
 
 FIRST, SECOND = list(range(10, 22)), list(range(50, 62))
@@ -703,7 +704,7 @@ def test_neither_an_abort_nor_a_preemption_waits_for_the_disk(make, monkeypatch,
     _, aborted, _ = [*engine.requests]
     assert engine.disk_tier.loads and len(engine.scheduler.running) == 2 + n
     assert engine.abort_request(aborted)
-    engine.scheduler._preempt(engine.scheduler.running[-1], None)
+    preempt(engine.scheduler, engine.scheduler.running[-1])
     engine.kv_cache_manager.check_integrity()
     assert len(step(engine)) == 1 and engine.disk_tier.arriving()
     gate.open(engine)
@@ -961,7 +962,7 @@ def test_processes_that_are_killed_leave_whole_files_and_hold_the_size(tmp_path,
         while looks > 0 or most == 0:
             looks -= 1
             assert all(writer.is_alive() for writer in writers), "it has read a wrong block"
-            with files._locked():  # so no file is counted that another one has replaced
+            with files._locked():  # noqa: SLF001 - so no file is counted that another one has replaced
                 most = max(most, len(paths_that_exist(tmp_path)))
         victim = writers.pop(0)
         victim.kill()

@@ -10,7 +10,6 @@ from ...backends.torch.sampler import SampledToken
 from ...engine.kv_cache import BlockCopy
 from ...engine.outputs import RequestOutput
 from ...engine.sampling_params import SamplingParams
-from ...engine.scheduler import SchedulerOutput
 from ...engine.sequence import Sequence
 from ..testing.engines import (
     Batch,
@@ -49,9 +48,9 @@ class History:
         self.poisoned: dict[str, int] = {}  # request_id: the number of tokens from which it raises
         self._run, self._share_failing = executor_of(self.engine).run, rng.choice([0.0, 0.0, 0.1])
         executor_of(self.engine).run = self.run  # type: ignore[method-assign]
-        self._copy, self._take = self.engine.kv_cache.copy_blocks, self.engine.scheduler._take
+        self._copy, self._append = self.engine.kv_cache.copy_blocks, self.engine.kv_cache_manager.append_slot
         self.engine.kv_cache.copy_blocks = self.copy  # type: ignore[method-assign]
-        self.engine.scheduler._take = self.take  # type: ignore[method-assign]
+        self.engine.kv_cache_manager.append_slot = self.append  # type: ignore[method-assign]
         self.num_lost, self._share_lost = 0, rng.choice([0.0, 0.0, 0.1])
         self.sent: dict[str, tuple[list[int], SamplingParams]] = {}
         self.ended: dict[str, RequestOutput] = {}
@@ -73,10 +72,10 @@ class History:
         self.lose(bool(copies))
         self._copy(copies)
 
-    def take(self, seq: Sequence, output: SchedulerOutput) -> None:
-        """Schedule, or fail before the copies that are due."""
+    def append(self, seq: Sequence) -> BlockCopy | None:
+        """Append a slot, or fail before the copies that are due."""
         self.lose(self.rng.random() < 0.3)
-        self._take(seq, output)
+        return self._append(seq)
 
     def lose(self, may_be: bool) -> None:
         if may_be and self.rng.random() < self._share_lost:

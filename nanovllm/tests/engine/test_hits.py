@@ -21,6 +21,7 @@ from ..testing.engines import (
     scripted_engine,
     step,
 )
+from ..testing.sequences import preempt
 
 PROMPT = [3 + 7 * i % 300 for i in range(20)]  # five blocks
 
@@ -153,7 +154,7 @@ def test_preempted_sequence_recomputes_only_tokens_outside_full_blocks(checkpoin
     engine.add_request("a", PROMPT, params(9))
     for _ in range(num_steps):
         step(engine)
-    engine.scheduler._preempt(engine.scheduler.running[0], None)
+    preempt(engine.scheduler, engine.scheduler.running[0])
     step(engine)
     assert engine.executor.steps[-1] == [("a", again)]
     assert answers(run_to_the_end(engine)["a"]) == [answer_alone(PROMPT, 9)]
@@ -171,7 +172,7 @@ def test_preempted_samples_find_the_prompt_and_their_own_blocks(checkpoint):
     samples = engine.requests["a"]
     assert [seq.num_tokens for seq in samples] == [28] * 3
     for seq in reversed(samples[1:]):
-        engine.scheduler._preempt(seq, None)
+        preempt(engine.scheduler, seq)
     step(engine)
     assert engine.executor.steps[-1] == [("a", 1), ("a", 4), ("a", 4)], "24 of 28 tokens are hits"
     tables = [seq.block_table for seq in samples if not seq.finished]

@@ -37,6 +37,7 @@ from ..testing.engines import (
     run_to_the_end,
     step,
 )
+from ..testing.sequences import on_evict, preempt
 from ..testing.tiers import CopyFailed, SlowHostTier
 
 FIRST, SECOND = list(range(10, 22)), list(range(50, 62))
@@ -131,7 +132,7 @@ def needed(ended: dict[str, RequestOutput]) -> int:
 def leave_the_device(engine: LLMEngine, *seqs: Sequence) -> None:
     """Preempt these sequences, and let others use all free blocks."""
     for seq in reversed(seqs):
-        engine.scheduler._preempt(seq, None)
+        preempt(engine.scheduler, seq)
     pool = engine.kv_cache_manager.pool
     blocks = pool.get_new_blocks(len(pool.free))
     engine.kv_cache.blocks[blocks] = -5
@@ -258,7 +259,7 @@ def test_single_sequence_waits_for_blocks_held_by_a_load(checkpoint):
     engine.host_tier.arrives = lambda: False
     step(engine)
     assert engine.host_tier.loads
-    engine.scheduler._preempt(engine.scheduler.running[-1], None)
+    preempt(engine.scheduler, engine.scheduler.running[-1])
     assert_answered_alone(run_to_the_end(engine), max_tokens=20)
 
 
@@ -339,7 +340,7 @@ def test_failed_copy_is_an_error_of_the_step_and_the_next_one_continues(checkpoi
         return copy(*what)
 
     if verb == "store":
-        engine.kv_cache_manager.pool._on_evict = fail_once
+        on_evict(engine.kv_cache_manager.pool, fail_once)
     else:
         engine.host_tier.load = fail_once
     ended: dict[str, RequestOutput] = {}

@@ -28,6 +28,7 @@ from ..testing.engines import (
     step,
 )
 from ..testing.reference import greedy_without_cache
+from ..testing.sequences import preempt
 
 
 def seeded(max_tokens: int, n: int, seed: int = 3, **options) -> SamplingParams:
@@ -183,10 +184,10 @@ def engine_with_b(checkpoint, state: str) -> LLMEngine:
     first, _, last = samples = engine.requests["b"]
     scheduler = engine.scheduler
     if state == "preempted before the fork":
-        scheduler._preempt(first, None)
+        preempt(scheduler, first)
     if state == "one is preempted":
         while last in scheduler.running:
-            scheduler._preempt(scheduler.running[-1], None)
+            preempt(scheduler, scheduler.running[-1])
     assert_whole(engine)
     num_running = sum(seq in scheduler.running for seq in samples)
     assert {

@@ -63,7 +63,7 @@ class Drive:
 
     def admit(self, budget: int) -> str:
         """Run the first step with this many tokens, which admits everything in it. Compute nothing."""
-        self.scheduler._max_num_batched_tokens = budget
+        self.scheduler._max_num_batched_tokens = budget  # noqa: SLF001 - budgets are otherwise fixed
         output = self.scheduler.schedule()
         self.manager.check_integrity()
         self.failed += [name_of(seq) for seq in output.failed]

@@ -11,7 +11,7 @@ import pytest
 from ...engine.block_pool import NoFreeBlocks
 from ...engine.prefix_cache import PrefixCacheStats
 from ...engine.sequence import Sequence
-from ..testing.sequences import admit, fits
+from ..testing.sequences import admit, fits, on_evict
 from ..testing.tiers import CopyFailed, SlowHostTier, Tiers
 
 TEXT = list(range(10, 19))
@@ -51,7 +51,7 @@ def test_store_completes_before_the_block_is_taken():
         seen.append((block, tiers.places(TEXT)))
         store(block, block_hash)
 
-    tiers.manager.pool._on_evict = watched
+    on_evict(tiers.manager.pool, watched)
     tiers.evict()
     assert [places for _, places in seen] == ["dd", "dh"], "the end first"
     assert tiers.places(TEXT) == "hh"
@@ -170,7 +170,7 @@ def raise_in(tiers: Tiers, part: str) -> None:
     if part == "get_new_blocks":
         tiers.manager.pool.get_new_blocks(tiers.num_free[0] - 1)
     elif part == "store":
-        tiers.manager.pool._on_evict = fail
+        on_evict(tiers.manager.pool, fail)
     else:
         tiers.host.load = fail  # type: ignore[assignment, method-assign]
 

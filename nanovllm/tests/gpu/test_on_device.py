@@ -2,13 +2,14 @@
 
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from ...backends.gpu.backend import TritonBackend
-from ...backends.gpu.graphs import CudaCapture, buckets
+from ...backends.gpu.graphs import BucketedGraphs, CudaCapture, DecodeGraphs, DecodeOutput, buckets
 from ...backends.gpu.model import seconds_on_gpu
 from ...backends.gpu.ops import triton_ops
 from ...engine.sampling_params import SamplingParams
@@ -58,33 +59,41 @@ def test_graphs_sample_the_tokens_of_plain_operations(checkpoint, params):
     assert outputs_of(graphs, sampled) == outputs_of(plain, sampled)
 
 
+def parts_of(backend: TritonBackend) -> tuple[DecodeGraphs, Callable[[int], None], DecodeOutput]:
+    """Return the graphs of a backend, and the step that each of them has recorded, with its results."""
+    graphs = backend._graphs  # noqa: SLF001 - a graph is compared with its own step
+    return graphs, graphs._step, graphs._outputs  # noqa: SLF001 - as above
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_replayed_graph_matches_its_step_bit_for_bit(checkpoint, dtype, monkeypatch):
     llm, backend = on_gpu(checkpoint, CudaCapture(), dtype=dtype)
-    graphs, replay, compared = backend._graphs, backend._graphs._graphs.run, []
+    _, step, outputs = parts_of(backend)
+    replay, compared = BucketedGraphs.run, []
 
-    def run(num_rows: int) -> None:
-        replay(num_rows)
-        replayed = [each[:num_rows].clone() for each in graphs._outputs]
-        graphs._step(next(size for size in buckets(8) if size >= num_rows))  # writes the same keys again
-        for one, two in zip(replayed, graphs._outputs, strict=True):
+    def run(graphs: BucketedGraphs, num_rows: int) -> None:
+        replay(graphs, num_rows)
+        replayed = [each[:num_rows].clone() for each in outputs]
+        step(next(size for size in buckets(8) if size >= num_rows))  # writes the same keys again
+        for one, two in zip(replayed, outputs, strict=True):
             assert torch.equal(one, two[:num_rows])
         compared.append(num_rows)
 
-    monkeypatch.setattr(graphs._graphs, "run", run)
+    monkeypatch.setattr(BucketedGraphs, "run", run)
     outputs_of(llm, GREEDY)
     llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False)
     assert {1, 6} <= set(compared)
 
 
-def test_padding_rows_leave_the_pool_unchanged(checkpoint):
+def test_padding_rows_leave_the_pool_unchanged(checkpoint, monkeypatch):
     llm, backend = on_gpu(checkpoint, CudaCapture())
+    graphs, replay = parts_of(backend)[0], BucketedGraphs.run
     blocks = llm.llm_engine.kv_cache.blocks
     before = blocks.clone()
     with torch.inference_mode():
         for rows in (1, 4, 8):
-            backend._graphs.inputs.fill([])
-            backend._graphs._graphs.run(rows)
+            monkeypatch.setattr(BucketedGraphs, "run", lambda each, _, rows=rows: replay(each, rows))
+            graphs.run([])
     assert torch.equal(before.view(torch.uint8), blocks.view(torch.uint8))
 
 

@@ -43,7 +43,7 @@ from ...server.protocol import (
     TokenizeRequest,
 )
 from ...server.served_model import Tokens
-from .inside import LONG, inside, until
+from ..testing.inside import LONG, inside, until
 
 PACKAGE = f"{Path(__file__).parents[2]}"
 HUGE = 2**63

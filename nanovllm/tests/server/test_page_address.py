@@ -61,7 +61,7 @@ async def test_both_ports_close_together(checkpoint):
         watching = asyncio.create_task(all_events(server.page))
         running = asyncio.create_task(server.post(**LONG | {"max_tokens": 8}))
         viewers = server.front.state.feed.viewers
-        await until(lambda: sum(not each._needs_snapshot for each in viewers) == 1 == server.num_started)
+        await until(lambda: sum(not each._needs_snapshot for each in viewers) == 1 == server.num_started)  # noqa: SLF001 - what a viewer got
         server.front.stop()
         assert (await running).status_code == 200 and '"snapshot"' in await watching
         assert await server.status == 0

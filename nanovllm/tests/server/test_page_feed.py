@@ -48,11 +48,12 @@ class Engine:
 
     def __init__(self) -> None:
         self.calls: list[bool] = []
+        self.is_quick = True  # otherwise its snapshot comes later
         self.feed = Feed(self.watch)
 
     def watch(self, is_on: bool) -> None:
         self.calls.append(is_on)
-        if is_on:
+        if is_on and self.is_quick:
             self.feed.take([SNAPSHOT])
 
 
@@ -78,7 +79,7 @@ class Page:
 async def test_engine_sends_events_only_while_there_are_viewers():
     engine = Engine()
     engine.feed.take(life("late", 1))  # sent before the last viewer left
-    assert engine.calls == [] and not engine.feed._new
+    assert engine.calls == []
     page = await Page(engine.feed.enter()).read()
     assert engine.calls == [True] and page.kinds == ["snapshot"] and page.state.free == [*range(NUM_BLOCKS)]
     engine.feed.leave(page.viewer)
@@ -123,7 +124,6 @@ async def test_slow_viewer_starts_over(monkeypatch):
     for step in range(1, NUM_BLOCKS):
         engine.feed.take(life(f"r{step}", step))
         await quick.read()
-        assert slow.viewer._num_bytes <= 1000
     await slow.read()
     assert slow.kinds == ["snapshot", "snapshot"], "its waiting events are dropped"
     assert slow.state == quick.state and len(slow.state.running) == NUM_BLOCKS - 1
@@ -141,7 +141,7 @@ def test_snapshot_of_a_state_is_complete():
 async def test_late_events_of_an_earlier_viewer_are_dropped():
     engine = Engine()
     engine.feed.leave(engine.feed.enter())
-    engine.feed._watch = lambda is_on: None  # its snapshot comes later
+    engine.is_quick = False
     page = Page(engine.feed.enter())
     engine.feed.take([*life("old", 1), SNAPSHOT, *life("new", 1)])
     await page.read()

@@ -21,6 +21,7 @@ from ...engine.prompts import TokensPrompt
 from ...engine.sampling_params import SamplingParams
 from ...trace import Tracer, traced
 from ...trace.events import Event as TraceEvent
+from ..testing.sequences import holders, name_requests
 from ..testing.trace import Twin
 from .plans import TEXTS, Abort, Ask, Beams, Drain, Event, Fail, Plan, Reset, Setup, Step, Stream
 from .script import OPERATIONS, BrokenRule, Faults, Injected, generated_alone, scripted_llm
@@ -177,7 +178,7 @@ class History:
                 next(self.llm.stream([[1]]))
             return
         expected_of = [self.admit(ask) for ask in stream.asks]
-        self.llm._request_ids = map(str, [*self.open, *["a second stream's"] * 20])
+        name_requests(self.llm, map(str, [*self.open, *["a second stream's"] * 20]))
         outputs = self.llm.stream([each.prompt for _, each in expected_of], [params(ask) for ask in stream.asks])
         try:
             for num_taken, output in enumerate(outputs, start=1):
@@ -196,7 +197,7 @@ class History:
         outputs.close()
         self.open.clear()
         self.check()
-        assert not self.engine.kv_cache_manager._holders, "the stream is closed, but sequences hold blocks"
+        assert not holders(self.engine.kv_cache_manager), "the stream is closed, but sequences hold blocks"
 
     def beams(self, beams: Beams) -> None:
         """Compare a search with one that has unlimited memory and no cache."""
@@ -207,7 +208,7 @@ class History:
             with pytest.raises(ValueError, match=r"unfinished requests|at most max_num_seqs"):
                 self.llm.beam_search(prompts, beam_params)
             return
-        self.llm._request_ids = map(str, ["beams"])
+        name_requests(self.llm, map(str, ["beams"]))
         [output] = self.llm.beam_search(prompts, beam_params)
         if output.error and "blocks are needed" in output.error:
             num_tokens = len(expected_of.prompt) + beams.ask.max_tokens
@@ -221,12 +222,12 @@ class History:
             assert [(each.token_ids, each.finish_reason) for each in output.outputs] == [
                 (each.token_ids, each.finish_reason) for each in expected.outputs
             ]
-        assert not self.engine.kv_cache_manager._holders, "a beam holds blocks"
+        assert not holders(self.engine.kv_cache_manager), "a beam holds blocks"
         self.check()
 
     def reset(self) -> None:
         manager = self.engine.kv_cache_manager
-        is_idle = not manager._holders
+        is_idle = not holders(manager)
         assert self.llm.reset_prefix_cache() == is_idle
         if is_idle:
             assert not manager.pool.cached and not self.engine.host_tier.pool.cached, "a block is still cached"
@@ -294,7 +295,7 @@ class History:
         assert places == sorted(places), "not in order of arrival"
         here = Counter(id(seq) for first in queue for seq in [first, *first.to_fork])
         assert here == Counter(id(seq) for samples in requests.values() for seq in samples if not seq.finished)
-        assert set(manager._holders) == set(scheduler.running)
+        assert holders(manager) == set(scheduler.running)
         assert not any(seq.block_table or seq.num_computed_tokens for seq in scheduler.waiting)
         assert sum(1 + len(seq.to_fork) for seq in scheduler.running) <= self.setup.max_num_seqs
 
@@ -308,7 +309,7 @@ class History:
             gc.collect()
         assert not any(seq() for seq in self.seqs), "a part of a request is left"
         manager, tier = self.engine.kv_cache_manager, self.engine.host_tier
-        assert not manager._holders
+        assert not holders(manager)
         manager.collect_loads(wait=True)
         assert len(tier.pool.free) == tier.num_blocks
         self.reset()

@@ -24,6 +24,7 @@ from ...engine.host_tier import HostTier
 from ...engine.llm_engine import LLMEngine
 from ...engine.sequence import Sequence
 from ...llm import LLM
+from ..testing.sequences import holders
 
 VOCAB_SIZE = 90
 PRIME = 16_777_213  # states stay below this, so that float32 represents them exactly
@@ -191,7 +192,7 @@ class Script:
         left = seq.num_uncomputed_tokens
         must(0 < num_tokens <= left, f"{num_tokens} tokens of {seq.num_tokens}, {start} computed")
         must(num_tokens < left or not seq.to_fork, "the last token of a prompt that is to be forked")
-        must(seq in self._manager._holders, "it runs and holds nothing")
+        must(seq in holders(self._manager), "it runs and holds nothing")
         state = int(self._keys[table[(start - 1) // size], (start - 1) % size]) if start else 0
         for position, token_id in enumerate(seq.input_ids(num_tokens), start):
             block, offset = table[position // size], position % size

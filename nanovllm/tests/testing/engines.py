@@ -22,6 +22,7 @@ from ...engine.outputs import RequestOutput
 from ...engine.prefix_cache import BlockHash, extend_block_hashes
 from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
+from .sequences import holders
 
 OPTIONS = {"offload_policy": "load"}  # so that nothing is measured at the start
 UNMEASURED = ("--offload-policy", "load")
@@ -167,10 +168,10 @@ def assert_whole(engine: LLMEngine) -> None:
     assert Counter(unfinished) == Counter([*queued, *carried]), (
         "each sample is in one queue, or carried by a sequence in one"
     )
-    unreported = {seq.request_id for seq in engine._unreported}  # ended in a step that failed
+    unreported = {seq.request_id for seq in engine._unreported}  # noqa: SLF001 - ended in a step that failed
     for request_id, samples in engine.requests.items():
         assert any(not seq.finished for seq in samples) or request_id in unreported
-    assert manager._holders == set(scheduler.running)
+    assert holders(manager) == set(scheduler.running)
     assert len(scheduler.running) + sum(len(seq.to_fork) for seq in scheduler.running) <= engine.config.max_num_seqs
     for seq in queued:
         assert 0 <= seq.num_computed_tokens < seq.num_tokens, "the last token has no keys and values yet"

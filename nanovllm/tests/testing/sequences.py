@@ -1,11 +1,17 @@
 """Sequences and block managers without a model."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import torch
 
 from ...engine.block_manager import BlockManager
+from ...engine.block_pool import BlockPool
 from ...engine.host_tier import HostTier
 from ...engine.observer import Observer
+from ...engine.prefix_cache import BlockHash
 from ...engine.sampling_params import SamplingParams
+from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
 from ...engine.tier import Tier
 
@@ -53,3 +59,23 @@ def admit(manager: BlockManager, seq: Sequence) -> Sequence:
 def fits(manager: BlockManager, seq: Sequence, spare: int = 0) -> bool:
     """Return True if allocate() would succeed and leave `spare` blocks free."""
     return manager.num_needed(seq, manager.find_hits(seq)) + spare <= manager.num_free_blocks
+
+
+def holders(manager: Any) -> set[Any]:
+    """Return the sequences that hold blocks in a manager of the package or of a stage."""
+    return manager._holders  # noqa: SLF001 - a report tells blocks, not their holders
+
+
+def name_requests(llm: Any, request_ids: Iterator[str]) -> None:
+    """Name the next requests of an LLM of the package or of a stage."""
+    llm._request_ids = request_ids  # noqa: SLF001 - it counts them, and histories need names that are not taken
+
+
+def on_evict(pool: BlockPool, function: Callable[[int, BlockHash], None]) -> None:
+    """Call `function` for each cached block that the pool is about to take."""
+    pool._on_evict = function  # noqa: SLF001 - pools are built by managers, which pass their own
+
+
+def preempt(scheduler: Scheduler, seq: Sequence) -> None:
+    """Preempt a running sequence, as if the pool were full."""
+    scheduler._preempt(seq, None)  # noqa: SLF001 - a full pool would choose another one

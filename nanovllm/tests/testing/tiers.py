@@ -17,7 +17,7 @@ from ...engine.observer import Observer
 from ...engine.prefix_cache import BlockHash, extend_block_hashes
 from ...engine.sequence import Sequence
 from .pools import BLOCK_SIZE, make_cache
-from .sequences import admit, make_manager, make_sequence
+from .sequences import admit, holders, make_manager, make_sequence
 
 NUM_LAYERS = 3
 
@@ -31,7 +31,7 @@ class SlowEvent:
 
     def __init__(self, tier: "SlowHostTier", copies: list[BlockCopy]) -> None:
         self._tier, self._copies, self._is_here, self._num_asked = tier, copies, False, 0
-        tier._device_blocks[[copy.target for copy in copies]] = float("nan")
+        tier.device_blocks[[copy.target for copy in copies]] = float("nan")
 
     def query(self) -> bool:
         self._num_asked += 1
@@ -43,7 +43,7 @@ class SlowEvent:
     def synchronize(self) -> None:
         if not self._is_here:
             for source, target in self._copies:
-                self._tier._device_blocks[target] = self._tier.blocks[source]
+                self._tier.device_blocks[target] = self._tier.blocks[source]
         self._is_here = True
 
 
@@ -52,6 +52,7 @@ class SlowHostTier(HostTier):
 
     def __init__(self, device_blocks: Tensor, num_blocks: int, observer: Observer) -> None:
         super().__init__(device_blocks, num_blocks, observer)
+        self.device_blocks = device_blocks
         self.arrives: Callable[[], bool] = lambda: True
         self.fails: Callable[[], bool] = lambda: False
 
@@ -151,7 +152,7 @@ class Tiers:
 
     def state(self) -> tuple:
         """Return everything that a failed allocation must not change. The order of the queue may change."""
-        tables = [(seq.request_id, list(seq.block_table)) for seq in self.manager._holders]
+        tables = [(seq.request_id, list(seq.block_table)) for seq in holders(self.manager)]
         pools = [(set(pool.free), list(pool.ref_counts)) for pool in self.pools]
         return pools, tables, self.manager.report(), list(self.host.loads), self.manager.prefix_cache_stats
 
@@ -159,7 +160,7 @@ class Tiers:
         """Assert that every block is free on both tiers, and nothing is loading."""
         self.manager.check_integrity()
         assert self.num_free == tuple(pool.num_blocks for pool in self.pools)
-        assert not self.host.loads and not self.manager._holders
+        assert not self.host.loads and not holders(self.manager)
 
 
 def keys_and_values(token_ids: list[int], position: int) -> Tensor:

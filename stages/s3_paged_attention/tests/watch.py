@@ -24,9 +24,9 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.num_operations += 1
-        given = {storage._cdata for storage in storages((args, kwargs))}
+        given = {StorageWeakRef(storage) for storage in storages((args, kwargs))}
         for storage in storages(result):
-            if storage._cdata not in given:
+            if StorageWeakRef(storage) not in given:
                 self._alive[StorageWeakRef(storage)] = storage.nbytes()
                 self.largest = max(self.largest, storage.nbytes())
         self._alive = {weak: size for weak, size in self._alive.items() if not weak.expired()}

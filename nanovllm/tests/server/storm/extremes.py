@@ -4,8 +4,8 @@ import asyncio
 import json
 from typing import Any
 
-from ..raw import exchange
-from ..served import Served
+from ...testing.raw_http import exchange
+from ...testing.served import Served
 from .bad_bodies import whole
 from .malformed import Findings, stay_healthy
 from .processes import wait_until_idle
