@@ -1,10 +1,10 @@
 """choose_backend() picks the fastest operations that an engine's options and its machine allow."""
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..llama import LlamaForCausalLM
-from .attention_backend import backend_of
+from .attention_backend import KernelChoice, backend_of
 from .cpu.backend import CpuChoice, NumbaBackend
 from .cpu.compiler import Variant
 from .gpu.backend import GpuChoice, TritonBackend
@@ -18,58 +18,11 @@ if TYPE_CHECKING:
     from ..engine.kv_cache import KVCache
 
 
-class Kernels(Protocol):
-    """The choice between kernels and plain operations. It belongs to the engine's thread."""
-
-    uses_kernels: bool
-    reason: str | None  # the reason for plain operations, or for kernels without CUDA graphs
-
-    @property
-    def description(self) -> str:
-        """Describe the choice, for the last line of a command."""
-
-    @property
-    def awaits_idle(self) -> bool:
-        """Return whether kernels have been compiled, and will be used once no request is running."""
-
-    def switch_when_ready(self) -> None:
-        """Switch to the kernels if they have been compiled in the meantime. No request may be running."""
-
-    def wait(self, seconds: float) -> None:
-        """Wait for the compiler if it is still running, for at most `seconds`, and log why."""
-
-    def close(self) -> None:
-        """End the compiler if it is still running."""
-
-
-class PlainChoice:
-    """The choice of plain operations, for good."""
-
-    uses_kernels, awaits_idle = False, False
-
-    def __init__(self, reason: str) -> None:
-        self.reason: str | None = reason
-
-    @property
-    def description(self) -> str:
-        """Describe the choice, for the last line of a command."""
-        return f"plain operations: {self.reason}"
-
-    def switch_when_ready(self) -> None:
-        pass
-
-    def wait(self, seconds: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class Chosen(NamedTuple):
     """An executor, and the choice of its kernels, which replaces the executor's backend once they are compiled."""
 
     executor: ModelRunner
-    kernels: Kernels
+    kernels: KernelChoice
 
 
 def choose_backend(
@@ -91,7 +44,7 @@ def choose_backend(
     backend = backend_of(attention_backend, enforce_eager, is_gpu=device.type == "cuda")
     runner = ModelRunner(model, PagedAttention(kv_cache, tile_size), kv_cache.block_size, device)
     if unsupported is not None:
-        return Chosen(runner, PlainChoice(unsupported))
+        return Chosen(runner, KernelChoice(unsupported))
     if device.type == "cuda":
 
         def build_on_gpu(ops: Ops, capture: Capture | None, timer: Timer) -> TritonBackend:

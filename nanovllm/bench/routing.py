@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ..backends.choice import Kernels
+from ..backends.attention_backend import KernelChoice
 from ..backends.torch.model_runner import FinishedStep
 from ..backends.torch.sampler import SampledToken
 from ..cluster.routing import LeastQueue, PrefixRouter, RoundRobin, Router
@@ -150,28 +150,14 @@ class SimulatedExecutor:
         raise ValueError("a simulated engine has no logits")
 
 
-@dataclass
-class NoKernels:
-    """The Kernels of an engine without a model."""
-
-    uses_kernels: bool = False
-    awaits_idle: bool = False
-    reason: str | None = "the engine is simulated"
-    description: str = "no model"
-
-    def switch_when_ready(self) -> None: ...
-    def wait(self, seconds: float) -> None: ...
-    def close(self) -> None: ...
-
-
 class SimulatedEngine:
     """An LLMEngine in virtual time."""
 
     def __init__(self, config: EngineConfig, cost: StepCost) -> None:
         self.executor = SimulatedExecutor(cost)
 
-        def choose(kv_cache: KVCache) -> tuple[SimulatedExecutor, Kernels]:
-            return self.executor, NoKernels()
+        def choose(kv_cache: KVCache) -> tuple[SimulatedExecutor, KernelChoice]:
+            return self.executor, KernelChoice("the engine is simulated")
 
         self.engine = LLMEngine(config, choose=choose)
         self.is_running = False

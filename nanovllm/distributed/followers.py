@@ -143,7 +143,7 @@ def end(
 def run(descriptor: int) -> None:
     """Run the job that rank 0 sends, and exit."""
     pipe = Connection(descriptor)
-    threading.Thread(target=exit_with_rank_0, args=(descriptor,), daemon=True).start()
+    threading.Thread(target=exit_when_closed, args=(descriptor,), daemon=True).start()
     logger.setLevel("ERROR")  # rank 0 has logged all else
     status = 1
     try:
@@ -157,7 +157,7 @@ def run(descriptor: int) -> None:
     os._exit(status)  # nothing is left to clean up
 
 
-def exit_with_rank_0(descriptor: int) -> None:
+def exit_when_closed(descriptor: int) -> None:
     """Wait, without the interpreter's lock, until the other end of the pipe is closed. Then exit at once."""
     hung_up = select.poll()
     hung_up.register(descriptor, 0)  # poll() always reports a hang-up

@@ -18,7 +18,8 @@ from zlib import crc32
 
 import torch
 
-from ..backends.choice import Kernels, choose_backend
+from ..backends.attention_backend import KernelChoice
+from ..backends.choice import choose_backend
 from ..backends.torch.model_runner import FinishedStep
 from ..backends.torch.pooler import PoolerOutput, RowOutput
 from ..backends.torch.sampler import SampledToken
@@ -67,7 +68,7 @@ class LLMEngine:
         self,
         config: EngineConfig,
         observers: abc.Iterable[object] = (),
-        choose: abc.Callable[[KVCache], tuple[Executor, Kernels]] | None = None,
+        choose: abc.Callable[[KVCache], tuple[Executor, KernelChoice]] | None = None,
         ranks: RankGroup | None = None,
     ) -> None:
         """Load the checkpoint and allocate the pools. Raise ValueError for an invalid option or checkpoint.
@@ -94,7 +95,7 @@ class LLMEngine:
         self,
         config: EngineConfig,
         observers: abc.Iterable[object],
-        choose: abc.Callable[[KVCache], tuple[Executor, Kernels]] | None,
+        choose: abc.Callable[[KVCache], tuple[Executor, KernelChoice]] | None,
     ) -> None:
         config = self.config = config.on_rank(self.ranks.local_rank) if self.ranks.world_size > 1 else config
         self.max_model_len = config.longest_sequence(self.model_config.max_position_embeddings)
@@ -112,7 +113,7 @@ class LLMEngine:
         [num_blocks] = self.ranks.least([num_blocks])
         self.kv_cache = KVCache(local, num_blocks, config.block_size, self.dtype, self.device, config.has_int8_kv)
         self.executor: Executor
-        self.kernels: Kernels
+        self.kernels: KernelChoice
         if choose is not None:
             self.executor, self.kernels = choose(self.kv_cache)
         elif model is not None:

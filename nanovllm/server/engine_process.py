@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from threading import Thread
 from typing import Any, NamedTuple
 
+from ..distributed.followers import exit_when_closed
 from ..distributed.rank_group import RankError
 from ..engine.config import EngineArgs
 from ..engine.executor import Scheduled
@@ -162,7 +163,7 @@ def run(pipe: Connection, args: EngineArgs, build: Build, log_level: int, progre
     """Run the process until Stop, or until the front ends. Report progress in memory that the front reads."""
     share_progress(progress)
     logger.setLevel(log_level)
-    Thread(target=exit_with_front, args=(pipe.fileno(),), daemon=True).start()
+    Thread(target=exit_when_closed, args=(pipe.fileno(),), daemon=True).start()
     status = serve(pipe, args, build)
     sys.stderr.flush()
     os._exit(status)  # nothing is left to clean up, and libraries take a second for it
@@ -192,14 +193,6 @@ def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
         engine.kernels.close()
         engine.ranks.close()
     return 0
-
-
-def exit_with_front(descriptor: int) -> None:
-    """Wait, without the interpreter's lock, until the other end of the pipe is closed. Then exit at once."""
-    hung_up = select.poll()
-    hung_up.register(descriptor, 0)  # poll() always reports a hang-up
-    hung_up.poll()
-    os._exit(1)
 
 
 class Worker:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...llama import LlamaForCausalLM
 from ...log import logger
+from ..attention_backend import KernelChoice
 from ..torch.backend import Backend, Computed, SamplerAhead
 from ..torch.model_runner import ModelRunner
 from ..torch.sampler import SampledToken, SamplingRow
@@ -72,8 +73,8 @@ class NumbaBackend:
         return self._sample_rows(logits, rows, self.runner.find_likeliest)
 
 
-class CpuChoice:
-    """The choice between Numba's kernels and plain operations. It belongs to the engine's thread.
+class CpuChoice(KernelChoice):
+    """The choice between Numba's kernels and plain operations.
 
     installed, suitable, in the cache   kernels from the first request on: they load in less than a second
     installed, suitable, not compiled   a spawned process compiles them; plain operations compute until it has ended and
@@ -97,10 +98,9 @@ class CpuChoice:
         """
         if backend == "triton":
             raise ValueError("attention_backend 'triton' is unavailable on a CPU: its kernels run on a GPU")
+        super().__init__("as requested" if backend == "torch" else unsupported or missing_requirement())
         self._runner, self._build = runner, build
         self._compiler: Compiler | None = None
-        self.uses_kernels = False
-        self.reason = "as requested" if backend == "torch" else unsupported or missing_requirement()
         if self.reason is None:
             self._variant, self._folder = variant, find_folder(variant.name)
             if backend == "numba":
@@ -115,7 +115,7 @@ class CpuChoice:
     def description(self) -> str:
         """Describe the choice, for the last line of a command."""
         if not self.uses_kernels:
-            return f"plain operations: {self.reason}"
+            return super().description
         return f"kernels: numba {version('numba')}, {torch.get_num_threads()} threads"
 
     @property

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...llama import LlamaForCausalLM
+from ..attention_backend import KernelChoice
 from ..torch.attention import AttentionMetadata
 from ..torch.backend import Backend, Computed, SamplerAhead, flatten
 from ..torch.model_runner import ModelRunner, sampling_rows
@@ -203,21 +204,19 @@ class Build(Protocol):
     def __call__(self, ops: Ops, capture: Capture | None, timer: Timer) -> Backend: ...
 
 
-class GpuChoice:
+class GpuChoice(KernelChoice):
     """The choice between Triton's kernels, with or without CUDA graphs, and plain operations.
 
     Kernels compile while the engine starts, so there is nothing to wait for later.
     """
-
-    awaits_idle = False
 
     def __init__(self, backend: str, is_eager: bool, runner: ModelRunner, build: Build) -> None:
         """Replace the runner's plain backend with the one from `build` if `backend`, one of BACKENDS, allows it.
 
         Raise ValueError if kernels are required and unavailable.
         """
-        self.uses_kernels = self.has_graphs = False
-        self.reason: str | None = "as requested" if backend == "torch" else None
+        super().__init__("as requested" if backend == "torch" else None)
+        self.has_graphs = False
         if backend == "numba":
             raise ValueError("attention_backend 'numba' is unavailable on a GPU: its kernels run on a CPU")
         if self.reason is None:
@@ -229,7 +228,7 @@ class GpuChoice:
     def description(self) -> str:
         """Describe the choice, for the last line of a command."""
         if not self.uses_kernels:
-            return f"plain operations: {self.reason}"
+            return super().description
         graphs = "CUDA graphs" if self.has_graphs else f"no graphs: {self.reason}"
         return f"kernels: triton {version('triton')}, {graphs}"
 
@@ -249,12 +248,3 @@ class GpuChoice:
             else:
                 self.uses_kernels, self.has_graphs = True, capture is not None
                 return
-
-    def switch_when_ready(self) -> None:
-        pass
-
-    def wait(self, seconds: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

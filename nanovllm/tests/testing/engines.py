@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from ...backends.choice import Kernels
+from ...backends.attention_backend import KernelChoice
 from ...backends.torch.model_runner import FinishedStep, ModelRunner
 from ...backends.torch.sampler import SampledToken
 from ...engine.config import EngineConfig
@@ -102,26 +102,9 @@ class ScriptedExecutor:
         return SampledToken(seq.placeholder_id, -1.0)
 
 
-class NoKernels:
-    """The Kernels of an engine with a custom Executor: nothing to compile or to choose."""
-
-    uses_kernels = awaits_idle = False
-    reason: str | None = "the executor is custom"
-    description = f"plain operations: {reason}"
-
-    def switch_when_ready(self) -> None:
-        pass
-
-    def wait(self, seconds: float) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def chooser(executor: Callable[[KVCache], Executor]) -> Callable[[KVCache], tuple[Executor, Kernels]]:
+def chooser(executor: Callable[[KVCache], Executor]) -> Callable[[KVCache], tuple[Executor, KernelChoice]]:
     """Return the argument `choose` of an engine with this executor."""
-    return lambda kv_cache: (executor(kv_cache), NoKernels())
+    return lambda kv_cache: (executor(kv_cache), KernelChoice("the executor is custom"))
 
 
 def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> LLMEngine:
