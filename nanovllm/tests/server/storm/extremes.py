@@ -2,16 +2,18 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 from ...testing.raw_http import exchange
 from ...testing.served import Served
 from .bad_bodies import whole
-from .malformed import Findings, stay_healthy
 from .processes import wait_until_idle
+from .wire import StreamRequest, send_and_read
 
 MAX_GAP = 3.0  # seconds that a neighbor may wait for its next tokens
 SECONDS = 120.0  # for a response
+NEIGHBOR = StreamRequest("/v1/completions", '{"prompt": "Once", "max_tokens": 900, "stream": true, "ignore_eos": true}')
 HUGE = 2**63
 IDS = [*range(4096)] * 16
 TEXT = "ab " * 1_000_000
@@ -73,22 +75,41 @@ EXTREMES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+class Neighbor:
+    """A client that requests one stream after another. A new stream may have to wait in the queue: that is no gap."""
+
+    def __init__(self) -> None:
+        self.gap = 0.0  # seconds, the longest one within a stream
+        self.error: str | None = None
+
+    async def read(self, url: str) -> None:
+        """Read streams until one of them breaks."""
+        while self.error is None:
+            times: list[float] = []
+
+            def measure(piece: bytes, times: list[float] = times) -> None:
+                times.append(time.monotonic())
+                self.gap = max(self.gap, times[-1] - times[-2] if len(times) > 1 else 0.0)
+
+            self.error = (await send_and_read(url, NEIGHBOR, measure)).error
+
+
 async def storm(served: Served) -> dict[str, float]:
     """Send each request next to a client that streams. Return its longest gap beside each, in seconds."""
     gaps: dict[str, float] = {}
     faults: list[str] = []
     for name, (path, body) in EXTREMES.items():
-        findings = Findings()
-        healthy = asyncio.create_task(stay_healthy(served.url, findings))
+        neighbor = Neighbor()
+        streams = asyncio.create_task(neighbor.read(served.url))
         await asyncio.sleep(1.0)
         bad = whole(name, json.dumps(body).encode(), path, connection="close")
         raw = await exchange(served.url, *bad.parts, seconds=SECONDS)
         assert raw.status in (200, 400), f"{name}: status {raw.status}"
-        healthy.cancel()
-        await asyncio.gather(healthy, return_exceptions=True)
+        streams.cancel()
+        await asyncio.gather(streams, return_exceptions=True)
         await asyncio.to_thread(wait_until_idle, served)
-        gaps[name] = findings.gap
-        if findings.faults or findings.gap > MAX_GAP:
-            faults.append(f"{name}: {findings.gap:.2f} seconds, {findings.faults}")
+        gaps[name] = neighbor.gap
+        if neighbor.error or neighbor.gap > MAX_GAP:
+            faults.append(f"{name}: {neighbor.gap:.2f} seconds, {neighbor.error or 'no error'}")
     assert not faults, "\n".join([f"{len(faults)} faults:", *faults])
     return gaps
