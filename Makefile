@@ -129,7 +129,7 @@ gpu: $(call needs,test) ## measure on a GPU, in parts of a few minutes; PART=0 t
 pins: ## move the versions of constraints.txt to the newest ones; ARGS="--from .venv/bin/python" for an environment's
 	@$(or $(shell command -v python3.11),$(PYTHON)) .ci/pins.py $(ARGS)
 
-lint: $(call needs,lint) ## check style and types, with ruff and mypy
+lint: $(call needs,test lint) ## check style and types, with ruff and mypy
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy $(wildcard stages models nanovllm notebooks/page)

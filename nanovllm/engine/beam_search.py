@@ -49,6 +49,7 @@ class BeamSearchParams:
     RULES: ClassVar[dict[str, Rule]] = {
         "beam_width": AT_LEAST_1,
         "max_tokens": AT_LEAST_1,
+        "length_penalty": ("from -16 to 16", lambda value: abs(value) <= 16),  # any length to this power is a float
         "early_stopping": ('True, False or "never"', lambda value: value in (True, False, "never")),
     }
 

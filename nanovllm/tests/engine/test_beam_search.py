@@ -323,6 +323,8 @@ def test_requests_before_and_after_a_search_are_served_under_new_ids(checkpoint)
         ({"beam_width": 0}, "beam_width must be at least 1, got 0"),
         ({"beam_width": -3}, "beam_width must be at least 1, got -3"),
         ({"beam_width": 2, "max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"beam_width": 2, "length_penalty": 17}, "length_penalty must be from -16 to 16, got 17"),
+        ({"beam_width": 2, "length_penalty": -1e5}, "length_penalty must be from -16 to 16, got -100000.0"),
         ({"beam_width": True}, "beam_width must be an integer, got True"),
         ({"beam_width": None}, "beam_width must be an integer, got None"),
         ({"beam_width": 2, "max_tokens": 1.5}, "max_tokens must be an integer, got 1.5"),
