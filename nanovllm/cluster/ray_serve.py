@@ -231,7 +231,8 @@ class Arguments(BaseModel):
 
 def app(arguments: Arguments) -> Any:
     """Return the application for Ray Serve. Raise ValueError for an invalid option, before any replica starts."""
-    args, options = EngineArgs(model=arguments.model, **arguments.engine), ServerOptions(**arguments.server)
+    args = EngineArgs(model=arguments.model, **arguments.engine)
+    options = ServerOptions(**{"host": "0.0.0.0"} | arguments.server)  # Serve decides where it listens
     args.engine_config()
     PrefixRouter(**arguments.router)
     scaling: Mapping[str, Any] = {

@@ -207,6 +207,7 @@ class EngineClient:
             self._process.kill()
             await asyncio.to_thread(self._process.join)
         self._outbox.put(None)
+        asyncio.get_running_loop().remove_reader(self._pipe.fileno())
 
     def _bodies(self) -> list[RunningRequests]:
         return [*{id(each): each for each in self.running.values()}.values()]

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+from multiprocessing import Pipe
 
 import pytest
 
 from ...engine.llm_engine import LLMEngine
-from ...server.engine_client import RunningRequests
-from ...server.engine_process import Delta, Piece
-from ..testing.inside import LONG, inside, slow, until
+from ...server.engine_client import EngineClient, RunningRequests
+from ...server.engine_process import Delta, Piece, Ready, Stop, receive, send
+from ..testing.inside import LONG, ThreadAsProcess, inside, slow, until
 from .loop_clock import forward, turn
 
 pytestmark = pytest.mark.anyio
@@ -167,6 +168,23 @@ async def test_bad_checkpoint_is_reported_before_the_server_starts(tmp_path):
     with pytest.raises(ValueError, match="is not a checkpoint folder"):
         async with inside(tmp_path):
             pass
+
+
+async def test_closed_client_no_longer_reads_from_its_pipe():
+    """Another client's pipe may get the same file descriptor, and would have two readers."""
+    pipe, engines_end = Pipe()
+
+    def serve_nothing() -> None:
+        send(engines_end, Ready(64, "none"))
+        assert isinstance(receive(engines_end), Stop)
+
+    with pipe, engines_end:
+        engine = ThreadAsProcess(target=serve_nothing, daemon=True)
+        engine.start()
+        client = EngineClient(pipe, engine)
+        await client.ready()
+        await client.close()
+        assert not asyncio.get_running_loop().remove_reader(pipe.fileno())
 
 
 async def test_slow_reader_gets_merged_deltas():
