@@ -232,7 +232,8 @@ class Arguments(BaseModel):
 def app(arguments: Arguments) -> Any:
     """Return the application for Ray Serve. Raise ValueError for an invalid option, before any replica starts."""
     args = EngineArgs(model=arguments.model, **arguments.engine)
-    options = ServerOptions(**{"host": "0.0.0.0"} | arguments.server)  # Serve decides where it listens
+    defaults: Options = {"host": "0.0.0.0"}  # Serve decides where it listens
+    options = ServerOptions(**defaults | arguments.server)
     args.engine_config()
     PrefixRouter(**arguments.router)
     scaling: Mapping[str, Any] = {
