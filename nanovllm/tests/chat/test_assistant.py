@@ -119,6 +119,7 @@ CASES = {
     "mistral, a name alone": (MISTRAL, '[TOOL_CALLS]add{"a": 1}', ("", "", [("add", '{"a": 1}')])),
     "mistral, one object": (MISTRAL, f"[TOOL_CALLS]{ADD}", ("", "", [("add", '{"a": 1}')])),
     "mistral, text after": (MISTRAL, f"[TOOL_CALLS][{ADD}] ok", ("", "ok", [("add", '{"a": 1}')])),
+    "mistral, an object behind the list": (MISTRAL, f"[TOOL_CALLS][{ADD}] {ADD}", ("", ADD, [("add", '{"a": 1}')])),
     "mistral, no call": (MISTRAL, "[TOOL_CALLS] add it", ("", " add it", [])),
     "mistral, an empty list": (MISTRAL, "[TOOL_CALLS] []", ("", " []", [])),
     # Thoughts

@@ -25,6 +25,16 @@ class Event:
         self.has_arrived = True
 
 
+class Recorder(Observer):
+    """An observer that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+
+    def tell(self, kind: str, *details: object) -> None:
+        self.events.append((kind, *details))
+
+
 @pytest.fixture
 def device_blocks() -> torch.Tensor:
     return torch.randn(SHAPE)
@@ -104,16 +114,20 @@ def test_a_tier_without_blocks_stores_nothing(device_blocks):
 
 
 def test_the_observer_hears_which_blocks_are_stored_and_renewed(device_blocks):
-    events: list[tuple] = []
-
-    class Recorder(Observer):
-        def tell(self, kind: str, *details: object) -> None:
-            events.append((kind, *details))
-
-    tier = HostTier(device_blocks, 3, Recorder())
+    recorder = Recorder()
+    tier = HostTier(device_blocks, 3, recorder)
     tier.store(2, b"a")
     tier.store(1, b"a")
-    assert events == [("store", 2, 0, b"a"), ("renew", 0, b"a")]
+    assert recorder.events == [("store", 2, 0, b"a"), ("renew", 0, b"a")]
+
+
+def test_the_observer_hears_which_blocks_arrive(device_blocks):
+    recorder = Recorder()
+    tier = HostTier(device_blocks, 3, recorder)
+    tier.store(2, b"a")
+    tier.load([BlockCopy(*tier.hold([b"a"]), 3)])
+    tier.collect()
+    assert recorder.events[1:] == [("arrive", [BlockCopy(0, 3)])]
 
 
 def test_a_loaded_block_has_its_bytes_and_other_blocks_are_unchanged(tier, device_blocks):

@@ -305,6 +305,22 @@ def test_the_last_running_sequence_waits_for_blocks_that_a_load_holds(checkpoint
     assert tokens_of_all(outputs["b"]) == [tokens_alone(TEXT[:8], 1)]
 
 
+def test_a_prompt_that_needs_the_whole_pool_waits_for_the_load_of_an_aborted_request(checkpoint):
+    """Request "a" runs, so the engine doesn't wait for the load of "b". Then both are aborted."""
+    engine = scripted_engine(checkpoint, num_blocks=3, enable_prefix_caching=True, kv_offloading_tokens=64)
+    computed(engine, TEXT[:8])
+    computed(engine, [7] * 12)
+    transfers = slow_loads(engine)
+    add(engine, "a", 2)
+    engine.add_request("b", TEXT[:8], SamplingParams(max_tokens=1, seed=0))
+    step(engine)
+    for name in "ab":
+        engine.abort_request(name)
+    assert not transfers[0].has_arrived, "the load still holds a block of the three"
+    prompt = add(engine, "c", 11, max_tokens=1)
+    assert tokens_of_all(run(engine)["c"]) == [tokens_alone(prompt, 1)]
+
+
 def test_a_beam_search_waits_for_the_blocks_of_its_prompt(checkpoint):
     options = {"kv_cache_tokens": 40, "max_model_len": 40, "kv_offloading_tokens": 200, "offload_policy": "load"}
     llm, params = LLM(checkpoint, block_size=4, **options), BeamSearchParams(2, 4, ignore_eos=True)
