@@ -168,6 +168,21 @@ def test_contradicting_values_are_named(options, numbers):
     assert all(number in refused(**options) for number in numbers)
 
 
+def test_values_at_their_limits_are_accepted():
+    params = SamplingParams(max_tokens=5, min_tokens=5, n=16_384, top_p=1.0, presence_penalty=2, logit_bias={1: 1e9})
+    assert (params.max_tokens, params.min_tokens, params.n) == (5, 5, 16_384)
+    assert SamplingParams(logprob_token_ids=[4, 5], logprobs=2).num_logprobs == 2
+    assert RepetitionDetectionParams(2, 1, 2).min_count == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [({}, None), ({"logprobs": 0}, 0), ({"logprobs": -1}, -1), ({"logprob_token_ids": [4, 5]}, 2)],
+)
+def test_num_logprobs_is_the_number_of_listed_tokens(options, number):
+    assert SamplingParams(**options).num_logprobs == number
+
+
 NO_VALUES: list[object] = [[[]], [None], 1j, object(), math.nan, torch.ones(2, 2)]
 
 

@@ -207,7 +207,7 @@ def test_request_ends_with_an_error_if_grammar_and_params_leave_no_token(llm):
         ({"json": "{"}, "json must be a JSON schema: Expecting property name"),
         ({"json": "[1]"}, "json must be a JSON schema, got '[1]'"),
         ({"json": {"type": {1, 2}}}, "json must be a JSON schema: Object of type set is not JSON serializable"),
-        ({"json": "[" * 99 + "]" * 99}, "json must be nested at most 64 levels deep"),
+        ({"json": '{"a":' * 65 + "1" + "}" * 65}, "json must be nested at most 64 levels deep"),
         ({"json": "[" * 99_999 + "]" * 99_999}, "json must be nested at most 64 levels deep"),
         ({"json": {}, "disable_any_whitespace": 1}, "disable_any_whitespace must be True or False, got 1"),
         ({"json": {}, "reasoning_end_str": ""}, "reasoning_end_str must be a non-empty string, got ''"),
@@ -222,6 +222,31 @@ def test_request_ends_with_an_error_if_grammar_and_params_leave_no_token(llm):
 def test_invalid_parameter_is_named(options, error):
     with pytest.raises(ValueError, match=re.escape(error)):
         StructuredOutputsParams(**options)
+
+
+def test_schema_may_be_nested_64_levels_deep():
+    assert StructuredOutputsParams(json='{"a":' * 64 + "1" + "}" * 64).format == "json"
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"properties": {"a": {"const": 1}}}, '{"a":1}', '{"b":1}'),
+        ({"properties": {"a": {"const": 1}}, "additionalProperties": True}, '{"a":1,"b":2}', '{"a":2}'),
+        ({"properties": {"a": {"const": 1}}, "additionalProperties": {"const": 3}}, '{"b":3}', '{"b":2}'),
+        ({"patternProperties": {"^a": {"const": 1}}}, '{"ab":1}', '{"b":1}'),
+        ({"properties": {"a": {"properties": {"b": {"const": 1}}}}}, '{"a":{"b":1}}', '{"a":{"c":1}}'),
+        ({}, '{"c":1}', "1"),
+    ],
+)
+def test_closed_objects_have_only_the_properties_that_the_schema_allows(schema, good, bad):
+    tokenizer, logits = load_tokenizer(STORYTELLER), torch.zeros(4096)
+    params = StructuredOutputsParams(json=schema | {"type": "object"}, **COMPACT)
+    one, two = Grammars(tokenizer, 4096, {2}).processors(params, 2)
+    one.apply(logits, tokenizer.encode(good, add_special_tokens=False)[1:])
+    assert logits[2] == 0
+    with pytest.raises(ValueError, match="grammar"):
+        two.apply(logits, tokenizer.encode(bad, add_special_tokens=False)[1:])
 
 
 def test_later_change_is_checked_with_the_request(llm):
@@ -340,3 +365,60 @@ def walk(tokenizer: Any, processor: GrammarProcessor, vocab_size: int, rng: rand
         processor.apply(logits, output)
         output.append(rng.choice(logits.isfinite().nonzero().squeeze(1).tolist()))
     return tokenizer.decode([*tokenizer.anchor, *output])[len(tokenizer.decode(tokenizer.anchor)) :]
+
+
+# Answers behind a thought
+
+THINKS = {"reasoning_end_str": "the end"}
+MAY_THINK, MAY_CALL = THINKS | {"reasoning_start_str": "think"}, {"tool_call_start_str": "call"}
+WORDS = ("fox", "think", "call", "1", "x", "the", "end", "<unk>")  # a token each
+NEXT = {
+    "free": {"fox", "think", "call", "1"},
+    "both": {"think", "call", "1"},
+    "think": {"think", "1"},
+    "call": {"call", "1"},
+    "format": {"1"},
+    "word": {"call"},  # within the format
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "output"),
+    [
+        (THINKS, "free:fox free:think free:end free:the free:end format:1 format:1"),
+        (MAY_THINK, "think:think free:fox free:the free:fox free:the free:end format:1"),
+        (MAY_THINK, "think:1 format:1 format:1"),
+        (MAY_CALL, "call:1 format:x word:call format:1 format:1"),
+        (MAY_CALL, "call:call free:fox free:1"),
+        (THINKS | MAY_CALL, "free:call free:the free:end call:call free:fox"),
+        (THINKS | MAY_CALL, "free:call free:the free:end call:1 format:1"),
+        (MAY_THINK | MAY_CALL, "both:think free:the free:end call:1 format:1"),
+        ({"reasoning_end_str": "<unk>"}, "free:fox free:<unk> format:1"),
+    ],
+)
+def test_format_begins_where_the_thought_ends(options, output):
+    """A kind before each token says what may come next: any token, the format's, or also a thought or a call.
+
+    A second sequence of the same request begins where the first began, and may get several tokens at once.
+    """
+    tokenizer, token_ids, seen = load_tokenizer(STORYTELLER), list[int](), list[torch.Tensor]()
+    id_of = {word: tokenizer.encode(word, add_special_tokens=False)[-1] for word in WORDS}
+    first, second = Grammars(tokenizer, 4096, {2}).processors(
+        StructuredOutputsParams(regex="[0-9]+( x call[0-9]+)?", **options), 2
+    )
+    for kind, word in [part.split(":") for part in output.split()]:
+        seen.append(torch.zeros(4096))
+        first.apply(seen[-1], token_ids)
+        assert {word for word in NEXT["free"] if seen[-1][id_of[word]] == 0} == NEXT[kind], (token_ids, kind)
+        token_ids.append(id_of[word])
+    for logits, count in ((seen[0], 0), (seen[-1], len(seen) - 1)):
+        again = torch.zeros(4096)
+        second.apply(again, token_ids[:count])
+        assert torch.equal(again, logits)
+
+
+def test_call_whose_token_the_model_lacks_is_not_offered():
+    tokenizer, logits = load_tokenizer(STORYTELLER), torch.zeros(700)
+    params = StructuredOutputsParams(regex="[0-9]+", **MAY_CALL)
+    Grammars(tokenizer, 700, {2}).processors(params, 1)[0].apply(logits, [])
+    assert tokenizer.encode("call")[-1] >= 700 and logits.isfinite().any()
