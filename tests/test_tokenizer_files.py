@@ -1,13 +1,19 @@
 """The files next to a tokenizer: special and added tokens are merged as in transformers; invalid files are errors."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from nanovllm.checkpoints.tokenizer import load_tokenizer
+from nanovllm.tests.testing.checkpoints import write_checkpoint
 from nanovllm.tests.testing.tokenizers import (
     fuzzed_texts,
     sentencepiece_model,
@@ -161,6 +167,70 @@ def test_invalid_tokenizer_model_is_an_error_of_one_line(tmp_path, data):
     with pytest.raises(ValueError, match=r"tokenizer\.model is not a sentencepiece model") as raised:
         load_tokenizer(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+def tiny_bpe(vocab: list[str], merges: list[list[str]], **model: Any) -> dict[str, Any]:
+    ids = {token: i for i, token in enumerate(vocab)}
+    return {"model": {"type": "BPE", "vocab": ids, "merges": merges, **model}, "added_tokens": []}
+
+
+FLAGS = {name: False for name in ("single_word", "lstrip", "rstrip", "special")}
+TEMPLATE = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}], "pair": []}
+
+
+def shifted(step: dict[str, Any]) -> dict[str, Any]:
+    """Return a normalizer whose first step puts text before nothing; the second one fails on that."""
+    return {"type": "Sequence", "normalizers": [step, {"type": "NFC"}]}
+
+
+PANICS = {  # tokenizer.json for which the library panics: on the file, an added token, or a text
+    "merge shorter than its prefix": tiny_bpe(["a", "b", "ab"], [["a", "b"]], continuing_subword_prefix="xx"),
+    "broken charsmap": tiny_bpe(["a"], []) | {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+    "empty Prepend": tiny_bpe(["a"], [])
+    | {"normalizer": shifted({"type": "Prepend", "prepend": ""})}
+    | {"added_tokens": [{"id": 1, "content": "b", "normalized": True, **FLAGS}]},
+    "Replace of nothing": tiny_bpe(["a"], [])
+    | {"normalizer": shifted({"type": "Replace", "pattern": {"String": ""}, "content": "a"})},
+    "FixedLength of 0": tiny_bpe(["a"], []) | {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    "unknown token in a template": tiny_bpe(["a"], []) | {"post_processor": TEMPLATE | {"special_tokens": {}}},
+}
+
+
+@pytest.mark.parametrize("case", PANICS)
+def test_panic_of_the_library_is_an_error_of_one_line(tmp_path, capfd, case):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(PANICS[case]))
+    with pytest.raises(ValueError) as raised:
+        load_tokenizer(tmp_path)
+    assert str(raised.value).startswith(str(tmp_path / "tokenizer.json")) and "\n" not in str(raised.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_command_names_a_tokenizer_that_would_abort_the_library(tmp_path):
+    """The library cuts a character in two. Its message about the result is no valid text."""
+    spec = tiny_bpe(["a", "ã", "ģ", "aaaaaa"], [["ã", "ģ"]], continuing_subword_prefix="x")
+    (write_checkpoint(tmp_path) / "tokenizer.json").write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "nanovllm", "generate", "a", "--model", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2 and result.stdout == ""
+    [line] = result.stderr.splitlines()
+    assert str(tmp_path / "tokenizer.json") in line
+
+
+def test_bpe_with_a_prefix_loads(tmp_path):
+    spec = tiny_bpe(["a", "##b", "ab"], [["a", "##b"]], continuing_subword_prefix="##")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    assert load_tokenizer(tmp_path).encode("ab") == [2]
+
+
+def test_other_text_on_standard_error_is_kept(tmp_path, capfd, monkeypatch):
+    write_form(tmp_path, "llama3")
+    from_str = Tokenizer.from_str
+    monkeypatch.setattr(
+        "nanovllm.checkpoints.tokenizer.Tokenizer",
+        SimpleNamespace(from_str=lambda text: os.write(2, b"a warning\n") and from_str(text)),
+    )
+    assert load_tokenizer(tmp_path).encode("a")
+    assert capfd.readouterr().err == "a warning\n"
 
 
 def test_special_tokens_in_a_users_text_become_special_tokens(tmp_path):

@@ -9,13 +9,17 @@ transformers 5 does, so that special tokens get the same ids and flags. The chai
 import codecs
 import copy
 import json
+import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice
 from numbers import Integral
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple, TypeGuard
 
 from sentencepiece import SentencePieceProcessor
@@ -24,10 +28,12 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.processors import TemplateProcessing
 
 from .chat_template import apply_chat_template, find_chat_template
-from .entries import Entries
+from .entries import Entries, brief
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+HAS_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
+REDIRECTING = Lock()  # one thread at a time redirects standard error
 REPLACEMENT = "\ufffd"  # decoded from the bytes of an incomplete character
 EACH_BYTE = "nanovllm.each_byte"  # error handler that replaces each invalid byte; "replace" joins some
 
@@ -229,28 +235,47 @@ def is_id(value: object) -> TypeGuard[int]:
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
+@contextmanager
+def stderr_without_panics() -> Iterator[None]:
+    """Hold back standard error, and drop it if the tokenizers library has panicked: it prints several lines."""
+    with REDIRECTING:
+        try:
+            held, stderr = tempfile.TemporaryFile(), os.dup(2)  # noqa: SIM115  # closed below
+        except OSError:  # no folder is writable, or standard error is closed
+            yield
+            return
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            with held:
+                held.seek(0)
+                if b" panicked at " not in (text := held.read()):
+                    os.write(2, text)
+
+
+@stderr_without_panics()
 def load_tokenizer(folder: str | Path) -> HFTokenizer | None:
     """Return the tokenizer of a folder, from tokenizer.json or else from tokenizer.model; None if it has neither.
 
     tokenizer.json wins, as in transformers, because only it says how to split text and match added tokens. Raise
     ValueError, naming the file and the entry, for a file that cannot be read.
     """
-    folder = Path(folder)
-    file: TokenizerFile | SentencepieceFile
-    if (folder / "tokenizer.json").exists():
-        file = TokenizerFile(folder / "tokenizer.json")
-    elif (folder / "tokenizer.model").exists():
-        file = SentencepieceFile(folder / "tokenizer.model")
-    else:
+    paths = [Path(folder, name) for name in ("tokenizer.json", "tokenizer.model")]
+    path = next((each for each in paths if each.exists()), None)
+    if path is None:
         return None
-    config = TokenizerConfig.from_folder(folder, file)
-    tokenizer = HFTokenizer(add_tokens(file.build(config), config), config)
-    try:  # make sure that text gets through all of its parts
-        tokenizer.decode([*tokenizer.anchor, *tokenizer.encode("a b")])
-    except (KeyboardInterrupt, SystemExit):
+    try:
+        file = TokenizerFile(path) if path == paths[0] else SentencepieceFile(path)
+        config = TokenizerConfig.from_folder(path.parent, file)
+        tokenizer = HFTokenizer(add_tokens(file.build(config), config), config)
+        tokenizer.decode([*tokenizer.anchor, *tokenizer.encode("a b")])  # text gets through all parts
+    except (ValueError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the library is not an Exception
-        raise ValueError(f"{file.path}: its parts do not fit together: {error}") from None
+        raise ValueError(f"{path}: its parts do not fit together: {brief(str(error))}") from None
     return tokenizer
 
 
@@ -553,6 +578,8 @@ class TokenizerFile:
         self.path = path
         try:
             text = path.read_text(encoding="utf-8")
+            if HAS_PREFIX.search(text):
+                merges_in(json.loads(text)["model"])
             self._backend = Tokenizer.from_str(text)
         except Exception as error:
             Entries.read(path)  # raises ValueError if it is not JSON
@@ -570,11 +597,23 @@ class TokenizerFile:
         model = Entries.read(self.path).values["model"] if build else {}
         if not build or "merges" not in model:
             return self._backend
-        merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
-        backend = build(model["vocab"], merges, config.entries)
+        backend = build(model["vocab"], merges_in(model), config.entries)
         if self._backend.post_processor:
             backend.post_processor = self._backend.post_processor
         return backend
+
+
+def merges_in(model: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the merges of a BPE: each is a pair, or a string with a space. Raise ValueError if one lacks the prefix.
+
+    The library cuts the prefix off a merge's second token unseen, and aborts the process if it cuts a character in two.
+    """
+    merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model.get("merges", [])]
+    prefix = model.get("continuing_subword_prefix") or ""
+    for merge in merges:
+        if not merge[-1].startswith(prefix):
+            raise ValueError(f"{brief(merge[-1])} in model.merges lacks continuing_subword_prefix {brief(prefix)}")
+    return merges
 
 
 FIRST_SPACE = "\\A\u2581"

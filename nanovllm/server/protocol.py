@@ -230,9 +230,8 @@ class ParsedRequest:
     return_token_ids: bool = False
     tools: ToolUse = ToolUse()
     include_reasoning: bool = True  # in the response
-    names: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of the body's fields, by the engine's names, where these differ
+    # of the body's fields, by the engine's names, where these differ
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def named(self, error: ValueError) -> InvalidRequest:
         """Return an error about a value with the name of the body's field. The engine's errors begin with theirs."""

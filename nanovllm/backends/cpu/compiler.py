@@ -266,9 +266,8 @@ class Compiler:
 
 def start(variant: str, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the process, which imports modules from the same paths as this one, and ignores the terminal's Ctrl-C."""
-    package = Path(
-        os.path.abspath(__file__)
-    )  # without following links, because the process must store code by our path
+    # without following links, because the process must store code by our path
+    package = Path(os.path.abspath(__file__))
     paths = [str(package.parents[3]), *filter(None, sys.path)]
     return subprocess.Popen(
         [sys.executable, "-m", f"{__package__}.compiler", variant, str(folder)],

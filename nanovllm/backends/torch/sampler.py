@@ -209,9 +209,8 @@ def keep_likelier(probs: Tensor, tokens: Tensor) -> Tensor:
     rows, chunks, places = torch.arange(len(probs), device=probs.device), tokens // CHUNK, tokens % CHUNK
     own = probs[rows, chunks, places].unsqueeze(1)  # [num_rows, 1]
     is_ahead = torch.arange(probs.shape[1], device=probs.device) < chunks.unsqueeze(1)  # [num_rows, num_chunks]
-    least = torch.where(
-        is_ahead, own.nextafter(torch.zeros_like(own)), own
-    )  # equals in earlier chunks count as likelier
+    # equals in earlier chunks count as likelier
+    least = torch.where(is_ahead, own.nextafter(torch.zeros_like(own)), own)
     kept = torch.gt(probs, least.unsqueeze(2), out=torch.empty_like(probs)).mul_(probs)  # 1.0 or 0.0, times probs
     same = probs[rows, chunks]  # [num_rows, CHUNK]
     is_ahead = torch.arange(CHUNK, device=probs.device) < places.unsqueeze(1)
