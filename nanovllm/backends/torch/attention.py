@@ -84,6 +84,7 @@ class PagedAttend:
         while num_seqs := sum(context_len > start for context_len in context_lens):
             num_blocks = min(self._blocks_of_each(num_seqs), -(-(context_lens[0] - start) // block_size))
             num_slots = num_blocks * block_size
+            assert num_slots > 0, "a tile reads at least one block"
             blocks = block_tables[:num_seqs, start // block_size :][:, :num_blocks]
             positions = torch.arange(start, start + num_slots, device=ends.device)
             is_past = positions >= ends[:num_seqs, None, None, None]  # [num_seqs, 1, 1, num_slots]
