@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tests.mutants.mutations import Mutant
 
-BEGIN, END = "<!-- report -->", "<!-- end of report -->"
+BEGIN, END = "<!-- mutants -->", "<!-- /mutants -->"
 STATUSES = ("killed", "timed out", "survived", "equivalent")
 
 

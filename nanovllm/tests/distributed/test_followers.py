@@ -37,6 +37,15 @@ def start(num_ranks: int) -> tuple[Followers, list[int]]:
     return followers, [pid for pid in pids_of_followers() if pid not in before]
 
 
+def is_refused(followers: Followers) -> bool:
+    """Return whether a message to followers that have died is an error. One may still fit into a dying pipe."""
+    try:
+        followers.send(b"c")
+    except OSError:
+        return True
+    return False
+
+
 def test_followers_get_every_message_until_one_of_them_fails(tmp_path):
     """The others are killed then, and the error of the first is known. It takes seconds to start two processes."""
     followers, pids = start(3)
@@ -50,9 +59,7 @@ def test_followers_get_every_message_until_one_of_them_fails(tmp_path):
     followers.send(b"two")
     assert followers.death() == "rank 2 has ended: ValueError: no memory" and followers.has_died
     wait_until(lambda: not any(map(is_alive, pids)))
-    with pytest.raises(OSError, match=r"Broken pipe|reset"):
-        for _ in range(2):
-            followers.send(b"c")
+    wait_until(lambda: is_refused(followers))
     followers.end()
     assert torch.get_num_threads() == 5 and not folder.exists()
 
