@@ -270,6 +270,7 @@ def test_page_shows_the_servers_error_message(reader):
     reader.messages.clear()
 
 
+@pytest.mark.full
 def test_reader_can_look_back_and_go_live_again(front, reader, busy):
     until(lambda: steps_shown(reader) > 40)
     reader.page.focus("#play")

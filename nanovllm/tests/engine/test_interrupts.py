@@ -99,6 +99,7 @@ def assert_as_new(llm: LLM) -> None:
     generate(llm)
 
 
+@pytest.mark.full
 @each_way
 def test_ctrl_c_before_any_line_ends_the_call_and_leaks_nothing(llm, way):
     way(llm)  # the first event of a kind runs other lines: an observer's method is looked up
@@ -109,6 +110,7 @@ def test_ctrl_c_before_any_line_ends_the_call_and_leaks_nothing(llm, way):
         del caught
 
 
+@pytest.mark.full
 def test_program_that_continues_gets_all_its_tokens(llm):
     """Its handler notes the press, once, and raises nothing."""
     presses: list[int] = []
