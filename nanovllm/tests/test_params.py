@@ -130,7 +130,7 @@ def test_greedy_sampling_resets_top_p_top_k_and_min_p():
         ("min_p", [1.5]),
         ("max_tokens", [0, math.nan, 1.5, True, "16"]),
         ("min_tokens", [-1]),
-        ("seed", [1.0, "1", False, 2**63]),
+        ("seed", [1.0, "1", False, 2**63, -(2**63) - 1]),
         ("ignore_eos", [1, None]),
         ("stop", [["a", ""], [13], 5, b"end", 0]),
         ("stop_token_ids", ["13", 3, [1.0], [1, "2"], b"a"]),
@@ -173,6 +173,7 @@ def test_values_at_their_limits_are_accepted():
     assert (params.max_tokens, params.min_tokens, params.n) == (5, 5, 16_384)
     assert SamplingParams(logprob_token_ids=[4, 5], logprobs=2).num_logprobs == 2
     assert RepetitionDetectionParams(2, 1, 2).min_count == 2
+    assert [SamplingParams(seed=seed).seed for seed in (-(2**63), 2**63 - 1)] == [-(2**63), 2**63 - 1]
 
 
 @pytest.mark.parametrize(
@@ -205,6 +206,9 @@ def test_numpy_numbers_are_accepted():
 
 def test_long_value_is_shortened_in_the_message():
     assert len(refused(allowed_token_ids=[*range(10000), "a"])) < 300
+    whole, longer = "a" * 198, "a" * 199  # 200 and 201 characters in quotes
+    assert refused(seed=whole).endswith(f", got {whole!r}")
+    assert refused(seed=longer).endswith(f", got '{'a' * 196}...")
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)

@@ -145,3 +145,9 @@ def test_invalid_conversation_is_named(messages, message):
     with pytest.raises(ValueError) as caught:
         as_conversations(messages)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("content_format", ["text", "", None])
+def test_invalid_content_format_is_named(content_format):
+    with pytest.raises(ValueError, match=f"must be auto, string or openai, got {content_format!r}"):
+        as_conversations([user("a")], content_format)

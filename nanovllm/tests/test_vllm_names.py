@@ -90,7 +90,9 @@ OTHER_VALUES = {str: "another", int: 7, float: 0.5, type(None): "something", boo
 def test_at_most_40_options_of_vllm_are_accepted_without_effect():
     ours = {field.name for field in fields(EngineArgs)} - {field.name for field in COMPATIBLE}
     assert len(COMPATIBLE) <= 40 and ours <= {*ARGS} | OWN
-    more = {field.name: field.metadata.get("accepted") for field in fields(ServeCompatibilityOptions)}
+    serve = fields(ServeCompatibilityOptions)
+    assert all(field.default in (None, ARGS.get(field.name, field.default)) for field in serve)
+    more = {field.name: field.metadata.get("accepted") for field in serve}
     assert len(more) <= 40 and not more.keys() & {field.name for field in fields(EngineArgs)}
     for name, accepted in more.items():
         assert not accepted or ARGS.get(name, accepted[0]) in accepted, f"vLLM's default of {name}"

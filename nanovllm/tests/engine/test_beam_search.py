@@ -342,6 +342,10 @@ def test_invalid_parameter_is_named_with_its_value(options, error):
         BeamSearchParams(**options)
 
 
+def test_length_penalty_at_its_limits_is_accepted():
+    assert [BeamSearchParams(2, length_penalty=limit).length_penalty for limit in (-16, 16)] == [-16, 16]
+
+
 @pytest.mark.parametrize(
     "prompt, error",
     [

@@ -1,11 +1,13 @@
 """EngineArgs: vLLM's options in all their forms, the config that they become, and errors for invalid ones."""
 
 from argparse import ArgumentParser
+from pathlib import Path
 
 import pytest
 import torch
 
 from ... import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
+from ...checkpoints import hub
 from ...engine.config import default_device
 
 REAL_DEFAULT_DEVICE = default_device  # the tests' own is the CPU
@@ -194,6 +196,21 @@ def test_invalid_value_is_named(options, error, checkpoint):
         with pytest.raises(ValueError) as caught:
             make(model=checkpoint, **options)
         assert error in str(caught.value)
+
+
+def test_only_dummy_weights_need_no_files(tmp_path):
+    assert EngineArgs(model=tmp_path, load_format="dummy").engine_config().model == str(tmp_path)
+    for load_format in ("auto", "safetensors"):
+        with pytest.raises(ValueError, match="not a checkpoint folder: it is empty"):
+            EngineArgs(model=tmp_path, load_format=load_format).engine_config()
+
+
+@pytest.mark.parametrize("folder", ["/cache/fox", "zoo/fox"])
+def test_metrics_show_the_name_of_a_model_on_the_hub(folder, monkeypatch):
+    monkeypatch.setattr(hub, "find_checkpoint", lambda *args, **options: Path(folder))
+    for name, shown in ((None, "org/fox"), ("rabbit", "rabbit"), (["rabbit", "hare"], "rabbit"), ([], "org/fox")):
+        made = config("org/fox", served_model_name=name)
+        assert (made.model, made.served_model_name) == (folder, shown)
 
 
 def test_torch_device(checkpoint):
