@@ -82,6 +82,7 @@ def test_block_is_read_as_it_was_written_by_any_process(tmp_path):
     files_of(tmp_path).write(name(1), memoryview(DATA))
     assert name(1) in files_of(tmp_path) and name(2) not in files_of(tmp_path)
     assert read(files_of(tmp_path), name(1)) == DATA
+    assert paths(tmp_path) == [tmp_path / "a" / "00" / f"{name(1).hex()}.kv"]
     assert name(1) not in files_of(tmp_path, namespace="b")
     with pytest.raises(FileNotFoundError):
         read(files_of(tmp_path), name(2))
@@ -171,6 +172,17 @@ def test_failed_write_leaves_the_old_file_and_no_new_one(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"a", "lock"}
 
 
+def test_files_are_closed_when_they_have_left_the_systems_memory(tmp_path, monkeypatch):
+    files, opened = files_of(tmp_path), list[int]()
+    files.write(name(1), memoryview(DATA))
+    original = os.open
+    monkeypatch.setattr(os, "open", lambda *arguments: (opened.append(file := original(*arguments)), file)[1])
+    files.drop_page_cache()
+    [file] = opened
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+
+
 # Size
 
 
@@ -196,6 +208,13 @@ def test_least_recently_used_blocks_go_first_and_the_first_of_a_text_last(tmp_pa
         removed += files.write(name(number), memoryview(DATA))
     others = [number for number in range(20) if number not in (3, 4, 5)]
     assert removed == [name(number) for number in [*others, 5, 4, 3]]
+
+
+def test_block_that_was_removed_for_newer_ones_is_a_miss(make):
+    engine = make(num_blocks=10, kv_disk_size=9 * PAGE / GIB)
+    run(ask(engine, FIRST))
+    run(ask(engine, [*range(100, 138)], max_tokens=1))  # takes all blocks of both
+    assert num_cached(run(ask(engine, FIRST))) == [0] and counts(engine)[2] == 0
 
 
 def test_start_measures_the_size_and_removes_leftovers(tmp_path):
@@ -787,13 +806,31 @@ def test_queue_drops_blocks_and_stores_them_when_they_are_evicted(make, monkeypa
     assert num_cached(run(ask(make(), [*FIRST, 1]))) == [12], "also the dropped one, the third"
 
 
-@pytest.mark.parametrize("call", ["open", "writev"])
+def test_reset_forgets_which_blocks_were_dropped(tmp_path, monkeypatch):
+    """So a block that is computed again, now as an answer's, stays off the disk if that is for prompts."""
+    monkeypatch.setattr(disk_tier, "QUEUE_BYTES", 1)  # two buffers
+    files, is_open = files_of(tmp_path), threading.Event()
+    write = files.write
+    monkeypatch.setattr(files, "write", lambda *block: is_open.wait(60) and write(*block))
+    tier = DiskTier(torch.zeros(3, 4), files, "prompt", 3, Observer())
+    for number in range(3):
+        tier.save(number, name(number), is_prompt=True)
+    assert tier.num_blocks_dropped == 1
+    is_open.set()
+    tier.reset()
+    tier.save(2, name(2), is_prompt=False)
+    tier.store(2, name(2))
+    tier.flush()
+    assert paths(tmp_path) == []
+
+
+@pytest.mark.parametrize("call", ["open", "writev", "replace"])
 def test_full_or_read_only_folder_is_one_warning_and_reads_go_on(make, monkeypatch, caplog, call):
     run(ask(make(), FIRST))
     original = getattr(os, call)
 
     def refuse(*arguments: Any) -> int:
-        raise OSError(30, "Read-only file system")
+        raise OSError(30, "Read-only file system", *(("new", None, "block") if call == "replace" else ()))
 
     def refuse_writes(*arguments: Any) -> int:
         is_read = call == "open" and not arguments[1] & (os.O_WRONLY | os.O_RDWR)

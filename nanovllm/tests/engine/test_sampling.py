@@ -194,6 +194,25 @@ def test_logprobs_are_computed_from_raw_logits(params):
         assert token == SampledToken(token.token_id, pytest.approx(math.log(PROBS[token.token_id]), abs=1e-6))
 
 
+@pytest.mark.parametrize(("place", "num_copies"), [("cpu", 0), ("cuda", 0), ("mps", 1)])
+def test_logits_are_copied_only_from_devices_without_float64(place, num_copies):
+    copies: list[Tensor] = []
+
+    class Logits(Tensor):
+        device = torch.device(place)
+
+        def __getitem__(self, rows: slice) -> Tensor:  # type: ignore[override]
+            return values[rows]
+
+        def cpu(self) -> Tensor:  # type: ignore[override]
+            copies.append(values)
+            return values
+
+    values = torch.tensor([[1.0, 3.0, 2.0]])
+    logits = values.as_subclass(Logits)
+    assert sample(logits, [row(temperature=0.0)])[0].token_id == 1 and len(copies) == num_copies
+
+
 def test_no_rows_return_no_tokens():
     assert sample(torch.empty(0, 5), []) == []
 
@@ -323,9 +342,9 @@ def test_noise_is_exponential():
 
 
 def test_noise_comes_from_splitmix64():
-    """With seed 0 it starts with 0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F."""
-    noise = exponential_noise(torch.tensor([[0]]), torch.arange(3))[0]
-    numbers = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F)
+    """The first three numbers with seed 0, and a large one, in whose noise the lower half of its bits shows."""
+    noise = exponential_noise(torch.tensor([[0]]), torch.tensor([0, 1, 2, 1869153]))[0]
+    numbers = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xFFFFFFA8839C89E5)
     assert noise.tolist() == pytest.approx([-math.log1p(-number / 2**64) for number in numbers], rel=1e-6)
 
 
