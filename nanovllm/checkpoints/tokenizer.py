@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, islice
@@ -250,7 +250,7 @@ def stderr_without_panics() -> Iterator[None]:
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-            with held:
+            with held, suppress(OSError):  # the disk behind standard error may be full
                 held.seek(0)
                 if b" panicked at " not in (text := held.read()):
                     os.write(2, text)
