@@ -70,7 +70,7 @@ def find_clocks(sources: Mapping[str, str]) -> list[Finding]:
 
 
 class Shared(NamedTuple):
-    """What the files have in common."""
+    """Constants and helpers that test files share."""
 
     numbers: dict[str, float]  # constants
     limits: dict[str, tuple[list[str], list[str]]]  # of helpers that give up: all arguments, and the limits

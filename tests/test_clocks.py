@@ -87,7 +87,7 @@ def test_finding_names_the_line():
 
 
 def test_no_test_depends_on_a_clock():
-    """It takes seconds, because it parses each test file that waits for something."""
+    """Search all files: parsing them takes seconds."""
     folders = [path for name in FOLDERS for path in (ROOT / name).rglob("*.py")]
     files = {str(path.relative_to(ROOT)): path for path in folders if is_of_tests(path.relative_to(ROOT).parts)}
     left_out = (*(f"nanovllm/tests/{name}/" for name in NIGHTLY), "tests/mutants/", "tests/test_clocks.py")

@@ -184,7 +184,7 @@ class Arrival:
 
 @dataclass
 class Outcome:
-    """What a router achieved."""
+    """The results of a router."""
 
     first_tokens: list[float] = field(default_factory=list)  # seconds from arrival
     seconds: float = 0.0  # until the last request has ended

@@ -11,7 +11,7 @@ STATUSES = ("killed", "timed out", "survived", "equivalent")
 
 
 class Result(NamedTuple):
-    """What became of one mutant."""
+    """The result of one mutant."""
 
     mutant: Mutant
     status: str  # one of STATUSES
