@@ -43,8 +43,10 @@ run: $(call needs,core) ## generate a story with nanovllm, or with STAGE=3; PROM
 serve: $(call needs,serve) ## start an OpenAI-compatible server with a live page of its memory; ARGS="--port 8001"
 	@$(PY) -m nanovllm serve models/storyteller --chat-template plain $(ARGS)
 
+# Tests start hundreds of processes, which need compiled modules even where the environment asks for none.
 PYTEST_FLAGS := -n auto --maxprocesses 4 --dist worksteal
-PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PY) -m pytest $(PYTEST_FLAGS)
+TESTING := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1
+PYTEST = $(TESTING) HF_HUB_OFFLINE=1 $(PY) -m pytest $(PYTEST_FLAGS)
 
 test: $(call needs,test) ## run each distinct test once, in minutes
 	@$(PYTEST) $(ARGS)
@@ -56,14 +58,14 @@ test-all: $(call needs,test $(if $(filter rest,$(PART)),,book)) ## run every tes
 	@$(PY) .ci/setup_triton.py
 
 test-triton: .venv-triton/.complete ## test the GPU kernels on the CPU, in Triton's interpreter and an environment of its own; PART=all
-	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv-triton/bin/python -m pytest $(PYTEST_FLAGS) --part $(or $(PART),quick) \
+	@$(TESTING) TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest $(PYTEST_FLAGS) --part $(or $(PART),quick) \
 	    nanovllm/tests/gpu nanovllm/backends/gpu $(ARGS)
 
 .venv-ray/.complete: .ci/setup_ray.py $(call needs,test)
 	@$(PY) .ci/setup_ray.py
 
 test-ray: .venv-ray/.complete ## test batches and replicas on a local Ray cluster, in an environment of its own, with kills
-	@OMP_NUM_THREADS=1 .venv-ray/bin/python -m pytest --part all nanovllm/tests/cluster nanovllm/cluster $(ARGS)
+	@$(TESTING) .venv-ray/bin/python -m pytest --part all nanovllm/tests/cluster nanovllm/cluster $(ARGS)
 
 soak: $(call needs,test) ## check a million random steps of the stages, and a million of the package with injected faults; ARGS="--stage s7 --steps 100000 --seed 1"
 	@OMP_NUM_THREADS=1 $(PY) -m tests.soak $(ARGS)

@@ -9,6 +9,7 @@ A copy is left out only if its original is in the same run (tests/duplicate_test
 tests of that stage. Mark a test's long form with pytest.param(1000, marks=pytest.mark.full).
 """
 
+import gc
 import re
 import signal
 from collections import Counter
@@ -72,6 +73,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[LEFT_OUT] = Counter(kind for kind in kinds if kind not in kept)
     config.hook.pytest_deselected(items=[item for item, kind in zip(items, kinds, strict=True) if kind not in kept])
     items[:] = [item for item, kind in zip(items, kinds, strict=True) if kind in kept]
+
+
+def pytest_collection_finish() -> None:
+    """Take what exists now, a million objects, out of the tests' garbage collections: each would look at all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 def costly_at_the_end(paths: set[Path]) -> set[Path]:
