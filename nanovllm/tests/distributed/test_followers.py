@@ -1,5 +1,7 @@
-"""Followers without an engine: what they are told, how they end, and what is left."""
+"""Followers without an engine: the messages they get, how they end, and what is left."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -77,9 +79,17 @@ def test_follower_that_cannot_start_is_an_error_and_one_that_never_ends_is_kille
 
 
 @pytest.mark.full
-def test_followers_that_end_when_they_are_told_have_not_died(tmp_path):
+def test_followers_that_end_when_they_are_asked_have_not_died(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SECONDS_TO_EXIT", 60.0)
     followers, pids = start(2)
     followers.run([partial(note, tmp_path / "one")])
     followers.end()
     assert not any(map(is_alive, pids)) and not followers.has_died
-    assert (tmp_path / "one").read_bytes() == b"2 threads\n"
+    assert (tmp_path / "one").read_bytes() == b"2 threads\nasked to exit\n"
+
+
+@pytest.mark.parametrize(("code", "end"), [("raise SystemExit(7)", "exit status 7"), ("raise_signal(9)", "signal 9")])
+def test_status_of_a_follower_that_is_still_ending_is_awaited(code, end, monkeypatch):
+    monkeypatch.setattr(module, "SECONDS_TO_LEARN", 60.0)
+    process = subprocess.Popen([sys.executable, "-c", f"from signal import raise_signal\n{code}"])
+    assert module.death_of(2, b"", process) == f"rank 2 has ended: {end}"

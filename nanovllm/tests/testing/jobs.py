@@ -8,13 +8,14 @@ import torch
 
 
 def note(path: Path, pipe: Connection) -> None:
-    """Write each message to a file, after the number of threads. Raise ValueError if one is the file's name."""
+    """Write the number of threads and each message to a file. Raise ValueError if a message is the file's name."""
     with open(path, "wb", buffering=0) as file:
         file.write(b"%d threads\n" % torch.get_num_threads())
         while message := pipe.recv_bytes():
             file.write(message + b"\n")
             if message == path.name.encode():
                 raise ValueError("no memory")
+        file.write(b"asked to exit\n")
 
 
 def sleep(pipe: Connection) -> None:
