@@ -414,9 +414,10 @@ class DiskTier:
             arrived = [copy for copy in load.copies if copy.source not in load.lost]
             for source, error in load.lost.items():
                 self._observer.tell("disk_bad", self._held[source], error)
-            if not load.lost:  # its reads began when those of the load before it had ended
-                self._observer.tell("timed", "disk", len(arrived), load.ended - max(load.began, self._last_ended))
-            self._last_ended = load.ended
+            # Its reads began when those of the load before it had ended. If they ended first, nothing is known.
+            if not load.lost and load.ended > (since := max(load.began, self._last_ended)):
+                self._observer.tell("timed", "disk", len(arrived), load.ended - since)
+            self._last_ended = max(load.ended, self._last_ended)
             self.loads.remove(load)
             self.release([copy.source for copy in load.copies])
             all_arrived += [copy.target for copy in arrived]

@@ -509,19 +509,25 @@ class Clock:
 
     def real(self, engine: DiskEngine, bytes_per_second: float, tokens_per_second: float) -> None:
         """Let an engine take as long as these speeds say."""
-        read, launch = engine.disk_tier.files.read, engine.executor.launch
+        launch = engine.executor.launch
+
+        def slow_launch(batch: list[Scheduled]) -> SlowStep:
+            self.device_is_free = max(self.now, self.device_is_free) + sum(n for _, n in batch) / tokens_per_second
+            return SlowStep(launch(batch), self, self.device_is_free)
+
+        self.slow_down(engine.disk_tier.files, bytes_per_second)
+        self._monkeypatch.setattr(engine.executor, "launch", slow_launch)
+
+    def slow_down(self, files: BlockFiles, bytes_per_second: float) -> None:
+        """Let reads take as long as this speed says."""
+        read = files.read
 
         def slow_read(block_hash: bytes, into: memoryview) -> None:
             read(block_hash, into)
             with self._lock:
                 self.now += len(into) / bytes_per_second
 
-        def slow_launch(batch: list[Scheduled]) -> SlowStep:
-            self.device_is_free = max(self.now, self.device_is_free) + sum(n for _, n in batch) / tokens_per_second
-            return SlowStep(launch(batch), self, self.device_is_free)
-
-        self._monkeypatch.setattr(engine.disk_tier.files, "read", slow_read)
-        self._monkeypatch.setattr(engine.executor, "launch", slow_launch)
+        self._monkeypatch.setattr(files, "read", slow_read)
 
 
 @dataclass
@@ -568,6 +574,26 @@ def loaded(engine: DiskEngine, prompts: list[list[int]]) -> list[int]:
         run(ask(engine, prompt, max_tokens=1))
         numbers.append(counts(engine)[1] - before)
     return numbers
+
+
+def test_time_of_a_load_leaves_out_the_wait_for_the_one_before_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(disk_tier, "NUM_READERS", 1)
+    clock, timed, files, blocks = Clock(monkeypatch), list[tuple[int, float]](), files_of(tmp_path), torch.randn(5, 8)
+
+    class Timer(Observer):
+        def tell(self, kind: str, *details: Any) -> None:
+            if kind == "timed":
+                timed.append(details[1:])
+
+    tier = DiskTier(blocks, files, "all", 0, Timer())
+    for block in range(5):
+        tier.save(block, name(block), is_prompt=True)
+    tier.flush()
+    clock.slow_down(files, bytes_per_second=blocks[0].nbytes)
+    for some in ((0, 1, 2), (3, 4)):
+        tier.load([BlockCopy(*tier.hold([name(block)]), block) for block in some])
+    tier.collect(wait=True)
+    assert timed == [(3, 3.0), (2, 2.0)]
 
 
 @pytest.mark.parametrize(("speed", "is_faster"), [(255_000, False), (257_000, True)])
