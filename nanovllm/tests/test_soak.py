@@ -15,10 +15,10 @@ from .soak.run import error_of, history_plan, main
 pytestmark = pytest.mark.filterwarnings("ignore:.* requests were not served")
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.full) for part in range(1, 12))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.full) for part in range(1, 8))])
 def test_all_invariants_hold_after_each_step_of_a_history(part):
-    counts = sum((play(history_plan(1, part * 10 + i)) for i in range(10)), Counter())
-    assert counts["steps"] > 500 and counts["raised"] > 5 and counts["preempted"] > 5, "this history tests too little"
+    counts = sum((play(history_plan(1, part * 10 + i)) for i in range(4)), Counter())
+    assert counts["steps"] > 200 and counts["raised"] > 2 and counts["preempted"] > 2, f"too little: {counts}"
 
 
 def free_nothing(monkeypatch):

@@ -223,7 +223,7 @@ def finished(outputs: dict[str, RequestOutput]) -> Ended:
     return {name: (answers(each), [one.text for one in each.outputs], reasons(each)) for name, each in done.items()}
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 20))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
 def test_random_histories_give_the_same_outputs_as_without_overlap(checkpoint, seed):
     """Requests of all kinds share prefixes in a pool that is too small. Aborted ones are not compared."""
     expected, num_preemptions = play(checkpoint, seed, is_async=False)

@@ -165,11 +165,11 @@ class History:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 5))])
 def test_random_histories_leave_everything_in_its_place(checkpoint, seed, is_async):
     num_steps = num_preemptions = num_copies = num_lost = num_hits = 0
     ends: Counter[str | None] = Counter()
-    for i in range(15):
+    for i in range(8):
         history = History(checkpoint, seed * 100 + i, is_async)
         for _ in range(80):
             draw = history.rng.random()
@@ -190,10 +190,15 @@ def test_random_histories_leave_everything_in_its_place(checkpoint, seed, is_asy
         num_hits += history.engine.kv_cache_manager.prefix_cache_stats.hits
         for output in history.ended.values():
             ends.update([output.error, *reasons(output)])
-    assert num_steps > 1000 and num_preemptions > 10 and num_copies > 20 and num_lost > 20, (
-        "this test covers too little"
-    )
-    assert num_hits > 1000, "this test covers too little"
-    assert min(ends["length"], ends["stop"], ends["abort"]) > 5, "this test covers too little"
-    assert ends["RuntimeError: poisoned"] > 5, "this test covers too little"
-    assert sum(ends[error] for error in ends if error and "blocks" in error) > 5, "this test covers too little"
+    counts = {
+        "steps": num_steps,
+        "preemptions": num_preemptions,
+        "copies": num_copies,
+        "lost": num_lost,
+        "hits": num_hits,
+    }
+    assert num_steps > 500 and num_preemptions > 5 and num_copies > 10 and num_lost > 10, f"too little: {counts}"
+    assert num_hits > 500, f"too little: {counts}"
+    assert min(ends["length"], ends["stop"], ends["abort"]) > 2, f"too little: {ends}"
+    assert ends["RuntimeError: poisoned"] > 2, f"too little: {ends}"
+    assert sum(ends[error] for error in ends if error and "blocks" in error) > 2, f"too little: {ends}"

@@ -35,8 +35,7 @@ def expected(model) -> list[list[int]]:
 # The same tokens
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 4, 16, 64])
-@pytest.mark.parametrize("num_slots", [64, 1000])
+@pytest.mark.parametrize(("block_size", "num_slots"), [(1, 64), (3, 1000), (4, 64), (16, 1000), (64, 64)])
 def test_tokens_match_a_model_without_a_cache(checkpoint, expected, block_size, num_slots):
     llm = LLM(checkpoint, block_size=block_size, kv_cache_tokens=num_slots)
     assert tokens(llm.generate(PROMPTS, greedy(24))) == expected
@@ -142,13 +141,13 @@ def test_params_in_a_dict_are_an_error(checkpoint, params):
 )
 def test_prompt_that_cannot_be_served_is_an_error_in_its_place(checkpoint, expected, prompt, error):
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
-    outputs = llm.generate([PROMPTS[0], prompt, PROMPTS[1]], greedy(24))
+    outputs = llm.generate([PROMPTS[0], prompt, PROMPTS[1]], greedy(6))
     assert error in outputs[1].error
     assert outputs[1].finished and outputs[1].outputs[0].finish_reason == "error"
     assert outputs[1].outputs[0].token_ids == [] and outputs[1].outputs[0].text == ""
     ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) else prompt
     assert outputs[1].prompt_token_ids == (ids if isinstance(ids, list) else []), "unchanged from the caller"
-    assert tokens(outputs[::2]) == expected[:2] and outputs[0].error is outputs[2].error is None
+    assert tokens(outputs[::2]) == [each[:6] for each in expected[:2]] and outputs[0].error is outputs[2].error is None
     assert_all_free(llm)
 
 
@@ -206,7 +205,7 @@ def test_stream_shows_every_request_after_each_token(checkpoint, expected):
         assert [output.finished for output in outputs] == [False] * 23 + [True]
 
 
-@pytest.mark.parametrize("num_taken", range(12))
+@pytest.mark.parametrize("num_taken", [0, 1, 2, 5, 11])
 def test_closing_a_stream_frees_everything(checkpoint, expected, num_taken):
     """At most 2 requests run. Close before the start, between and within steps, with or without an ended request."""
     llm = LLM(checkpoint, block_size=4, max_num_seqs=2, kv_cache_tokens=128)

@@ -452,10 +452,10 @@ class History:
         self.num_seen["preempted"] += self.engine.scheduler.num_preemptions
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))])
 def test_random_histories_give_every_request_its_own_answer(checkpoint, seed):
     seen: Counter[str] = Counter()
-    for i in range(30):
+    for i in range(20):
         history = History(checkpoint, 1000 * seed + i)
         history.run(history.rng.randrange(1, 20))
         seen += history.num_seen

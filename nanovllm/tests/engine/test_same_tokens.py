@@ -27,8 +27,9 @@ def real_engine(checkpoint, num_blocks: int, **knobs) -> LLMEngine:
     return LLMEngine(EngineConfig(str(checkpoint), **options))
 
 
-@pytest.mark.parametrize("budget", [1, 3, 4, 7, 512])
-@pytest.mark.parametrize("num_blocks", [9, 14, 50], ids=["just one fits", "some fit", "all fit"])
+@pytest.mark.parametrize(  # of the blocks, just one request fits, some fit, or all
+    ("num_blocks", "budget"), [(9, 1), (9, 7), (14, 3), (14, 512), (50, 1), (50, 4)]
+)
 def test_tokens_do_not_depend_on_chunks_or_preemption(checkpoint, expected, num_blocks, budget):
     engine = real_engine(checkpoint, num_blocks, max_num_batched_tokens=budget)
     for i, prompt in enumerate(PROMPTS):
@@ -38,7 +39,7 @@ def test_tokens_do_not_depend_on_chunks_or_preemption(checkpoint, expected, num_
     assert (engine.scheduler.num_preemptions > 0) == (num_blocks < 50 and budget > 1)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_tokens_do_not_depend_on_the_batch_or_the_order_of_arrival(checkpoint, expected, seed):
     """Run some steps between arrivals. Other requests arrive and are aborted."""
     rng = random.Random(seed)

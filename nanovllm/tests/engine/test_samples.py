@@ -129,8 +129,8 @@ def test_more_samples_than_seats_compute_the_prompt_once_for_each_group(checkpoi
     assert engine.executor.num_tokens == 5 * num_prompts + 5 * n
 
 
-@pytest.mark.parametrize("budget", [1, 2, 3, 5, 512])
-@pytest.mark.parametrize("num_blocks", [4, 9, 12, 60])
+@pytest.mark.parametrize("budget", [1, 3, 512])
+@pytest.mark.parametrize("num_blocks", [4, 12, 60])
 def test_samples_do_not_depend_on_chunks_or_preemption(checkpoint, num_blocks, budget):
     """Requests of 1 to 4 samples run in pools down to the size of one sample."""
     engine = scripted_engine(checkpoint, num_blocks, max_num_batched_tokens=budget)
@@ -349,7 +349,7 @@ def test_greedy_samples_match_a_model_without_a_cache(checkpoint, model):
         assert answers(output) == [greedy_without_cache(model, prompt, 24)] * 3
 
 
-@pytest.mark.parametrize("num_blocks, budget", [(16, 512), (16, 5), (20, 3), (30, 7), (16, 1)])
+@pytest.mark.parametrize("num_blocks, budget", [(16, 512), (30, 7), (20, 3)])
 def test_samples_are_the_same_in_a_batch_and_with_preemption(checkpoint, alone, num_blocks, budget):
     config = EngineConfig(
         str(checkpoint), block_size=4, kv_cache_tokens=num_blocks * 4, max_num_batched_tokens=budget, watermark=0.0
@@ -365,7 +365,7 @@ def test_samples_are_the_same_in_a_batch_and_with_preemption(checkpoint, alone, 
             assert completion.cumulative_logprob == pytest.approx(other.cumulative_logprob, abs=1e-3)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_requests_with_one_and_many_samples_run_together(checkpoint, alone, seed):
     rng = random.Random(seed)
     engine = LLMEngine(EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=80, max_num_batched_tokens=9))

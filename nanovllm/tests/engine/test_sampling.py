@@ -25,7 +25,7 @@ from ...llm import LLM
 
 PROBS = [0.4, 0.3, 0.15, 0.1, 0.05]
 LOGITS = torch.tensor(PROBS).log() + 3  # a shift that softmax does not see
-NUM_DRAWS = 4000
+NUM_DRAWS = 1000
 
 
 def row(seed: int = 0, position: int = 0, sample_index: int = 0, **params) -> SamplingRow:
@@ -102,9 +102,9 @@ def test_limits_keep_the_first_of_equally_likely_tokens():
 
 
 def test_a_row_without_limits_keeps_every_token_beside_a_limited_row():
-    """The second token has a probability of 0.007, which top_p 0.5 excludes."""
-    logits = torch.tensor([[10.0, 0.0]]).expand(2 * NUM_DRAWS, -1)
-    rows = [row(position=i, top_p=0.5 if i % 2 else 1.0, temperature=2.0) for i in range(2 * NUM_DRAWS)]
+    """The second token has a probability of 0.08, which top_p 0.5 excludes."""
+    logits = torch.tensor([[10.0, 0.0]]).expand(400, -1)
+    rows = [row(position=i, top_p=0.5 if i % 2 else 1.0, temperature=4.0) for i in range(400)]
     tokens = [token.token_id for token in sample(logits, rows)]
     assert sum(tokens[1::2]) == 0 < sum(tokens[::2])
 
@@ -307,7 +307,7 @@ def test_each_token_has_the_probability_that_sorting_gives_it(vocab_size, top_k,
     logits = some_logits(2, vocab_size)
     race = race_likeliest if top_k else race_all
     for row, chances in zip(logits, probs_by_sorting(logits, top_k, top_p), strict=True):
-        tokens = race(row.expand(6000, -1), row_params(6000, 1.0, top_k, top_p))
+        tokens = race(row.expand(1500, -1), row_params(1500, 1.0, top_k, top_p))
         assert_chances(tokens, chances)
 
 
@@ -317,8 +317,8 @@ def test_probabilities_are_right_in_a_large_vocabulary(top_k, top_p):
     logits = some_logits(2, 128_256)
     race = race_likeliest if top_k else race_all
     for row, chances in zip(logits, probs_by_sorting(logits, top_k, top_p), strict=True):
-        each = row_params(4000, 1.0, top_k, top_p)
-        parts = (RowParams(*(column[i : i + 8] for column in each)) for i in range(0, 4000, 8))
+        each = row_params(1200, 1.0, top_k, top_p)
+        parts = (RowParams(*(column[i : i + 8] for column in each)) for i in range(0, 1200, 8))
         assert_chances(torch.cat([race(row.expand(8, -1), part) for part in parts]), chances)
 
 

@@ -373,7 +373,8 @@ def test_stop_string_does_not_start_in_the_prompt(scripted):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_texts_are_cut_as_if_characters_came_one_by_one(scripted, tokenizer, seed):
-    rng = random.Random(seed)
+    rng, script = random.Random(seed), list[int]()
+    llm = scripted(script)
     for _ in range(20):
         text = "".join(rng.choice("abé") for _ in range(30))
         stops = ["".join(rng.choice("abé") for _ in range(rng.randint(2, 5))) for _ in range(2)]
@@ -383,6 +384,7 @@ def test_random_texts_are_cut_as_if_characters_came_one_by_one(scripted, tokeniz
             expected = expected[: -max(map(len, ends))]
         spans = [text[i : i + 6] for i in range(0, 30, 6)]
         ids = [i for span in spans for i in spell(tokenizer, span, rng.choice(SPELLINGS))]
-        outputs = say(scripted([*ids, EOS]), stop=stops)
+        script[:] = [*ids, EOS]
+        outputs = say(llm, stop=stops)
         assert shown(outputs)[-1] == expected, (text, stops, ids)
         assert_never_taken_back(outputs)
