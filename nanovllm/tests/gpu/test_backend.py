@@ -4,6 +4,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from copy import copy
+from functools import cache
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -81,8 +82,23 @@ def make_llm(checkpoint, **options) -> LLM:
 
 
 def outputs_of(llm: LLM, params) -> list:
-    outputs = llm.generate(PROMPTS, params)
+    return ends_of(llm.generate(PROMPTS, params))
+
+
+def ends_of(outputs: list[RequestOutput]) -> list:
     return [(each.token_ids, each.finish_reason) for output in outputs for each in output.outputs]
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint) -> Callable[[str], list[RequestOutput]]:
+    """Return a function that returns what plain operations give for PROMPTS and some of PARAMS, computed once."""
+    return cache(lambda params: make_llm(checkpoint).generate(PROMPTS, PARAMS[params]))
+
+
+@pytest.fixture(scope="module")
+def expected(served) -> Callable[[str], list]:
+    """Return a function that returns the same in the form of outputs_of()."""
+    return lambda params: ends_of(served(params))
 
 
 PARAMS = {
@@ -95,20 +111,34 @@ PARAMS = {
     "processors": SamplingParams(temperature=0, max_tokens=8, logit_bias={7: 5.0}, ignore_eos=True),
 }
 POOLS = {"roomy": {}, "small": {"kv_cache_tokens": 96}, "chunks": {"max_num_batched_tokens": 8}}
-ALL = [(params, pool, has_graphs) for params in PARAMS for pool in POOLS for has_graphs in (True, False)]
-SHORT = {*((params, "roomy", True) for params in PARAMS), ("greedy", "small", True), ("seeded", "chunks", False)}
+CASES = [
+    ("greedy", "small", True),
+    ("seeded", "chunks", False),
+    ("top_k", "roomy", True),
+    ("min_p", "chunks", True),
+    ("n", "roomy", True),
+    ("logprobs", "roomy", True),
+    ("processors", "small", True),
+]
+MORE = [
+    ("greedy", "roomy", False),
+    ("seeded", "small", True),
+    ("top_k", "small", False),
+    ("min_p", "roomy", False),
+    ("n", "small", True),
+    ("logprobs", "chunks", False),
+    ("processors", "roomy", False),
+]
 
 
 @pytest.mark.parametrize(
-    ("params", "pool", "has_graphs"),
-    [case if case in SHORT else pytest.param(*case, marks=pytest.mark.full) for case in ALL],
+    ("params", "pool", "has_graphs"), [*CASES, *(pytest.param(*case, marks=pytest.mark.full) for case in MORE)]
 )
-def test_tokens_match_plain_operations(checkpoint, params, pool, has_graphs):
-    plain, fast = make_llm(checkpoint, **POOLS[pool]), make_llm(checkpoint, **POOLS[pool])
-    capture = FakeCapture() if has_graphs else None
+def test_tokens_match_plain_operations(checkpoint, expected, params, pool, has_graphs):
+    fast, capture = make_llm(checkpoint, **POOLS[pool]), FakeCapture() if has_graphs else None
     use_kernels(fast, capture)
     for _ in range(2):  # the second time with cached prefixes
-        assert outputs_of(fast, PARAMS[params]) == outputs_of(plain, PARAMS[params])
+        assert outputs_of(fast, PARAMS[params]) == expected(params)
     fast.llm_engine.kv_cache_manager.check_integrity()
     assert capture is None or capture.num_replayed > 10
 
@@ -129,9 +159,9 @@ def test_tokens_match_when_gemv_computes_linear_layers(checkpoint):
 
 
 @pytest.mark.parametrize("reaches_device", [True, False])
-def test_tokens_match_if_steps_fail_and_are_run_again(checkpoint, reaches_device, monkeypatch):
+def test_tokens_match_if_steps_fail_and_are_run_again(checkpoint, expected, reaches_device, monkeypatch):
     """A failed step may have brought its inputs to the device or not. A sequence alone never fails here."""
-    plain, fast = make_llm(checkpoint), make_llm(checkpoint)
+    fast = make_llm(checkpoint)
     use_kernels(fast, FakeCapture())
     real, failures = HostBuffer.copy_to, list[int]()
 
@@ -145,7 +175,7 @@ def test_tokens_match_if_steps_fail_and_are_run_again(checkpoint, reaches_device
             raise RuntimeError("out of memory")
 
     monkeypatch.setattr(HostBuffer, "copy_to", copy_to)
-    assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"]) and len(failures) > 3
+    assert outputs_of(fast, PARAMS["greedy"]) == expected("greedy") and len(failures) > 3
 
 
 @pytest.mark.parametrize("faster", PREFILL_ROWS)
@@ -180,12 +210,12 @@ def test_beams_match_plain_operations(checkpoint, has_graphs):
     ]
 
 
-def test_tokens_match_with_blocks_loaded_from_the_host(checkpoint):
+def test_tokens_match_with_blocks_loaded_from_the_host(checkpoint, expected):
     options = {"kv_cache_tokens": 96, "offload_policy": "load", "kv_offloading_tokens": 512}
-    plain, fast = make_llm(checkpoint, **options), make_llm(checkpoint, **options)
+    fast = make_llm(checkpoint, **options)
     use_kernels(fast, FakeCapture())
     for _ in range(3):
-        assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"])
+        assert outputs_of(fast, PARAMS["greedy"]) == expected("greedy")
     assert fast.llm_engine.host_tier.num_blocks_loaded > 0
 
 
@@ -209,12 +239,11 @@ def test_embeddings_match_plain_operations(checkpoint, has_graphs):
     assert capture is None or capture.num_replayed > 10
 
 
-def test_each_bucket_has_a_graph_and_larger_batches_run_without(checkpoint):
+def test_each_bucket_has_a_graph_and_larger_batches_run_without(checkpoint, expected):
     fast, capture = make_llm(checkpoint), FakeCapture()
     use_kernels(fast, capture, max_rows=4)
     assert capture.num_captured == len(buckets(4)) == 3
-    plain = make_llm(checkpoint)
-    assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"])
+    assert outputs_of(fast, PARAMS["greedy"]) == expected("greedy")
     assert capture.num_replayed == 0, "six sequences decode together"
     fast.generate(PROMPTS[:3], PARAMS["greedy"])
     assert capture.num_replayed == 19
@@ -234,11 +263,11 @@ def test_graph_inputs_and_outputs_never_move(checkpoint):
     assert addresses() == before
 
 
-def test_a_failed_capture_leaves_plain_operations(checkpoint):
-    fast, plain = make_llm(checkpoint), make_llm(checkpoint)
+def test_a_failed_capture_leaves_plain_operations(checkpoint, expected):
+    fast = make_llm(checkpoint)
     with pytest.raises(RuntimeError, match="no memory"):
         use_kernels(fast, failing_capture)
-    assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"])
+    assert outputs_of(fast, PARAMS["greedy"]) == expected("greedy")
 
 
 def test_a_failed_capture_keeps_no_memory(checkpoint, monkeypatch):
@@ -253,13 +282,10 @@ def test_a_failed_capture_keeps_no_memory(checkpoint, monkeypatch):
     assert len(inputs) == 1 and inputs[0]() is None
 
 
-@pytest.mark.parametrize("has_graphs", [True, False])
-@pytest.mark.parametrize("params", ["greedy", "seeded", "n"])
-def test_tokens_match_if_each_token_of_a_draft_has_a_row(checkpoint, params, has_graphs, monkeypatch):
+@pytest.mark.parametrize(("params", "has_graphs"), [("greedy", True), ("seeded", False), ("n", True)])
+def test_tokens_match_if_each_token_of_a_draft_has_a_row(checkpoint, served, params, has_graphs, monkeypatch):
     """Graphs have rows for some of the steps only."""
-    plain = make_llm(checkpoint, kv_cache_tokens=96)
-    outputs = plain.generate(PROMPTS, PARAMS[params])
-    expected = [(each.token_ids, each.finish_reason) for output in outputs for each in output.outputs]
+    outputs = served(params)
     texts = [[*output.prompt_token_ids, *each.token_ids] for output in outputs for each in output.outputs]
 
     def propose(drafter: NgramDrafter, token_ids: list[int], most: int) -> list[int]:
@@ -272,17 +298,21 @@ def test_tokens_match_if_each_token_of_a_draft_has_a_row(checkpoint, params, has
     capture = FakeCapture() if has_graphs else None
     use_kernels(fast, capture, max_rows=32)
     for _ in range(2):
-        assert outputs_of(fast, PARAMS[params]) == expected
+        assert outputs_of(fast, PARAMS[params]) == ends_of(outputs)
     stats = fast.stats()
     assert 20 < stats.accepted_tokens < stats.draft_tokens
     assert capture is None or capture.num_replayed > 5
 
 
-@pytest.mark.parametrize("has_graphs", [True, False])
-@pytest.mark.parametrize("params", ["greedy", "seeded", "top_k", "min_p", "n", "processors"])
-def test_tokens_match_plain_operations_if_steps_are_launched_ahead(checkpoint, params, has_graphs, monkeypatch):
+@pytest.mark.parametrize(
+    ("params", "has_graphs"),
+    [("greedy", False), ("seeded", True), ("top_k", False), ("min_p", True), ("n", True), ("processors", True)],
+)
+def test_tokens_match_plain_operations_if_steps_are_launched_ahead(
+    checkpoint, expected, params, has_graphs, monkeypatch
+):
     """The device feeds each token to the next step, except where logits processors need the host."""
-    plain, fast = make_llm(checkpoint), make_llm(checkpoint, async_scheduling=True)
+    fast = make_llm(checkpoint, async_scheduling=True)
     backend = use_kernels(fast, FakeCapture() if has_graphs else None)
     placeholders, real, real_one = [], Sequence.input_ids, Sequence.input_id
 
@@ -296,7 +326,7 @@ def test_tokens_match_plain_operations_if_steps_are_launched_ahead(checkpoint, p
 
     monkeypatch.setattr(Sequence, "input_ids", input_ids)
     monkeypatch.setattr(Sequence, "input_id", input_id)
-    assert outputs_of(fast, PARAMS[params]) == outputs_of(plain, PARAMS[params])
+    assert outputs_of(fast, PARAMS[params]) == expected(params)
     assert (len(placeholders) > 20) == (params != "processors") and fast.llm_engine.executor.num_steps > 0
     assert model_runner(fast.llm_engine).backend is backend
 
@@ -324,11 +354,11 @@ def test_steps_are_prepared_while_the_previous_one_runs(checkpoint, monkeypatch)
     assert capture.num_replayed == 19 and from_scratch == [6]
 
 
-def test_unwritten_slots_are_never_read(checkpoint):
-    fast, plain = make_llm(checkpoint), make_llm(checkpoint)
+def test_unwritten_slots_are_never_read(checkpoint, expected):
+    fast = make_llm(checkpoint)
     use_kernels(fast, FakeCapture())
     fast.llm_engine.kv_cache.blocks.fill_(float("nan"))
-    assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"])
+    assert outputs_of(fast, PARAMS["greedy"]) == expected("greedy")
     assert fast.llm_engine.executor.num_steps > 0 and torch.isnan(fast.llm_engine.kv_cache.blocks).any()
 
 
@@ -412,11 +442,11 @@ def test_an_engine_on_a_gpu_builds_the_backend(checkpoint, monkeypatch):
     builds = list[Build]()
     monkeypatch.setattr(choice_module, "GpuChoice", lambda backend, is_eager, runner, build: builds.append(build))
     engine = make_llm(checkpoint).llm_engine
-    cache = copy(engine.kv_cache)
-    cache.blocks = SimpleNamespace(device=torch.device("cuda"))
+    pool = copy(engine.kv_cache)
+    pool.blocks = SimpleNamespace(device=torch.device("cuda"))
     model = model_runner(engine).model
-    choice_module.choose_backend(model, cache, 16, engine.max_model_len, max_num_seqs=8)
-    cache.blocks = engine.kv_cache.blocks
+    choice_module.choose_backend(model, pool, 16, engine.max_model_len, max_num_seqs=8)
+    pool.blocks = engine.kv_cache.blocks
     assert isinstance(builds[0](PLAIN, FakeCapture(), lambda step: 1.0), TritonBackend)
 
 

@@ -59,7 +59,7 @@ def random_rows(seed: int, num_rows: int, vocab_size: int, dtype: torch.dtype):
 @pytest.mark.parametrize(
     ("vocab_size", "num_rows"),
     [(5, 30), (CHUNK, 20), (1000, 30), (17 * CHUNK + 1, 20)]
-    + [pytest.param(*each, marks=pytest.mark.full) for each in [(300, 900), (5000, 300), (128_256, 20), (151_936, 20)]],
+    + [pytest.param(*each, marks=pytest.mark.full) for each in [(300, 300), (5000, 60), (151_936, 8)]],
 )
 def test_tokens_match_the_plain_sampler(run, vocab_size: int, num_rows: int, dtype: torch.dtype) -> None:
     logits, rows = random_rows(vocab_size, num_rows, vocab_size, dtype)
