@@ -34,9 +34,14 @@ def random_model(rng: random.Random, head_dim: int, group: int, dtype: torch.dty
     return LlamaForCausalLM(config).eval().requires_grad_(False).to(dtype)
 
 
-@FULL  # since the kernels take half a minute to compile
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(  # the kernels take half a minute to compile for a dtype
+    ("workers", "dtype"),
+    [
+        pytest.param(1, torch.float32, marks=FULL),
+        pytest.param(2, torch.float32, marks=FULL),
+        pytest.param(2, torch.bfloat16, marks=pytest.mark.nightly),
+    ],
+)
 def test_any_mix_of_tokens_gives_the_plain_logits(workers, dtype, compiled, monkeypatch):
     compiled(dtype, is_kv_int8=True)
     rng = random.Random(workers)

@@ -27,7 +27,11 @@ from ..testing.sequences import make_sequence
 
 FULL = pytest.mark.full
 ROUNDINGS = {torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}  # of numbers around 1
-DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=FULL), pytest.param(torch.float16, marks=FULL)]
+DTYPES = [  # kernels take half a minute to compile for a dtype, and float16 differs only in loads and stores
+    torch.float32,
+    pytest.param(torch.bfloat16, marks=FULL),
+    pytest.param(torch.float16, marks=pytest.mark.nightly),
+]
 CPU = torch.device("cpu")
 LONGEST = 1300  # tokens of a sequence: three splits of a decode
 
@@ -126,7 +130,7 @@ def random_steps(rng: random.Random, num_seqs: int, num_steps: int) -> list[list
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rounds", [4, pytest.param(40, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(40, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_any_mix_of_tokens_gives_the_plain_logits(workers, rounds, dtype, compiled, monkeypatch):
     compiled(dtype)
@@ -261,9 +265,9 @@ def test_memory_does_not_grow_with_different_numbers_of_rows(compiled):
     for rows in (1, 400):
         run(rows)
     before = resident_memory()
-    for rows in range(1, 400):
+    for rows in range(1, 400, 4):
         run(rows)
-    assert resident_memory() - before < 16 * 2**20, "130 MiB would be a third of a MiB for each number of rows"
+    assert resident_memory() - before < 8 * 2**20, "32 MiB would be a third of a MiB for each number of rows"
 
 
 # The sampler

@@ -8,7 +8,7 @@ from ..engine.test_speculation import History, check_histories, loopy  # noqa: F
 
 
 @pytest.mark.parametrize(
-    "seeds", [pytest.param(range(3), id="quick"), pytest.param(range(3, 103), marks=pytest.mark.nightly)]
+    "seeds", [pytest.param((4,), id="quick"), pytest.param(range(3, 103), marks=pytest.mark.nightly)]
 )
 def test_random_histories_give_the_same_outputs_with_kernels(loopy, seeds, with_kernels, tmp_path):  # noqa: F811
     counts = check_histories([History(seed, loopy, tmp_path) for seed in seeds], backend="numba")
