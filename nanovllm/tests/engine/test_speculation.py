@@ -243,8 +243,8 @@ def check_histories(histories: list[History], backend: str = "torch") -> Counter
 
 PARTS = [
     pytest.param((1, 4, 5), id="quick"),
-    pytest.param((0, 2, 3, *range(6, 24)), marks=pytest.mark.full),
-    pytest.param(range(24, 101), marks=pytest.mark.nightly),
+    pytest.param((0, 2, 3, *range(6, 15)), marks=pytest.mark.full),
+    pytest.param(range(15, 101), marks=pytest.mark.nightly),
     *(pytest.param(range(a, a + 100), marks=pytest.mark.nightly) for a in range(101, 1001, 100)),
 ]
 
