@@ -54,8 +54,10 @@ def find_clocks(sources: Mapping[str, str]) -> list[Finding]:
     for tree in trees.values():
         shared.numbers.update(constants(tree.body))
         for helper in functions(tree):
-            if limits := [each.arg for each in helper.args.args if is_limit(each.arg, helper)]:
-                shared.limits[helper.name] = [each.arg for each in helper.args.args], limits
+            given = [each.arg for each in helper.args.args]
+            found_limits = limits_in(helper) if given else set()
+            if limits := [name for name in given if name in found_limits]:
+                shared.limits[helper.name] = given, limits
     for name in clocks:
         shared.timed.update(Search(shared, trees[name], True).timed_functions())
     callers = re.compile(rf"\b({'|'.join(shared.timed | {*shared.limits, '<none>'})})\(")
@@ -136,10 +138,27 @@ class Search:
         self.arguments: set[str] = set()  # of the function being searched
         self.timed: set[str] = set()  # names that hold a clock's value
         self.guards: set[str] = set()  # names that hold a moment at least MIN_GUARD ahead
-        self.parents = {id(child): node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        self.parents: dict[int, ast.AST] = {}
+        nodes, outside = self.walk(tree)
         if has_clocks:
-            self.follow([node for node in ast.walk(tree) if not self.functions_around(node)], names=True)
-            self.follow(list(ast.walk(tree)), names=False)
+            self.follow(outside, names=True)
+            self.follow(nodes, names=False)
+
+    def walk(self, tree: ast.Module) -> tuple[list[ast.AST], list[ast.AST]]:
+        """Note the parent of each node, and return all nodes and those outside of functions."""
+        nodes: list[ast.AST] = [tree]
+        outside: list[ast.AST] = []
+        inner: set[int] = set()  # nodes inside of a function
+        for node in nodes:  # it grows meanwhile
+            is_inner = id(node) in inner
+            if not is_inner:
+                outside.append(node)
+            for child in ast.iter_child_nodes(node):
+                self.parents[id(child)] = node
+                nodes.append(child)
+                if is_inner or isinstance(node, Function):
+                    inner.add(id(child))
+        return nodes, outside
 
     def functions_around(self, node: ast.AST | None) -> list[Function]:
         """Return the functions that hold a node, the innermost one first."""
@@ -309,22 +328,17 @@ class Search:
         return False
 
 
-def is_limit(argument: str, helper: Function) -> bool:
-    """Return True if a helper gives up after as many seconds as this argument says."""
-
-    def names(node: ast.AST | None) -> bool:
-        return isinstance(node, ast.Name) and node.id == argument
-
+def limits_in(helper: Function) -> set[str]:
+    """Return the names after whose seconds a helper gives up."""
+    limits: list[ast.AST] = []
     for node in ast.walk(helper):
         if isinstance(node, ast.Call):
             place = PLACE_OF_LIMIT.get(name_of(node.func), -1)
-            if 0 <= place < len(node.args) and names(node.args[place]):
-                return True
-            if any(names(each.value) and (each.arg or "").endswith("timeout") for each in node.keywords):
-                return True
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and names(node.right):
-            return isinstance(node.left, ast.Call) and name_of(node.left.func) in CLOCKS | SHORT_CLOCKS
-    return False
+            limits += node.args[place : place + 1] if place >= 0 else []
+            limits += [each.value for each in node.keywords if (each.arg or "").endswith("timeout")]
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and isinstance(node.left, ast.Call):
+            limits += [node.right] if name_of(node.left.func) in CLOCKS | SHORT_CLOCKS else []
+    return {node.id for node in limits if isinstance(node, ast.Name)}
 
 
 def bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 from tests.helpers import ROOT, STORYTELLER, Oracle, find_stages, folder_of, full
 
 STAGES = [name for name in find_stages(ROOT) if (folder_of(name) / "beam_search.py").exists()]
-PROMPTS = ["Once upon a time", "The King had three sons, and the youngest", "He said,", "A"]
+PROMPTS = ["Once upon a time", "He said,"]
 ORACLE = Oracle(STORYTELLER)
 
 
@@ -31,7 +31,7 @@ class Search(NamedTuple):
 
 FREQUENT = (".", ",", "▁and")
 SEARCHES = [
-    Search(4, 24),
+    Search(4, 16),
     Search(2, 16, 0.0, True),
     Search(3, 16, 1.0, False, FREQUENT),
     Search(3, 16, 1.0, True, FREQUENT),
@@ -94,7 +94,7 @@ def llm_of(stage: ModuleType, folder: Path) -> Any:
 
 FIRST, *LATER = STAGES  # beam_search.py hardly changes after its first stage, but the block manager does
 CASES = [(FIRST, search) for search in SEARCHES] + [(later, SEARCHES[3]) for later in LATER]
-LONG = [full(later, search) for later in LATER for search in SEARCHES if search != SEARCHES[3]]
+LONG = [full(later, SEARCHES[i]) for later in LATER for i in (0, 4)]
 
 
 @pytest.mark.parametrize("name,search", CASES + LONG, ids=str)
@@ -115,4 +115,4 @@ def test_compared_beams_end_in_both_ways():
     beams = [(token_ids, search) for search in SEARCHES for p in PROMPTS for token_ids in expected(p, search).token_ids]
     num_stopped = sum(token_ids[-1] in endings_of(search) for token_ids, search in beams)
     num_long = sum(len(token_ids) == search.max_tokens for token_ids, search in beams)
-    assert num_stopped > 20 and num_long > 20
+    assert num_stopped > 10 and num_long > 10

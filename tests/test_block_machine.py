@@ -18,7 +18,7 @@ def run(stage: Stage, num_histories: int, **options: object) -> None:
     run_state_machine_as_test(lambda: PoolMachine(stage), settings=settings_)
 
 
-@pytest.mark.parametrize("num_histories", [20, full(150)])
+@pytest.mark.parametrize("num_histories", [10, full(60)])
 @pytest.mark.parametrize("stage", STAGES, ids=[f"s{stage.number}" for stage in STAGES])
 def test_random_histories(stage, num_histories):
     run(stage, num_histories)

@@ -93,6 +93,7 @@ def test_no_test_depends_on_a_clock():
     left_out = (*(f"nanovllm/tests/{name}/" for name in NIGHTLY), "tests/mutants/", "tests/test_clocks.py")
     sources = {name: path.read_text(encoding="utf-8") for name, path in files.items() if not name.startswith(left_out)}
     assert len(sources) > 200
+    sources = {name: text for text, name in {text: name for name, text in sources.items()}.items()}  # without copies
     assert [str(finding) for finding in find_clocks(sources)] == []
 
 

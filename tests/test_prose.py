@@ -166,7 +166,10 @@ def snippets() -> list[tuple[str, str]]:
     return [(name, block) for name, block in blocks if re.match(r"(from|import) \w", block)]
 
 
-@pytest.mark.parametrize(("name", "code"), snippets(), ids=[name for name, _ in snippets()])
+SNIPPETS = snippets()
+
+
+@pytest.mark.parametrize(("name", "code"), SNIPPETS, ids=[name for name, _ in SNIPPETS])
 def test_python_in_prose_runs(name, code, monkeypatch):
     monkeypatch.chdir(ROOT)
     exec(compile(code, name, "exec"), {})
@@ -188,15 +191,19 @@ def test_terms_of_the_glossary_are_in_the_code():
     terms = glossary()
     assert len(terms) > 15 and {stage for _, stage in terms} <= {f"s{n}" for n in range(1, 8)}
     assert len({term for term, _ in terms}) == len(terms), "a term is listed twice"
+    stages = {stage for _, stage in terms} & {*present}
+    files = {stage: [path for path in present[stage].rglob("*") if path.suffix in (".py", ".md")] for stage in stages}
+    texts = {stage: " ".join(path.read_text(encoding="utf-8") for path in files[stage]).lower() for stage in stages}
+    names = {
+        stage: {name for path in files[stage] if path.suffix == ".py" for name in names_in(path)} for stage in stages
+    }
     for term, stage in terms:
         if stage not in present:
             continue
-        files = [path for path in present[stage].rglob("*") if path.suffix in (".py", ".md")]
         if "_" in term:
-            names = {name for path in files if path.suffix == ".py" for name in names_in(path)}
-            assert names & {term, term + "s"}, f"{term} is not a name in {stage}"
+            assert names[stage] & {term, term + "s"}, f"{term} is not a name in {stage}"
         else:
-            text = " ".join(path.read_text(encoding="utf-8") for path in files).lower()
+            text = texts[stage]
             pattern = r"\s+".join(map(re.escape, term.lower().split()))
             assert re.search(pattern, text), f"{stage} does not mention {term!r}"
 

@@ -14,7 +14,7 @@ from stages.tools.prose import ideas, tables
 from tests.helpers import ROOT
 
 STAGES = [stage for stage in load(ROOT).stages if stage.key.startswith("s")]
-MIDDLE, FULL = ("s2", "s3", "s5", "s6"), pytest.mark.full
+MIDDLE, FULL = ("s2", "s3", "s4", "s5", "s6"), pytest.mark.full
 each_stage = pytest.mark.parametrize("stage", STAGES, ids=[stage.key for stage in STAGES])
 
 

@@ -90,7 +90,7 @@ class Pool(RuleBasedStateMachine):
             assert (report.held, report.largest_free) == (0, report.num_slots)
 
 
-@pytest.mark.parametrize("num_histories", [30, full(150)])
+@pytest.mark.parametrize("num_histories", [20, full(80)])
 def test_random_histories(num_histories):
     run_state_machine_as_test(
         Pool, settings=settings(max_examples=num_histories, stateful_step_count=40, deadline=None)

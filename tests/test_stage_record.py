@@ -105,7 +105,7 @@ def as_answer(output: Any) -> dict[str, Any]:
 
 
 def answer_stories(stage: ModuleType, way: str) -> Answers:
-    prompts = PROMPTS if way == "together" else PROMPTS[:6]
+    prompts = PROMPTS if way == "together" else PROMPTS[:3]
     return named("greedy", make(stage, STORYTELLER, **WAYS[way]).generate(prompts, greedy(stage)))
 
 

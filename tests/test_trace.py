@@ -56,6 +56,7 @@ def each_stage(least: int = 1) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("stage", chosen, ids=[f"s{stage.number}" for stage in chosen])
 
 
+ends = pytest.mark.parametrize("stage", [STAGES[0], STAGES[-1]], ids=str)
 PACKAGE_ALONE = {
     ("end", "repetition"),
     ("preempt", "step failed"),
@@ -97,7 +98,7 @@ def test_replay_gives_the_state_after_each_step(stage):
 )
 @each_stage()
 def test_replay_gives_the_state_after_each_step_of_long_histories(stage, part):
-    for history in range(part * 12, part * 12 + 12):
+    for history in range(part * 6, part * 6 + 6):
         plan = history_plan(stage, 5, history)
         play_traced(stage, plan, num_before=history % 3 * 10 if stage.has_engine else 0)
 
@@ -205,7 +206,7 @@ def tokens_of(outputs):
     return [(output.outputs[0].token_ids, output.outputs[0].text, output.error) for output in outputs]
 
 
-@pytest.mark.parametrize("stage", [STAGES[0], STAGES[-1], *(full(stage) for stage in STAGES[1:-1])], ids=str)
+@pytest.mark.parametrize("stage", [STAGES[0], STAGES[-1], full(STAGES[3])], ids=str)
 def test_tracing_does_not_change_outputs(stage, tmp_path):
     llm, tracer = storyteller(stage)
     params = [stage.module.SamplingParams(max_tokens=12, seed=seed) for seed in (1, 2, 3)]
@@ -226,7 +227,7 @@ def test_tracing_does_not_change_outputs(stage, tmp_path):
     assert "".join(first["texts"]).strip() == PROMPTS[0]
 
 
-@each_stage()
+@ends
 def test_only_one_trace_at_a_time(stage):
     llm, tracer = storyteller(stage)
     events = []
@@ -253,7 +254,7 @@ def test_tracing_cannot_begin_within_a_static_batch():
     stream.close()
 
 
-@each_stage()
+@ends
 def test_failing_sink_does_not_disturb_the_run(stage):
     llm, tracer = storyteller(stage)
     params = stage.module.SamplingParams(max_tokens=9, temperature=0.0)
@@ -321,7 +322,7 @@ def test_slices_are_named_after_the_work_of_a_sequence():
 # python -m stages
 
 
-@pytest.mark.parametrize("stage", [full(stage) for stage in STAGES[:-1]] + [STAGES[-1]], ids=str)
+@pytest.mark.parametrize("stage", [full(STAGES[0]), STAGES[-1]], ids=str)
 def test_command_writes_a_trace(stage, tmp_path, capsys):
     file = tmp_path / "run.jsonl"
     arguments = [str(stage.number), "A fox", "--max-tokens", "3", "--kv-cache-tokens", "64", "--max-model-len", "32"]

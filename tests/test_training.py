@@ -68,16 +68,25 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer_file(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     stories = [story for story, _ in read_corpus(library, Recipe()).train]
     train_tokenizer(stories, SHAPE.vocab_size, folder / "tokenizer.model")
     assert [path.name for path in folder.iterdir()] == ["tokenizer.model"]
-    return Tokenizer(folder)
+    return folder / "tokenizer.model"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_file: Path) -> Tokenizer:
+    return Tokenizer(tokenizer_file.parent)
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink(monkeypatch)
+
+
+def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the model tiny, and compile nothing."""
     monkeypatch.setattr(training.trainer, "SHAPE", SHAPE)
     monkeypatch.setattr(training.train, "SHAPE", SHAPE)
@@ -184,20 +193,35 @@ def test_short_rows_come_before_full_rows(library, tokenizer):
 # The trainer
 
 
+Story = tuple[list[Paragraph], int]  # a text's tokens, and its weight
+
+
+@pytest.fixture(scope="module")
+def stories(library: Path, tokenizer: Tokenizer) -> list[Story]:
+    return [(tokenize(text, tokenizer), weight) for text, weight in read_corpus(library, Recipe()).train]
+
+
 @pytest.fixture
-def data(library: Path, tokenizer: Tokenizer) -> Data:
-    corpus = read_corpus(library, Recipe())
-    return Data([(tokenize(text, tokenizer), weight) for text, weight in corpus.train], SETTINGS, tokens_seen=0)
+def data(stories: list[Story]) -> Data:
+    return Data(stories, SETTINGS, tokens_seen=0)
 
 
 def make_trainer(seed: int = 0) -> Trainer:
     return Trainer(replace(SETTINGS, seed=seed), CPU, compile=False)
 
 
-def test_training_lowers_the_loss(data):
-    trainer = make_trainer()
-    losses = [trainer.step(data.next_batch(trainer.tokens_seen)) for _ in range(60)]
-    assert trainer.tokens_seen == 60 * 512
+@pytest.fixture(scope="module")
+def trained(stories: list[Story]) -> tuple[Trainer, list[float]]:
+    """Return a trainer after 40 steps, and the loss of each."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        shrink(monkeypatch)
+        trainer, data = make_trainer(), Data(stories, SETTINGS, tokens_seen=0)
+        return trainer, [trainer.step(data.next_batch(trainer.tokens_seen)) for _ in range(40)]
+
+
+def test_training_lowers_the_loss(trained):
+    trainer, losses = trained
+    assert trainer.tokens_seen == 40 * 512
     assert losses[0] == pytest.approx(math.log(SHAPE.vocab_size), abs=0.3), "all tokens are equally likely at first"
     assert sum(losses[-5:]) / 5 < 0.6 * losses[0]
 
@@ -228,25 +252,25 @@ def test_a_batchs_loss_is_the_mean_of_its_rows_losses(data):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_equal_seeds_give_equal_runs(data, dropout):
-    batches = [data.next_batch(0) for _ in range(4)]
+    batches = [data.next_batch(0) for _ in range(2)]
     trainers = (Trainer(replace(SETTINGS, seed=seed, dropout=dropout), CPU, compile=False) for seed in (0, 0, 1))
     first, second, third = ([trainer.step(b) for b in batches] for trainer in trainers)
     assert first == second != third
 
 
 def test_a_resumed_run_matches_an_uninterrupted_one(data, tmp_path):
-    batches = [data.next_batch(0) for _ in range(8)]
+    batches = [data.next_batch(0) for _ in range(4)]
     trainer = make_trainer()
-    for batch in batches[:4]:
+    for batch in batches[:2]:
         trainer.step(batch)
-    trainer.curve.append(training.trainer.CurvePoint(2048, 3.5, 3.75))
+    trainer.curve.append(training.trainer.CurvePoint(1024, 3.5, 3.75))
     trainer.save(tmp_path / "state.pt")
-    expected = [trainer.step(batch) for batch in batches[4:]]
+    expected = [trainer.step(batch) for batch in batches[2:]]
 
     resumed = make_trainer(seed=1)
     resumed.resume(tmp_path / "state.pt")
-    assert (resumed.tokens_seen, resumed.curve) == (2048, [(2048, 3.5, 3.75)])
-    assert [resumed.step(batch) for batch in batches[4:]] == expected
+    assert (resumed.tokens_seen, resumed.curve) == (1024, [(1024, 3.5, 3.75)])
+    assert [resumed.step(batch) for batch in batches[2:]] == expected
     for ours, theirs in zip(trainer.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert list(tmp_path.iterdir()) == [tmp_path / "state.pt"]
@@ -355,12 +379,9 @@ def test_the_checkpoint_has_the_lowest_point_even_if_the_loss_rises_later(train,
 # The checkpoint folder
 
 
-def test_an_engine_loads_the_checkpoint_folder(data, tokenizer, library, tmp_path):
-    trainer = make_trainer()
-    for _ in range(40):
-        trainer.step(data.next_batch(trainer.tokens_seen))
-    stories = [text for text, _ in read_corpus(library, Recipe()).train]
-    train_tokenizer(stories, SHAPE.vocab_size, tmp_path / "tokenizer.model")
+def test_an_engine_loads_the_checkpoint_folder(trained, tokenizer_file, tmp_path):
+    trainer, _ = trained
+    shutil.copy(tokenizer_file, tmp_path)
     write_checkpoint(trainer.model, tmp_path)
     llm = LLM(tmp_path, kv_cache_tokens=64)
     (output,) = llm.generate("Then the fox", SamplingParams(temperature=0.0, max_tokens=16))
@@ -378,14 +399,14 @@ def test_an_engine_loads_the_checkpoint_folder(data, tokenizer, library, tmp_pat
 
 def test_the_command_trains_resumes_and_writes_a_folder(train, tmp_path):
     assert train("--tokens", "8192", "--resume").output.startswith("Error: --resume needs a saved state")
-    assert train("--tokens", "8192").exit_code == 0
+    assert train("--tokens", "4096").exit_code == 0
     names = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert {"config.json", "model.safetensors", "tokenizer.model", "training.json"} <= names
     tokenizer_before = (tmp_path / "tokenizer.model").read_bytes()
     (tmp_path / "more.txt").write_text(book("Dogs", 5, "Zz"), encoding="utf-8")
-    assert train("--tokens", "20000", "--resume").exit_code == 0
+    assert train("--tokens", "10000", "--resume").exit_code == 0
     curve = json.loads((tmp_path / "training.json").read_text())["curve"]
-    assert [point["tokens"] for point in curve] == [8192, 20480]
+    assert [point["tokens"] for point in curve] == [4096, 10240]
     assert curve[1]["held_out"] < curve[0]["held_out"]
     assert (tmp_path / "tokenizer.model").read_bytes() == tokenizer_before, "a resumed run must keep its tokenizer"
     (output,) = LLM(tmp_path, kv_cache_tokens=64).generate("Then", SamplingParams(max_tokens=4, seed=0))

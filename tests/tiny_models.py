@@ -26,7 +26,7 @@ PLAIN = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
-# Positions go up to 124, past the original 32. A head has 8 frequencies: 3 are kept, 1 is blended and 4 are divided.
+# Positions go up to 92, past the original 32. A head has 8 frequencies: 3 are kept, 1 is blended and 4 are divided.
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,

@@ -11,7 +11,7 @@ from ..sampling import SampledToken, SamplingParams, SamplingRow, sample
 
 PROBS = [0.4, 0.3, 0.15, 0.1, 0.05]
 LOGITS = torch.tensor(PROBS).log() + 3  # softmax ignores the shift
-NUM_DRAWS = 4000
+NUM_DRAWS = 1000
 
 
 def row(seed: int = 0, position: int = 0, sample_index: int = 0, **params) -> SamplingRow:

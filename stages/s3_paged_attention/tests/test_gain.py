@@ -45,10 +45,10 @@ def run(model: LlamaForCausalLM, sizes: list[tuple[int, int]], tile_size: int = 
     return watch
 
 
-@pytest.mark.parametrize("num_seqs", [1, 2, 4])
+@pytest.mark.parametrize("num_seqs", [1, 4])
 def test_memory_does_not_grow_with_the_contexts(long_model, num_seqs):
     """At the worst moment, the keys and values of one tile are still there while the next is copied."""
-    for context_len in (512, 1024, 4096):
+    for context_len in (512, 4096):
         watch = run(long_model, [(context_len - 1, 1)] * num_seqs)
         assert watch.largest <= LARGEST, f"the bytes of the largest tensor, at context {context_len}"
         allowed = 5 * TILE + 64 * num_seqs * 4096 // BLOCK_SIZE

@@ -22,7 +22,7 @@ from .scripted import (
 )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_history_leaves_everything_in_its_place(checkpoint, seed):
     rng, counts = random.Random(seed), Counter[str]()
     for _ in range(12):

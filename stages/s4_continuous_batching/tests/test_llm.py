@@ -30,7 +30,7 @@ def expected(model) -> list[list[int]]:
     return [greedy_without_cache(model, prompt, 24) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("block_size, tile_size", [(1, 4096), (4, 1), (4, 16), (16, 4096)])
+@pytest.mark.parametrize("block_size, tile_size", [(1, 4096), (4, 16)])
 def test_tokens_are_the_same_as_without_a_cache(checkpoint, expected, block_size, tile_size):
     llm = LLM(checkpoint, block_size=block_size, tile_size=tile_size, kv_cache_tokens=400)
     llm.kv_cache.blocks.fill_(float("nan"))  # what was in the pool before is never read

@@ -10,7 +10,7 @@ from ..outputs import RequestOutput
 from .scripted import BLOCK_SIZE, add, check, names, run, scripted_engine, step, steps_of, tokens_alone
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_history_leaves_everything_in_its_place(checkpoint, seed):
     rng, counts = random.Random(seed), Counter[str]()
     for _ in range(12):

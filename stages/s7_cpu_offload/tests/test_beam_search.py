@@ -82,8 +82,7 @@ def assert_all_free(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -1.0])
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("width, length_penalty", [(3, 0.0), (3, 1.0), (3, -1.0), (1, 1.0)])
 def test_beams_match_a_search_without_a_cache(ending, logprobs, width, length_penalty, early_stopping):
     params = BeamSearchParams(width, 10, length_penalty=length_penalty, early_stopping=early_stopping)
     llm = LLM(ending, block_size=4, kv_cache_tokens=256)
