@@ -10,13 +10,14 @@ trace/                 records the events of an engine, replays them, and conver
 bench/                 measures the throughput and latency of this engine and others
 cli/                   the commands
 
-The other modules have the names of vLLM's, from sampling_params.py to v1/: scripts import the same classes from them.
+vllm_names.py          vLLM's other modules, from nanovllm.sampling_params to nanovllm.v1, for scripts
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .missing_names import missing_name
+from .vllm_names import Finder, missing_name
 
 if TYPE_CHECKING:
     from .async_llm import AsyncLLM, AsyncLLMEngine, EngineDeadError
@@ -73,6 +74,9 @@ MODULES = (
     *("engine.config", "engine.sampling_params", "engine.pooling_params", "engine.prompts", "engine.outputs"),
     *("engine.stats", "engine.llm_engine", "engine.beam_search", "llm", "async_llm"),
 )
+
+
+sys.meta_path.append(Finder())
 
 
 def __getattr__(name: str) -> Any:

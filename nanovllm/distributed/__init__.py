@@ -8,15 +8,9 @@ import gc
 
 import torch
 
-from ..missing_names import import_or_raise
-
 
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     """Free the memory of engines that the script has deleted. There is no Ray to shut down."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-__all__ = ["cleanup_dist_env_and_memory"]
-__getattr__ = import_or_raise(__name__)

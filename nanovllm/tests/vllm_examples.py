@@ -135,12 +135,12 @@ def outcome_of(text: str) -> str:
 
 
 def reason(error: str) -> str:
-    """Return an error, short enough for a table.
+    """Return an error without the file that it names, short enough for a table.
 
-    >>> reason("ValueError: a | b"), len(reason("a" * 1000))
-    ('ValueError: a / b', 150)
+    >>> reason("ValueError: a | b"), reason("ImportError: no a (/b/c.py)"), len(reason("a" * 1000))
+    ('ValueError: a / b', 'ImportError: no a', 150)
     """
-    error = error.replace("|", "/")
+    error = re.sub(r" \(/\S+\)$", "", error.replace("|", "/"))
     return error if len(error) <= MAX_REASON else error[: MAX_REASON - 3] + "..."
 
 

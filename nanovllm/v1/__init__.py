@@ -1,5 +1,0 @@
-"""vLLM's package `vllm.v1`, which holds the modules below. The engine is in ../engine/."""
-
-from ..missing_names import import_or_raise
-
-__getattr__ = import_or_raise(__name__)

@@ -1,0 +1,139 @@
+"""vLLM's module names, so that a script's imports work with `nanovllm` for `vllm`, and vLLM's small helpers.
+
+`import nanovllm.sampling_params` finds no file of this name. Python then asks Finder, which makes the module from
+MODULES. The engine uses none of them.
+"""
+
+import socket
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterable
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Literal, NotRequired, TypedDict
+
+HERE = "vllm_names"
+MODULES: dict[str, dict[str, str]] = {  # vLLM's modules, their names, and our module that has each
+    "config": {"ProfilerConfig": HERE},
+    "engine.arg_utils": dict.fromkeys(("AsyncEngineArgs", "EngineArgs"), "engine.config"),
+    "engine.async_llm_engine": {"AsyncLLMEngine": "async_llm"},
+    "inputs": dict.fromkeys(("PromptType", "TextPrompt", "TokensPrompt"), "engine.prompts"),
+    "outputs": dict.fromkeys(
+        ("CompletionOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "RequestOutput"), "engine.outputs"
+    ),
+    "platforms": dict.fromkeys(("Platform", "current_platform"), HERE),
+    "pooling_params": {"PoolingParams": "engine.pooling_params"},
+    "sampling_params": dict.fromkeys(
+        ("RepetitionDetectionParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
+        "engine.sampling_params",
+    )
+    | {"BeamSearchParams": "engine.beam_search"},
+    "utils": {"FlexibleArgumentParser": HERE},
+    "utils.argparse_utils": {"FlexibleArgumentParser": HERE},
+    "utils.network_utils": {"get_open_port": HERE},
+    "utils.print_utils": {"print_embeddings": HERE},
+    "v1": {},
+    "v1.engine": {},
+    "v1.engine.async_llm": {"AsyncLLM": "async_llm"},
+    "v1.metrics": {},
+    "v1.metrics.reader": dict.fromkeys(("Counter", "Gauge", "Histogram", "Metric", "Vector"), "engine.stats"),
+}
+
+
+class Finder(MetaPathFinder, Loader):
+    """Makes the modules of MODULES. Python asks it last, so a file always comes first."""
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return how to load a module, or None if it is not in MODULES."""
+        package, _, name = fullname.partition(".")
+        if package != __package__ or name not in MODULES:
+            return None
+        is_package = any(other.startswith(f"{name}.") for other in MODULES)
+        spec = ModuleSpec(fullname, self, origin=__file__, is_package=is_package)
+        spec.has_location = True  # the ImportError for a missing name shows this file
+        return spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give a new module its names, each of which is imported on first use."""
+        sources = MODULES[module.__name__.partition(".")[2]]
+
+        def get(name: str) -> Any:
+            if name not in sources:
+                raise missing_name(module.__name__, name)
+            return getattr(import_module(f"{__package__}.{sources[name]}"), name)
+
+        vars(module).update(__all__=[*sources], __getattr__=get)
+
+
+def missing_name(module: str, name: str) -> AttributeError:
+    """Return the error for a name that vLLM may have, and nanovllm doesn't."""
+    return AttributeError(f"module {module!r} has no attribute {name!r}: nanovllm implements only a part of vLLM")
+
+
+class ProfilerConfig(TypedDict):
+    """The option `profiler_config`."""
+
+    profiler: Literal["torch", "cuda"]
+    torch_profiler_dir: NotRequired[str]
+
+
+class Platform:
+    """The kind of machine that this process runs on: the device that an engine uses by default."""
+
+    @property
+    def device_type(self) -> str:
+        from .engine.config import default_device
+
+        return default_device()
+
+    def is_cpu(self) -> bool:
+        return self.device_type == "cpu"
+
+    def is_cuda(self) -> bool:
+        return self.is_cuda_alike() and not self.is_rocm()
+
+    def is_cuda_alike(self) -> bool:
+        return self.device_type == "cuda"
+
+    def is_rocm(self) -> bool:
+        import torch
+
+        return self.is_cuda_alike() and torch.version.hip is not None
+
+
+current_platform = Platform()
+
+
+class FlexibleArgumentParser(ArgumentParser):
+    """A parser that reads --max_model_len as --max-model-len."""
+
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse the arguments, with dashes for the underscores in the names of options."""
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args([with_dashes(word) for word in words], namespace)
+
+
+def with_dashes(word: str) -> str:
+    """Return a word of a command line, with dashes in the name of an option.
+
+    >>> with_dashes("--max_tokens=a_b"), with_dashes("a_b")
+    ('--max-tokens=a_b', 'a_b')
+    """
+    name, *value = word.split("=", 1)
+    return "=".join([name.replace("_", "-"), *value]) if word.startswith("--") else word
+
+
+def get_open_port() -> int:
+    """Return a port of this machine that no program uses."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def print_embeddings(embeds: list[float], prefix: str = "Embeddings") -> None:
+    """Print the first numbers of an embedding, and its size."""
+    first = ", ".join(map(str, embeds[:4]))
+    print(f"{prefix}: [{first}{', ...' if len(embeds) > 4 else ''}] (size={len(embeds)})")
