@@ -6,7 +6,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -23,6 +23,14 @@ PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
 
 def greedy(max_tokens: int = 8, **params) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, **params)
+
+
+@pytest.fixture(autouse=True)
+def only_new_objects() -> Iterator[None]:
+    """Let the collector skip the objects of before: looking through all libraries takes longer than a test."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -288,22 +296,20 @@ def test_loop_that_ends_with_open_streams_leaks_nothing(make):
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("prompt", "params", "message"),
-    [
+def test_only_its_own_caller_gets_the_error_for_an_invalid_request(make):
+    invalid = [
         ("", greedy(), "the prompt is empty"),
         ([5] * 100, greedy(), "max_model_len is 64, got 100"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, greedy(), "field 'multi_modal_data' is unsupported"),
         (None, greedy(), "the prompt must be text, token ids or a dictionary, got NoneType"),
         ("a", None, "sampling_params must be SamplingParams, got NoneType"),
-    ],
-    ids=["empty", "too long", "image", "no prompt", "no parameters"],
-)
-def test_only_its_own_caller_gets_the_error_for_an_invalid_request(make, prompt, params, message):
+    ]
+
     async def run(engine: AsyncLLM) -> None:
         good = asyncio.create_task(all_of(engine, PROMPT, greedy(20), "good"))
-        with pytest.raises(ValueError, match=message):
-            await all_of(engine, prompt, params, "bad")
+        for prompt, params, message in invalid:
+            with pytest.raises(ValueError, match=message):
+                await all_of(engine, prompt, params, "bad")
         assert len((await good)[-1].outputs[0].token_ids) == 20
         await engine.check_health()
 
@@ -312,15 +318,15 @@ def test_only_its_own_caller_gets_the_error_for_an_invalid_request(make, prompt,
     check_nothing_is_left(engine)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["lora_request", "trace_headers", "priority", "data_parallel_rank", "session_id", "kv_hints", "reasoning_ended"],
-)
-def test_unsupported_arguments_are_refused(make, name):
+def test_unsupported_arguments_are_refused(make):
+    names = ("lora_request", "trace_headers", "priority", "data_parallel_rank")
+    names += ("session_id", "kv_hints", "reasoning_ended")
+
     async def run(engine):
-        with pytest.raises(ValueError, match=f"{name} is unsupported"):
-            async for _ in engine.generate(PROMPT, greedy(), "0", **{name: 5}):
-                pass
+        for name in names:
+            with pytest.raises(ValueError, match=f"{name} is unsupported"):
+                async for _ in engine.generate(PROMPT, greedy(), "0", **{name: 5}):
+                    pass
 
     asyncio.run(run(make()))
 
@@ -482,7 +488,7 @@ def test_stream_holds_one_cumulative_output():
 
 
 @pytest.mark.parametrize("num_callers", [16, pytest.param(50, marks=pytest.mark.full)])
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 4))])
 def test_soak(make, num_callers, seed):
     """Callers come, leave in all possible ways, and share a pool that is too small for them. Nothing is leaked."""
     chance, moments = random.Random(seed), Moments()
