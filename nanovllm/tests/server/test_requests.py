@@ -71,14 +71,14 @@ async def test_completions_return_the_tokens_of_prompts_and_outputs(checkpoint):
         assert all(not each.keys() & {"token_ids", "prompt_token_ids"} for each in plain)
 
 
-@pytest.mark.parametrize("echo", [False, True])
-async def test_stream_of_a_completion_returns_each_token_once(checkpoint, echo):
+async def test_stream_of_a_completion_returns_each_token_once(checkpoint):
     async with inside(checkpoint) as server:
         whole = (await server.post(prompt=PROMPT, **TOKENS)).json()["choices"][0]
-        chunks = values(await server.post(prompt=PROMPT, **TOKENS, echo=echo, stream=True))
-        choices = [chunk["choices"][0] for chunk in chunks]
-        assert [token for choice in choices for token in choice["token_ids"]] == whole["token_ids"]
-        assert [choice.get("prompt_token_ids") for choice in choices] == [PROMPT] + [None] * (len(choices) - 1)
+        for echo in (False, True):
+            chunks = values(await server.post(prompt=PROMPT, **TOKENS, echo=echo, stream=True))
+            choices = [chunk["choices"][0] for chunk in chunks]
+            assert [token for choice in choices for token in choice["token_ids"]] == whole["token_ids"]
+            assert [choice.get("prompt_token_ids") for choice in choices] == [PROMPT] + [None] * (len(choices) - 1)
 
 
 async def test_stream_interval_is_the_number_of_tokens_in_an_event(checkpoint):
@@ -104,24 +104,21 @@ async def test_chats_return_the_tokens_of_the_rendered_prompt(checkpoint):
 # truncate_prompt_tokens
 
 
-@pytest.mark.parametrize(
-    ("fields", "kept"),
-    [
+async def test_prompt_is_truncated(checkpoint):
+    cases = [
         ({"truncate_prompt_tokens": 4}, PROMPT[-4:]),
         ({"truncate_prompt_tokens": 4, "truncation_side": "right"}, PROMPT[:4]),
         ({"truncate_prompt_tokens": 61}, PROMPT),
         ({"truncate_prompt_tokens": -1}, PROMPT),
         ({"truncate_prompt_tokens": -1, "max_tokens": 50}, PROMPT[-14:]),  # of the model's 64 positions
-    ],
-    ids=str,
-)
-async def test_prompt_is_truncated(checkpoint, fields, kept):
+    ]
     async with inside(checkpoint) as server:
-        response = (await server.post(**{"prompt": PROMPT, **TOKENS, "echo": True, **fields})).json()
-        [choice], usage = response["choices"], response["usage"]
-        assert choice["prompt_token_ids"] == kept and usage["prompt_tokens"] == len(kept)
-        echoed = (await server.post("/detokenize", tokens=kept)).json()["prompt"]
-        assert choice["text"].startswith(echoed) or not echoed
+        for fields, kept in cases:
+            response = (await server.post(**{"prompt": PROMPT, **TOKENS, "echo": True, **fields})).json()
+            [choice], usage = response["choices"], response["usage"]
+            assert choice["prompt_token_ids"] == kept and usage["prompt_tokens"] == len(kept)
+            echoed = (await server.post("/detokenize", tokens=kept)).json()["prompt"]
+            assert choice["text"].startswith(echoed) or not echoed
 
 
 async def test_long_prompts_and_chats_are_truncated(checkpoint):
@@ -136,11 +133,12 @@ async def test_long_prompts_and_chats_are_truncated(checkpoint):
         assert (await server.post("/v1/chat/completions", **chat)).json()["usage"]["total_tokens"] == 64
 
 
-@pytest.mark.parametrize("fields", [{"truncate_prompt_tokens": 62}, {"truncate_prompt_tokens": -1, "max_tokens": 64}])
-async def test_truncation_must_leave_room_for_the_output(checkpoint, fields):
+async def test_truncation_must_leave_room_for_the_output(checkpoint):
     async with inside(checkpoint) as server:
-        error = error_of(await server.post(**{"prompt": PROMPT, **TOKENS, **fields}), 400)
-        assert error["param"] == "truncate_prompt_tokens" and str(fields["truncate_prompt_tokens"]) in error["message"]
+        for value, fields in ((62, {}), (-1, {"max_tokens": 64})):
+            body = {"prompt": PROMPT, **TOKENS, "truncate_prompt_tokens": value, **fields}
+            error = error_of(await server.post(**body), 400)
+            assert error["param"] == "truncate_prompt_tokens" and str(value) in error["message"]
         assert error_of(await server.post(prompt=PROMPT, truncate_prompt_tokens=0), 400)["message"].startswith("the pr")
         assert error_of(await server.post(prompt=PROMPT, truncate_prompt_tokens=-2), 400)["param"]
 
@@ -150,7 +148,7 @@ async def test_truncation_must_leave_room_for_the_output(checkpoint, fields):
 
 async def test_request_id_is_the_end_of_the_response_id(checkpoint):
     async with inside(checkpoint, slow) as server:
-        same = {**LONG, "request_id": "mine"}
+        same = {**LONG, "max_tokens": 5, "request_id": "mine"}
         responses = await asyncio.gather(server.post(**same), server.post(**same))
         assert [response.json()["id"] for response in responses] == ["cmpl-mine"] * 2
         chat = await server.post("/v1/chat/completions", **CHAT, request_id="b", stream=True)
