@@ -223,11 +223,11 @@ def test_engine_holds_few_requests_of_a_long_file(run, monkeypatch, tmp_path):
         return step(engine)
 
     monkeypatch.setattr(LLMEngine, "step", counted)
-    write(file, *[{"prompt": [5, 6], "max_tokens": 1, "temperature": 0}] * 500)
-    status, _, err = run("batch", str(file), "--output", str(out), "--max-num-seqs", "64")
-    assert status == 0 and re.fullmatch(SUMMARY.format("500", 0), err)
-    assert max(held) == 128 and min(held[:-1]) >= 64, "never fewer than the seats"
-    assert [result["index"] for result in parsed(out.read_text())] == [*range(500)]
+    write(file, *[{"prompt": [5, 6], "max_tokens": 1, "temperature": 0}] * 100)
+    status, _, err = run("batch", str(file), "--output", str(out), "--max-num-seqs", "8")
+    assert status == 0 and re.fullmatch(SUMMARY.format("100", 0), err)
+    assert max(held) == 16 and min(held[:-1]) >= 8, "never fewer than the seats"
+    assert [result["index"] for result in parsed(out.read_text())] == [*range(100)]
 
 
 @pytest.mark.nightly
@@ -529,22 +529,16 @@ def two_short_requests_and_a_long_one(tmp_path):
     return ["batch", str(file), "--model", str(model), *flags]
 
 
-def test_interrupted_process_has_written_finished_requests(two_short_requests_and_a_long_one):
-    process = start(*two_short_requests_and_a_long_one)
+def test_process_that_is_interrupted_twice_has_written_finished_requests_and_one_line(
+    two_short_requests_and_a_long_one, tmp_path
+):
+    process = start(*two_short_requests_and_a_long_one, path=press_ctrl_c_again(tmp_path))
     lines = [process.stdout.readline() for _ in range(2)]
     process.send_signal(signal.SIGINT)
     rest, err = process.communicate(timeout=60)
     assert process.returncode == 130 and rest == ""
     assert err == "interrupted: 2 of 3 requests have results\n"
     assert [json.loads(line)["index"] for line in lines] == [0, 2]
-
-
-def test_ctrl_c_again_prints_no_second_line(two_short_requests_and_a_long_one, tmp_path):
-    process = start(*two_short_requests_and_a_long_one, path=press_ctrl_c_again(tmp_path))
-    assert process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, err.count("interrupted"), err.count("\n")) == (130, 1, 1)
 
 
 def test_closed_pipe_ends_the_command_silently(serve, monkeypatch):
