@@ -82,12 +82,19 @@ def texts(llm: LLM, *params: SamplingParams) -> list[tuple[str, str]]:
     return [(sample.text, sample.finish_reason) for output in outputs for sample in output.outputs]
 
 
+@pytest.fixture(scope="module")
+def whole(llm) -> str:
+    """Return an output of "json"."""
+    [(text, _)] = texts(llm, params_of("json", seed=4))
+    return text
+
+
 # All formats
 
 
 @each_form
 def test_outputs_follow_the_format_greedy_and_sampled(form, llm):
-    hot = [params_of(form, temperature=1.5, seed=seed, n=3) for seed in range(5)]
+    hot = [params_of(form, temperature=1.5, seed=seed, n=3) for seed in range(2)]
     results = texts(llm, params_of(form, temperature=0.0), *hot)
     assert len({text for text, _ in results}) > 1
     for text, reason in results:
@@ -105,9 +112,9 @@ def test_json_object_allows_any_object(llm):
         llm.get_tokenizer().backend.token_to_id(text): 6.0 for text in ('"', "<0x7D>")
     }  # otherwise few outputs end
     options = {"max_tokens": 120, "temperature": 1.0, "logit_bias": closing, "structured_outputs": form}
-    params = [SamplingParams(seed=seed, **options) for seed in range(8)]
+    params = [SamplingParams(seed=seed, **options) for seed in range(5)]
     whole = [text for text, reason in texts(llm, *params) if reason == "stop"]
-    assert len(whole) > 2 and all(isinstance(json.loads(text), dict) for text in whole)
+    assert len(whole) > 1 and all(isinstance(json.loads(text), dict) for text in whole)
 
 
 def test_whitespace_options_are_followed(llm):
@@ -132,14 +139,12 @@ def test_deltas_join_to_the_text(llm):
     assert len(parts) > 5 and fits("".join(parts))
 
 
-def test_stop_string_ends_the_output_before_the_format_is_complete(llm):
-    assert texts(llm, params_of("json", seed=4, stop='"age"')) == [
-        (texts(llm, params_of("json", seed=4))[0][0].split('"age"')[0], "stop")
-    ]
+def test_stop_string_ends_the_output_before_the_format_is_complete(llm, whole):
+    assert texts(llm, params_of("json", seed=4, stop='"age"')) == [(whole.split('"age"')[0], "stop")]
 
 
-def test_max_tokens_cuts_the_output(llm):
-    (whole, _), (cut, reason) = texts(llm, params_of("json", seed=4), params_of("json", seed=4, max_tokens=9))
+def test_max_tokens_cuts_the_output(llm, whole):
+    [(cut, reason)] = texts(llm, params_of("json", seed=4, max_tokens=9))
     assert reason == "length" and 0 < len(cut) < len(whole) and whole.startswith(cut)
 
 
@@ -157,11 +162,11 @@ def test_min_tokens_delays_the_end_while_other_tokens_are_allowed(llm):
 @pytest.mark.parametrize("regex", ["(ab){0,3}", "fox"])
 def test_complete_output_continues_with_eos_alone_if_eos_is_ignored(regex, llm):
     form = StructuredOutputsParams(regex=regex)
-    params = SamplingParams(seed=1, max_tokens=80, ignore_eos=True, structured_outputs=form)
+    params = SamplingParams(seed=1, max_tokens=20, ignore_eos=True, structured_outputs=form)
     [output] = llm.generate(["a"], params)
     sample = output.outputs[0]
     assert output.error is None and re.fullmatch(regex, sample.text) and sample.finish_reason == "length"
-    assert sample.token_ids[-1] == 2 and len(sample.token_ids) == 80
+    assert sample.token_ids[-1] == 2 and len(sample.token_ids) == 20
 
 
 def test_logprobs_are_from_the_model_without_the_grammar(llm):
@@ -349,10 +354,10 @@ def test_random_walks_through_a_grammar_follow_its_format(form, tokenizer):
     grammars, rng = Grammars(tokenizer, vocab_size, {eos}), random.Random(0)
     whole = [
         walk(tokenizer, grammars.processors(StructuredOutputsParams(**options), 1)[0], vocab_size, rng)
-        for _ in range(10)
+        for _ in range(6)
     ]
     whole = [text for text in whole if text is not None]
-    assert len(whole) > 5 and all(map(holds, whole)), whole
+    assert len(whole) > 2 and all(map(holds, whole)), whole
 
 
 def walk(tokenizer: Any, processor: GrammarProcessor, vocab_size: int, rng: random.Random) -> str | None:
