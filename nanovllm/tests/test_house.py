@@ -4,6 +4,7 @@ import ast
 import io
 import tokenize
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -39,12 +40,14 @@ def is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
-def nodes_of(tree: ast.AST, with_types: bool = False) -> Iterator[ast.AST]:
-    """Yield all nodes, including those in functions, except those for type checkers."""
-    yield tree
-    for child in ast.iter_child_nodes(tree):
-        if with_types or not is_for_types(child):
-            yield from nodes_of(child, with_types)
+@cache
+def nodes_of(tree: ast.AST, with_types: bool = False) -> list[ast.AST]:
+    """Return all nodes, including those in functions, except those for type checkers."""
+    nodes = [tree]
+    for node in nodes:  # it grows
+        children = ast.iter_child_nodes(node)
+        nodes += [child for child in children if with_types or not is_for_types(child)]
+    return nodes
 
 
 def imports_of(path: str, tree: ast.Module, with_types: bool = False) -> Iterator[Import]:
@@ -150,7 +153,7 @@ def private_imports(path: str, tree: ast.Module) -> list[str]:
 
 
 def casts(path: str, tree: ast.Module) -> list[str]:
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes_of(tree, with_types=True) if isinstance(node, ast.Call)]
     return [f"{path}:{node.lineno}" for node in calls if ast.unparse(node.func) in ("cast", "typing.cast")]
 
 
@@ -195,7 +198,7 @@ def classes_of(modules: dict[str, ast.Module]) -> list[Class]:
             private_methods(node),
         )
         for path, tree in modules.items()
-        for node in ast.walk(tree)
+        for node in nodes_of(tree, with_types=True)
         if isinstance(node, ast.ClassDef)
     ]
 
@@ -207,7 +210,7 @@ def private_methods(node: ast.ClassDef) -> set[str]:
 
 def alias_of(path: str, tree: ast.Module) -> dict[str, str]:
     """Return the original name of each class that a module imports under another one."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in nodes_of(tree, with_types=True) if isinstance(node, ast.ImportFrom)]
     return {each.asname: each.name for node in nodes for each in node.names if each.asname}
 
 
@@ -248,14 +251,15 @@ MAX_FILES, MAX_LINES = 190, 20_550
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
-def code_lines(source: str) -> int:
+def code_lines(source: str, tree: ast.Module | None = None) -> int:
     r"""Return the number of lines of code, without blank lines, comments and docstrings.
 
     >>> code_lines("def f():\n    'Return 1.'\n\n    return (  # one\n        1\n    )\n")
     4
     """
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, owners)]
+    all_nodes = nodes_of(tree or ast.parse(source), with_types=True)
+    nodes = [node for node in all_nodes if isinstance(node, owners)]
     docstrings = [node.body[0] for node in nodes if ast.get_docstring(node, clean=False) is not None]
     prose = {line for node in docstrings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -264,6 +268,6 @@ def code_lines(source: str) -> int:
 
 
 def test_package_stays_small(modules):
-    num_lines = sum(code_lines((PACKAGE / path).read_text(encoding="utf-8")) for path in modules)
+    num_lines = sum(code_lines((PACKAGE / path).read_text(encoding="utf-8"), tree) for path, tree in modules.items())
     assert len(modules) <= MAX_FILES, f"{len(modules)} files"
     assert num_lines <= MAX_LINES, f"{num_lines} lines of code"
