@@ -6,7 +6,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -23,14 +23,6 @@ PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
 
 def greedy(max_tokens: int = 8, **params) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, **params)
-
-
-@pytest.fixture(autouse=True)
-def only_new_objects() -> Iterator[None]:
-    """Let the collector skip the objects of before: looking through all libraries takes longer than a test."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
