@@ -17,7 +17,7 @@ from stages.tools.prose.marks import fill_in, parse, sentences
 
 SKIPPED = {"exercises", "build", "dist", "node_modules", "__pycache__"}  # and hidden folders
 GENERATED = re.compile(r"<!-- figures: (\w+) -->.*?<!-- /figures -->", re.DOTALL)
-WRITTEN = re.compile(r"<!-- (memory|paper|mutants) -->.*?<!-- /\1 -->", re.DOTALL)  # by commands of these names
+WRITTEN = re.compile(r"<!-- (memory|paper|mutants|kernels) -->.*?<!-- /\1 -->", re.DOTALL)  # by commands of these names
 FENCE = re.compile(r"^```([\w ]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?:    [^\n]*\n(?:\n(?=    ))?)+)")  # a code block, not the rest of a list
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import date, timedelta
@@ -9,9 +10,9 @@ from datetime import date, timedelta
 import pytest
 
 from tests.helpers import ROOT
-from tests.mutants import sample
+from tests.mutants import kernels, sample
 from tests.mutants.mutations import Mutant, Source
-from tests.mutants.report import BEGIN, END, Result, insert, page, score, wilson
+from tests.mutants.report import Result, insert, page, score, wilson
 
 HERE = ROOT / "tests" / "mutants"
 FILE = "nanovllm/engine/example.py"
@@ -153,9 +154,36 @@ def test_page_has_the_counts_of_each_file_and_its_survivors():
 
 
 def test_new_report_replaces_the_old_one():
-    text = f"# A page\n\n{BEGIN}\n\nold\n{END}\nThe end.\n"
-    assert insert(insert(text, "new"), "newer") == f"# A page\n\n{BEGIN}\n\nnewer\n{END}\nThe end.\n"
-    insert((HERE / "README.md").read_text(encoding="utf-8"), "report")
+    text = "# A page\n\n<!-- mutants -->\n\nold\n<!-- /mutants -->\nThe end.\n"
+    newer = insert(insert(text, "mutants", "new"), "mutants", "newer")
+    assert newer == "# A page\n\n<!-- mutants -->\n\nnewer\n<!-- /mutants -->\nThe end.\n"
+
+
+# The CPU kernels' faults
+
+
+def test_faults_of_kernels_have_their_place_and_a_test():
+    faults = kernels.read_faults()
+    assert len({each.fault for each in faults}) == len(faults) >= 20
+    for each in faults:
+        text = (ROOT / kernels.KERNELS / each.file).read_text(encoding="utf-8")
+        assert kernels.plant(each, text) != text
+        file, test = re.split(r"::|\[", each.test)[:2]
+        assert f"def {test}(" in (ROOT / kernels.TESTS / file).read_text(encoding="utf-8")
+
+
+def test_page_lists_the_faults_of_kernels():
+    page = (HERE / "README.md").read_text(encoding="utf-8")
+    assert all(f"| {each.file} | {each.fault} | `test_" in page for each in kernels.read_faults())
+
+
+def test_only_a_failed_assertion_notices_a_fault():
+    assert kernels.judge(0, "4 passed") == (kernels.SURVIVED, "")
+    failed = "FAILED nanovllm/tests/cpu/test_a.py::test_b[dtype0] - AssertionError: Tensor-likes are not close!"
+    assert kernels.judge(1, failed) == (kernels.NOTICED, "test_b[dtype0]")
+    for status, output in ((1, failed.replace("AssertionError", "TypingError")), (2, ""), (-11, "")):
+        with pytest.raises(RuntimeError, match="no assertion failed"):
+            kernels.judge(status, output)
 
 
 # The worker

@@ -6,6 +6,7 @@
     python -m tests.mutants --night                  another slice each day, as .ci/nightly does
     python -m tests.mutants --file block_pool        all mutants of the sample in files with this in their name
     python -m tests.mutants --id 1f2e3d4c5b          one mutant: prints its diff and the tests that ran
+    python -m tests.mutants --kernels                faults of the CPU kernels, planted by hand (kernels.toml)
 
 Results are in build/mutants/: results.json, and survivors.md with the diff of each survivor.
 """
@@ -16,7 +17,6 @@ import fcntl
 import json
 import os
 import queue
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,11 +26,11 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 
-from tests.mutants import sample
+from tests.mutants import kernels, sample
+from tests.mutants.copies import ROOT, copy_repository
 from tests.mutants.mutations import Mutant, Source
 from tests.mutants.report import Result, describe_score, insert, page, score, survivors, table, wilson
 
-ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "mutants"
 PAGE = Path(__file__).parent / "README.md"
 GOAL = 0.95
@@ -42,14 +42,7 @@ class Worker:
     """A worker process in a copy of the repository."""
 
     def __init__(self, folder: Path) -> None:
-        files = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
-        for file in filter(None, files.split("\0")):
-            if (ROOT / file).is_file():
-                (folder / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / file, folder / file)
+        copy_repository(folder)
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(folder)}
         command = [sys.executable, "-m", "tests.mutants.worker"]
         self._process = subprocess.Popen(
@@ -218,7 +211,10 @@ def main() -> int:
     parser.add_argument("--file", default="", help="a part of the file's name")
     parser.add_argument("--id", default="", help="one mutant, of the sample or not")
     parser.add_argument("--report", action="store_true", help="test nothing, and write the page from stored results")
+    parser.add_argument("--kernels", action="store_true", help="the faults of kernels.toml, in the CPU kernels")
     options = parser.parse_args()
+    if options.kernels:
+        return min(1, kernels.main(options.workers, PAGE))
     until = time.monotonic() + 60 * options.minutes
     settings, targets = sample.settings(), sample.read_targets(ROOT)
     seed, size = settings["seed"], settings["sample"]
@@ -281,7 +277,7 @@ def main() -> int:
     if options.report or len(results) == len(chosen):
         rest = f"{len(chosen) - len(results)} of its mutants are not tested yet. " if len(results) < len(chosen) else ""
         generated = page(listed, len(population), seed, date.today().isoformat(), rest)
-        PAGE.write_text(insert(PAGE.read_text(encoding="utf-8"), generated), encoding="utf-8")
+        PAGE.write_text(insert(PAGE.read_text(encoding="utf-8"), "mutants", generated), encoding="utf-8")
     return 0 if count and killed / count >= GOAL else 1
 
 

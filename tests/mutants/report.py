@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from tests.mutants.mutations import Mutant
 
-BEGIN, END = "<!-- mutants -->", "<!-- /mutants -->"
 STATUSES = ("killed", "timed out", "survived", "equivalent")
 
 
@@ -98,7 +97,8 @@ def page(results: list[Result], population: int, seed: int, day: str, untested: 
     return f"{describe_score(results)}. {sample}\n\n{table(results)}\n\n{rest}"
 
 
-def insert(text: str, generated: str) -> str:
-    """Return a page with its generated part replaced."""
-    head, rest = text.split(BEGIN)
-    return f"{head}{BEGIN}\n\n{generated}\n{END}{rest.split(END)[1]}"
+def insert(text: str, name: str, generated: str) -> str:
+    """Return a page with its generated part of this name replaced."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    head, rest = text.split(begin)
+    return f"{head}{begin}\n\n{generated}\n{end}{rest.split(end)[1]}"

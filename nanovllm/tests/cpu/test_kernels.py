@@ -139,11 +139,13 @@ def test_matmul_with_a_packed_weight(dtype, rng):
         end = rng.choice([outputs, *range(start + 32, outputs, 32)])
         weight, bias = torch.randn(outputs, size).to(dtype), torch.randn(outputs).to(dtype)
         x, out = some_x(rows, size, dtype), guarded(rows, outputs + more)
+        before = torch.randn(rows, end - start) if adds else torch.zeros(rows, end - start)
+        out[:rows, start:end] = before
         packed, likes = weight.clone(), (like_of(x.dtype), like_of(dtype))
         matmul.pack(packed)
         arguments = packed.data_ptr(), bias.data_ptr(), start, end, outputs, out.data_ptr(), outputs + more, adds
         call_matmul(x.data_ptr(), rows, size, *arguments, *likes)
-        result, expected = out[:rows, start:end], plain.linear(weight, bias, x.float())[:, start:end] + 7 * adds
+        result, expected = out[:rows, start:end], plain.linear(weight, bias, x.float())[:, start:end] + before
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=2e-4)
         assert (out[rows] == 7).all() and (out[:, outputs:] == 7).all() and (out[:, :start] == 7).all()
 

@@ -174,16 +174,17 @@ def test_kernels_multiply_quantized_numbers_exactly(format):
         integers, bias = random_integers(outputs, size, format), torch.randn(outputs + COLUMNS)
         layer = stored_linear(integers, format)
         values, scales, sums = quantized_rows(torch.randn(rows, size))
-        out, tile = torch.full((rows + 1, outputs + more), 7.0), torch.empty(rows, COLUMNS)
+        wanted, tile = torch.randn(rows + 1, outputs + more), torch.empty(rows, COLUMNS)
+        out = wanted.clone()
         call_matmul(
             values.data_ptr(), scales.data_ptr(), sums.data_ptr(), rows, size, layer.values.data_ptr(),
             layer.scales.data_ptr(), int(format), bias.data_ptr(), start, end, outputs, out.data_ptr(), outputs + more,
             adds, tile.data_ptr(),
         )  # fmt: skip
         x = (values.unflatten(1, (-1, GROUP)) * scales[..., None]).flatten(1)
-        wanted = torch.full_like(out, 7)
         tail = outputs if end == outputs else end
-        wanted[:rows, start:tail] = (x @ layer.dequantize().T + bias[:outputs])[:, start:tail] + 7 * adds
+        wanted[:rows, start:tail] *= adds
+        wanted[:rows, start:tail] += (x @ layer.dequantize().T + bias[:outputs])[:, start:tail]
         torch.testing.assert_close(out, wanted, rtol=1e-4, atol=2e-3)
 
 
