@@ -80,7 +80,7 @@ def write_scripted_checkpoint(folder: Path, form: str, *special_tokens: str, pos
     own = json.loads((folder / "config.json").read_text())
     loaded = load_tokenizer(folder)
     changes = {"vocab_size": len(loaded), "eos_token_id": loaded.eos_token_id, "max_position_embeddings": positions}
-    config = CONFIG | own | changes | {"model_type": "llama", "num_hidden_layers": 1}
+    config = CONFIG | own | changes | {"model_type": "llama"}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(random_tensors(config), folder / "model.safetensors")
     return folder
