@@ -106,6 +106,7 @@ def test_counts_without_a_model_are_those_with_one(name):
 # Races
 
 
+@pytest.mark.full
 def test_racers_serve_everything_on_clocks_of_their_own():
     requests = [r._replace(num_output_tokens=r.num_output_tokens // 8) for r in mixed_tasks(4096, 3)]
     racers = {name: Racer(name, stage(name).LLM(STORYTELLER, **SMALL), requests) for name in ("s3", "s4")}

@@ -45,6 +45,7 @@ def test_all_parts_run_in_processes_of_their_own(tmp_path):
     assert {"summary.md", *(f"part{part}.{end}" for part in command.PARTS for end in ("json", "log"))} == names
 
 
+@pytest.mark.full
 def test_missing_device_is_a_one_line_error(tmp_path, capsys):
     assert command.main(["2", "--device", "cuda:99", "--out", str(tmp_path)]) == 2
     out = capsys.readouterr().out
@@ -84,6 +85,7 @@ PartReport(setup, 2, "steps").table("a", {"one": lambda: {"ms": 1.0}, "two": wai
 """
 
 
+@pytest.mark.full
 def test_stuck_case_shows_its_stack_and_another_process_goes_on(setup, tmp_path):
     done = subprocess.run([sys.executable, "-c", STUCK, tmp_path], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0 and "wait_for_ever" in done.stderr and "one: ms 1" in done.stdout

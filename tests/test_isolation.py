@@ -90,6 +90,7 @@ def alone(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return shutil.copytree(source, tmp_path / source.name, ignore=shutil.ignore_patterns("__pycache__"))
 
 
+@pytest.mark.full
 def test_rest_of_the_repository_is_out_of_reach(tmp_path):
     names = "stages", "models", "transformers", "tests", "hypothesis"
     lines = [
@@ -105,6 +106,7 @@ def test_rest_of_the_repository_is_out_of_reach(tmp_path):
 
 
 @pytest.mark.parametrize("alone", [full(STAGES[0]), STAGES[-2], PACKAGE], indirect=True)
+@pytest.mark.full
 def test_stage_generates_text_alone(alone):
     command = ["generate"] if alone.name == PACKAGE else []
     flags = [*command, "--model", str(STORYTELLER), "--max-tokens", "8", "--temperature", "0"]

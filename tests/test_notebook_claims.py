@@ -183,6 +183,7 @@ def test_programs_have_a_time_limit():
         programs.run("memory_pool", seconds=0.01)
 
 
+@pytest.mark.full
 def test_error_of_a_program_is_shown():
     with pytest.raises(RuntimeError, match="No module named"):
         programs.run("no_such_program")

@@ -66,6 +66,7 @@ def shown_kinds(notebook):
 
 
 @each_with_small_loads
+@pytest.mark.full
 def test_runs_top_to_bottom_with_small_loads(path, monkeypatch):
     """Run the cells in this process, which saves starting a kernel."""
     pytest.importorskip(SHOWS_WITH.get(path.stem, "torch"))

@@ -62,6 +62,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
+@pytest.mark.full
 def test_installs_the_package_without_tests(installed):
     expected = {path.relative_to(ROOT) for path in (ROOT / PACKAGE).rglob("*.py") if "tests" not in path.parts}
     assert {path.relative_to(installed) for path in installed.rglob("*.py")} == expected
@@ -75,6 +76,7 @@ def test_installs_the_page_and_type_information(installed):
     assert "index.html" in names and {path.name for path in (installed / page).iterdir()} == names
 
 
+@pytest.mark.full
 def test_installed_command_works_in_any_folder(installed, tmp_path):
     def run(*arguments: str) -> subprocess.CompletedProcess:
         environment = os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}

@@ -75,6 +75,7 @@ def test_run_has_the_events_of_both_ideas(run):
     assert any(event["num_tokens"] for event in run[0] if event["kind"] == "draft_accepted")
 
 
+@pytest.mark.full
 def test_page_computes_the_states_of_the_replay(run, played):
     events = run[0]
     assert begin(events[0]).step == 0

@@ -195,6 +195,7 @@ def test_page_shows_the_cache_when_no_request_runs(front, reader):
     until(lambda: reader.text("#sentence").startswith("No requests are running"))
 
 
+@pytest.mark.full
 def test_prompt_streams_a_text_and_selects_its_first_block(front, reader):
     reader.page.fill("#words", "Once upon a time there was a fox")
     reader.page.fill("#most", "40")
@@ -387,6 +388,7 @@ def test_page_asks_for_the_api_key_again_after_a_wrong_one(chromium):
         reader.context.close()
 
 
+@pytest.mark.full
 def test_page_works_at_the_path_of_a_proxy(chromium):
     """The address has no slash at its end, which relative links would need."""
     args = EngineArgs(model=ROOT / "models" / "storyteller", device="cpu", **OPTIONS)

@@ -170,6 +170,7 @@ SNIPPETS = snippets()
 
 
 @pytest.mark.parametrize(("name", "code"), SNIPPETS, ids=[name for name, _ in SNIPPETS])
+@pytest.mark.full
 def test_python_in_prose_runs(name, code, monkeypatch):
     monkeypatch.chdir(ROOT)
     exec(compile(code, name, "exec"), {})

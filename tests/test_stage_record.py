@@ -179,6 +179,7 @@ def test_stories_match_the_record(stage, recorded):
 
 
 @pytest.mark.ends
+@pytest.mark.full
 def test_other_answers_match_the_record(stage, folders, recorded):
     answers = answer_others(stage, folders)
     check(compare(recorded, answers))

@@ -205,6 +205,7 @@ def test_panic_of_the_library_is_an_error_of_one_line(tmp_path, capfd, case):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.full
 def test_command_names_a_tokenizer_that_would_abort_the_library(tmp_path):
     """The library cuts a character in two. Its message about the result is no valid text."""
     spec = tiny_bpe(["a", "ã", "ģ", "aaaaaa"], [["ã", "ģ"]], continuing_subword_prefix="x")

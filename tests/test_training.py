@@ -360,6 +360,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> dict[float, torch.Tensor]:
 
 
 @pytest.mark.parametrize("in_two_parts", [False, True])
+@pytest.mark.full
 def test_the_checkpoint_has_the_lowest_point_even_if_the_loss_rises_later(train, planted, tmp_path, in_two_parts):
     if in_two_parts:
         assert train("--tokens", "4096").exit_code == 0  # the two points 3 and 2
@@ -397,6 +398,7 @@ def test_an_engine_loads_the_checkpoint_folder(trained, tokenizer_file, tmp_path
     assert output.outputs[0].cumulative_logprob == pytest.approx(taken.item(), abs=0.5)  # the file has bfloat16
 
 
+@pytest.mark.full
 def test_the_command_trains_resumes_and_writes_a_folder(train, tmp_path):
     assert train("--tokens", "8192", "--resume").output.startswith("Error: --resume needs a saved state")
     assert train("--tokens", "4096").exit_code == 0

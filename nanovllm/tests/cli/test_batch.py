@@ -529,6 +529,7 @@ def two_short_requests_and_a_long_one(tmp_path):
     return ["batch", str(file), "--model", str(model), *flags]
 
 
+@pytest.mark.full
 def test_process_that_is_interrupted_twice_has_written_finished_requests_and_one_line(
     two_short_requests_and_a_long_one, tmp_path
 ):

@@ -151,6 +151,7 @@ def test_serve_takes_the_flags_of_vllm(flags, error, checkpoint, capsys):
     assert main(["serve", "--help"]) == 0 and f"{flags[0]} " not in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_number_of_ranks_has_a_short_flag(checkpoint, capsys):
     assert main(["serve", str(checkpoint), "-tp", "3"]) == 2
     assert "tensor_parallel_size must divide num_attention_heads, 4, got 3" in capsys.readouterr().err

@@ -55,6 +55,7 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.full
 def test_two_processes_serve_like_one_until_one_dies(checkpoint):
     sampling = [SamplingParams(max_tokens=12, seed=i, n=1 + i % 2) for i in range(3)]
     one, two = (LLM(checkpoint, tensor_parallel_size=size, **OPTIONS) for size in (1, 2))

@@ -1057,7 +1057,8 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("is_killed", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("is_killed", [True, False])
 def test_one_process_computes_a_prompt_and_another_one_answers(checkpoint, tmp_path, is_killed):
     """Prefill and decode in two processes. The first one may still run, or be killed."""
     command = [sys.executable, "-c", PREFILL, str(checkpoint), str(tmp_path / "disk")]

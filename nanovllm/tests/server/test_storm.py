@@ -28,7 +28,8 @@ LAST = b'data: {"choices": [{"index": 0, "text": " upon", "finish_reason": "leng
 DONE = b"data: [DONE]\n\n"
 
 
-@pytest.mark.parametrize("num_clients", [24, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_clients", [24, 200])
+@pytest.mark.full
 def test_clients_that_stay_get_the_same_text_while_half_hang_up(served, num_clients):
     result = asyncio.run(clients.storm(served, num_clients, 1 if num_clients < 100 else 3, 6, 24, seed=1))
     assert result.counts["answered"] * 2 == result.counts.total()
