@@ -17,7 +17,7 @@ from stages.tools.chain.lines import code_lines, optional_lines
 from stages.tools.exercise.functions import find
 from stages.tools.exercise.proof import proof_faults
 from stages.tools.exercise.variants import variant_faults, variants_file
-from tests.helpers import find_stages, full, nightly
+from tests.helpers import find_stages, full
 
 POOL_1 = '''"""One pool."""
 
@@ -1207,7 +1207,8 @@ class TestTheRealChain:
         (stage,) = [stage for stage in load(ROOT).stages if stage.key == f"s{link}"]
         assert stage.steps and proof_faults(stage, finished=False) == []
 
-    @pytest.mark.parametrize("link", [full(2), *map(nightly, range(3, len(find_stages(ROOT)) + 1))])
+    @pytest.mark.nightly
+    @pytest.mark.parametrize("link", range(2, len(find_stages(ROOT)) + 1))
     def test_solutions_are_green_and_mistakes_are_red(self, link: int) -> None:
         [stage] = [stage for stage in load(ROOT).stages if stage.key == f"s{link}"]
         faults = variant_faults(stage)

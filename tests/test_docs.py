@@ -57,7 +57,11 @@ def parse(words: list[str], place: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("page", PAGES, ids=NAMES.get)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.nightly] * (page.name == "benchmarking.md")) for page in PAGES],
+    ids=NAMES.get,
+)
 def test_blocks_run(page, tmp_path):
     with session(tmp_path) as shell:
         for block in merge_python(block for block in read_blocks(page) if block.runs):

@@ -124,7 +124,7 @@ def test_seeded_histories(stage, num_histories):
         assert counts["blocks loaded"] > num_histories / 2 and counts["blocks stored"] > num_histories
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_command_plays_40000_steps(capsys):
     assert soak.main(["--steps", "40000", "--seed", "1"]) == 0
     assert capsys.readouterr().out.endswith("seed 1: no fault\n")

@@ -35,7 +35,7 @@ def test_part_runs_on_a_cpu_and_writes_its_results(part, tmp_path):
     assert not [row for rows in results["tables"].values() for row in rows.values() if "failed" in row]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_all_parts_run_in_processes_of_their_own(tmp_path):
     assert command.main([*TRY, "--out", str(tmp_path)]) == 0
     text = (tmp_path / "summary.md").read_text()

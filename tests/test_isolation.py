@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, full
+from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, full, nightly
 
 STAGES = [*find_stages(ROOT), PACKAGE]
 INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
@@ -119,7 +119,7 @@ def test_stage_generates_text_alone(alone):
 
 GAIN = "-k", "test_gain"
 CALLS = "-k", "test_llm or test_generate or test_tokenizer_engine or test_trace"
-RUNS = [full(STAGES[0], ()), full(STAGES[3], GAIN), full(STAGES[6], GAIN), full(PACKAGE, CALLS)]
+RUNS = [full(STAGES[0], ()), full(STAGES[3], GAIN), full(STAGES[6], GAIN), nightly(PACKAGE, CALLS)]
 
 
 @pytest.mark.parametrize(("alone", "part"), RUNS, indirect=["alone"])

@@ -50,7 +50,7 @@ def test_steps_tell_right_guesses_from_wrong_ones():
     assert sum(len(step.rejected) for step in steps) == served.num_drafted - served.num_accepted > 0
 
 
-@pytest.mark.full  # since it compiles kernels
+@pytest.mark.nightly  # since it compiles kernels
 def test_costs_of_drafts_leave_the_engine_as_it_was():
     step = DecodeStep(STORYTELLER, "float32", max_rows=2, context=40)
     tables = [list(seq.block_table) for seq in step.seqs]

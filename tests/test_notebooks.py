@@ -32,10 +32,7 @@ MEASUREMENT = re.compile(
 )
 
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=[path.stem for path in PATHS])
-SHORT = {"s7_cpu_offload"}
-each_with_small_loads = pytest.mark.parametrize(
-    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.full] * (path.stem not in SHORT)) for path in PATHS]
-)
+QUICK = {"s1_contiguous_cache", "claims"}
 
 
 def read(path):
@@ -65,8 +62,8 @@ def shown_kinds(notebook):
     return ["SVG" if "image/svg+xml" in kind else "Markdown" for kind in kinds]
 
 
-@each_with_small_loads
 @pytest.mark.full
+@each_notebook
 def test_runs_top_to_bottom_with_small_loads(path, monkeypatch):
     """Run the cells in this process, which saves starting a kernel."""
     pytest.importorskip(SHOWS_WITH.get(path.stem, "torch"))
@@ -104,8 +101,13 @@ def test_runs_top_to_bottom(path, tmp_path):
     assert shown_kinds(notebook) == shown_kinds(read(path)), "the committed outputs come from another version"
 
 
-@pytest.mark.full
-@each_notebook
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.full if path.stem in QUICK else pytest.mark.nightly)
+        for path in PATHS
+    ],
+)
 def test_starts_in_its_own_folder(path):
     """`make notebooks` and jupyter run notebooks there, so the first cell must find the repository."""
     notebook = read(path)

@@ -12,7 +12,7 @@ from notebooks.page.play import build
 from notebooks.page.record import Run, label
 from stages.tools.exercise.folder import copy_stage, open_functions
 from tests.browser import NARROW, PAPER, WIDE, Reader, browser, skip_without_chromium
-from tests.helpers import full
+from tests.helpers import full, nightly
 from tests.test_page_play import FAULTS, STAGES, plant
 
 skip_without_chromium()
@@ -390,8 +390,7 @@ def test_reduced_motion_turns_transitions_off(reader):
 MARKED = "[...document.querySelectorAll('#grid .square')].flatMap((each, i) => each.matches('.marked') ? [i] : [])"
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("key", ["s2", "s3", "s4", "s5", "s6", "s7"])
+@pytest.mark.parametrize("key", [full("s2"), *map(nightly, ("s3", "s4", "s5", "s6")), full("s7")])
 def test_planted_fault_is_shown_at_its_step(key, chromium, tmp_path):
     target = tmp_path / "page.html"
     verdict = build(STAGES[key], plant(key, tmp_path / "exercises" / key, *FAULTS[key]), target)

@@ -195,8 +195,10 @@ def plant(key, folder, file, name, old, new):
     return folder
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("key", ["s2", "s3", "s4", "s5", "s6", "s7"])
+first_and_last = pytest.mark.parametrize("key", [full(key) if key in ("s2", "s7") else nightly(key) for key in FAULTS])
+
+
+@first_and_last
 def test_planted_fault_is_located(key, tmp_path):
     folder = plant(key, tmp_path / "exercises" / key, *FAULTS[key])
     verdict = build(STAGES[key], folder, tmp_path / "page.html")
@@ -206,7 +208,8 @@ def test_planted_fault_is_located(key, tmp_path):
     assert source and source["name"] == verdict.look_at[0] and str(source["file"]).startswith(f"exercises/{key}/")
 
 
-@pytest.mark.parametrize("key", [full(key) if key == "s5" else nightly(key) for key in FAULTS])
+@pytest.mark.nightly
+@pytest.mark.parametrize("key", FAULTS)
 def test_another_solution_is_not_called_wrong(key, tmp_path):
     reference = finish(start(STAGES[key], STAGES[key].folder, tmp_path / "theirs"), tmp_path / "theirs")
     for number, (name, texts) in enumerate(solutions(STAGES[key]).items()):
@@ -216,8 +219,7 @@ def test_another_solution_is_not_called_wrong(key, tmp_path):
         assert verdict.is_same or "still gets the same tokens" in verdict.lines[2], f"{name}: {verdict}"
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("key", FAULTS)
+@first_and_last
 def test_solved_exercise_is_the_same_to_the_end(key, tmp_path):
     folder = tmp_path / "exercises" / key
     copy_stage(STAGES[key], folder, {})
@@ -226,8 +228,7 @@ def test_solved_exercise_is_the_same_to_the_end(key, tmp_path):
     assert names[names.index(key) + 1] == "yours" and len(names) == 8
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("key", FAULTS)
+@first_and_last
 def test_function_that_is_not_written_is_named(key, tmp_path):
     folder = tmp_path / "exercises" / key
     copy_stage(STAGES[key], folder, open_functions(STAGES[key], 1))

@@ -85,7 +85,7 @@ def test_formats_prompts_and_a_busy_process_are_jobs_of_one_run(run, tmp_path, f
     assert report["settings"]["formats"] == "int8" and "prompt 20: share of the floor" not in measured["nanovllm"]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_transformers_generates_the_same_tokens(run):
     batch = "--peer", f"transformers-batch={sys.executable}"
     status, out, _ = run("bench peers", "--rounds", "1", "--jobs", "mixed,1", *batch)

@@ -133,7 +133,7 @@ def test_shape_is_served_with_random_weights(capsys, monkeypatch):
     assert "model random smollm2-135m" in out and err.startswith("nanovllm: ")
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("seconds", [240.0, 1e-9])
 def test_transformers_serves_random_weights(tmp_path, seconds):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))

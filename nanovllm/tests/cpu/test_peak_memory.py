@@ -63,7 +63,7 @@ def measured(*arguments, environment) -> Peak:
 
 
 @pytest.mark.parametrize(("backend", "dtype"), [
-    pytest.param("numba", "float32", marks=FULL),
+    pytest.param("numba", "float32", marks=pytest.mark.nightly),
     pytest.param("torch", "float32", marks=FULL),
     pytest.param("numba", "bfloat16", marks=FULL),
     pytest.param("torch", "bfloat16", marks=pytest.mark.nightly),  # holes of the heap count much in a small model
@@ -91,7 +91,7 @@ def test_a_model_is_never_in_memory_in_its_own_dtype_while_it_is_quantized(quant
     assert peak.weights < 0.55 * own and peak.peak - peak.pool < 0.85 * own, peak
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_model_of_1_gb_generates_in_a_group_of_1_9_gb(qwen, tiny, environment):
     prepared = environment("bfloat16")
     arguments = qwen, tiny, "bfloat16", "numba", 256
