@@ -198,10 +198,13 @@ def test_size_is_held_within_5_percent_by_all_namespaces_together(tmp_path, num_
     assert kept == {*range(250 - len(kept), 250)}, "the oldest are gone"
 
 
-def test_least_recently_used_blocks_go_first_and_the_first_of_a_text_last(tmp_path):
+def test_least_recently_used_blocks_go_first_and_the_first_of_a_text_last(tmp_path, monkeypatch):
     files = files_of(tmp_path, 20 * PAGE)
     for number in range(20):
         files.write(name(number), memoryview(DATA))
+    for path in tmp_path.rglob("*.kv"):
+        os.utime(path, (int(path.stem, 16), int(path.stem, 16)))
+    monkeypatch.setattr(time, "time_ns", lambda: 1000 * 10**9)  # long before what is written now
     files.touch([name(3), name(4), name(5)])
     removed: list[bytes] = []
     for number in range(100, 120):
