@@ -138,8 +138,8 @@ PENALTIES_AND_STOPS = [(penalty, stop) for penalty in (0.0, 1.0, 2.0, -1.0) for 
     ("width", "length_penalty", "early_stopping"),
     [
         *((3, *each) for each in PENALTIES_AND_STOPS),
-        *((1, *each) for each in PENALTIES_AND_STOPS[::5]),
-        *((2, *each) for each in PENALTIES_AND_STOPS[1::5]),
+        *((1, *each) for each in PENALTIES_AND_STOPS[1::5]),
+        *((2, *each) for each in PENALTIES_AND_STOPS[::3]),
         *((5, *each) for each in PENALTIES_AND_STOPS[2::5]),
     ],
 )
