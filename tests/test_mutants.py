@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from datetime import date, timedelta
 
 import pytest
@@ -15,6 +16,7 @@ from tests.mutants.mutations import Mutant, Source
 from tests.mutants.report import Result, insert, page, score, wilson
 
 HERE = ROOT / "tests" / "mutants"
+EQUIVALENT = {each.id for each in sample.read_equivalents()}
 FILE = "nanovllm/engine/example.py"
 CODE = '''
 import logging
@@ -157,6 +159,15 @@ def test_new_report_replaces_the_old_one():
     text = "# A page\n\n<!-- mutants -->\n\nold\n<!-- /mutants -->\nThe end.\n"
     newer = insert(insert(text, "mutants", "new"), "mutants", "newer")
     assert newer == "# A page\n\n<!-- mutants -->\n\nnewer\n<!-- /mutants -->\nThe end.\n"
+
+
+def test_page_has_the_counts_of_the_stored_results():
+    results = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
+    judged = Counter(status for id, (status, _) in results.items() if id not in EQUIVALENT)
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    killed, count = judged["killed"] + judged["timed out"], judged.total() - judged["no program"]
+    assert f"{killed} of {count} mutants killed: {killed / count:.1%}" in text
+    assert all(f"`{id}`" in text or id in EQUIVALENT for id, (status, _) in results.items() if status == "survived")
 
 
 # The CPU kernels' faults

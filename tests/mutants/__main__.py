@@ -8,7 +8,7 @@
     python -m tests.mutants --id 1f2e3d4c5b          one mutant: prints its diff and the tests that ran
     python -m tests.mutants --kernels                faults of the CPU kernels, planted by hand (kernels.toml)
 
-Results are in build/mutants/: results.json, and survivors.md with the diff of each survivor.
+The sample's results are in results.json, beside this file. build/mutants/survivors.md has the diff of each survivor.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from tests.mutants.mutations import Mutant, Source
 from tests.mutants.report import Result, describe_score, insert, page, score, survivors, table, wilson
 
 BUILD = ROOT / "build" / "mutants"
-PAGE = Path(__file__).parent / "README.md"
+PAGE, RESULTS = Path(__file__).parent / "README.md", Path(__file__).parent / "results.json"
 GOAL = 0.95
 LEAST = 0.80  # of a night's slice, whose equivalent mutants nobody has judged
 BASELINE_SECONDS = 900.0  # a guard, for the tests of one file with their lines traced
@@ -182,21 +182,21 @@ def groups(todo: list[Mutant], targets: dict[str, sample.Target]) -> list[tuple[
     return [(tests, group) for tests, group in together.items() if group]
 
 
-def load_results() -> dict[str, Result]:
-    """Return the results of earlier runs by id."""
-    path = BUILD / "results.json"
-    stored = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {key: Result(Mutant(*each[0]), *each[1:]) for key, each in stored.items()}
+def load_results() -> dict[str, list[str]]:
+    """Return the status of each mutant of earlier runs by id, and the test that killed it."""
+    results: dict[str, list[str]] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    return results
 
 
-def save_result(result: Result) -> None:
-    """Add a result to those in the file, which another run may be writing to."""
+def save_result(result: Result, ids: set[str]) -> None:
+    """Add a result to those of the sample in the file, which another run may be writing to."""
     with (BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        results = load_results() | {result.mutant.id: result}
+        results = load_results() | {result.mutant.id: [result.status, result.by]}
+        lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(results[key])}" for key in sorted(ids & {*results}))
         temporary = BUILD / "results.tmp"
-        temporary.write_text(json.dumps(results), encoding="utf-8")
-        temporary.rename(BUILD / "results.json")
+        temporary.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+        temporary.replace(RESULTS)
 
 
 def main() -> int:
@@ -227,9 +227,13 @@ def main() -> int:
         chosen = population[part.start : part.stop]
     else:
         chosen = population[:size]
-    is_sample = not options.night and not options.id
+    is_sample, ids = not options.night and not options.id, {mutant.id for mutant in chosen}
     earlier = load_results() if is_sample else {}
-    results = {mutant.id: earlier[mutant.id] for mutant in chosen if mutant.id in earlier}
+    results = {
+        mutant.id: Result(mutant, earlier[mutant.id][0], "", earlier[mutant.id][1])
+        for mutant in chosen
+        if mutant.id in earlier
+    }
     if is_sample:
         results |= {mutant.id: Result(mutant, "equivalent", "") for mutant in chosen if mutant.id in equivalents}
     todo = [] if options.report else [mutant for mutant in chosen if options.file in mutant.file]
@@ -246,13 +250,13 @@ def main() -> int:
 
             def test(worker: Worker, mutant: Mutant) -> None:
                 if options.resume and (other := load_results().get(mutant.id)):  # of a run beside this one
-                    results[mutant.id] = other
+                    results[mutant.id] = Result(mutant, other[0], "", other[1])
                     return
                 result = run.test(worker, mutant)
                 with run.lock:
                     results[mutant.id] = result
                     if is_sample:
-                        save_result(result)
+                        save_result(result, ids)
                     (BUILD / "survivors.md").write_text(survivors(list(results.values())), encoding="utf-8")
                 by = result.by or f"{result.ran} tests"
                 where = f"{mutant.file}:{mutant.lineno} {mutant.id}"
@@ -274,10 +278,9 @@ def main() -> int:
     killed, count = score(listed)
     if options.night:
         return 0 if wilson(killed, count)[1] >= LEAST else 1
-    if options.report or len(results) == len(chosen):
-        rest = f"{len(chosen) - len(results)} of its mutants are not tested yet. " if len(results) < len(chosen) else ""
-        generated = page(listed, len(population), seed, date.today().isoformat(), rest)
-        PAGE.write_text(insert(PAGE.read_text(encoding="utf-8"), "mutants", generated), encoding="utf-8")
+    rest = f"{len(chosen) - len(results)} of its mutants are not tested yet. " if len(results) < len(chosen) else ""
+    generated = page(listed, len(population), seed, date.today().isoformat(), rest)
+    PAGE.write_text(insert(PAGE.read_text(encoding="utf-8"), "mutants", generated), encoding="utf-8")
     return 0 if count and killed / count >= GOAL else 1
 
 
