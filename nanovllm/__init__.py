@@ -9,7 +9,6 @@ server/                `nanovllm serve`: the OpenAI API over HTTP, metrics, and 
 trace/                 records the events of an engine, replays them, and converts them for a viewer
 bench/                 measures the throughput and latency of this engine and others
 cli/                   the commands
-
 vllm_names.py          vLLM's other modules, from nanovllm.sampling_params to nanovllm.v1, for scripts
 """
 
@@ -76,7 +75,7 @@ MODULES = (
 )
 
 
-sys.meta_path.append(Finder())
+sys.meta_path.insert(0, Finder())
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """vLLM's module names, so that a script's imports work with `nanovllm` for `vllm`, and vLLM's small helpers.
 
-`import nanovllm.sampling_params` finds no file of this name. Python then asks Finder, which makes the module from
-MODULES. The engine uses none of them.
+No file has the name of `nanovllm.sampling_params`: Finder makes the module from MODULES when a script imports it. The
+engine uses none of them.
 """
 
 import socket
@@ -43,7 +43,7 @@ MODULES: dict[str, dict[str, str]] = {  # vLLM's modules, their names, and our m
 
 
 class Finder(MetaPathFinder, Loader):
-    """Makes the modules of MODULES. Python asks it last, so a file always comes first."""
+    """A finder that makes the modules of MODULES. It comes first: a folder left by an older version is no module."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return how to load a module, or None if it is not in MODULES."""

@@ -228,7 +228,7 @@ def test_first_tokens_of_samples_come_at_most_one_step_later(stage, n, num_token
 @each(from_stage(4))
 @pytest.mark.parametrize("num_blocks", [2, 3, 5])
 def test_lone_request_never_loops(stage, num_blocks, tmp_path):
-    """It finishes or outgrows the pool in at most one step per token."""
+    """Serve one request: it finishes or outgrows the pool in at most one step per token."""
     history = History(stage, OPTIONS._replace(num_blocks=num_blocks), tmp_path)
     history.apply(REQUEST._replace(num_shared=5, own=(), max_tokens=30))
     history.apply(Drain())

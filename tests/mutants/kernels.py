@@ -1,10 +1,10 @@
-"""Plant 20 faults in the CPU kernels, and see whether the tests against their plain twins notice.
+"""Plant faults in the CPU kernels, and see whether the tests against their plain twins notice.
 
     make mutants ARGS=--kernels       all faults, in about ten minutes; writes the page's second table
 
-A tool can't choose these faults: most changes of a kernel don't compile, or read memory that isn't theirs. Those in
-kernels.toml compile, stay in bounds, and compute something else. A fault counts as noticed if an assertion fails. A
-test that doesn't end, or a process that dies, is an error of the list.
+A tool can't choose these faults: most random changes of a kernel don't compile, or read memory that isn't theirs.
+Those in kernels.toml compile, stay in bounds, and compute something else. A fault counts as noticed if an assertion
+fails. A test that doesn't end, or a process that dies, is an error of the list.
 """
 
 import os

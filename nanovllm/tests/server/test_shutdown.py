@@ -59,11 +59,15 @@ def test_killed_engine_fails_the_health_check_and_ends_the_front():
         assert "error: the engine has ended: its process was ended by signal 9" in served.process.stderr.read()
 
 
-NIGHTLY, OTHER_ENDS = pytest.mark.nightly, ("kill the engine", "stop the server")
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("end", ["kill a rank", *(pytest.param(end, marks=NIGHTLY) for end in OTHER_ENDS)])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "kill a rank",
+        pytest.param("kill the engine", marks=pytest.mark.nightly),
+        pytest.param("stop the server", marks=pytest.mark.nightly),
+    ],
+)
 def test_server_with_two_ranks_answers_like_one_and_leaves_nothing(end):
     with serving() as one:
         expected = one.completion(max_tokens=24)["choices"]
