@@ -33,7 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Restore Ctrl-C, which shells disable for background jobs: some tests press it, and would wait forever."""
+    """Restore Ctrl-C, which shells disable for background jobs: some tests press it, and would wait forever.
+
+    Collect no garbage until the tests are collected: there is none, and each collection looks at all objects.
+    """
+    gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -79,6 +83,7 @@ def pytest_collection_finish() -> None:
     """Take what exists now, a million objects, out of the tests' garbage collections: each would look at all of it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def costly_at_the_end(paths: set[Path]) -> set[Path]:

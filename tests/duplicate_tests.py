@@ -218,8 +218,9 @@ def find_copies(tests: list[Case], folders: list[Path]) -> set[int]:
     copies = set()
     for stage in stages:
         reached: dict[tuple[Path, str], frozenset[Reached]] = {}
+        inside = {path for path in {test.path for test in tests} if path.is_relative_to(stage.folder)}
         for i, test in enumerate(tests):
-            if test.path.is_relative_to(stage.folder):
+            if test.path in inside:
                 place = test.path, test.name
                 if place not in reached:
                     reached[place] = stage.reached_by(*place)
