@@ -94,13 +94,12 @@ def costly_at_the_end(paths: set[Path]) -> set[Path]:
 def length(item: pytest.Item, last: set[Path]) -> str:
     """Return "nightly", "long" or "quick".
 
-    Long are tests marked full, those marked `ends` of a middle stage, and an earlier stage's costly files.
+    Long are tests marked full, those marked `newest` of an earlier stage, and an earlier stage's costly files.
     """
-    between = STAGES[1:-1]
     stage = getattr(item, "callspec", None) and item.callspec.params.get("stage")
-    is_between = stage in [f"stages.{folder.name}" for folder in between] and item.get_closest_marker("ends")
+    is_earlier = stage in [f"stages.{folder.name}" for folder in STAGES[:-1]] and item.get_closest_marker("newest")
     is_costly = item.path.parent.parent in STAGES[:-1] and item.path.name in {path.name for path in last}
-    is_long = item.get_closest_marker("full") or is_between or is_costly
+    is_long = item.get_closest_marker("full") or is_earlier or is_costly
     return "nightly" if item.get_closest_marker("nightly") else "long" if is_long else "quick"
 
 

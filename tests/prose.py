@@ -8,7 +8,8 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +114,8 @@ class Repository:
     @cached_property
     def names(self) -> set[str]:
         """Return all identifiers in the code, the words of its strings (options, keys), of settings, and test names."""
-        return {name for path in self._code for name in names_in(path)} | self._words_of_settings | self._tests
+        texts = (names_in(path.read_text(encoding="utf-8")) for path in self._code)
+        return {*chain.from_iterable(texts)} | self._words_of_settings | self._tests
 
     @cached_property
     def classes(self) -> dict[str, list[Path]]:
@@ -152,16 +154,20 @@ class Repository:
         return path.with_suffix(".py").exists() or (path / "__main__.py").exists()
 
 
-def names_in(path: Path) -> Iterator[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+@cache
+def names_in(text: str) -> set[str]:
+    """Return the identifiers of a program, and the words of its strings."""
+    names: set[str] = set()
+    nodes = [*ast.walk(ast.parse(text))]
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         for field in ("id", "attr", "name", "arg", "asname"):
             value = getattr(node, field, None)
-            yield from value.split(".") if isinstance(value, str) else ()
+            names.update(value.split(".") if isinstance(value, str) else ())
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            yield from re.findall(r"[A-Za-z_]\w*", node.value.replace("-", "_"))
-            yield from re.findall(r"[A-Za-z_]\w*", node.value)
+            names.update(re.findall(r"[A-Za-z_]\w*", node.value.replace("-", "_")))
+            names.update(re.findall(r"[A-Za-z_]\w*", node.value))
+    return names
 
 
 # The checks

@@ -1,7 +1,7 @@
 """One contract for all stages: each one generates the tokens of transformers' LlamaForCausalLM, however it serves them.
 
 "The same tokens" means float32; tests/helpers.py has the rule for ties. The first stage runs every shape of model, and
-the others a few shapes, because their model is the same. `make test` runs the first and the last stage.
+the others a few shapes, because their model is the same. `make test` runs the first or the last stage.
 """
 
 import importlib
@@ -111,7 +111,7 @@ def test_enough_candidates_have_no_ties(vectors):
     assert any(not prompt.isascii() for prompt in chosen if isinstance(prompt, str))
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 @pytest.mark.parametrize("stage", [*find_stages(ROOT), PACKAGE], indirect=True)
 def test_fixed_vectors(stage, device, oracle, vectors):
     prompts = [CANDIDATES[i] for i in vectors]
@@ -123,7 +123,7 @@ def test_fixed_vectors(stage, device, oracle, vectors):
         assert output.outputs[0].token_ids == expected.token_ids, prompt
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 @pytest.mark.parametrize("way", ["in waves", full("few seats"), full("together")])
 def test_other_requests_do_not_change_tokens(stage, device, oracle, vectors, way):
     """Serve the same requests in one batch, in a pool so small that they take turns, and two at a time.
@@ -151,7 +151,7 @@ def sampled_alone(stage, device, oracle, vectors) -> list[Any]:
     return serve(stage, device, oracle, "alone", {}, prompts, sampling(stage, len(prompts)))
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 @pytest.mark.parametrize("way", ["few seats", full("in waves")])
 def test_other_requests_do_not_change_seeded_samples(stage, device, oracle, vectors, sampled_alone, way):
     prompts = [CANDIDATES[i] for i in short_vectors(oracle, vectors)]
@@ -161,7 +161,7 @@ def test_other_requests_do_not_change_seeded_samples(stage, device, oracle, vect
             assert output.outputs[0].token_ids == alone.outputs[0].token_ids, (way, options, output.prompt)
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 def test_samples_are_drawn_and_their_logprobs_are_of_the_raw_logits(stage, device, oracle, vectors, sampled_alone):
     chosen, num_greedy = short_vectors(oracle, vectors), 0
     for i, params, output in zip(chosen, sampling(stage, len(chosen)), sampled_alone, strict=True):
@@ -266,7 +266,7 @@ def test_any_eos_id_ends_a_text(stage, device, tiny_model):
 # Half precision: only the logits, compared with transformers in the same dtype, for texts that the stage samples
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 @pytest.mark.parametrize("dtype", ["bfloat16", full("float16")])
 def test_half_precision(stage, device, oracle, dtype):
     reference = Oracle(STORYTELLER, dtype, device)

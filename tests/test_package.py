@@ -69,6 +69,7 @@ def test_installs_the_package_without_tests(installed):
     assert all((installed / path).read_bytes() == (ROOT / path).read_bytes() for path in expected)
 
 
+@pytest.mark.full
 def test_installs_the_page_and_type_information(installed):
     assert (installed / PACKAGE / "py.typed").is_file()
     page = Path(PACKAGE, "server", "page")

@@ -101,6 +101,7 @@ def test_space_plays_and_pauses(reader):
     assert not reader.page.evaluate("Page.isPlaying()") and reader.page.get_attribute("#play", "aria-label") == "Play"
 
 
+@pytest.mark.full
 def test_play_stops_at_the_end_and_then_starts_over(reader):
     length = int(reader.text("#step").split(" / ")[1])
     reader.go(f"#s4/{length - 1}")
@@ -169,6 +170,7 @@ def test_question_does_not_select_the_block_that_gives_it_away(reader, content):
     assert reader.fragment == f"#s4/{moment['step']}/b{moment['block']}"
 
 
+@pytest.mark.full
 def test_consecutive_moments_ask_their_own_questions(reader, content):
     first, second = content["runs"][5]["moments"][:2]
     assert second["step"] == first["step"] + 1
@@ -181,6 +183,7 @@ def test_consecutive_moments_ask_their_own_questions(reader, content):
     reader.reload()
 
 
+@pytest.mark.full
 def test_stepping_to_a_moment_asks_but_playing_past_it_does_not(reader, content):
     moment = content["runs"][5]["moments"][0]
     reader.go(f"#s6/{moment['step'] - 2}")
@@ -193,6 +196,7 @@ def test_stepping_to_a_moment_asks_but_playing_past_it_does_not(reader, content)
     reader.press(" ")
 
 
+@pytest.mark.full
 def test_address_is_restored(reader):
     reader.go("#s5/31/b17")
     reader.reload()
@@ -204,6 +208,7 @@ def test_address_is_restored(reader):
     assert re.fullmatch(r"#s7/1\d\d/b0", reader.fragment)  # the last step of all
 
 
+@pytest.mark.full
 def test_keyboard_reaches_everything(reader):
     reader.go("#s4/20")
     reader.page.focus("#slider")
@@ -222,6 +227,7 @@ def test_keyboard_reaches_everything(reader):
     assert reader.fragment == "#s4/20"
 
 
+@pytest.mark.full
 def test_arrow_keys_move_through_time_after_a_click_on_a_block(reader):
     reader.go("#s4/20")
     reader.square(9).click()
@@ -314,8 +320,8 @@ def test_scrubbing_back_and_forth_is_fast(reader):
 
 # Looks (page_checks.js has the checks that run in the page)
 
-SIZES = [(WIDE, "light"), (NARROW, "dark")]
-MORE_SIZES = [(WIDE, "dark"), (NARROW, "light"), ({"width": 800, "height": 900}, "dark")]
+SIZES = [(NARROW, "light")]
+MORE_SIZES = [(WIDE, "light"), (NARROW, "dark"), (WIDE, "dark"), ({"width": 800, "height": 900}, "dark")]
 
 
 @pytest.mark.parametrize("viewport, scheme", [*SIZES, *(full(*size) for size in MORE_SIZES)])
@@ -331,6 +337,7 @@ def test_nothing_overlaps_and_all_text_has_contrast(viewport, scheme, reader):
         assert reader.page.evaluate("Checks.paleTexts()") == [], fragment
 
 
+@pytest.mark.full
 def test_narrow_screen_keeps_the_grid_and_folds_the_queues(reader):
     reader.go("#s4/20")
     assert reader.page.is_visible("#running")
@@ -342,6 +349,7 @@ def test_narrow_screen_keeps_the_grid_and_folds_the_queues(reader):
     assert reader.page.is_visible("#running")
 
 
+@pytest.mark.full
 def test_sentences_of_any_length_leave_the_grid_in_place(reader):
     reader.page.set_viewport_size(NARROW)
     heights = reader.page.evaluate("""() => {
@@ -359,6 +367,7 @@ def test_device_and_host_blocks_have_the_same_size(reader):
     assert sizes[0]["width"] == sizes[1]["width"] > 0
 
 
+@pytest.mark.full
 def test_idle_blocks_show_their_letter_and_host_blocks_show_changes(reader):
     reader.go("#s6/19")
     assert {reader.square(block).inner_text() for block in (0, 1, 2, 3)} == {"A"}
@@ -375,6 +384,7 @@ def test_each_request_has_its_own_pattern(reader):
     assert len(families) == len(set(families.values())) == 6
 
 
+@pytest.mark.full
 def test_reduced_motion_turns_transitions_off(reader):
     durations = {}
     reader.go("#s4/20")

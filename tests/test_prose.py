@@ -195,9 +195,10 @@ def test_terms_of_the_glossary_are_in_the_code():
     stages = {stage for _, stage in terms} & {*present}
     files = {stage: [path for path in present[stage].rglob("*") if path.suffix in (".py", ".md")] for stage in stages}
     texts = {stage: " ".join(path.read_text(encoding="utf-8") for path in files[stage]).lower() for stage in stages}
-    names = {
-        stage: {name for path in files[stage] if path.suffix == ".py" for name in names_in(path)} for stage in stages
+    code = {
+        stage: [path.read_text(encoding="utf-8") for path in files[stage] if path.suffix == ".py"] for stage in stages
     }
+    names = {stage: set().union(*map(names_in, code[stage])) for stage in stages}
     for term, stage in terms:
         if stage not in present:
             continue

@@ -172,13 +172,13 @@ def recorded() -> Answers:
     return json.loads(gzip.decompress(RECORD.read_bytes()))
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 def test_stories_match_the_record(stage, recorded):
     for way in ways_of(stage):
         check(compare(recorded, answer_stories(stage, way)))
 
 
-@pytest.mark.ends
+@pytest.mark.newest
 @pytest.mark.full
 def test_other_answers_match_the_record(stage, folders, recorded):
     answers = answer_others(stage, folders)

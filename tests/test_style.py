@@ -21,10 +21,11 @@ MAX_MEASURING_LINES = 4_600  # of code, without comments and docstrings
 
 def fixed_devices(tree: ast.Module) -> Iterator[str]:
     """Yield GPUs named outside comparisons, devices as defaults, and methods that move tensors to a GPU."""
-    compared = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Compare) for part in ast.walk(node)}
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    nodes = [*ast.walk(tree)]
+    compared = {id(part) for node in nodes if isinstance(node, ast.Compare) for part in ast.walk(node)}
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     defaults = {id(part) for function in functions for part in function.args.defaults + function.args.kw_defaults}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("cuda", "half", "bfloat16"):
             owner = node.value.id if isinstance(node.value, ast.Name) else ""
             if owner != "torch":
@@ -38,8 +39,8 @@ def fixed_devices(tree: ast.Module) -> Iterator[str]:
 def test_only_the_configuration_names_devices():
     files = [path for folder in STAGES for path in sorted(folder.rglob("*.py")) if "tests" not in path.parts]
     assert len(files) > 200
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files if path not in CONFIGURATION}
-    assert [f"{path.relative_to(ROOT)}: {each}" for path, tree in trees.items() for each in fixed_devices(tree)] == []
+    texts = {path.read_text(encoding="utf-8"): path.relative_to(ROOT) for path in files if path not in CONFIGURATION}
+    assert [f"{path}: {each}" for text, path in texts.items() for each in fixed_devices(ast.parse(text))] == []
 
 
 @pytest.mark.parametrize(

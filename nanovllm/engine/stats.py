@@ -266,7 +266,7 @@ class Tally:
         block_size: int,
         enable_prefix_caching: bool,
         has_tier: bool,
-        num_speculative_tokens: int = 0,
+        num_speculative_tokens: int,
     ) -> None:
         self.ended: Counts[str] = Counts()  # by finish_reason
         self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0

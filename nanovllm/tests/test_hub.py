@@ -111,9 +111,10 @@ def test_revision_is_a_branch_a_tag_or_a_commit(hub, error_of):
     assert error_of(NAME, "v2") == f"{NAME} on the Hub has no revision 'v2': use a branch, a tag or a full commit hash"
 
 
-def test_llm_takes_a_name(hub, checkpoint):
+@pytest.mark.parametrize("load_format", ["auto", "safetensors"])
+def test_llm_takes_a_name(hub, checkpoint, load_format):
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
-    by_name = LLM(NAME, offload_policy="load").generate("the fox", params)
+    by_name = LLM(NAME, load_format=load_format, offload_policy="load").generate("the fox", params)
     by_folder = LLM(checkpoint, offload_policy="load").generate("the fox", params)
     assert by_name[0].outputs[0].token_ids == by_folder[0].outputs[0].token_ids and hub.sent
 

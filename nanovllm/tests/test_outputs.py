@@ -1,11 +1,14 @@
 """Outputs: stop reasons, text with and without a stop string, logprobs, and streams."""
 
 from functools import partial
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from .. import LLM, RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from ..checkpoints.tokenizer import HFTokenizer, StreamDecoder, decoded_token, load_tokenizer
+from ..engine import sequence
 from ..engine.logits_processors import bad_words_token_ids
 from ..engine.stopping import OutputText
 from .testing.engines import OPTIONS
@@ -41,6 +44,16 @@ def say(llm: LLM, text: str, end=(), **options):
 def test_say_returns_the_text(make):
     completion = say(make(), " fox")
     assert completion.text == " fox" and (completion.finish_reason, completion.stop_reason) == ("length", None)
+
+
+# Times
+
+
+def test_request_arrives_with_its_first_sample_and_finishes_with_its_last(make, monkeypatch):
+    monkeypatch.setattr(sequence, "time", SimpleNamespace(perf_counter=count().__next__))
+    [output] = make().generate([[5]], SamplingParams(n=3, temperature=1.0, max_tokens=2, ignore_eos=True))
+    metrics = output.metrics
+    assert (metrics.arrival_time, metrics.first_token_time, metrics.finished_time) == (0, 3, 8)
 
 
 # Stop reasons

@@ -48,6 +48,7 @@ def changed(script: str) -> str:
     return with_model(renamed(script), STORYTELLER)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", OUTPUTS)
 @pytest.mark.filterwarnings("ignore:gpu_memory_utilization")
 def test_script_runs(name, monkeypatch, tmp_path, capsys):

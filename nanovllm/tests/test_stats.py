@@ -7,7 +7,7 @@ import pytest
 
 from .. import LLM, BeamSearchParams, Counter, EngineStats, Gauge, Histogram, SamplingParams
 from ..engine.host_tier import Load
-from ..engine.stats import Observations
+from ..engine.stats import Observations, up_to
 from .test_vllm_names import DATA
 from .testing.engines import OPTIONS
 
@@ -58,11 +58,16 @@ def test_prefix_hits_continue_through_a_reset(checkpoint):
         llm.generate(PROMPT, drawn(1))
     before = llm.stats()
     assert (before.prefix_queries, before.prefix_hits, before.cached_tokens) == (20, 8, 8)
+    llm.llm_engine.add_request("running", PROMPT, drawn(2))
+    llm.llm_engine.step()
+    running = llm.stats()
+    assert (running.prompt_tokens, running.cached_tokens) == (30, 16)
+    llm.llm_engine.abort_request("running")
     assert llm.reset_prefix_cache()
     after = llm.stats()
-    assert (after.prefix_queries, after.prefix_hits, after.blocks_idle) == (20, 8, 0)
+    assert (after.prefix_queries, after.prefix_hits, after.blocks_idle) == (30, 16, 0)
     llm.generate(PROMPT, drawn(1))
-    assert (llm.stats().prefix_queries, llm.stats().prefix_hits) == (30, 8)
+    assert (llm.stats().prefix_queries, llm.stats().prefix_hits) == (40, 16)
 
 
 def test_counts_of_a_pool_that_is_too_small_for_all_requests(checkpoint):
@@ -241,6 +246,7 @@ def test_times_of_a_request_add_up(checkpoint):
     )
     assert min(queue, prefill, decode) > 0
     assert prefill + decode == pytest.approx(inference) and queue + inference == pytest.approx(latency)
+    assert sums["vllm:request_time_per_output_token_seconds"] == pytest.approx(decode / 2)  # 3 tokens have 2 gaps
 
 
 def test_request_that_never_ran_has_no_inference_time(checkpoint):
@@ -273,6 +279,7 @@ def test_histogram_counts_values_up_to_each_bound():
     histogram = observed.histogram("name", {})
     assert histogram.buckets == {"1.0": 2, "2.0": 4, "5.0": 4, "+Inf": 5}
     assert (histogram.count, histogram.sum) == (5, 11.5)
+    assert up_to(300) == (1, 2, 5, 10, 20, 50, 100, 200)
 
 
 def test_beams_are_counted_too(checkpoint):

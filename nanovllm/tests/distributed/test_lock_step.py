@@ -50,6 +50,13 @@ def test_error_on_one_rank_fails_the_step_on_all(checkpoint, module):
     assert first_raised == ["rank 1: RuntimeError: no memory"] and second_raised == ["no memory"]
 
 
+def test_two_ranks_use_plain_operations(checkpoint):
+    def reason(ranks: RankGroup) -> str | None:
+        return engine_on(ranks, checkpoint, attention_backend="auto").kernels.reason
+
+    assert on_ranks(2, reason) == ["ranks exchange parts of each layer"] * 2
+
+
 def test_ranks_with_different_requests_end(checkpoint):
     def serve(ranks: RankGroup) -> str:
         engine = engine_on(ranks, checkpoint)

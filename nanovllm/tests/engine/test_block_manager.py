@@ -5,11 +5,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
 from ...engine.block_manager import BlockManager, cdiv
 from ...engine.block_pool import BlockPool, NoFreeBlocks
+from ...engine.host_tier import HostTier
 from ...engine.observer import Observer
 from ...engine.sequence import Sequence
 from ..testing.sequences import admit, fits, holders, make_manager, make_sequence
@@ -75,7 +77,55 @@ def test_too_small_pool_reports_both_numbers_and_keeps_its_order():
     assert pool.get_new_blocks(3) == [1, 0, 2]
 
 
+# Drafts
+
+
+def test_draft_takes_the_blocks_that_are_free_and_trimming_gives_them_back():
+    observer = Mock(Observer)
+    manager = make_manager(4, observer=observer)
+    seq = admit(manager, make_sequence("a", 6, max_tokens=50))
+    assert manager.append_draft_slots(seq, 2) == 2 and len(seq.block_table) == 2
+    observer.tell.reset_mock()
+    manager.trim(seq)
+    assert observer.tell.mock_calls == [], "nothing is given back"
+    assert manager.append_draft_slots(seq, 3) == 3 and len(seq.block_table) == 3
+    assert manager.append_draft_slots(seq, 100) == 10 and len(seq.block_table) == 4
+    observer.tell.reset_mock()
+    manager.trim(seq)
+    assert len(seq.block_table) == 2 and observer.tell.mock_calls == [call("trim", seq, [2, 3])]
+
+
+# Cached tokens
+
+
+@pytest.mark.parametrize("num_output_tokens, num_cached_tokens", [(0, 0), (1, 8)])
+def test_lost_hits_do_not_count_before_the_first_token(num_output_tokens, num_cached_tokens):
+    manager = make_manager(8, is_caching=True)
+    other, seq = make_sequence("a", 9, max_tokens=50), make_sequence("b", 9, max_tokens=50)
+    admit(manager, other).num_computed_tokens = 9
+    manager.cache_blocks(other, 9)
+    assert admit(manager, seq).num_cached_tokens == 8
+    for each in (other, seq):
+        manager.free(each)
+    manager.reset_prefix_cache()
+    seq.num_preemptions = 1
+    seq.token_ids += [7] * num_output_tokens
+    assert admit(manager, seq).num_cached_tokens == num_cached_tokens
+
+
 # Freeing
+
+
+def test_tier_hears_that_a_freed_sequence_used_its_blocks():
+    """The disk's file times order its evictions."""
+    tier = Mock(HostTier)
+    tier.hold.return_value = []
+    manager = make_manager(3, tier=tier)
+    seq = make_sequence("a", 5, max_tokens=50)
+    manager.allocate(seq, [])
+    seq.block_hashes = [b"first"]
+    manager.free(seq)
+    assert tier.touch.mock_calls == [call([b"first"])]
 
 
 def test_freeing_twice_is_an_error_that_changes_nothing():

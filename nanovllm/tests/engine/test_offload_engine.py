@@ -18,6 +18,7 @@ from ...backends.torch.sampler import SampledToken
 from ...engine import llm_engine
 from ...engine.beam_search import BeamSearch, BeamSearchParams
 from ...engine.config import EngineConfig
+from ...engine.cost_model import CostModel
 from ...engine.host_tier import HostTier
 from ...engine.kv_cache import BlockCopy, KVCache
 from ...engine.llm_engine import LLMEngine
@@ -150,6 +151,22 @@ def test_every_request_gets_its_own_answer_whatever_the_policy(checkpoint, polic
     assert_answered_alone(run_to_the_end(engine))
     assert engine.scheduler.num_preemptions > 0
     assert (engine.host_tier.num_blocks_stored > 0) == (policy == "load" and is_caching)
+
+
+def test_host_of_one_block_has_a_policy_too(checkpoint, monkeypatch):
+    measured = CostModel(load_bytes_per_second=1e9, store_bytes_per_second=1e9, tokens_per_second=1.0)
+    monkeypatch.setattr(llm_engine, "measure", lambda *engine: measured)
+    policies = [engine_of(checkpoint, offload_policy="auto", kv_offloading_tokens=size).hit_policy for size in (3, 4)]
+    assert policies[0] is None and policies[1] is not None
+
+
+def test_no_folder_is_opened_if_no_sequence_is_longer_than_a_block(checkpoint, tmp_path):
+    """A hit takes a full block and one more token."""
+    tiers = [
+        engine_of(checkpoint, max_model_len=length, kv_disk_dir=str(tmp_path / str(length))).disk_tier
+        for length in (4, 5)
+    ]
+    assert tiers[0] is None and tiers[1] is not None
 
 
 @pytest.mark.parametrize("budget", [4, 7, 512])

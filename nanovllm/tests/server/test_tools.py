@@ -84,7 +84,9 @@ SHARED = {
 }
 
 
-@pytest.fixture(scope="module", params=["hermes", pytest.param("llama", marks=pytest.mark.full), "mistral"])
+@pytest.fixture(
+    scope="module", params=["hermes", *(pytest.param(each, marks=pytest.mark.full) for each in ("llama", "mistral"))]
+)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Assistant]:
     """Serve a family's format."""
     form, template, special, script = FAMILIES[request.param]
