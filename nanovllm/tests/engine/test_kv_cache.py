@@ -99,6 +99,14 @@ def test_keys_and_values_in_int8_are_read_as_write_returns_them(block_size, dtyp
     assert all(each.isnan().all() for each in cache.read(0, cache.pieces(torch.tensor(table)), num_tokens))
 
 
+def test_int8_has_254_steps_between_the_two_largest_numbers():
+    cache = int8_cache(4)
+    rows = cache.rows(torch.arange(4))
+    k, v = (torch.randint(-127, 128, (4, model_config().num_key_value_heads, 48)).float() for _ in range(2))
+    k[..., 7] = v[..., 9] = 127.0
+    assert all(map(torch.equal, cache.write(1, rows, k, v), (k, v)))
+
+
 def test_blocks_in_int8_are_copied_and_cleared_as_bytes():
     cache = int8_cache(4)
     rows, pieces = cache.rows(torch.arange(8)), cache.pieces(torch.tensor([[0, 1], [3, 2]]))
