@@ -42,7 +42,7 @@ def test_blocks_and_queues_at_each_moment(checkpoint):
     assert (stats.prompt_tokens, stats.generation_tokens) == (0, 0), "its prompt is not computed yet"
     engine.step()
     stats = engine.stats()
-    assert (stats.running, stats.waiting, stats.blocks_running) == (2, 1, 6)
+    assert (stats.running, stats.waiting, stats.preempted, stats.blocks_running) == (2, 1, 0, 6)
     assert (stats.prompt_tokens, stats.generation_tokens) == (9, 1)
     while engine.has_unfinished_requests():
         engine.step()
