@@ -191,7 +191,7 @@ def test_prompt_logprobs_equal_those_computed_without_a_cache(make, model, monke
 def test_prompt_logprobs_have_the_texts_that_make_up_the_prompt(make):
     [output] = make().generate(["the fox and the rabbit"], greedy(1, prompt_logprobs=0))
     rows = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-    assert "".join(row[token_id].decoded_token for token_id, row in rows) == "the fox and the rabbit"
+    assert "".join(row[token_id].decoded_token for token_id, row in rows) == " the fox and the rabbit"
 
 
 def test_prompt_logprobs_skip_the_prefix_cache_but_fill_it(make):
