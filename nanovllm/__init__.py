@@ -20,20 +20,23 @@ from .vllm_names import Finder, missing_name
 
 if TYPE_CHECKING:
     from .async_llm import AsyncLLM, AsyncLLMEngine, EngineDeadError
-    from .engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from .engine.config import AsyncEngineArgs, EngineArgs, EngineConfig
-    from .engine.llm_engine import LLMEngine
-    from .engine.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
-    from .engine.pooling_params import PoolingParams
-    from .engine.prompts import PromptType, TextPrompt, TokensPrompt
-    from .engine.sampling_params import (
+    from .beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from .engine.tally import Counter, Gauge, Histogram, Metric, Vector
+    from .llm import LLM
+    from .llm_engine import LLMEngine
+    from .options.config import EngineConfig
+    from .options.engine_args import AsyncEngineArgs, EngineArgs
+    from .requests.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
+    from .requests.pooling_params import PoolingParams
+    from .requests.prompts import PromptType, TextPrompt, TokensPrompt
+    from .requests.sampling_params import (
         RepetitionDetectionParams,
         RequestOutputKind,
         SamplingParams,
         StructuredOutputsParams,
     )
-    from .engine.stats import Counter, EngineStats, Gauge, Histogram, Metric, Vector
-    from .llm import LLM
+    from .requests.tokens import Logprob
+    from .stats import EngineStats
 
 __version__ = "0.2.0"
 __all__ = [
@@ -70,8 +73,9 @@ __all__ = [
 ]
 # The modules of these names. Each imports those before it, so a name is in the first one that has it.
 MODULES = (
-    *("engine.config", "engine.sampling_params", "engine.pooling_params", "engine.prompts", "engine.outputs"),
-    *("engine.stats", "engine.llm_engine", "engine.beam_search", "llm", "async_llm"),
+    *("options.config", "options.engine_args", "requests.sampling_params", "requests.pooling_params"),
+    *("requests.prompts", "requests.tokens", "requests.outputs", "engine.tally", "stats"),
+    *("llm_engine", "beam_search", "llm", "async_llm"),
 )
 
 

@@ -21,13 +21,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
 from .checkpoints.tokenizer import HFTokenizer
-from .engine.checks import check_unsupported
-from .engine.config import EngineArgs
-from .engine.llm_engine import LLMEngine
-from .engine.outputs import RequestOutput
-from .engine.prompts import PromptType
-from .engine.sampling_params import RequestOutputKind, SamplingParams
-from .engine.stats import EngineStats, Metric
+from .checks import check_unsupported
+from .engine.tally import Metric
+from .llm_engine import LLMEngine
+from .options.engine_args import EngineArgs
+from .requests.outputs import RequestOutput
+from .requests.prompts import PromptType
+from .requests.sampling_params import RequestOutputKind, SamplingParams
+from .stats import EngineStats
 
 Result = TypeVar("Result")
 CHECK_SECONDS = 1.0  # between two checks of an idle engine's other ranks

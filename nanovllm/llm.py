@@ -13,20 +13,22 @@ from typing import Any, Protocol, Self, TypeVar
 
 from tqdm import tqdm
 
+from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from .checkpoints.chat_template import read_template, render_chat
 from .checkpoints.model_config import default_sampling_params
 from .checkpoints.tokenizer import HFTokenizer
-from .engine.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
-from .engine.checks import check_unsupported
-from .engine.config import EngineArgs, EngineConfig
+from .checks import check_unsupported
 from .engine.interrupts import interrupts_held_back
 from .engine.kv_cache import PoolReport
-from .engine.llm_engine import LLMEngine
-from .engine.outputs import EmbeddingRequestOutput, RequestOutput
-from .engine.pooling_params import PoolingParams
-from .engine.prompts import Message, ParsedPrompt, PromptType, as_conversations, as_prompts, options_of
-from .engine.sampling_params import RequestOutputKind, SamplingParams
-from .engine.stats import EngineStats, Metric
+from .engine.tally import Metric
+from .llm_engine import LLMEngine
+from .options.config import EngineConfig
+from .options.engine_args import EngineArgs
+from .requests.outputs import EmbeddingRequestOutput, RequestOutput
+from .requests.pooling_params import PoolingParams
+from .requests.prompts import Message, ParsedPrompt, PromptType, as_conversations, as_prompts, options_of
+from .requests.sampling_params import RequestOutputKind, SamplingParams
+from .stats import EngineStats
 
 Prompts = PromptType | abc.Sequence[PromptType]
 Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each

@@ -17,19 +17,20 @@ from typing import Any, Literal, NotRequired, TypedDict
 HERE = "vllm_names"
 MODULES: dict[str, dict[str, str]] = {  # vLLM's modules, their names, and our module that has each
     "config": {"ProfilerConfig": HERE},
-    "engine.arg_utils": dict.fromkeys(("AsyncEngineArgs", "EngineArgs"), "engine.config"),
+    "engine.arg_utils": dict.fromkeys(("AsyncEngineArgs", "EngineArgs"), "options.engine_args"),
     "engine.async_llm_engine": {"AsyncLLMEngine": "async_llm"},
-    "inputs": dict.fromkeys(("PromptType", "TextPrompt", "TokensPrompt"), "engine.prompts"),
+    "engine.llm_engine": {"LLMEngine": "llm_engine"},
+    "inputs": dict.fromkeys(("PromptType", "TextPrompt", "TokensPrompt"), "requests.prompts"),
     "outputs": dict.fromkeys(
-        ("CompletionOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "RequestOutput"), "engine.outputs"
+        ("CompletionOutput", "EmbeddingOutput", "EmbeddingRequestOutput", "RequestOutput"), "requests.outputs"
     ),
     "platforms": dict.fromkeys(("Platform", "current_platform"), HERE),
-    "pooling_params": {"PoolingParams": "engine.pooling_params"},
+    "pooling_params": {"PoolingParams": "requests.pooling_params"},
     "sampling_params": dict.fromkeys(
         ("RepetitionDetectionParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
-        "engine.sampling_params",
+        "requests.sampling_params",
     )
-    | {"BeamSearchParams": "engine.beam_search"},
+    | {"BeamSearchParams": "beam_search"},
     "utils": {"FlexibleArgumentParser": HERE},
     "utils.argparse_utils": {"FlexibleArgumentParser": HERE},
     "utils.network_utils": {"get_open_port": HERE},
@@ -38,7 +39,7 @@ MODULES: dict[str, dict[str, str]] = {  # vLLM's modules, their names, and our m
     "v1.engine": {},
     "v1.engine.async_llm": {"AsyncLLM": "async_llm"},
     "v1.metrics": {},
-    "v1.metrics.reader": dict.fromkeys(("Counter", "Gauge", "Histogram", "Metric", "Vector"), "engine.stats"),
+    "v1.metrics.reader": dict.fromkeys(("Counter", "Gauge", "Histogram", "Metric", "Vector"), "engine.tally"),
 }
 
 
@@ -84,7 +85,7 @@ class Platform:
 
     @property
     def device_type(self) -> str:
-        from .engine.config import default_device
+        from .options.config import default_device
 
         return default_device()
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 
-from nanovllm.engine.config import EngineArgs
-from nanovllm.engine.llm_engine import LLMEngine
+from nanovllm.llm_engine import LLMEngine
+from nanovllm.options.engine_args import EngineArgs
 from nanovllm.server import engine_process
 from nanovllm.server.engine_client import EngineClient
 from nanovllm.server.options import ServerOptions

@@ -21,7 +21,7 @@ INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
 OF_THE_PACKAGE = {"asyncio", "click", "jinja2", "numpy", "pydantic", "tokenizers", "tqdm"}  # asyncio opens no socket
 WORKERS = "bench/workers"  # these run in the other engines' environments
 IF_INSTALLED = {
-    "engine/structured_outputs.py": {"llguidance"},
+    "requests/structured_outputs.py": {"llguidance"},
     "checkpoints/gguf.py": {"gguf"},
     f"{WORKERS}/serve_vllm.py": {"vllm"},
     f"{WORKERS}/serve_llama_cpp.py": {"llama_cpp"},

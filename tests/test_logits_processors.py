@@ -7,8 +7,9 @@ import torch
 from transformers import generation
 
 from nanovllm import SamplingParams
-from nanovllm.backends.torch.sampler import SamplingRow, ban_improbable, row_params, sample
-from nanovllm.engine.logits_processors import make_processors
+from nanovllm.backends.torch.sampler import ban_improbable, row_params, sample
+from nanovllm.requests.logits_processors import make_processors
+from nanovllm.requests.tokens import SamplingRow
 
 VOCAB = 40
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from nanovllm.engine.config import EngineArgs
+from nanovllm.options.engine_args import EngineArgs
 from tests.browser import NARROW, PAPER, WIDE, Reader, browser, skip_without_chromium
 from tests.helpers import ROOT, full
 from tests.live import living

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nanovllm.checkpoints.tokenizer import HFTokenizer, StreamDecoder, load_tokenizer
+from nanovllm.checkpoints.stream_decoder import StreamDecoder
+from nanovllm.checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from nanovllm.llama import Tokenizer as CoreTokenizer
 from nanovllm.tests.testing.tokenizers import (
     FORMS,

@@ -1,33 +1,32 @@
 """choose_backend() picks the fastest operations that an engine's options and its machine allow."""
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ..engine.executor import Kernels
+from ..engine.kv_cache import KVCache
 from ..llama import LlamaForCausalLM
-from .attention_backend import KernelChoice, backend_of
+from ..options.attention_backend import backend_of
 from .cpu.backend import CpuChoice, NumbaBackend
 from .cpu.compiler import Variant
 from .gpu.backend import GpuChoice, TritonBackend
-from .gpu.graphs import Capture
+from .gpu.capture import Capture
 from .gpu.model import Timer
 from .gpu.ops import Ops
 from .torch.attention import PagedAttention
 from .torch.model_runner import ModelRunner
-
-if TYPE_CHECKING:
-    from ..engine.kv_cache import KVCache
 
 
 class Chosen(NamedTuple):
     """An executor, and the choice of its kernels, which replaces the executor's backend once they are compiled."""
 
     executor: ModelRunner
-    kernels: KernelChoice
+    kernels: Kernels
 
 
 def choose_backend(
     model: LlamaForCausalLM,
-    kv_cache: "KVCache",
+    kv_cache: KVCache,
     tile_size: int,
     max_model_len: int,
     max_num_seqs: int,
@@ -44,7 +43,7 @@ def choose_backend(
     backend = backend_of(attention_backend, enforce_eager, is_gpu=device.type == "cuda")
     runner = ModelRunner(model, PagedAttention(kv_cache, tile_size), kv_cache.block_size, device)
     if unsupported is not None:
-        return Chosen(runner, KernelChoice(unsupported))
+        return Chosen(runner, Kernels(unsupported))
     if device.type == "cuda":
 
         def build_on_gpu(ops: Ops, capture: Capture | None, timer: Timer) -> TritonBackend:

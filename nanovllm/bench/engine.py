@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from ..checkpoints.sizes import SHAPES, Shape
-from ..engine.sampling_params import RequestOutputKind, SamplingParams
 from ..llm import LLM
+from ..requests.sampling_params import RequestOutputKind, SamplingParams
 from .harness import percentiles
 from .workload import Task
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # torch does not list it as exported
 
-from ..engine.config import EngineConfig
 from ..llm import LLM
+from ..options.config import EngineConfig
 from .bench_options import Launches
 from .engine import IDS, free_memory, load_llm, params_of
 from .harness import repeated, seconds_of

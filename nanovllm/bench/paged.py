@@ -23,12 +23,13 @@ from torch.nn.attention.varlen import varlen_attn
 
 from ..backends.gpu import plain
 from ..backends.gpu.backend import num_multiprocessors
-from ..backends.gpu.graphs import CudaCapture
+from ..backends.gpu.capture import CudaCapture
 from ..backends.gpu.model import seconds_on_gpu
-from ..backends.gpu.ops import PLAIN, DecodeWorkspace, Ops, choose_splits, triton_ops
+from ..backends.gpu.ops import PLAIN, Ops, triton_ops
+from ..backends.gpu.tiles import DecodeWorkspace, choose_splits
 from ..checkpoints.sizes import SHAPES, Shape
 from ..engine.block_manager import cdiv
-from ..engine.config import EngineConfig, default_device
+from ..options.config import EngineConfig, default_device
 from .bench_options import Paged, whole_numbers
 from .floor import device_bandwidth
 from .harness import ratio, take_turns, timed

@@ -23,11 +23,12 @@ import torch
 
 from ..checkpoints.gguf import Stored, read_header
 from ..checkpoints.model_config import read_model_config
+from ..checkpoints.sizes import kv_bytes_per_token
 from ..engine import sequence
-from ..engine.config import POOL_SIZES, EngineArgs, EngineConfig
-from ..engine.kv_cache import bytes_per_token
-from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
+from ..options.config import POOL_SIZES, EngineConfig
+from ..options.engine_args import EngineArgs
+from ..requests.sampling_params import SamplingParams
 from .bench_options import Peers, whole_numbers
 from .engine import Run, load_llm, serve
 from .floor import Floor, device_bandwidth
@@ -123,7 +124,9 @@ def peer_settings(llm: LLM, *jobs: Sequence[Task], **more: Any) -> Settings:
     longest = min(-(-longest // LENGTHS) * LENGTHS, llm.max_model_len)
     seats = min(llm.config.max_num_seqs, max(map(len, jobs)))
     engine = llm.llm_engine
-    num_bytes = seats * longest * bytes_per_token(engine.model_config, engine.dtype)  # a peer's cache is not in int8
+    num_bytes = (
+        seats * longest * kv_bytes_per_token(engine.model_config, engine.dtype.itemsize)
+    )  # a peer's cache is not in int8
     more |= {"device": str(llm.llm_engine.device), "load_format": llm.config.load_format}
     model, dtype = str(llm.config.model), str(engine.dtype).removeprefix("torch.")
     return Settings(model, dtype, torch.get_num_threads(), longest, seats, num_bytes, **more)

@@ -22,18 +22,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ..backends.attention_backend import KernelChoice
-from ..backends.torch.model_runner import FinishedStep
-from ..backends.torch.sampler import SampledToken
 from ..cluster.routing import LeastQueue, PrefixRouter, RoundRobin, Router
-from ..engine.config import EngineConfig
-from ..engine.executor import Scheduled
+from ..engine.executor import FinishedStep, Kernels, Scheduled
 from ..engine.kv_cache import KVCache
-from ..engine.llm_engine import LLMEngine
-from ..engine.outputs import RequestOutput
 from ..engine.prefix_cache import BlockHash, extend_block_hashes
-from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
+from ..llm_engine import LLMEngine
+from ..options.config import EngineConfig
+from ..requests.outputs import RequestOutput
+from ..requests.sampling_params import SamplingParams
+from ..requests.tokens import SampledToken
 from .bench_options import Routing, whole_numbers
 from .engine import load_llm, serve
 from .harness import percentiles
@@ -156,8 +154,8 @@ class SimulatedEngine:
     def __init__(self, config: EngineConfig, cost: StepCost) -> None:
         self.executor = SimulatedExecutor(cost)
 
-        def choose(kv_cache: KVCache) -> tuple[SimulatedExecutor, KernelChoice]:
-            return self.executor, KernelChoice("the engine is simulated")
+        def choose(kv_cache: KVCache) -> tuple[SimulatedExecutor, Kernels]:
+            return self.executor, Kernels("the engine is simulated")
 
         self.engine = LLMEngine(config, choose=choose)
         self.is_running = False

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..backends.torch.backend import ends_of
-from ..backends.torch.pooler import RowOutput
-from ..backends.torch.sampler import SampledToken
 from ..engine.executor import Executor, Pending, Scheduled
 from ..engine.sequence import Sequence
 from ..llm import LLM
+from ..requests.tokens import RowOutput, SampledToken
 from .bench_options import Speculation, whole_numbers
 from .engine import Run, load_llm, serve
 from .harness import ratio, take_turns

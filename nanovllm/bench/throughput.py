@@ -13,10 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..checkpoints.model_config import read_model_config
-from ..engine.config import POOL_SIZES, EngineArgs
-from ..engine.cost_model import measure as measure_cost
 from ..llm import LLM
 from ..log import tell
+from ..options.config import POOL_SIZES
+from ..options.engine_args import EngineArgs
+from ..tiers.cost_model import measure as measure_cost
 from .bench_options import Latency, Offload, Prefix, Published, Throughput
 from .engine import Run, free_memory, load_llm, numbers, serve
 from .floor import Floor, device_bandwidth, floor_note

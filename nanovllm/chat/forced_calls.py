@@ -1,18 +1,11 @@
-"""Grammars for calls, as tool_choice and strict functions demand them.
+"""Forced calls: with tool_choice "required" or a function's name, the output is JSON, whatever the chat template says.
 
-With tool_choice "required" or a function's name, the output is JSON, whatever the chat template says: the arguments
-alone if the function is named, else a list such as [{"name": "add", "arguments": {"a": 1}}]. With "auto" and strict
-functions, it is text with calls in the model's own format.
+It is the arguments alone if the function is named, else a list such as [{"name": "add", "arguments": {"a": 1}}].
 """
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .formats import ToolFormat
+from typing import Any
 
 JsonDict = dict[str, Any]
 
@@ -73,27 +66,3 @@ def moved(schema: Any, place: str) -> Any:
             for key, value in schema.items()
         }
     return [moved(value, place) for value in schema] if isinstance(schema, list) else schema
-
-
-def strict_grammar(functions: Sequence[Mapping[str, Any]], tools: "ToolFormat", token_ids: Mapping[str, int]) -> str:
-    """Return a Lark grammar for text and calls in which the arguments of strict functions follow their schemas.
-
-    `token_ids` are those of the tags that are tokens of their own.
-    """
-
-    def spelled(tag: str) -> str:
-        return f"<[{token_ids[tag]}]>" if tag in token_ids else json.dumps(tag)
-
-    calls, takes_names = [], tools.takes_names and "[ARGS]" in token_ids
-    for function in functions:
-        name = json.dumps(function["name"])
-        schema = parameters_of(function) if function.get("strict") else {"type": "object"}
-        arguments = f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': ' ?'}})}"
-        before = json.dumps(f'{{"name": {name}, "{tools.key}": ')
-        calls.append(f"{name} {spelled('[ARGS]')} {arguments}" if takes_names else f'{before} {arguments} "}}"')
-    head, layout = f"head: TEXT? {spelled(tools.start)}", "(head call)* TEXT?" if takes_names else tools.layout
-    if tools.start not in token_ids:  # find the tag in the text; calls without one are unambiguous
-        head, layout = rf"head[lazy]: /(.|\n)*{re.escape(tools.start)}/", layout.removeprefix("head? ")
-    text = r"\s*[^{\s](.|\n)*" if tools.takes_bare_calls else r"(.|\n)+"
-    rules = f"start: {layout}", head, f"call: {' | '.join(calls)}", f"end: {spelled(tools.end)}", f"TEXT: /{text}/"
-    return "\n".join(rules)

@@ -10,12 +10,14 @@
 `deepseek_r1` always thinks first, even if neither the prompt nor the output has the opening tag.
 """
 
+import json
+import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from .forced_calls import ForcedCall, strict_grammar
+from .forced_calls import ForcedCall, parameters_of
 
 T = TypeVar("T")
 
@@ -159,3 +161,27 @@ def reasoning_parser_of(template: str) -> str | None:
     if "</think>" not in template and "<think>" not in template:
         return None
     return "deepseek_r1" if "<｜Assistant｜>" in template else "qwen3"
+
+
+def strict_grammar(functions: Sequence[Mapping[str, Any]], tools: ToolFormat, token_ids: Mapping[str, int]) -> str:
+    """Return a Lark grammar for text and calls in which the arguments of strict functions follow their schemas.
+
+    `token_ids` are those of the tags that are tokens of their own.
+    """
+
+    def spelled(tag: str) -> str:
+        return f"<[{token_ids[tag]}]>" if tag in token_ids else json.dumps(tag)
+
+    calls, takes_names = [], tools.takes_names and "[ARGS]" in token_ids
+    for function in functions:
+        name = json.dumps(function["name"])
+        schema = parameters_of(function) if function.get("strict") else {"type": "object"}
+        arguments = f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': ' ?'}})}"
+        before = json.dumps(f'{{"name": {name}, "{tools.key}": ')
+        calls.append(f"{name} {spelled('[ARGS]')} {arguments}" if takes_names else f'{before} {arguments} "}}"')
+    head, layout = f"head: TEXT? {spelled(tools.start)}", "(head call)* TEXT?" if takes_names else tools.layout
+    if tools.start not in token_ids:  # find the tag in the text; calls without one are unambiguous
+        head, layout = rf"head[lazy]: /(.|\n)*{re.escape(tools.start)}/", layout.removeprefix("head? ")
+    text = r"\s*[^{\s](.|\n)*" if tools.takes_bare_calls else r"(.|\n)+"
+    rules = f"start: {layout}", head, f"call: {' | '.join(calls)}", f"end: {spelled(tools.end)}", f"TEXT: /{text}/"
+    return "\n".join(rules)

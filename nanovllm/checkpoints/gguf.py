@@ -33,7 +33,7 @@ from ..llama.config import RopeScaling
 from ..llama.model import rope_frequencies
 from ..quantization import Format, Integers
 from .entries import Entries
-from .tokenizer import QWEN2_WORDS, llama, merges_of
+from .tokenizer_files import QWEN2_WORDS, llama, merges_of
 
 FILE, TABLE = "model.gguf", "model.gguf.json"  # in the folder: a link, and the tensors
 ROWS = 1024  # to dequantize at a time, so that only one copy of a large tensor is in memory

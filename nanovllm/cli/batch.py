@@ -22,8 +22,8 @@ from .trace import check_trace, trace_option, tracing
 
 if TYPE_CHECKING:
     from ..chat.formats import Parsers
-    from ..engine.outputs import RequestOutput
     from ..llm import LLM
+    from ..requests.outputs import RequestOutput
     from .batch_files import Request, RequestsFile
 
 REQUESTS_PER_TASK = 128  # of an engine on Ray: with fewer, it would idle more often at the end of a task
@@ -91,8 +91,8 @@ def batch(
 
     from ..checkpoints.chat_template import read_template
     from ..checkpoints.model_config import default_sampling_params
-    from ..engine.sampling_params import SamplingParams
     from ..llm import LLM
+    from ..requests.sampling_params import SamplingParams
 
     with ExitStack() as files:
         with usage_errors():
@@ -257,7 +257,7 @@ def serve(
     Requests enter the engine in the order of the file, and only while there is room for them just ahead of the running
     ones, so a file of any length takes little memory.
     """
-    from ..engine.outputs import RequestOutput
+    from ..requests.outputs import RequestOutput
     from ..server.protocol import parsers_of
 
     engine, num_samples = llm.llm_engine, 0

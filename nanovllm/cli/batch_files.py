@@ -19,10 +19,11 @@ from typing import IO, Any, Literal
 
 from ..chat.assistant import MessageDelta
 from ..chat.formats import MessageFormat
-from ..engine.checks import short_repr
-from ..engine.outputs import CompletionOutput, Logprob, RequestOutput
-from ..engine.prompts import Prompt
-from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams
+from ..checks import short_repr
+from ..requests.outputs import CompletionOutput, RequestOutput
+from ..requests.prompts import Prompt
+from ..requests.sampling_params import RepetitionDetectionParams, SamplingParams
+from ..requests.tokens import Logprob
 from ..server.protocol import (
     CHAT,
     Body,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import click
 
 from ..bench import bench_options
-from ..engine.config import EngineConfig
+from ..options.config import EngineConfig
 from .click_options import PATH, engine_options, option, split, usage_errors, with_checkpoint
 from .terminal import read_prompt
 

@@ -16,9 +16,9 @@ from .terminal import ctrl_c_raises, ctrl_c_sets_event, dim
 
 if TYPE_CHECKING:
     from ..checkpoints.tokenizer import HFTokenizer
-    from ..engine.outputs import RequestOutput
-    from ..engine.sampling_params import SamplingParams
     from ..llm import LLM
+    from ..requests.outputs import RequestOutput
+    from ..requests.sampling_params import SamplingParams
 
 Message = dict[str, str]
 ANSWER_SHARE = 4  # a quarter of the model's room is kept for the answer

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from ..checkpoints.sizes import parse_size
-from ..engine.config import DEFAULTS_ON_CUDA, EngineArgs, EngineConfig, is_size, json_object
-from ..engine.sampling_params import SamplingParams
-from ..engine.vllm_options import ServeCompatibilityOptions
+from ..options.config import DEFAULTS_ON_CUDA, EngineConfig
+from ..options.engine_args import EngineArgs, is_size, json_object
+from ..options.vllm_options import ServeCompatibilityOptions
+from ..requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

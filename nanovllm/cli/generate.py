@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..engine.config import POOL_SIZES
+from ..options.config import POOL_SIZES
 from .click_options import PATH, engine_options, sampling_options, split, stats_option, usage_errors, with_checkpoint
 from .terminal import StatsPrinter, ctrl_c_raises, finish_compiling, pool_line, read_prompt
 from .trace import check_trace, trace_option, tracing
 
 if TYPE_CHECKING:
-    from ..engine.outputs import CompletionOutput, RequestOutput
     from ..llm import LLM
+    from ..requests.outputs import CompletionOutput, RequestOutput
 
 PROMPTS = [
     '"Good morning," said the fox',
@@ -81,8 +81,8 @@ def generate(
         texts = [read_prompt(prompt) if prompt == "-" else prompt for prompt in prompts]
         texts += [read_prompt(file) for file in files]
 
-    from ..engine.sampling_params import SamplingParams
     from ..llm import LLM
+    from ..requests.sampling_params import SamplingParams
 
     with usage_errors():
         params = SamplingParams(**sampling)
@@ -93,8 +93,8 @@ def generate(
         with ctrl_c_raises():
             outputs = print_stories(with_stats(llm, llm.stream(texts or PROMPTS, params), stats))
         click.echo(f"\n{llm.llm_engine.kernels.description}\n{summary(llm, outputs)}")
-        if llm.llm_engine.cost_model:
-            click.echo(f"load or recompute: {llm.llm_engine.cost_model}")
+        if llm.llm_engine.tiers.cost_model:
+            click.echo(f"load or recompute: {llm.llm_engine.tiers.cost_model}")
     finish_compiling(llm)
     return 1 if any(output.error for output in outputs) else 0
 

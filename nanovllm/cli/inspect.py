@@ -11,7 +11,7 @@ import click
 
 from ..checkpoints import sizes
 from ..checkpoints.sizes import show_bytes, show_seconds
-from ..engine.config import QUANTIZATIONS
+from ..options.config import QUANTIZATIONS
 from .click_options import SIZE, usage_errors
 
 LENGTHS = (256, 1024, 4096, 16384, 65536)

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from ..engine.config import EngineArgs
-from ..engine.vllm_options import ServeCompatibilityOptions
+from ..options.engine_args import EngineArgs
+from ..options.vllm_options import ServeCompatibilityOptions
 from ..server.options import ServerOptions
 from .click_options import PATH, engine_options, options, usage_errors, vllm_options, with_checkpoint
 from .terminal import sigterm_ends_at_once

@@ -19,8 +19,8 @@ import ray
 import ray.data
 from ray.exceptions import RayError
 
-from ..engine.sampling_params import SamplingParams
 from ..llm import LLM
+from ..requests.sampling_params import SamplingParams
 
 __all__ = ["BatchLLM", "Cluster", "RayError", "WorkerError"]
 

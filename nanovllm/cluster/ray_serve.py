@@ -25,9 +25,10 @@ from starlette.types import Message
 
 from ..async_llm import EngineDeadError
 from ..checkpoints.chat_template import read_template
-from ..engine.config import EngineArgs, EngineConfig
-from ..engine.llm_engine import LLMEngine
 from ..engine.prefix_cache import BlockHash, extend_block_hashes
+from ..llm_engine import LLMEngine
+from ..options.config import EngineConfig
+from ..options.engine_args import EngineArgs
 from ..server.app import make_apps
 from ..server.engine_client import EngineClient, start_engine
 from ..server.errors import ApiError, error_response

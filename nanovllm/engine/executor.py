@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..backends.torch.pooler import RowOutput
+from ..requests.tokens import RowOutput
 from .sequence import Sequence
 
 Scheduled = tuple[Sequence, int]  # a sequence, and how many of its tokens to compute in this step
@@ -71,3 +71,51 @@ class Executor(Protocol):
         Raise ValueError if the executor cannot return logits.
         """
         ...
+
+
+class FinishedStep:
+    """A Pending for a step that launch() has already run."""
+
+    def __init__(self, tokens: list[RowOutput | None], error: Exception | None = None) -> None:
+        self._tokens, self._error = tokens, error
+
+    def tokens(self) -> list[RowOutput | None]:
+        """Return the step's tokens, or raise its error once."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame: the cycle would keep the step's tensors alive
+        return self._tokens
+
+
+class Kernels:
+    """The choice between kernels and plain operations. It belongs to the engine's thread.
+
+    This class chooses plain operations for good. cpu/ and gpu/ extend it.
+    """
+
+    uses_kernels = False
+
+    def __init__(self, reason: str | None) -> None:
+        self.reason = reason  # for plain operations, or for kernels without CUDA graphs
+
+    @property
+    def description(self) -> str:
+        """Describe the choice, for the last line of a command."""
+        return f"plain operations: {self.reason}"
+
+    @property
+    def awaits_idle(self) -> bool:
+        """Return whether kernels have been compiled, and will be used once no request is running."""
+        return False
+
+    def switch_when_ready(self) -> None:
+        """Switch to the kernels if they have been compiled in the meantime. No request may be running."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the compiler if it is still running, for at most `seconds`, and log why."""
+
+    def close(self) -> None:
+        """End the compiler if it is still running."""

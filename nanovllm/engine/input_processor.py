@@ -5,14 +5,14 @@ from dataclasses import replace
 
 from ..checkpoints.tokenizer import HFTokenizer
 from ..llama import ModelConfig
-from .logits_processors import bad_words_token_ids, make_processors
-from .pooling_params import PoolingParams
+from ..requests.logits_processors import bad_words_token_ids, make_processors
+from ..requests.pooling_params import PoolingParams
+from ..requests.prompts import Prompt, valid_text
+from ..requests.sampling_params import RequestOutputKind, SamplingParams
+from ..requests.speculation import NgramDrafter, SpeculativeConfig
+from ..requests.structured_outputs import Grammars
 from .prefix_cache import root_hash
-from .prompts import Prompt, valid_text
-from .sampling_params import RequestOutputKind, SamplingParams
 from .sequence import Sequence
-from .speculation import NgramDrafter, SpeculativeConfig
-from .structured_outputs import Grammars
 
 
 class InputProcessor:

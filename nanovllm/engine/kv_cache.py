@@ -8,13 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..host_memory import allocate, default_pool_bytes, use_huge_pages
+from ..checkpoints.sizes import kv_bytes_per_token
+from ..host_memory import allocate, use_huge_pages
 from ..llama import ModelConfig
-from .config import EngineConfig
 from .int8_blocks import Int8Blocks, int8_block_shape
-
-DEFAULT_BYTES = 2**30
-DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 
 
 class BlockCopy(NamedTuple):
@@ -52,7 +49,7 @@ class KVCache:
         try:
             self.blocks = allocate((num_blocks, *shape), torch.uint8 if is_int8 else dtype, device)
         except RuntimeError:
-            size = num_blocks * block_size * bytes_per_token(model, dtype, is_int8)
+            size = num_blocks * block_size * kv_bytes_per_token(model, dtype.itemsize, is_int8)
             raise ValueError(f"{device} has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
         use_huge_pages(self.blocks)
         self._int8 = Int8Blocks(self.blocks, block_size, self.head_dim) if is_int8 else None
@@ -158,36 +155,3 @@ class PoolReport:
         edges = [i * self.num_slots // width for i in range(width + 1)]
         groups = [cells[a:b] for a, b in pairwise(edges) if b > a]
         return "".join(max("#-.", key=group.count) for group in groups)
-
-
-def bytes_per_token(model: ModelConfig, dtype: torch.dtype, is_int8: bool = False) -> int:
-    """Return the size of a key and a value for each KV head of each layer. In int8, each has a float32 scale."""
-    size = model.head_dim + 4 if is_int8 else model.head_dim * dtype.itemsize
-    return 2 * model.num_hidden_layers * model.num_key_value_heads * size
-
-
-def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int, device: torch.device) -> int:
-    """Return the size of the pool in blocks, once the weights are loaded. Raise ValueError if no block fits.
-
-    By default, weights and pool take 90% of a GPU's memory, which leaves the rest to activations. Elsewhere the pool
-    takes 1 GiB, or less if max_num_seqs sequences cannot fill that or memory is short.
-    """
-    per_token = bytes_per_token(model, config.torch_dtype(model.dtype), config.has_int8_kv)
-    if config.kv_cache_tokens is not None:
-        room = config.kv_cache_tokens * per_token
-    elif config.kv_cache_memory_bytes is not None:
-        room = config.kv_cache_memory_bytes
-    elif device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        share = config.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
-        room = int(share * total) - (total - free)
-    elif config.gpu_memory_utilization is not None:
-        raise ValueError(f"gpu_memory_utilization needs a GPU, got device {device.type}: set kv_cache_tokens instead")
-    else:
-        slots_each = max_model_len + config.block_size - 1  # the last block may hold one token
-        room = default_pool_bytes(DEFAULT_BYTES) // config.tensor_parallel_size  # the ranks share the machine's memory
-        room = min(room, config.max_num_seqs * slots_each * per_token)
-    num_slots = max(room, 0) // per_token
-    if num_slots < config.block_size:
-        raise ValueError(f"the pool must have at least one block of {config.block_size} slots, got {num_slots} slots")
-    return num_slots // config.block_size

@@ -12,13 +12,13 @@ et al. 2024, arXiv:2403.02310).
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from ..options.config import EngineConfig
+from ..requests.speculation import NgramDrafter
 from .block_manager import BlockManager, cdiv
-from .config import EngineConfig
 from .executor import Scheduled
 from .kv_cache import BlockCopy
 from .observer import Observer
 from .sequence import Sequence
-from .speculation import NgramDrafter
 
 
 @dataclass

@@ -4,15 +4,16 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..backends.torch.sampler import SampledToken, SamplingRow
-from ..checkpoints.tokenizer import MAX_BEFORE, HFTokenizer, StreamDecoder
-from .logits_processors import LogitsProcessor
-from .outputs import CompletionOutput, Position, RequestMetrics, RequestOutput, with_decoded_tokens
-from .pooling_params import PoolingParams
+from ..checkpoints.stream_decoder import MAX_BEFORE, StreamDecoder
+from ..checkpoints.tokenizer import HFTokenizer
+from ..requests.logits_processors import LogitsProcessor
+from ..requests.outputs import CompletionOutput, Position, RequestMetrics, RequestOutput, with_decoded_tokens
+from ..requests.pooling_params import PoolingParams
+from ..requests.sampling_params import RequestOutputKind, SamplingParams
+from ..requests.speculation import NgramDrafter
+from ..requests.tokens import SampledToken, SamplingRow
+from .output_text import OutputText, RepetitionDetector
 from .prefix_cache import BlockHash
-from .sampling_params import RequestOutputKind, SamplingParams
-from .speculation import NgramDrafter
-from .stopping import OutputText, RepetitionDetector
 
 
 @dataclass(eq=False)

@@ -19,9 +19,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..async_llm import EngineDeadError
-from ..engine.config import EngineArgs
-from ..engine.stats import Metric
+from ..engine.tally import Metric
 from ..log import logger
+from ..options.engine_args import EngineArgs
 from . import engine_process
 from .engine_process import (
     Abort,

@@ -21,17 +21,18 @@ from typing import Any, NamedTuple
 
 from ..distributed.followers import exit_when_closed
 from ..distributed.rank_group import RankError
-from ..engine.config import EngineArgs
 from ..engine.executor import Scheduled
-from ..engine.llm_engine import LLMEngine
-from ..engine.outputs import CompletionOutput, Logprob, RequestOutput
-from ..engine.pooling_params import PoolingParams
-from ..engine.prompts import TokensPrompt
-from ..engine.sampling_params import SamplingParams
 from ..engine.sequence import Sequence as EngineSequence
-from ..engine.stats import PER_TOKEN, STEP_TOKENS, Histogram, Metric, Observations
+from ..engine.tally import PER_TOKEN, STEP_TOKENS, Histogram, Metric, Observations
+from ..llm_engine import LLMEngine
 from ..log import logger
+from ..options.engine_args import EngineArgs
 from ..progress import no_progress_due, note_progress, share_progress
+from ..requests.outputs import CompletionOutput, RequestOutput
+from ..requests.pooling_params import PoolingParams
+from ..requests.prompts import TokensPrompt
+from ..requests.sampling_params import SamplingParams
+from ..requests.tokens import Logprob
 from ..trace import tracer
 
 MAX_BYTES = 1 << 17  # of messages between two steps, about: running requests wait while others are added

@@ -20,8 +20,8 @@ import h11
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..engine.sampling_params import SamplingParams
 from ..log import logger
+from ..requests.sampling_params import SamplingParams
 from .engine_client import EngineClient
 from .engine_process import Add
 from .errors import ApiError, error_object

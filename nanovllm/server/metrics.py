@@ -9,7 +9,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..engine import stats
+from ..engine import tally
+from ..stats import HELP
 
 LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
 PROCESS = CollectorRegistry()  # the front's processor time, memory and open files
@@ -27,17 +28,17 @@ async def show_metrics(request: Request) -> Response:
     return Response(generate_latest(registry) + generate_latest(PROCESS), media_type=CONTENT_TYPE_LATEST)
 
 
-def rejections(counts: Mapping[str, int], model_name: str) -> list[stats.Metric]:
+def rejections(counts: Mapping[str, int], model_name: str) -> list[tally.Metric]:
     """Return how often each limit has refused a request with 429."""
     name = "vllm:admission_rejections"
-    return [stats.Counter(name, {"model_name": model_name, "reason": limit}, counts[limit]) for limit in LIMITS]
+    return [tally.Counter(name, {"model_name": model_name, "reason": limit}, counts[limit]) for limit in LIMITS]
 
 
 class Numbers:
     """A prometheus_client collector for existing numbers."""
 
-    def __init__(self, numbers: Iterable[stats.Metric]) -> None:
-        self._families: dict[str, list[stats.Metric]] = defaultdict(list)
+    def __init__(self, numbers: Iterable[tally.Metric]) -> None:
+        self._families: dict[str, list[tally.Metric]] = defaultdict(list)
         for number in numbers:
             self._families[number.name].append(number)
 
@@ -46,28 +47,28 @@ class Numbers:
         return [family_of(name, numbers) for name, numbers in self._families.items()]
 
 
-def family_of(name: str, numbers: list[stats.Metric]) -> Metric:
+def family_of(name: str, numbers: list[tally.Metric]) -> Metric:
     """Return the metrics of one name, which differ in labels. prometheus_client adds _total to a counter's name."""
     family: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
     numbers = [each for number in numbers for each in counters_of(number)]
-    help, labels = stats.HELP[name], [*numbers[0].labels]
-    if isinstance(numbers[0], stats.Histogram):
+    help, labels = HELP[name], [*numbers[0].labels]
+    if isinstance(numbers[0], tally.Histogram):
         family = HistogramMetricFamily(name, help, labels=labels)
     else:
-        kind = CounterMetricFamily if isinstance(numbers[0], stats.Counter) else GaugeMetricFamily
+        kind = CounterMetricFamily if isinstance(numbers[0], tally.Counter) else GaugeMetricFamily
         family = kind(name, help, labels=labels)
     for number in numbers:
         values = [*number.labels.values()]
-        if isinstance(number, stats.Histogram) and isinstance(family, HistogramMetricFamily):
+        if isinstance(number, tally.Histogram) and isinstance(family, HistogramMetricFamily):
             family.add_metric(values, [*number.buckets.items()], number.sum)
-        elif isinstance(number, stats.Counter | stats.Gauge) and not isinstance(family, HistogramMetricFamily):
+        elif isinstance(number, tally.Counter | tally.Gauge) and not isinstance(family, HistogramMetricFamily):
             family.add_metric(values, number.value)
     return family
 
 
-def counters_of(number: stats.Metric) -> list[stats.Metric]:
+def counters_of(number: tally.Metric) -> list[tally.Metric]:
     """Return a counter with a label `position` for each value of a Vector, and any other number as it is."""
-    if not isinstance(number, stats.Vector):
+    if not isinstance(number, tally.Vector):
         return [number]
     values = enumerate(number.values)
-    return [stats.Counter(number.name, number.labels | {"position": str(at)}, value) for at, value in values]
+    return [tally.Counter(number.name, number.labels | {"position": str(at)}, value) for at, value in values]

@@ -18,9 +18,9 @@ from starlette.responses import JSONResponse, Response
 
 from ..chat.assistant import MessageDelta, ToolCallDelta
 from ..chat.formats import MessageFormat
-from ..engine.outputs import Logprob
-from ..engine.sampling_params import RequestOutputKind, SamplingParams
 from ..log import logger
+from ..requests.sampling_params import RequestOutputKind, SamplingParams
+from ..requests.tokens import Logprob
 from .engine_client import EngineClient
 from .engine_process import Add, Delta, Piece, joined
 from .errors import ApiError, as_error

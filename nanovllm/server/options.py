@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, fields
 
 from ..chat.formats import REASONING_FORMATS, TOOL_FORMATS
-from ..engine.checks import AT_LEAST_0, AT_LEAST_1, Rule, check_field, cli_option
+from ..checks import AT_LEAST_0, AT_LEAST_1, Rule, check_field, cli_option
 from ..log import LEVELS
 
 UVICORN_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")

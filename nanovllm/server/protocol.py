@@ -32,10 +32,11 @@ from ..chat.assistant import AssistantParser, MessageDelta, ToolCallDelta, read_
 from ..chat.forced_calls import ForcedCall, forced_call
 from ..chat.formats import MessageFormat, Parsers, parsers_for
 from ..checkpoints.chat_template import choose_template
-from ..engine.outputs import CompletionOutput, Logprob
-from ..engine.pooling_params import PoolingParams
-from ..engine.prompts import Prompt
-from ..engine.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams, check_length
+from ..requests.outputs import CompletionOutput
+from ..requests.pooling_params import PoolingParams
+from ..requests.prompts import Prompt
+from ..requests.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams, check_length
+from ..requests.tokens import Logprob
 
 if TYPE_CHECKING:
     from ..checkpoints.tokenizer import HFTokenizer

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp
 
 from ..async_llm import EngineDeadError
 from ..checkpoints.chat_template import read_template
-from ..engine.config import EngineArgs
-from ..engine.llm_engine import LLMEngine
+from ..llm_engine import LLMEngine
 from ..log import logger
+from ..options.engine_args import EngineArgs
 from .app import ServerState, make_apps
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..engine.checks import short_repr
+from ..checks import short_repr
 from .errors import error_object
 
 HEALTH = "/health"

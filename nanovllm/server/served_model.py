@@ -10,13 +10,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ..build import tokenizer_of
 from ..chat.formats import Parsers
 from ..checkpoints.chat_template import render_chat
 from ..checkpoints.model_config import default_sampling_params
-from ..checkpoints.tokenizer import HFTokenizer, decoded_token
-from ..engine.config import EngineArgs
-from ..engine.llm_engine import tokenizer_of
-from ..engine.prompts import Prompt, valid_text
+from ..checkpoints.stream_decoder import decoded_token
+from ..checkpoints.tokenizer import HFTokenizer
+from ..options.engine_args import EngineArgs
+from ..requests.prompts import Prompt, valid_text
 from .errors import ApiError
 from .limits import read_as
 from .protocol import Chat, DetokenizeRequest, InvalidRequest, TokenizeRequest, parsers_of

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ..__main__ import main
-from ..backends.attention_backend import VARIABLE
-from ..engine import config as engine_args
+from ..options import config as engine_args
+from ..options.attention_backend import VARIABLE
 from .testing.checkpoints import write_checkpoint
 from .testing.engines import UNMEASURED
 

@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 from .. import LLM, SamplingParams
 from ..checkpoints.model_config import read_model_config
 from ..checkpoints.weights import checkpoint_tensors
-from ..engine.config import QUANTIZATIONS
 from ..llama import LlamaForCausalLM
 from ..llama.weights import NoInit
+from ..options.config import QUANTIZATIONS
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 BLOCK = re.compile(r"(?<=<!-- memory -->\n).*?(?=<!-- /memory -->)", re.DOTALL)

@@ -12,10 +12,9 @@ from functools import partial
 
 import pytest
 
-from .. import LLM, AsyncEngineArgs, AsyncLLM, EngineDeadError, RequestOutputKind, SamplingParams
+from .. import LLM, AsyncEngineArgs, AsyncLLM, EngineDeadError, RequestOutputKind, SamplingParams, llm_engine, stats
 from ..async_llm import EngineThread, Stream
-from ..engine import llm_engine, stats
-from ..engine.llm_engine import LLMEngine
+from ..llm_engine import LLMEngine
 from .testing.engines import OPTIONS, model_runner
 
 PROMPT = [3, 17, 4, 29, 8, 15, 40, 22, 9, 31]
@@ -423,9 +422,9 @@ def test_statistics_describe_a_moment_between_two_steps(make, monkeypatch):
     """During a step, an ended sequence is counted as ended, but is still among the running ones."""
     engine, threads, collect = make(), [], stats.collect
 
-    def noted(inner):
+    def noted(*parts):
         threads.append(threading.current_thread())
-        return collect(inner)
+        return collect(*parts)
 
     monkeypatch.setattr(stats, "collect", noted)
     monkeypatch.setattr(llm_engine, "collect", noted)

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from .. import host_memory as module
+from ..build import num_blocks_for
+from ..checkpoints.sizes import kv_bytes_per_token
 from ..checkpoints.weights import dummy_model
-from ..engine.config import EngineConfig
-from ..engine.kv_cache import KVCache, bytes_per_token, num_blocks_for
+from ..engine.kv_cache import KVCache
 from ..host_memory import HUGE_PAGE, MADV_HUGEPAGE, HostMemory, default_pool_bytes, host_memory, use_huge_pages
 from ..llama import ModelConfig
+from ..options.config import EngineConfig
 from .testing import limited
 
 ROOT, GIB = Path(__file__).resolve().parents[2], 2**30
@@ -147,7 +149,7 @@ def test_default_pool_takes_at_most_a_quarter_of_the_available_memory(monkeypatc
         monkeypatch.setattr(module, "host_memory", lambda size=available: HostMemory(2 * size, size))
         assert default_pool_bytes(GIB) == min(GIB, available // 4)
         num_blocks = num_blocks_for(config, MODEL, 2**20, torch.device("cpu"))
-        sizes.append(num_blocks * config.block_size * bytes_per_token(MODEL, torch.float32))
+        sizes.append(num_blocks * config.block_size * kv_bytes_per_token(MODEL, 4))
     assert sizes == [GIB, GIB // 4, 2**18]
 
 

@@ -136,7 +136,7 @@ def test_import_cycle_is_found_wherever_the_imports_are(engine, backends, is_cyc
     face = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .engine.llm_engine import LLMEngine"
     files = {
         "__init__.py": face,
-        "engine/llm_engine.py": engine,
+        "llm_engine.py": engine,
         "engine/sequence.py": "",
         "backends/torch.py": backends,
     }

@@ -8,8 +8,9 @@ import torch
 
 from .. import SamplingParams
 from ..backends.torch.model_runner import sample_with_logprobs
-from ..backends.torch.sampler import SamplingRow, named_logprobs, sample
-from ..engine.logits_processors import MinTokens, make_processors
+from ..backends.torch.sampler import named_logprobs, sample
+from ..requests.logits_processors import MinTokens, make_processors
+from ..requests.tokens import SamplingRow
 
 OUT = -math.inf
 

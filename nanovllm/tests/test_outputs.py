@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from .. import LLM, RepetitionDetectionParams, RequestOutputKind, SamplingParams
-from ..checkpoints.tokenizer import HFTokenizer, StreamDecoder, decoded_token, load_tokenizer
+from ..checkpoints.stream_decoder import StreamDecoder, decoded_token
+from ..checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ..engine import sequence
-from ..engine.logits_processors import bad_words_token_ids
-from ..engine.stopping import OutputText
+from ..engine.output_text import OutputText
+from ..requests.logits_processors import bad_words_token_ids
 from .testing.engines import OPTIONS
 
 EOS, FOX = 2, "the fox and the rabbit"

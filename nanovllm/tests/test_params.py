@@ -21,7 +21,7 @@ from .. import (
     RequestOutputKind,
     SamplingParams,
 )
-from ..engine.sampling_params import UNSUPPORTED
+from ..requests.sampling_params import UNSUPPORTED
 
 np = pytest.importorskip("numpy")
 DATA = json.loads((Path(__file__).parent / "data" / "vllm_0_32" / "sampling_params.json").read_text())

@@ -12,8 +12,8 @@ from typing import get_args
 
 import pytest
 
-from ..engine.config import EngineConfig
-from ..engine.sampling_params import SamplingParams
+from ..options.config import EngineConfig
+from ..requests.sampling_params import SamplingParams
 from .testing.engines import UNMEASURED
 from .testing.processes import REPOSITORY, processor_seconds, start
 

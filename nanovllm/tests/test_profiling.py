@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from .. import LLM, AsyncLLM, SamplingParams
-from ..engine.config import EngineArgs
+from ..options.engine_args import EngineArgs
 from .testing.engines import OPTIONS
 
 PACKAGE = Path(__file__).parents[1]

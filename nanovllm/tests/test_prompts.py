@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from .. import LLM, BeamSearchParams, SamplingParams
-from ..engine.prompts import as_conversations, as_prompts
+from ..requests.prompts import as_conversations, as_prompts
 from .testing.engines import OPTIONS
 
 IDS = [3, 17, 4]

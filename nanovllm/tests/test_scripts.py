@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ..engine.cost_model import CostModel
+from ..tiers.cost_model import CostModel
 from .vllm_examples import STORYTELLER, renamed, with_model
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -53,7 +53,7 @@ def changed(script: str) -> str:
 @pytest.mark.filterwarnings("ignore:gpu_memory_utilization")
 def test_script_runs(name, monkeypatch, tmp_path, capsys):
     measured = CostModel(load_bytes_per_second=1e9, store_bytes_per_second=1e9, tokens_per_second=1000.0)
-    monkeypatch.setattr(f"{__package__.removesuffix('.tests')}.engine.llm_engine.measure", lambda *engine: measured)
+    monkeypatch.setattr(f"{__package__.removesuffix('.tests')}.build.measure", lambda *engine: measured)
     script = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
     (tmp_path / f"{name}.py").write_text(changed(script), encoding="utf-8")
     monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS.get(name, [])])

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from .. import LLM, BeamSearchParams, Counter, EngineStats, Gauge, Histogram, SamplingParams
-from ..engine.host_tier import Load
-from ..engine.stats import Observations, up_to
+from ..engine.tally import Observations, up_to
+from ..tiers.host_tier import Load
 from .test_vllm_names import DATA
 from .testing.engines import OPTIONS
 
@@ -170,7 +170,7 @@ def calls_of(function) -> set[tuple[str, str]]:
     return calls
 
 
-COUNTING = {"stats.py"}
+COUNTING = {"stats.py", "tally.py"}
 
 
 def test_preempted_fork_counts_as_preempted_and_is_looked_up_once(checkpoint):
@@ -205,7 +205,7 @@ def test_finished_request_is_counted_once(checkpoint):
     engine.add_request("0", PROMPT, drawn(2))
     engine.step()
     calls = {call for call in calls_of(engine.step) if call[0] in COUNTING}
-    assert ("stats.py", "on_finish") in calls
+    assert ("tally.py", "on_finish") in calls
     assert engine.tally.ended == {"length": 1}
     engine.add_request("1", PROMPT, drawn(2, n=3))
     engine.abort_request("1")

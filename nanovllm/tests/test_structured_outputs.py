@@ -12,7 +12,7 @@ import torch
 
 from .. import LLM, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from ..checkpoints.tokenizer import load_tokenizer
-from ..engine.structured_outputs import GrammarProcessor, Grammars
+from ..requests.structured_outputs import GrammarProcessor, Grammars
 from .testing.engines import OPTIONS
 from .testing.tokenizers import FORMS, SENTENCEPIECE, write_form, write_sentencepiece
 

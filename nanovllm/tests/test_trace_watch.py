@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from ..engine.config import EngineArgs
-from ..engine.llm_engine import LLMEngine
-from ..engine.sampling_params import SamplingParams
+from ..llm_engine import LLMEngine
+from ..options.engine_args import EngineArgs
+from ..requests.sampling_params import SamplingParams
 from ..trace import apply
 from ..trace.events import Event, type_of
 from ..trace.replay import State, begin

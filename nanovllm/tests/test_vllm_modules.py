@@ -9,8 +9,9 @@ import torch
 import nanovllm
 
 from ..distributed import cleanup_dist_env_and_memory
-from ..engine import config
-from ..engine.config import EngineArgs, default_device
+from ..options import config
+from ..options.config import default_device
+from ..options.engine_args import EngineArgs
 from ..vllm_names import FlexibleArgumentParser, current_platform, get_open_port, print_embeddings
 
 NAMES = {  # of each module: names that vLLM's examples import from it
@@ -34,7 +35,7 @@ HELPERS = {
     "utils.print_utils": ["print_embeddings"],
 }
 PACKAGES = ["v1", "v1.engine", "v1.metrics"]
-FILES = ("engine.llm_engine", "distributed")  # of the engine, with Python's own sentences
+FILES = ("distributed",)  # of the engine, with Python's own sentences
 MADE = [name for name in [*NAMES, *HELPERS] if name not in FILES]
 
 

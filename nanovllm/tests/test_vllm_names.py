@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from .. import LLM, AsyncLLM, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, LLMEngine
-from ..engine import stats as metrics
-from ..engine.config import AsyncEngineArgs, EngineArgs
-from ..engine.vllm_options import CompatibilityOptions, ServeCompatibilityOptions
+from .. import stats as metrics
+from ..options.engine_args import AsyncEngineArgs, EngineArgs
+from ..options.vllm_options import CompatibilityOptions, ServeCompatibilityOptions
 
 FOLDER = Path(__file__).parent / "data" / "vllm_0_32"
 DATA = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json")}

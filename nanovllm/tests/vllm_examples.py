@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..checkpoints.chat_template import read_template
-from ..engine.config import EngineConfig
+from ..options.config import EngineConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 STORYTELLER = ROOT / "models" / "storyteller"

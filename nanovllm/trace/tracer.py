@@ -18,11 +18,11 @@ from .events import VERSION, Event, Write, hide_texts
 
 if TYPE_CHECKING:
     from ..engine.block_pool import BlockPool
-    from ..engine.host_tier import HostTier
     from ..engine.kv_cache import BlockCopy
-    from ..engine.llm_engine import LLMEngine
     from ..engine.scheduler import SchedulerOutput
     from ..engine.sequence import Sequence
+    from ..llm_engine import LLMEngine
+    from ..tiers.host_tier import HostTier
 
 
 @dataclass

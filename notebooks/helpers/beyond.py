@@ -169,7 +169,7 @@ def measure_speeds(model: Path) -> Speeds:
         room = {"kv_cache_tokens": 512, "max_num_batched_tokens": 256, "kv_offloading_tokens": 0}
         llm = LLM(str(model), device="cpu", dtype="float32", kv_disk_dir=folder, offload_policy="auto", **room)
         flush(llm)  # the folder is removed next
-        cost = llm.llm_engine.disk_cost_model
+        cost = llm.llm_engine.tiers.disk_cost_model
         assert cost is not None
         return Speeds(llm.llm_engine.kv_cache.bytes_per_token, cost.load_bytes_per_second, cost.tokens_per_second)
 

@@ -22,8 +22,9 @@ from nanovllm import LLM, SamplingParams
 from nanovllm.backends import gpu
 from nanovllm.backends.gpu.backend import TritonBackend
 from nanovllm.backends.gpu.graphs import buckets
-from nanovllm.backends.gpu.ops import PLAIN, DecodeWorkspace, Ops, tile_size
+from nanovllm.backends.gpu.ops import PLAIN, Ops
 from nanovllm.backends.gpu.plain import gather
+from nanovllm.backends.gpu.tiles import DecodeWorkspace, tile_size
 from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.backends.torch.online_softmax import Part, attend_part
 from nanovllm.engine.block_manager import cdiv

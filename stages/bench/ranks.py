@@ -13,9 +13,9 @@ import torch
 
 from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.bench.report import shown
-from nanovllm.engine.config import EngineArgs
-from nanovllm.engine.llm_engine import LLMEngine
-from nanovllm.engine.sampling_params import SamplingParams
+from nanovllm.llm_engine import LLMEngine
+from nanovllm.options.engine_args import EngineArgs
+from nanovllm.requests.sampling_params import SamplingParams
 
 
 def build(options: argparse.Namespace, num_ranks: int) -> LLMEngine:

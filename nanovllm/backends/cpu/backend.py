@@ -11,22 +11,18 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...engine.executor import Kernels, Scheduled
+from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM
 from ...log import logger
-from ..attention_backend import KernelChoice
+from ...requests.tokens import SampledToken, SamplingRow
 from ..torch.backend import Backend, Computed, SamplerAhead
 from ..torch.model_runner import ModelRunner
-from ..torch.sampler import SampledToken, SamplingRow
 from .compiler import Compiler, Variant, compile_here, find_folder, is_complete
-
-if TYPE_CHECKING:
-    from ...engine.executor import Scheduled
-    from ...engine.kv_cache import KVCache
 
 LEAST_NUMBA = (0, 68)
 INSTALL = "pip install 'numba>=0.68'"
@@ -38,7 +34,7 @@ class NumbaBackend:
 
     ahead: SamplerAhead | None = None
 
-    def __init__(self, model: LlamaForCausalLM, kv_cache: "KVCache", max_model_len: int) -> None:
+    def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
         """Pack the weights of `model`, once all kernels are compiled. Raise ValueError if kernels cannot compute it.
 
         After any error, such as MemoryError, the model is as it was.
@@ -49,7 +45,7 @@ class NumbaBackend:
             raise ValueError(reason)
         self.runner, self._sample_rows = StepRunner(model, kv_cache, max_model_len), sample_rows
 
-    def compute(self, batch: "list[Scheduled]") -> Computed:
+    def compute(self, batch: list[Scheduled]) -> Computed:
         hidden, logits = self.runner.run(batch)
         return Computed(hidden, [0, *accumulate(num_tokens for _, num_tokens in batch)], logits)
 
@@ -73,7 +69,7 @@ class NumbaBackend:
         return self._sample_rows(logits, rows, self.runner.find_likeliest)
 
 
-class CpuChoice(KernelChoice):
+class CpuChoice(Kernels):
     """The choice between Numba's kernels and plain operations.
 
     installed, suitable, in the cache   kernels from the first request on: they load in less than a second

@@ -6,17 +6,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...engine.executor import Scheduled
+from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM
 from ...quantization import GROUP, QuantizedLinear
+from ...requests.tokens import SampledToken, SamplingRow
 from ..torch.backend import ends_of
-from ..torch.sampler import SampledToken, SamplingRow, no_probabilities, sample
+from ..torch.sampler import no_probabilities, sample
 from .attention import PLACES, SPLIT, TILE, Pool
 from .int8_attention import Int8Pool, scratch_size
 from .likeliest import PART
@@ -26,17 +29,13 @@ from .step import CHUNK, JOB, LAST_PHASES, MERGE, NO_STEP, PHASES, Model, Sizes,
 from .team import STRIDE, Helpers
 from .vectors import WIDTH, like_of
 
-if TYPE_CHECKING:
-    from ...engine.executor import Scheduled
-    from ...engine.kv_cache import KVCache
-
 QUERY_TILE = 64  # rows of a chunk, queries x query heads of a KV head, that one job attends for
 
 
 class StepRunner:
     """All steps of a model: its layers, logits of hidden states, and likeliest tokens of logits."""
 
-    def __init__(self, model: LlamaForCausalLM, kv_cache: "KVCache", max_model_len: int) -> None:
+    def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
         """Pack the weights of `model` in place, as the last thing that can fail.
 
         Plain operations cannot use the model afterwards.
@@ -65,7 +64,7 @@ class StepRunner:
         for matrix in matrices_of(model):
             pack(matrix)
 
-    def run(self, batch: "list[Scheduled]") -> tuple[Tensor, Tensor | None]:
+    def run(self, batch: list[Scheduled]) -> tuple[Tensor, Tensor | None]:
         """Compute the next tokens of each sequence.
 
         Return hidden [num_tokens, hidden_size] in the model's dtype, and logits float32 [batch size, vocab_size] after
@@ -125,7 +124,7 @@ class StepRunner:
         step = NO_STEP._replace(number=self._helpers.start_step(), work=self._scratch.data_ptr(), **fields)
         run_step(0, step.number - 1, step, self._fixed)
 
-    def _check(self, batch: "list[Scheduled]") -> None:
+    def _check(self, batch: list[Scheduled]) -> None:
         """Assert that all numbers are in range, since a kernel would read and write out of bounds."""
         assert batch and all(num_tokens > 0 for _, num_tokens in batch), "a step needs at least one token per sequence"
         for length, (seq, num_tokens) in zip(ends_of(batch), batch, strict=True):
@@ -247,7 +246,7 @@ class Plan(NamedTuple):
     has_chunks: bool
 
 
-def plan_step(batch: "list[Scheduled]", block_size: int, tile: int) -> Plan:
+def plan_step(batch: list[Scheduled], block_size: int, tile: int) -> Plan:
     """Plan a step. A job has up to `tile` queries of a chunk, or up to SPLIT keys of a decode.
 
     Items of one sequence are a chunk together: its draft attends to keys that other jobs need as well.

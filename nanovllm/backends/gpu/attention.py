@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ...llama.model import RMSNorm
 from ..torch.attention import AttentionMetadata
-from .ops import DecodeWorkspace, Ops, choose_splits, queries_per_tile, query_tiles
+from .ops import Ops
+from .tiles import DecodeWorkspace, choose_splits, queries_per_tile, query_tiles
 
 
 class DecodeMetadata(NamedTuple):

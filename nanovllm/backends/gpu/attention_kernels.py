@@ -37,7 +37,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .early_start import EARLY, start_next_and_wait
-from .ops import MAX_SPLITS, DecodeWorkspace, queries_per_tile, tile_size
+from .tiles import MAX_SPLITS, DecodeWorkspace, queries_per_tile, tile_size
 
 # Loads for later tiles run while a tile is computed. Keys wait for the block table's load, so a tile occupies two
 # stages of Triton's pipeline before its own. With five stages, two tiles are in flight. With three or four, prefill

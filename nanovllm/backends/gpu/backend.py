@@ -8,28 +8,27 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ...engine.executor import Kernels, Scheduled
+from ...engine.kv_cache import KVCache
+from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
-from ..attention_backend import KernelChoice
+from ...requests.tokens import SampledToken, SamplingRow
 from ..torch.attention import AttentionMetadata
 from ..torch.backend import Backend, Computed, SamplerAhead, flatten
 from ..torch.model_runner import ModelRunner, sampling_rows
-from ..torch.sampler import SampledToken, SamplingRow
 from .attention import KernelAttention, KernelContext
-from .graphs import Capture, CudaCapture, DecodeGraphs, DecodeOutput, buckets
+from .capture import Capture, CudaCapture
+from .graphs import DecodeGraphs, DecodeOutput, buckets
 from .inputs import NO_SLOT, SAMPLING_FIELDS, allocate_fields, field_views, fill_placeholders, sampling_params
 from .model import REPEATS, FusedModel, LinearDispatch, Timer, linear_layers, seconds_on_gpu
-from .ops import PREFILL_ROWS, DecodeWorkspace, Ops, SamplingWorkspace, triton_ops
+from .ops import Ops, triton_ops
 from .sampler import Sampling, params_on_device
-
-if TYPE_CHECKING:
-    from ...engine.executor import Scheduled
-    from ...engine.kv_cache import KVCache
-    from ...engine.sequence import Sequence
+from .tiles import PREFILL_ROWS, DecodeWorkspace, SamplingWorkspace
 
 DEFAULT_SMS = 132  # multiprocessors of an H100 or H200, used when there is no device to ask
 TIMED_TOKENS = 2048
@@ -45,7 +44,7 @@ class TritonBackend:
     def __init__(
         self,
         model: LlamaForCausalLM,
-        kv_cache: "KVCache",
+        kv_cache: KVCache,
         max_model_len: int,
         ops: Ops,
         capture: Capture | None,
@@ -89,7 +88,7 @@ class TritonBackend:
     def close(self) -> None:
         self._model.model = self._plain_model
 
-    def compute(self, batch: "list[Scheduled]") -> Computed:
+    def compute(self, batch: list[Scheduled]) -> Computed:
         self._decoded = None
         is_decode = all(num_tokens == 1 for _, num_tokens in batch)
         with on_device(self._device):
@@ -114,7 +113,7 @@ class TritonBackend:
     def ahead(self) -> SamplerAhead:
         return self
 
-    def start_sampling(self, logits: Tensor, seqs: "list[Sequence]") -> Callable[[], list[SampledToken]] | None:
+    def start_sampling(self, logits: Tensor, seqs: list[Sequence]) -> Callable[[], list[SampledToken]] | None:
         """Start to sample, as SamplerAhead says. Return None for more rows than a step of decodes has."""
         if len(seqs) > len(self._newest):
             return None
@@ -204,7 +203,7 @@ class Build(Protocol):
     def __call__(self, ops: Ops, capture: Capture | None, timer: Timer) -> Backend: ...
 
 
-class GpuChoice(KernelChoice):
+class GpuChoice(Kernels):
     """The choice between Triton's kernels, with or without CUDA graphs, and plain operations.
 
     Kernels compile while the engine starts, so there is nothing to wait for later.

@@ -14,19 +14,16 @@ has two buffers, because the copy of a step that was launched ahead may not have
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...engine.executor import Scheduled
+from ...engine.sequence import Sequence
 from ..torch.backend import ends_of
 from ..torch.model_runner import sampling_rows
 from ..torch.sampler import RowParams, noise_key, row_params
-
-if TYPE_CHECKING:
-    from ...engine.executor import Scheduled
-    from ...engine.sequence import Sequence
 
 # Several fields in one buffer, so that a single copy brings all of them to the device
 
@@ -128,7 +125,7 @@ class StepInputs:
         self._positions: list[int] = []
         self._is_prepared = False
 
-    def fill(self, batch: "list[Scheduled]") -> None:
+    def fill(self, batch: list[Scheduled]) -> None:
         """Copy a step to the device: row i belongs to the i-th item of the batch."""
         seqs, positions = [seq for seq, _ in batch], [end - 1 for end in ends_of(batch)]
         if not (self._is_prepared and seqs == self._seqs and positions == self._positions):
@@ -172,7 +169,7 @@ class StepInputs:
         self._host.wait()
         self._fields = self._host.fields
 
-    def _begin(self, seqs: "list[Sequence]", positions: list[int]) -> None:
+    def _begin(self, seqs: list[Sequence], positions: list[int]) -> None:
         """Write a step from scratch, except for what fill() writes in any case."""
         if not self._is_prepared:
             self._next_buffer()
@@ -186,10 +183,10 @@ class StepInputs:
         for name, column in row_params(sampling_rows(seqs), torch.device("cpu"))._asdict().items():
             fields[name][:rows] = column[:, 0]
 
-    def _slot(self, seq: "Sequence", position: int) -> int:
+    def _slot(self, seq: Sequence, position: int) -> int:
         return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
 
-    def _assign_seats(self, seqs: "list[Sequence]") -> list[int]:
+    def _assign_seats(self, seqs: list[Sequence]) -> list[int]:
         """Return the seat of each row's sequence: the one that it had in the latest step, or a free one."""
         seats = {id(seq): seat for seq, seat in zip(self._seqs, self._seats, strict=True)}
         taken = {seats[id(seq)] for seq in seqs if id(seq) in seats}
@@ -200,7 +197,7 @@ class StepInputs:
                 self._sent_tables[seat] = []
         return [seats[id(seq)] for seq in seqs]
 
-    def _write_changes(self, seqs: "list[Sequence]") -> None:
+    def _write_changes(self, seqs: list[Sequence]) -> None:
         """Write the table entries that changed since they were sent, and the slots of rows whose table changed."""
         entries, blocks, size, changed = list[int](), list[int](), self._block_size, set[int]()
         for row, (seat, seq, position) in enumerate(zip(self._seats, seqs, self._positions, strict=True)):

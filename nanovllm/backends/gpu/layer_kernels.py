@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .early_start import EARLY, start_next_and_wait
-from .ops import MAX_GEMV_ROWS
 from .plain import NormBefore
+from .tiles import MAX_GEMV_ROWS
 
 NORM_SIZE_PER_WARP = 512
 SILU_SIZE = 1024  # outputs per program

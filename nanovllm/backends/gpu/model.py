@@ -27,9 +27,10 @@ from torch import Tensor, nn
 
 from ...llama.model import LlamaAttention, LlamaDecoderLayer, LlamaModel, RMSNorm
 from .attention import KernelAttend
-from .graphs import Capture, Launcher
-from .ops import MAX_GEMV_ROWS, Ops
+from .capture import Capture, Launcher
+from .ops import Ops
 from .plain import NormBefore
+from .tiles import MAX_GEMV_ROWS
 
 REPEATS = 5
 MAX_TIME_RATIO = 0.97  # gemv must be this much faster, or equally fast choices would vary from start to start

@@ -1,24 +1,10 @@
-"""The operations of a step as one table, with the memory and the division of work that they agree on.
+"""The operations of a step as one table."""
 
-Everything here is plain Python that runs on the host: a kernel's launch never waits for a number from the device.
-"""
-
-import math
 import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
-
-from ..torch.sampler import CHUNK
 from . import plain
-
-MAX_SPLITS = 128
-NEARLY_FULL = 0.85  # as a share of a wave of programs
-PROGRAMS_PER_SM = 2  # one reads memory while the other computes
-CHUNKS_PER_PROGRAM = 16  # of the sampler's chunks, each of 128 logits
-MAX_GEMV_ROWS = 4  # the sums of more rows don't fit into registers
-PREFILL_ROWS = 64, 128  # of a program: a query takes one row for each query head that shares its KV head
 
 
 class Ops(NamedTuple):
@@ -45,75 +31,3 @@ def triton_ops() -> Ops:
     from .sampling_kernels import sample_rows
 
     return Ops(paged_decode, paged_prefill, rotate_and_write, add_rms_norm, silu_and_mul, sample_rows, gemv, gated_gemv)
-
-
-class DecodeWorkspace:
-    """Memory for the partial results of paged_decode(), one for each split of a context."""
-
-    def __init__(
-        self, max_rows: int, num_heads: int, head_dim: int, num_splits: int, device: torch.device | str
-    ) -> None:
-        self.num_splits = num_splits
-        rows = max_rows if num_splits > 1 else 0  # a single split is the whole result
-        self.parts = torch.empty(rows, num_heads, num_splits, head_dim, dtype=torch.float32, device=device)
-        self.lses = torch.empty(max_rows, num_heads, num_splits, dtype=torch.float32, device=device)  # log2(sum(exp2))
-
-
-class SamplingWorkspace:
-    """Memory for the partial results of sample_rows(). All tensors are [max_rows, num_chunks]."""
-
-    def __init__(self, max_rows: int, vocab_size: int, device: torch.device | str) -> None:
-        shape = max_rows, -(-vocab_size // CHUNK)
-        # Four tensors rather than parts of one: each starts at a multiple of 16 bytes, so the kernel compiles once.
-        self.peaks = torch.empty(shape, dtype=torch.float32, device=device)
-        self.totals = torch.empty(shape, dtype=torch.float32, device=device)
-        self.weights = torch.empty(shape, dtype=torch.float32, device=device)
-        self.chunks = torch.empty(shape, dtype=torch.int32, device=device)
-
-
-def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """Return how many splits keep every multiprocessor busy. It depends on the batch alone, so a CUDA graph can fix it.
-
-    Programs run in waves. If splits nearly fill one wave, as many are chosen as fit. Otherwise the last wave may be
-    nearly empty: 20 rows of 8 KV heads fill 0.6 of a wave, but with 3 splits each 1.8 waves. Then FlashAttention's
-    heuristic chooses the fewest splits whose waves are nearly as full as the fullest.
-
-    >>> choose_splits(1, 8, 132), choose_splits(8, 8, 132), choose_splits(20, 8, 132), choose_splits(256, 8, 132)
-    (33, 4, 3, 1)
-    """
-    waves = max(1, rows * num_kv_heads) / (PROGRAMS_PER_SM * num_sms)
-    fitting = max(1, min(MAX_SPLITS, int(1 / waves)))
-    if fitting == MAX_SPLITS or fitting * waves >= NEARLY_FULL:
-        return fitting
-    shares = [splits * waves / math.ceil(splits * waves) for splits in range(1, MAX_SPLITS + 1)]
-    return next(splits for splits, share in enumerate(shares, 1) if share >= NEARLY_FULL * max(shares))
-
-
-def tile_size(width: int, itemsize: int) -> int:
-    """Return how many keys a program reads at a time: 16 KiB, small enough to have several tiles in flight.
-
-    >>> tile_size(128, 2), tile_size(128, 4), tile_size(16, 4), tile_size(256, 4)
-    (64, 32, 128, 16)
-    """
-    return max(16, min(128, 16384 // (width * itemsize)))
-
-
-def queries_per_tile(rows: int, group: int) -> int:
-    """Return how many queries a prefill program of `rows` rows takes when `group` query heads share a KV head.
-
-    >>> queries_per_tile(64, 1), queries_per_tile(64, 4), queries_per_tile(128, 7), queries_per_tile(64, 100)
-    (64, 16, 18, 1)
-    """
-    return max(1, rows // group)
-
-
-def query_tiles(query_start_loc: list[int], seqs: list[int], queries: int) -> list[tuple[int, int]]:
-    """Return a (sequence, first row of q) pair for each tile of `queries` queries, for the sequences `seqs` of a step.
-
-    A sequence's last tile comes first: it sees the most keys, so it should start early.
-
-    >>> query_tiles([0, 20, 21, 25], seqs=[0, 2], queries=8)
-    [(0, 16), (0, 8), (0, 0), (2, 21)]
-    """
-    starts = query_start_loc
-    return [(seq, row) for seq in seqs for row in range(starts[seq], starts[seq + 1], queries)[::-1]]

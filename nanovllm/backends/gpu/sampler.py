@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..torch.sampler import RowParams, SampledToken, SamplingRow, no_probabilities, row_params
+from ...requests.tokens import SampledToken, SamplingRow
+from ..torch.sampler import RowParams, no_probabilities, row_params
 from .inputs import SAMPLING_FIELDS, allocate_fields, field_views, sampling_params
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..torch.sampler import CHUNK, RowParams
 from .early_start import EARLY, start_next_and_wait
-from .ops import CHUNKS_PER_PROGRAM, SamplingWorkspace
+from .tiles import CHUNKS_PER_PROGRAM, SamplingWorkspace
 
 MAX_VOCAB_SIZE = 1 << 24  # a float32 holds every smaller token id, and so do the low bits of a sort key
 

@@ -13,15 +13,13 @@ step further and read the blocks in place.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...engine.kv_cache import KVCache
 from .online_softmax import Part, attend_part, merge_attn_states, merge_first
-
-if TYPE_CHECKING:
-    from ...engine.kv_cache import KVCache
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Tile(NamedTuple):
 class PagedAttention:
     """The attention backend: plan() returns the `attend` of one step, for any mix of prompts, chunks and decodes."""
 
-    def __init__(self, kv_cache: "KVCache", tile_size: int) -> None:
+    def __init__(self, kv_cache: KVCache, tile_size: int) -> None:
         """Set the size of a tile: `tile_size` slots over all sequences, but at least one block of each sequence."""
         self._kv_cache = kv_cache
         self._tile_size = tile_size
@@ -61,7 +59,7 @@ class PagedAttention:
 class PagedAttend:
     """The `attend` of one step. Slots to write, decoding sequences and tiles are worked out once for all layers."""
 
-    def __init__(self, kv_cache: "KVCache", tile_size: int, step: AttentionMetadata) -> None:
+    def __init__(self, kv_cache: KVCache, tile_size: int, step: AttentionMetadata) -> None:
         self._kv_cache = kv_cache
         self._tile_size = tile_size
         self._step = step

@@ -4,19 +4,18 @@ from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from ...engine.executor import Scheduled
+from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 from ...progress import note_progress
+from ...requests.tokens import SampledToken, SamplingRow
 from .attention import AttentionMetadata, PagedAttention, compute_slot_mapping
-from .sampler import SampledToken, SamplingRow, sample
-
-if TYPE_CHECKING:
-    from ...engine.executor import Scheduled
-    from ...engine.sequence import Sequence
+from .sampler import sample
 
 
 class Computed(NamedTuple):
@@ -30,7 +29,7 @@ class Computed(NamedTuple):
 class SamplerAhead(Protocol):
     """A sampler whose tokens the device can use before the host has read them."""
 
-    def start_sampling(self, logits: Tensor, seqs: "list[Sequence]") -> Callable[[], list[SampledToken]] | None:
+    def start_sampling(self, logits: Tensor, seqs: list[Sequence]) -> Callable[[], list[SampledToken]] | None:
         """Start to sample a token for each row of `logits` [len(seqs), vocab_size]. Return a function that reads them.
 
         In the next step, the placeholder_id ~i stands for the token of row i. Return None if the host must help.
@@ -45,7 +44,7 @@ class Backend(Protocol):
     def ahead(self) -> SamplerAhead | None:
         """The part that samples without the host, or None if steps run on the host."""
 
-    def compute(self, batch: "list[Scheduled]") -> Computed:
+    def compute(self, batch: list[Scheduled]) -> Computed:
         """Compute the next tokens of each sequence."""
         ...
 
@@ -73,7 +72,7 @@ class TorchBackend:
         self._model, self._attention = model, attention
         self._block_size, self._device = block_size, device
 
-    def compute(self, batch: "list[Scheduled]") -> Computed:
+    def compute(self, batch: list[Scheduled]) -> Computed:
         input_ids, positions, step = flatten(batch, self._block_size, self._device)
         attend = self._attention.plan(step)
 
@@ -94,7 +93,7 @@ class TorchBackend:
         return sample(logits, rows)
 
 
-def ends_of(batch: "list[Scheduled]") -> list[int]:
+def ends_of(batch: list[Scheduled]) -> list[int]:
     """Return the position at which each item ends: where its sequence continues in the next item or the next step."""
     ends: list[int] = []
     for i, (seq, num_tokens) in enumerate(batch):
@@ -103,9 +102,7 @@ def ends_of(batch: "list[Scheduled]") -> list[int]:
     return ends
 
 
-def flatten(
-    batch: "list[Scheduled]", block_size: int, device: torch.device
-) -> tuple[Tensor, Tensor, AttentionMetadata]:
+def flatten(batch: list[Scheduled], block_size: int, device: torch.device) -> tuple[Tensor, Tensor, AttentionMetadata]:
     """Return the next tokens of all sequences as flat tensors.
 
     They are input_ids and positions, int64 [num_tokens], and the step's metadata for attention. An item that continues

@@ -2,40 +2,21 @@
 
 from collections.abc import Callable
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...engine.executor import FinishedStep, Scheduled
+from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 from ...profiling import step_range
+from ...requests.tokens import Logprob, RowOutput, SampledToken, SamplingRow
 from .attention import PagedAttention
 from .backend import Backend, Computed, SamplerAhead, TorchBackend, ends_of, tensor_of
-from .pooler import RowOutput, pool
-from .sampler import Logprob, SampledToken, SamplingRow, named_logprobs, sample, top_logprobs
-
-if TYPE_CHECKING:
-    from ...engine.executor import Scheduled
-    from ...engine.sequence import Sequence
+from .pooler import pool
+from .sampler import named_logprobs, sample, top_logprobs
 
 MAX_PROMPT_LOGITS = 1 << 24  # computed at a time for prompt_logprobs: a long chunk is split if the vocabulary is large
-
-
-class FinishedStep:
-    """A Pending for a step that launch() has already run."""
-
-    def __init__(self, tokens: list[RowOutput | None], error: Exception | None = None) -> None:
-        self._tokens, self._error = tokens, error
-
-    def tokens(self) -> list[RowOutput | None]:
-        """Return the step's tokens, or raise its error once."""
-        error, self._error = self._error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # its traceback holds this frame: the cycle would keep the step's tensors alive
-        return self._tokens
 
 
 class SampledStep:
@@ -63,7 +44,7 @@ class ModelRunner:
         self.num_steps = 0
         self.num_tokens = 0  # computed since the engine started
 
-    def launch(self, batch: "list[Scheduled]") -> FinishedStep | SampledStep:
+    def launch(self, batch: list[Scheduled]) -> FinishedStep | SampledStep:
         """Run a step. If it raises, the result's tokens() raises the same error.
 
         If the backend can sample without the host, return while the device computes.
@@ -76,7 +57,7 @@ class ModelRunner:
             return FinishedStep([], error)
 
     @torch.inference_mode()
-    def _start(self, batch: "list[Scheduled]", ahead: SamplerAhead) -> SampledStep:
+    def _start(self, batch: list[Scheduled], ahead: SamplerAhead) -> SampledStep:
         """Start a step without logits processors, embeddings and logprobs."""
         computed, complete = self.compute(batch), complete_items(batch)
         if not complete:
@@ -91,7 +72,7 @@ class ModelRunner:
         return SampledStep(len(batch), complete, read or (lambda: tokens))
 
     @torch.inference_mode()
-    def run(self, batch: "list[Scheduled]") -> list[RowOutput | None]:
+    def run(self, batch: list[Scheduled]) -> list[RowOutput | None]:
         """Compute the next `num_tokens` tokens of each item, and sample the token that follows the last one.
 
         A sequence with pooling_params gets the embedding of its prompt instead. One that has more tokens to compute
@@ -119,7 +100,7 @@ class ModelRunner:
         return tokens
 
     @torch.inference_mode()
-    def compute(self, batch: "list[Scheduled]") -> Computed:
+    def compute(self, batch: list[Scheduled]) -> Computed:
         """Run the model on a batch."""
         computed = self.backend.compute(batch)
         self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + computed.query_start_loc[-1]
@@ -132,11 +113,11 @@ class ModelRunner:
             return computed.logits if len(seqs) == len(computed.logits) else computed.logits[seqs]
         return self.backend.compute_logits(self._last_hidden(computed, seqs))
 
-    def next_logits(self, batch: "list[Scheduled]") -> Tensor:
+    def next_logits(self, batch: list[Scheduled]) -> Tensor:
         """Run a step without sampling. Return the logits after the last token of each sequence."""
         return self.compute_logits(self.compute(batch), list(range(len(batch))))  # [num_seqs, vocab_size]
 
-    def _prompt_logprobs(self, seq: "Sequence", hidden: Tensor) -> list[dict[int, Logprob]]:
+    def _prompt_logprobs(self, seq: Sequence, hidden: Tensor) -> list[dict[int, Logprob]]:
         """Return the log-probabilities of the prompt tokens that this step predicts.
 
         Each row of `hidden` [num_tokens, hidden_size] predicts the token after it. Tokens whose log-probabilities an
@@ -160,20 +141,20 @@ class ModelRunner:
         return computed.hidden[last_rows]
 
 
-def complete_items(batch: "list[Scheduled]") -> list[int]:
+def complete_items(batch: list[Scheduled]) -> list[int]:
     """Return the indices of the items that a sampled token follows: their sequences have no more tokens to compute."""
     ends = ends_of(batch)
     return [i for i, (seq, _) in enumerate(batch) if ends[i] >= seq.num_tokens_with_placeholders]
 
 
-def sampling_rows(seqs: "list[Sequence]") -> list[SamplingRow]:
+def sampling_rows(seqs: list[Sequence]) -> list[SamplingRow]:
     """Return the sampler's input for each row. Further rows of a sequence follow the tokens of its draft."""
     return [seq.sampling_row(num_ahead) for seq, rows in groupby(seqs) for num_ahead, _ in enumerate(rows)]
 
 
 def sample_with_logprobs(
     logits: Tensor,
-    seqs: "list[Sequence]",
+    seqs: list[Sequence],
     sample_rows: Callable[[Tensor, list[SamplingRow]], list[SampledToken]] = sample,
 ) -> list[SampledToken]:
     """Apply logits processors, then sample one token for each row of `logits` [len(seqs), vocab_size].
@@ -206,7 +187,7 @@ def sample_with_logprobs(
     return tokens
 
 
-def process(logits: Tensor, seqs: "list[Sequence]") -> Tensor:
+def process(logits: Tensor, seqs: list[Sequence]) -> Tensor:
     """Return the logits [num_seqs, vocab_size] after each row's logits processors, as a copy if there are any."""
     if not any(seq.logits_processors for seq in seqs):
         return logits

@@ -1,27 +1,14 @@
 """The pooler: the embeddings of prompts, from the hidden states of their last tokens."""
 
-from typing import TYPE_CHECKING, NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from .sampler import SampledToken
-
-if TYPE_CHECKING:
-    from ...engine.pooling_params import PoolingParams
+from ...requests.pooling_params import PoolingParams
+from ...requests.tokens import PoolerOutput
 
 
-class PoolerOutput(NamedTuple):
-    """The embedding of a prompt."""
-
-    embedding: list[float]  # float32 values, [hidden_size]
-
-
-RowOutput = SampledToken | PoolerOutput  # of a sequence whose last token is in the step
-
-
-def pool(hidden: Tensor, params: "list[PoolingParams]") -> list[PoolerOutput]:
+def pool(hidden: Tensor, params: list[PoolingParams]) -> list[PoolerOutput]:
     """Return an embedding for each row of `hidden` [num_prompts, hidden_size], as vLLM's pooling of type "LAST" does.
 
     Raise FloatingPointError if a row is not finite.

@@ -9,43 +9,18 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-if TYPE_CHECKING:
-    from ...engine.sampling_params import SamplingParams
+from ...requests.sampling_params import SamplingParams
+from ...requests.tokens import Logprob, SampledToken, SamplingRow
 
 MAX_IN_CACHE = 1 << 20  # logits handled at a time on a CPU: their intermediate results stay in its cache
 CHUNK = 128  # tokens that race as one, before they race each other
 SEGMENT = 32  # tokens that share a maximum in the search for the likeliest
-
-
-class SamplingRow(NamedTuple):
-    """The sampler's input for one row of logits, besides the logits."""
-
-    params: "SamplingParams"
-    seed: int  # the request's own, or one drawn when the request arrived
-    sample_index: int  # among the samples of one prompt
-    position: int  # of the token to be sampled
-
-
-class Logprob(NamedTuple):
-    """The log-probability of a token, and its rank among all tokens."""
-
-    logprob: float  # natural log, of the raw logits
-    rank: int  # 1 is the likeliest
-    decoded_token: str | None = None  # its text, if there is a tokenizer
-
-
-class SampledToken(NamedTuple):
-    """A token, and how likely the model considered it."""
-
-    token_id: int
-    logprob: float  # natural log, of the raw logits
-    logprobs: dict[int, Logprob] | None = None  # of this token and the likeliest ones, if the request asks for them
 
 
 class RowParams(NamedTuple):
@@ -104,7 +79,7 @@ def choose(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
     return tokens
 
 
-def method_for(params: "SamplingParams", vocab_size: int) -> Method:
+def method_for(params: SamplingParams, vocab_size: int) -> Method:
     """Return the function that samples rows with these parameters."""
     if params.temperature == 0:
         return greedy
@@ -136,7 +111,7 @@ def row_params(rows: list[SamplingRow], device: torch.device) -> RowParams:
     )
 
 
-def min_p_gap(params: "SamplingParams") -> float:
+def min_p_gap(params: SamplingParams) -> float:
     """Return the logarithm of min_p at the temperature: p / p_max is exp((logit - logit_max) / temperature).
 
     >>> from nanovllm import SamplingParams

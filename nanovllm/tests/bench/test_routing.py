@@ -10,7 +10,7 @@ from ...bench.bench_options import Routing
 from ...bench.routing import Arrival, SimulatedEngine, StepCost, simulate, simulated_config, trace
 from ...bench.workload import Task
 from ...cluster.routing import LeastQueue, PrefixRouter, RoundRobin
-from ...engine.config import EngineConfig
+from ...options.config import EngineConfig
 from ..testing.engines import assert_empty, assert_whole
 
 SECOND = StepCost(fixed=1.0, per_token=0.0, per_read=0.0)

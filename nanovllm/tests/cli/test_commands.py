@@ -19,8 +19,8 @@ from ...cli.batch import batch
 from ...cli.commands import COMMANDS, nanovllm
 from ...cli.generate import MAX_MODEL_LEN, POOL_TOKENS, generate
 from ...cli.stages import STAGES
-from ...engine.config import DEFAULTS_ON_CUDA
 from ...log import tell
+from ...options.config import DEFAULTS_ON_CUDA
 from ...server.options import ServerOptions
 from ..testing.checkpoints import write_checkpoint
 from ..testing.processes import REPOSITORY, Terminal, press_ctrl_c_again, processor_seconds, start

@@ -10,12 +10,12 @@ import torch
 from ... import LLM, EngineArgs, SamplingParams
 from ... import __main__ as command
 from ...backends import choice
-from ...backends.attention_backend import VARIABLE, backend_of
 from ...backends.cpu import backend
 from ...backends.cpu.backend import CpuChoice
 from ...backends.cpu.compiler import Variant
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.backend import TorchBackend
+from ...options.attention_backend import VARIABLE, backend_of
 from ..testing.engines import OPTIONS
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from ...backends.attention_backend import VARIABLE
 from ...backends.cpu import compiler
+from ...options.attention_backend import VARIABLE
 from ..testing.processes import let_others_run
 
 PACKAGE = Path(__file__).resolve().parents[2]

@@ -17,12 +17,13 @@ from ...backends.cpu.runner import StepRunner, plan_step, sample_rows, why_unsup
 from ...backends.cpu.step import JOB, MERGE
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.backend import TorchBackend
-from ...backends.torch.sampler import SamplingRow, sample
+from ...backends.torch.sampler import sample
 from ...engine.executor import with_drafts
 from ...engine.kv_cache import KVCache
-from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM, ModelConfig
+from ...requests.sampling_params import SamplingParams
+from ...requests.tokens import SamplingRow
 from ..testing.sequences import make_sequence
 
 FULL = pytest.mark.full

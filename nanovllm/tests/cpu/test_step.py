@@ -20,11 +20,11 @@ from torch import Tensor
 pytest.importorskip("numba")
 
 from ... import LLM, PoolingParams, SamplingParams
-from ...backends.attention_backend import VARIABLE
 from ...backends.cpu.attention import SPLIT
 from ...backends.cpu.runner import StepRunner
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig
+from ...options.attention_backend import VARIABLE
 from ..testing.engines import OPTIONS
 from ..testing.sequences import make_sequence
 from . import plain

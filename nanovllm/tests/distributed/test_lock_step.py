@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from ...async_llm import AsyncLLM
-from ...distributed.agreed_tier import AgreedTier
 from ...distributed.rank_group import RankError, RankGroup
-from ...engine.config import EngineArgs
 from ...engine.kv_cache import BlockCopy
 from ...engine.observer import Observer
+from ...options.engine_args import EngineArgs
+from ...tiers.agreed_tier import AgreedTier
 from ..testing.engines import answer, model_runner, params, run_to_the_end
 from ..testing.pools import make_cache
 from ..testing.ranks import engine_on, on_ranks

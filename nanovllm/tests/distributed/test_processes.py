@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from ...async_llm import AsyncLLM, EngineDeadError
+from ...beam_search import BeamSearchParams
 from ...distributed.rank_group import RankError
-from ...engine.beam_search import BeamSearchParams
-from ...engine.config import EngineArgs
-from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ...options.engine_args import EngineArgs
+from ...requests.sampling_params import SamplingParams
 from ..testing.engines import answer
 from ..testing.processes import REPOSITORY
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from ...beam_search import BeamSearch, BeamSearchParams
 from ...distributed.rank_group import RankGroup
-from ...engine.beam_search import BeamSearch, BeamSearchParams
-from ...engine.llm_engine import LLMEngine
-from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import SamplingParams
+from ...llm_engine import LLMEngine
+from ...requests.outputs import RequestOutput
+from ...requests.sampling_params import SamplingParams
 from ..testing.checkpoints import CONFIG, random_tensors, write_checkpoint
 from ..testing.engines import answer, answers, params, step
 from ..testing.ranks import engine_on, on_ranks

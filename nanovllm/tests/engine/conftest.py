@@ -5,13 +5,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ...backends.torch.sampler import SampledToken
 from ...checkpoints.model_config import read_model_config
 from ...checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ...checkpoints.weights import load_model
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 from ...llm import LLM
+from ...requests.tokens import SampledToken
 from ..testing.checkpoints import train_tokenizer, write_checkpoint
 from .simulated_cuda import Stream, current_stream, on_device, on_stream
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import pytest
 from torch import Tensor
 
-from ...backends.torch.sampler import SampledToken
-from ...engine.config import EngineConfig
 from ...engine.executor import Pending, Scheduled
-from ...engine.llm_engine import LLMEngine
-from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import RequestOutputKind, SamplingParams
 from ...engine.sequence import Sequence
+from ...llm_engine import LLMEngine
+from ...options.config import EngineConfig
+from ...requests.outputs import RequestOutput
+from ...requests.sampling_params import RequestOutputKind, SamplingParams
+from ...requests.tokens import SampledToken
 from ..testing.engines import (
     answer,
     answer_alone,

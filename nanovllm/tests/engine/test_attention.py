@@ -14,8 +14,8 @@ import torch
 from ...backends.torch import attention as attention_module
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.online_softmax import attend_part_reference
-from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ...requests.sampling_params import SamplingParams
 from ..testing.pools import BLOCK_SIZE, HEAD_DIM, HEADS, Batch, make_cache, random_qkv, step
 from ..testing.reference import attend_block_by_block, attend_without_cache, greedy_without_cache
 from ..testing.watch import Watch

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import pytest
 from torch import Tensor
 
-from ...engine.beam_search import BeamSearchParams
+from ...beam_search import BeamSearchParams
 from ...engine.executor import Scheduled
-from ...engine.outputs import RequestOutput
 from ...llama import LlamaForCausalLM
 from ...llm import LLM
+from ...requests.outputs import RequestOutput
 from ..testing.checkpoints import CONFIG, EOS, write_checkpoint
 from ..testing.engines import assert_empty, model_runner, params, run_to_the_end
 from ..testing.reference import greedy_without_cache, next_logits

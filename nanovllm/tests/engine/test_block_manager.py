@@ -11,9 +11,9 @@ import pytest
 
 from ...engine.block_manager import BlockManager, cdiv
 from ...engine.block_pool import BlockPool, NoFreeBlocks
-from ...engine.host_tier import HostTier
 from ...engine.observer import Observer
 from ...engine.sequence import Sequence
+from ...tiers.host_tier import HostTier
 from ..testing.sequences import admit, fits, holders, make_manager, make_sequence
 
 

@@ -10,11 +10,11 @@ import click
 import pytest
 import torch
 
+from ...build import num_blocks_for
 from ...cli.click_options import engine_options
-from ...engine.config import EngineConfig
-from ...engine.kv_cache import num_blocks_for
 from ...llama import ModelConfig
 from ...llm import LLM
+from ...options.config import EngineConfig
 
 MODEL = ModelConfig(320, 32, 48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
 TOKEN = 2 * 2 * 2 * 8 * 4  # bytes of a token in the pool: layers x (key + value) x KV heads x head_dim x float32

@@ -5,13 +5,14 @@ from itertools import count
 
 import pytest
 
-from ...engine import cost_model, host_tier, llm_engine
-from ...engine.config import EngineConfig
-from ...engine.cost_model import CostModel, HitPolicy, measure
-from ...engine.host_tier import HostTier
-from ...engine.llm_engine import LLMEngine
+from ... import build
 from ...engine.observer import Observer
 from ...llm import LLM
+from ...llm_engine import LLMEngine
+from ...options.config import EngineConfig
+from ...tiers import cost_model, host_tier, setup
+from ...tiers.cost_model import CostModel, HitPolicy, measure
+from ...tiers.host_tier import HostTier
 from ..testing.engines import params, run_to_the_end, scripted_engine
 from ..testing.pools import make_cache
 
@@ -72,7 +73,7 @@ def test_load_from_the_host_corrects_its_speed(checkpoint, speeds, monkeypatch, 
 def speeds(monkeypatch: pytest.MonkeyPatch) -> list[CostModel]:
     """Return the measurements of one engine after another, each of which may measure once."""
     to_come: list[CostModel] = []
-    monkeypatch.setattr(llm_engine, "measure", lambda *parts: to_come.pop(0))
+    monkeypatch.setattr(build, "measure", lambda *parts: to_come.pop(0))
     return to_come
 
 
@@ -80,7 +81,7 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> list[CostModel]:
 def test_auto_policy_measures_once_and_stores_only_if_loading_is_faster(checkpoint, speeds, measured_model, num_blocks):
     speeds.append(measured_model)
     engine = scripted_engine(checkpoint, 8, offload_policy="auto")
-    assert engine.cost_model is measured_model and not speeds
+    assert engine.tiers.cost_model is measured_model and not speeds
     assert engine.host_tier.num_blocks == num_blocks
 
 
@@ -95,7 +96,7 @@ def test_decision_uses_the_models_bytes_per_token(checkpoint, speeds):
 @pytest.mark.parametrize(("policy", "num_blocks"), [("load", 8), ("recompute", 0)])
 def test_explicit_policy_measures_nothing(checkpoint, speeds, policy, num_blocks):
     engine = scripted_engine(checkpoint, 8, offload_policy=policy)
-    assert engine.cost_model is None and engine.host_tier.num_blocks == num_blocks
+    assert engine.tiers.cost_model is None and engine.host_tier.num_blocks == num_blocks
 
 
 NOTHING_TO_STORE = [
@@ -111,7 +112,7 @@ NOTHING_TO_STORE = [
 @pytest.mark.parametrize("options", NOTHING_TO_STORE, ids=str)
 def test_nothing_is_measured_without_a_second_tier(checkpoint, speeds, policy, options):
     engine = scripted_engine(checkpoint, 8, offload_policy=policy, **options)
-    assert engine.host_tier.num_blocks == 0 and engine.cost_model is None
+    assert engine.host_tier.num_blocks == 0 and engine.tiers.cost_model is None
 
 
 @pytest.mark.parametrize(("tokens", "num_blocks"), [(None, 8), (4, 1), (15, 3), (400, 100)])
@@ -122,7 +123,7 @@ def test_host_has_the_configured_number_of_blocks_or_the_devices(checkpoint, tok
 
 def test_default_host_pool_stays_below_its_limit(checkpoint, monkeypatch):
     block_bytes = scripted_engine(checkpoint, 8).kv_cache.blocks[0].nbytes
-    monkeypatch.setattr(llm_engine, "MAX_DEFAULT_BYTES", 3 * block_bytes + 1)
+    monkeypatch.setattr(setup, "MAX_DEFAULT_BYTES", 3 * block_bytes + 1)
     assert scripted_engine(checkpoint, 8).host_tier.num_blocks == 3
     assert scripted_engine(checkpoint, 8, kv_offloading_tokens=32).host_tier.num_blocks == 8
 
@@ -180,7 +181,7 @@ def test_all_speeds_are_positive_numbers(engine):
 def test_measuring_leaves_no_trace(checkpoint, engine):
     """Engines with and without a measurement differ only in the contents of the pool."""
     measured = LLM(checkpoint, block_size=4, kv_cache_tokens=64, offload_policy="auto").llm_engine
-    assert measured.cost_model is not None
+    assert measured.tiers.cost_model is not None
     manager, runner, host = measured.kv_cache_manager, measured.executor, measured.host_tier
     assert (runner.num_steps, runner.num_tokens, measured.kv_cache.num_blocks_copied) == (0, 0, 0)
     assert (host.num_blocks_stored, host.num_blocks_loaded) == (0, 0)
@@ -196,7 +197,7 @@ def test_measuring_leaves_no_trace(checkpoint, engine):
 )
 def test_prefill_is_measured_with_the_longest_possible_prompt(checkpoint, options, num_tokens, monkeypatch):
     lengths = []
-    monkeypatch.setattr(llm_engine, "measure", lambda *parts: lengths.append(parts[-1]) or LOAD_IS_FASTER)
+    monkeypatch.setattr(build, "measure", lambda *parts: lengths.append(parts[-1]) or LOAD_IS_FASTER)
     engine = LLM(checkpoint, **{"block_size": 4, "kv_cache_tokens": 256, "offload_policy": "auto"} | options).llm_engine
     assert lengths == [num_tokens]
     assert engine.kv_cache_manager.num_free_blocks == engine.kv_cache_manager.num_blocks
@@ -207,4 +208,4 @@ def test_prefill_is_measured_with_the_longest_possible_prompt(checkpoint, option
 def test_smallest_engines_can_be_measured(checkpoint, options):
     config = {"block_size": 4, "kv_cache_tokens": 64, "offload_policy": "auto"} | options
     engine = LLM(checkpoint, **config).llm_engine
-    assert engine.cost_model is not None and engine.executor.num_tokens == 0
+    assert engine.tiers.cost_model is not None and engine.executor.num_tokens == 0

@@ -23,18 +23,19 @@ from typing import Any
 import pytest
 import torch
 
-from ... import LLM, SamplingParams
-from ...backends.torch.pooler import RowOutput
-from ...engine import cost_model, disk_tier, host_tier, llm_engine
-from ...engine.beam_search import BeamSearch, BeamSearchParams
-from ...engine.config import EngineConfig
-from ...engine.cost_model import CostModel, measure_disk
-from ...engine.disk_tier import BlockFiles, DiskTier, weights_digest
+from ... import LLM, SamplingParams, build
+from ...beam_search import BeamSearch, BeamSearchParams
 from ...engine.executor import Pending, Scheduled
 from ...engine.kv_cache import BlockCopy
-from ...engine.llm_engine import LLMEngine
 from ...engine.observer import Observer
-from ...engine.outputs import RequestOutput
+from ...llm_engine import LLMEngine
+from ...options.config import EngineConfig
+from ...requests.outputs import RequestOutput
+from ...requests.tokens import RowOutput
+from ...tiers import cost_model, disk_tier, host_tier, setup
+from ...tiers.block_files import BlockFiles, weights_digest
+from ...tiers.cost_model import CostModel, measure_disk
+from ...tiers.disk_tier import DiskTier
 from ...trace.tracer import Tracer
 from ..testing.checkpoints import CONFIG, random_tensors, write_checkpoint
 from ..testing.engines import (
@@ -507,8 +508,8 @@ class Clock:
     def measured(self, load_bytes_per_second: float, tokens_per_second: float) -> None:
         """Let engines measure these speeds when they start."""
         cost = CostModel(load_bytes_per_second, 1e12, tokens_per_second, num_tokens=16)
-        self._monkeypatch.setattr(llm_engine, "measure", lambda *parts: cost)
-        self._monkeypatch.setattr(llm_engine, "measure_disk", lambda *parts: cost)
+        self._monkeypatch.setattr(build, "measure", lambda *parts: cost)
+        self._monkeypatch.setattr(setup, "measure_disk", lambda *parts: cost)
 
     def real(self, engine: DiskEngine, bytes_per_second: float, tokens_per_second: float) -> None:
         """Let an engine take as long as these speeds say."""
@@ -659,12 +660,12 @@ def test_time_between_two_calls_is_not_a_prefills(auto):
 
 def test_measurement_of_the_disk_leaves_nothing(checkpoint, tmp_path, monkeypatch):
     options = {"offload_policy": "auto", "block_size": 4, "kv_cache_tokens": 64, "kv_disk_dir": tmp_path / "disk"}
-    cost = LLM(str(checkpoint), **options).llm_engine.disk_cost_model
+    cost = LLM(str(checkpoint), **options).llm_engine.tiers.disk_cost_model
     assert cost and min(cost.load_bytes_per_second, cost.store_bytes_per_second, cost.tokens_per_second) > 0
     assert paths(tmp_path / "disk") == [] and not [*(tmp_path / "disk").glob("measure*")]
     monkeypatch.setattr(BlockFiles, "write", refuse_write)  # then it is used without a measurement
     engine = LLM(str(checkpoint), **options).llm_engine
-    assert engine.disk_tier and engine.disk_cost_model is None
+    assert engine.disk_tier and engine.tiers.disk_cost_model is None
 
 
 def test_blocks_are_measured_on_the_disk_and_not_in_memory(tmp_path, monkeypatch):

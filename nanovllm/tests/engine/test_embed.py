@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ... import LLM, EmbeddingRequestOutput, PoolingParams, SamplingParams
-from ...engine.config import EngineConfig
-from ...engine.llm_engine import LLMEngine
-from ...engine.outputs import RequestOutput
 from ...llama import LlamaForCausalLM
+from ...llm_engine import LLMEngine
+from ...options.config import EngineConfig
+from ...requests.outputs import RequestOutput
 from ..testing.engines import answer, assert_empty, model_runner, params, run_to_the_end, step
 from ..testing.reference import attend_without_cache
 

@@ -8,10 +8,10 @@ import weakref
 
 import pytest
 
-from ...backends.torch.sampler import SampledToken
-from ...engine.llm_engine import LLMEngine
-from ...engine.outputs import CompletionOutput, RequestOutput
 from ...engine.sequence import Sequence
+from ...llm_engine import LLMEngine
+from ...requests.outputs import CompletionOutput, RequestOutput
+from ...requests.tokens import SampledToken
 from ..testing.checkpoints import byte_ids
 from ..testing.engines import (
     Batch,

@@ -8,7 +8,7 @@ import torch
 
 from ... import LLM, AsyncEngineArgs, EngineArgs, EngineConfig
 from ...checkpoints import hub
-from ...engine.config import default_device
+from ...options.config import default_device
 
 REAL_DEFAULT_DEVICE = default_device  # the tests' own is the CPU
 

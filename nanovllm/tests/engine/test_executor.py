@@ -18,15 +18,15 @@ import torch
 
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.model_runner import ModelRunner
-from ...backends.torch.sampler import SampledToken
 from ...engine.block_manager import BlockManager
-from ...engine.config import EngineConfig
 from ...engine.executor import Executor, Pending, Scheduled
-from ...engine.host_tier import HostTier
 from ...engine.kv_cache import KVCache
 from ...engine.observer import Observer
 from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
+from ...options.config import EngineConfig
+from ...requests.tokens import SampledToken
+from ...tiers.host_tier import HostTier
 from ..testing.sequences import make_sequence
 
 BLOCK_SIZE = 4

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ...backends.torch.sampler import SampledToken
 from ...engine.kv_cache import BlockCopy
-from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
+from ...requests.outputs import RequestOutput
+from ...requests.sampling_params import SamplingParams
+from ...requests.tokens import SampledToken
 from ..testing.engines import (
     Batch,
     answer_alone,

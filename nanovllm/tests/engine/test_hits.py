@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 
-from ...backends.torch.sampler import SampledToken
-from ...engine.llm_engine import LLMEngine
-from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ...llm_engine import LLMEngine
+from ...requests.outputs import RequestOutput
+from ...requests.sampling_params import SamplingParams
+from ...requests.tokens import SampledToken
 from ..testing.engines import (
     Batch,
     answer_alone,

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from ...engine.host_tier import HostTier
 from ...engine.kv_cache import BlockCopy, KVCache
 from ...engine.observer import Observer
 from ...engine.prefix_cache import BlockHash
+from ...tiers.host_tier import HostTier
 from ..testing.pools import make_cache, model_config
 
 gpu = pytest.mark.gpu

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from ... import llm as llm_module
-from ...engine import llm_engine
+from ...engine import core
 from ...engine.interrupts import interrupts_held_back
-from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ...requests.sampling_params import SamplingParams
 from ..testing.engines import model_runner
 
-FOLDERS = {os.path.dirname(llm_module.__file__), os.path.dirname(llm_engine.__file__)}
+FOLDERS = {os.path.dirname(llm_module.__file__), os.path.dirname(core.__file__)}
 pytestmark = pytest.mark.filterwarnings("ignore:.*requests were not served")
 PROMPTS = [[1, 5, 9], [], [1, 300, 301, 302, 303], [1, 44]]  # the second prompt is refused
 PARAMS = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 1, 1, 2)]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from ...engine.kv_cache import BlockCopy, KVCache, bytes_per_token
+from ...checkpoints.sizes import kv_bytes_per_token
+from ...engine.kv_cache import BlockCopy, KVCache
 from ..testing.pools import BLOCK_SIZE, HEAD_DIM, make_cache, model_config, random_qkv, slot
 from ..testing.watch import Watch
 
@@ -11,8 +12,8 @@ from ..testing.watch import Watch
 def test_slot_holds_a_key_and_a_value_for_each_kv_head_of_each_layer():
     cache = make_cache(5, num_layers=3)
     num_bytes = cache.blocks.numel() * cache.blocks.itemsize
-    assert bytes_per_token(model_config(num_layers=3), torch.float32) == 2 * 3 * 2 * 8 * 4 == num_bytes // (5 * 4)
-    assert bytes_per_token(model_config(num_layers=3), torch.bfloat16) == 2 * 3 * 2 * 8 * 2
+    assert kv_bytes_per_token(model_config(num_layers=3), 4) == 2 * 3 * 2 * 8 * 4 == num_bytes // (5 * 4)
+    assert kv_bytes_per_token(model_config(num_layers=3), 2) == 2 * 3 * 2 * 8 * 2
 
 
 def test_block_is_contiguous_in_memory():
@@ -120,9 +121,7 @@ def test_blocks_in_int8_are_copied_and_cleared_as_bytes():
 
 def test_int8_needs_little_more_than_a_byte_per_number():
     cache = int8_cache(4)
-    assert cache.bytes_per_token == bytes_per_token(
-        model_config(num_layers=2, head_dim=48), torch.float32, is_int8=True
-    )
+    assert cache.bytes_per_token == kv_bytes_per_token(model_config(num_layers=2, head_dim=48), 4, is_int8=True)
     assert cache.bytes_per_token == 2 * 2 * 2 * (48 + 4) and cache.blocks[0].is_contiguous()
     with pytest.raises(ValueError, match="a head_dim of a multiple of 16, got 5 and 8"):
         KVCache(model_config(), 4, 5, torch.float32, torch.device("cpu"), is_int8=True)

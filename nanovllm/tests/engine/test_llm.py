@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ...requests.outputs import RequestOutput
+from ...requests.sampling_params import SamplingParams
 from ..testing.checkpoints import CONFIG, write_checkpoint
 from ..testing.engines import assert_empty, run_to_the_end
 from ..testing.reference import greedy_without_cache, next_logits

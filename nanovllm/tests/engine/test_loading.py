@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ... import host_memory
 from ...checkpoints.model_config import read_model_config
 from ...checkpoints.weights import load_model, weight_shapes
-from ...engine.sampling_params import SamplingParams
 from ...llama import LlamaForCausalLM, ModelConfig
 from ...llama.config import RopeScaling
 from ...llama.weights import NoInit
 from ...llm import LLM
+from ...requests.sampling_params import SamplingParams
 from ..testing.checkpoints import CONFIG, random_tensors, write_checkpoint
 from ..testing.reference import next_logits
 

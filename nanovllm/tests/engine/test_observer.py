@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ...engine.config import EngineConfig
-from ...engine.llm_engine import LLMEngine
 from ...engine.observer import Observer, Observers
 from ...engine.scheduler import SchedulerOutput
 from ...engine.sequence import Sequence
+from ...llm_engine import LLMEngine
+from ...options.config import EngineConfig
 from ..testing.engines import (
     ScriptedExecutor,
     answer_alone,

@@ -14,18 +14,19 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from ...backends.torch.sampler import SampledToken
-from ...engine import llm_engine
-from ...engine.beam_search import BeamSearch, BeamSearchParams
-from ...engine.config import EngineConfig
-from ...engine.cost_model import CostModel
-from ...engine.host_tier import HostTier
+from ... import build
+from ...beam_search import BeamSearch, BeamSearchParams
 from ...engine.kv_cache import BlockCopy, KVCache
-from ...engine.llm_engine import LLMEngine
-from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
 from ...llm import LLM
+from ...llm_engine import LLMEngine
+from ...options.config import EngineConfig
+from ...requests.outputs import RequestOutput
+from ...requests.sampling_params import SamplingParams
+from ...requests.tokens import SampledToken
+from ...tiers import setup
+from ...tiers.cost_model import CostModel
+from ...tiers.host_tier import HostTier
 from ..testing.engines import (
     Batch,
     ScriptedExecutor,
@@ -104,7 +105,7 @@ def engine_of(checkpoint, num_blocks: int = 8, block_size: int = 4, tier: type =
     size: dict[str, Any] = {"block_size": block_size, "kv_cache_tokens": num_blocks * block_size}
     lost = Lost(block_size)
     config = EngineConfig(str(checkpoint), skip_tokenizer_init=True, **size, **options)
-    with patch.object(llm_engine, "HostTier", tier):
+    with patch.object(setup, "HostTier", tier):
         engine = TieredEngine(config, observers=[lost], choose=chooser(CarefulExecutor))
     engine.executor.engine, engine.lost = engine, lost
     return engine
@@ -155,8 +156,10 @@ def test_every_request_gets_its_own_answer_whatever_the_policy(checkpoint, polic
 
 def test_host_of_one_block_has_a_policy_too(checkpoint, monkeypatch):
     measured = CostModel(load_bytes_per_second=1e9, store_bytes_per_second=1e9, tokens_per_second=1.0)
-    monkeypatch.setattr(llm_engine, "measure", lambda *engine: measured)
-    policies = [engine_of(checkpoint, offload_policy="auto", kv_offloading_tokens=size).hit_policy for size in (3, 4)]
+    monkeypatch.setattr(build, "measure", lambda *engine: measured)
+    policies = [
+        engine_of(checkpoint, offload_policy="auto", kv_offloading_tokens=size).tiers.hit_policy for size in (3, 4)
+    ]
     assert policies[0] is None and policies[1] is not None
 
 
@@ -282,7 +285,7 @@ def test_single_sequence_waits_for_blocks_held_by_a_load(checkpoint):
 
 def test_beam_search_waits_for_the_start_of_its_prompt(checkpoint):
     config = EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=44, offload_policy="load")
-    with patch.object(llm_engine, "HostTier", SlowHostTier):
+    with patch.object(setup, "HostTier", SlowHostTier):
         engine = LLMEngine(config)  # with a real model; loads arrive only when something waits
     engine.host_tier.arrives = lambda: False
     search = BeamSearch(engine, BeamSearchParams(beam_width=2, max_tokens=3))
@@ -299,7 +302,7 @@ def test_beam_search_waits_for_the_start_of_its_prompt(checkpoint):
 def test_beam_search_waits_for_blocks_that_an_abandoned_load_holds(checkpoint):
     """The pool has 5 blocks: the prompt needs 4, and the load of a request that was aborted holds 2."""
     config = EngineConfig(str(checkpoint), block_size=4, kv_cache_tokens=20, offload_policy="load")
-    with patch.object(llm_engine, "HostTier", SlowHostTier):
+    with patch.object(setup, "HostTier", SlowHostTier):
         engine = LLMEngine(config)
     engine.add_request("a", FIRST, params(2))
     run_to_the_end(engine)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
-from ...backends.torch.sampler import SampledToken
 from ...engine.executor import Pending, Scheduled
-from ...engine.sampling_params import RequestOutputKind
+from ...requests.sampling_params import RequestOutputKind
+from ...requests.tokens import SampledToken
 from ..testing.checkpoints import CONFIG, train_tokenizer, write_checkpoint
 from ..testing.engines import params
 from .test_async_scheduling import NUM_ROWS, RecordingExecutor, recorded_engine

@@ -5,11 +5,11 @@ import random
 import pytest
 import torch
 
-from ...engine.config import EngineConfig
-from ...engine.llm_engine import LLMEngine
-from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ...llm_engine import LLMEngine
+from ...options.config import EngineConfig
+from ...requests.outputs import RequestOutput
+from ...requests.sampling_params import SamplingParams
 from ..testing.engines import answer, params, reason, run_to_the_end, step
 from ..testing.reference import greedy_without_cache
 

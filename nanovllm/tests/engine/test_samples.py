@@ -9,11 +9,11 @@ import weakref
 
 import pytest
 
-from ...engine.config import EngineConfig
-from ...engine.llm_engine import LLMEngine
-from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ...llm_engine import LLMEngine
+from ...options.config import EngineConfig
+from ...requests.outputs import RequestOutput
+from ...requests.sampling_params import SamplingParams
 from ..testing.engines import (
     Batch,
     answer_alone,

@@ -11,8 +11,6 @@ from ...backends.torch.sampler import (
     CHUNK,
     SEGMENT,
     RowParams,
-    SampledToken,
-    SamplingRow,
     exponential_noise,
     likeliest,
     noise_key,
@@ -20,8 +18,9 @@ from ...backends.torch.sampler import (
     race_likeliest,
     sample,
 )
-from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ...requests.sampling_params import SamplingParams
+from ...requests.tokens import SampledToken, SamplingRow
 
 PROBS = [0.4, 0.3, 0.15, 0.1, 0.05]
 LOGITS = torch.tensor(PROBS).log() + 3  # a shift that softmax does not see

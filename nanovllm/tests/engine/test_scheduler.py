@@ -6,12 +6,12 @@ Blocks have 4 slots and the watermark is 0 unless a test says otherwise.
 
 import pytest
 
-from ...backends.torch.sampler import SampledToken
-from ...engine.config import EngineConfig
 from ...engine.kv_cache import BlockCopy
 from ...engine.observer import Observer
 from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
+from ...options.config import EngineConfig
+from ...requests.tokens import SampledToken
 from ..testing.sequences import make_manager, make_samples
 
 

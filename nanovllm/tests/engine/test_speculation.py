@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from ...engine.beam_search import BeamSearch, BeamSearchParams
-from ...engine.config import EngineArgs, EngineConfig
+from ...beam_search import BeamSearch, BeamSearchParams
 from ...engine.executor import Scheduled
-from ...engine.llm_engine import LLMEngine
-from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
-from ...engine.speculation import NgramDrafter, SpeculativeConfig
-from ...engine.stats import Vector
+from ...engine.tally import Vector
 from ...llm import LLM
+from ...llm_engine import LLMEngine
+from ...options.config import EngineConfig
+from ...options.engine_args import EngineArgs
+from ...requests.outputs import RequestOutput
+from ...requests.sampling_params import SamplingParams
+from ...requests.speculation import NgramDrafter, SpeculativeConfig
 from ...trace import states, traced
 from ..testing.checkpoints import CONFIG, random_tensors, train_tokenizer, write_checkpoint
 from ..testing.engines import assert_empty, assert_whole, params, reason, run_to_the_end, step

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from ...engine.sampling_params import MAX_STOP, RepetitionDetectionParams, SamplingParams
-from ...engine.stopping import OutputText, RepetitionDetector
+from ...engine.output_text import OutputText, RepetitionDetector
+from ...requests.sampling_params import MAX_STOP, RepetitionDetectionParams, SamplingParams
 
 
 class Characters:

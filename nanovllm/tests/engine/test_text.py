@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ...checkpoints.tokenizer import HFTokenizer, StreamDecoder, load_tokenizer
-from ...engine.outputs import RequestOutput
-from ...engine.sampling_params import SamplingParams
+from ...checkpoints.stream_decoder import StreamDecoder
+from ...checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from ...llm import LLM
+from ...requests.outputs import RequestOutput
+from ...requests.sampling_params import SamplingParams
 from ..testing.checkpoints import BOS, CONFIG, EOS, byte_ids, random_tensors, train_tokenizer, write_checkpoint
 
 REPLACEMENT = "\ufffd"

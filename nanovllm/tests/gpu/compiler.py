@@ -35,19 +35,11 @@ from triton.runtime.jit import JITFunction
 from ...backends.gpu import early_start
 from ...backends.gpu.backend import TritonBackend
 from ...backends.gpu.inputs import SAMPLING_FIELDS, allocate_fields, field_views, sampling_params
-from ...backends.gpu.ops import (
-    MAX_GEMV_ROWS,
-    MAX_SPLITS,
-    PLAIN,
-    PREFILL_ROWS,
-    DecodeWorkspace,
-    Ops,
-    SamplingWorkspace,
-    triton_ops,
-)
+from ...backends.gpu.ops import PLAIN, Ops, triton_ops
 from ...backends.gpu.plain import NormBefore
-from ...engine.sampling_params import SamplingParams
+from ...backends.gpu.tiles import MAX_GEMV_ROWS, MAX_SPLITS, PREFILL_ROWS, DecodeWorkspace, SamplingWorkspace
 from ...llm import LLM
+from ...requests.sampling_params import SamplingParams
 from ..testing.engines import model_runner
 from .pools import KernelShape
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ...backends.gpu import plain
-from ...backends.gpu.ops import PREFILL_ROWS, DecodeWorkspace, queries_per_tile, query_tiles, triton_ops
+from ...backends.gpu.ops import triton_ops
+from ...backends.gpu.tiles import PREFILL_ROWS, DecodeWorkspace, queries_per_tile, query_tiles
 from .pools import DTYPES, TOLERANCE, KernelShape, make_pool, make_queries, pick, random_shape
 
 FLOAT, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16

@@ -14,20 +14,22 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ...backends import choice as choice_module
-from ...backends.attention_backend import VARIABLE, backend_of
 from ...backends.gpu import backend as backend_module
 from ...backends.gpu.backend import Build, GpuChoice, TritonBackend
-from ...backends.gpu.graphs import Capture, CudaCapture, buckets
+from ...backends.gpu.capture import Capture, CudaCapture
+from ...backends.gpu.graphs import buckets
 from ...backends.gpu.inputs import HostBuffer, StepInputs
 from ...backends.gpu.model import Timer, seconds_on_gpu
-from ...backends.gpu.ops import PLAIN, PREFILL_ROWS, Ops, triton_ops
-from ...engine.beam_search import BeamSearchParams
-from ...engine.outputs import RequestOutput
-from ...engine.pooling_params import PoolingParams
-from ...engine.sampling_params import SamplingParams
+from ...backends.gpu.ops import PLAIN, Ops, triton_ops
+from ...backends.gpu.tiles import PREFILL_ROWS
+from ...beam_search import BeamSearchParams
 from ...engine.sequence import Sequence
-from ...engine.speculation import NgramDrafter
 from ...llm import LLM
+from ...options.attention_backend import VARIABLE, backend_of
+from ...requests.outputs import RequestOutput
+from ...requests.pooling_params import PoolingParams
+from ...requests.sampling_params import SamplingParams
+from ...requests.speculation import NgramDrafter
 from ..testing.engines import model_runner
 
 PROMPTS: list[str | list[int]] = [

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ...backends.gpu.backend import on_device
-from ...backends.gpu.graphs import BucketedGraphs, CudaCapture, buckets
+from ...backends.gpu.capture import CudaCapture
+from ...backends.gpu.graphs import BucketedGraphs, buckets
 
 
 class Log:

@@ -6,8 +6,8 @@ import torch
 
 from ...backends.gpu.inputs import NO_SLOT, HostBuffer, StepInputs, fill_placeholders, sampling_params
 from ...backends.torch.sampler import row_params
-from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
+from ...requests.sampling_params import SamplingParams
 from ..testing.sequences import make_sequence
 
 CPU = torch.device("cpu")

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from ...backends.gpu.backend import TritonBackend
-from ...backends.gpu.graphs import BucketedGraphs, CudaCapture, DecodeGraphs, DecodeOutput, buckets
+from ...backends.gpu.capture import CudaCapture
+from ...backends.gpu.graphs import BucketedGraphs, DecodeGraphs, DecodeOutput, buckets
 from ...backends.gpu.model import seconds_on_gpu
 from ...backends.gpu.ops import triton_ops
-from ...engine.sampling_params import SamplingParams
 from ...llm import LLM
+from ...requests.sampling_params import SamplingParams
 from ..testing.engines import model_runner
 from .test_backend import PROMPTS, make_llm, outputs_of
 

@@ -6,10 +6,12 @@ import random
 import pytest
 import torch
 
-from ...backends.gpu.ops import PLAIN, SamplingWorkspace, triton_ops
+from ...backends.gpu.ops import PLAIN, triton_ops
 from ...backends.gpu.sampler import Sampling, params_on_device
-from ...backends.torch.sampler import CHUNK, SamplingRow, no_probabilities, sample
-from ...engine.sampling_params import SamplingParams
+from ...backends.gpu.tiles import SamplingWorkspace
+from ...backends.torch.sampler import CHUNK, no_probabilities, sample
+from ...requests.sampling_params import SamplingParams
+from ...requests.tokens import SamplingRow
 from .pools import DTYPES
 
 OPS = ["plain", "kernel"]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import h11
 import pytest
 
-from ...engine.sampling_params import SamplingParams
+from ...requests.sampling_params import SamplingParams
 from ...server import limits
 from ...server.engine_process import Add
 from ...server.errors import ApiError, as_error, error_object

@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...engine import structured_outputs
-from ...engine.beam_search import BeamSearchParams
-from ...engine.config import EngineArgs
-from ...engine.llm_engine import LLMEngine
-from ...engine.pooling_params import PoolingParams
-from ...engine.sampling_params import (
+from ...beam_search import BeamSearchParams
+from ...llm_engine import LLMEngine
+from ...options.engine_args import EngineArgs
+from ...requests import structured_outputs
+from ...requests.pooling_params import PoolingParams
+from ...requests.sampling_params import (
     UNSUPPORTED,
     RepetitionDetectionParams,
     RequestOutputKind,

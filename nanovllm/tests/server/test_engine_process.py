@@ -6,7 +6,7 @@ from multiprocessing import Pipe
 
 import pytest
 
-from ...engine.llm_engine import LLMEngine
+from ...llm_engine import LLMEngine
 from ...server.engine_client import EngineClient, RunningRequests
 from ...server.engine_process import Delta, Piece, Ready, Stop, receive, send
 from ..testing.inside import LONG, ThreadAsProcess, inside, slow, until

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ...engine.config import EngineArgs
-from ...engine.llm_engine import LLMEngine
+from ...llm_engine import LLMEngine
+from ...options.engine_args import EngineArgs
 from ...server.engine_client import EngineClient, start_engine
 from ...server.options import ServerOptions
 from ...server.run import address_of, listening_sockets, make_front

@@ -10,7 +10,7 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
 from ... import SamplingParams
-from ...engine.sampling_params import UNSUPPORTED as UNSUPPORTED_PARAMS
+from ...requests.sampling_params import UNSUPPORTED as UNSUPPORTED_PARAMS
 from ...server.limits import check_num_parts
 from ...server.protocol import (
     CHAT,

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from ...checkpoints.tokenizer import load_tokenizer
-from ...engine.config import EngineArgs
 from ...log import logger
+from ...options.engine_args import EngineArgs
 from ...server.limits import MAX_IGNORED
 from ...server.options import ServerOptions
 from ...server.run import run_server, uvicorn_config

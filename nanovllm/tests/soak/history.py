@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
-from ...engine.beam_search import BeamSearchParams
-from ...engine.outputs import CompletionOutput, RequestOutput
-from ...engine.prompts import TokensPrompt
-from ...engine.sampling_params import SamplingParams
+from ...beam_search import BeamSearchParams
+from ...requests.outputs import CompletionOutput, RequestOutput
+from ...requests.prompts import TokensPrompt
+from ...requests.sampling_params import SamplingParams
 from ...trace import Tracer, traced
 from ...trace.events import Event as TraceEvent
 from ..testing.sequences import holders, name_requests

@@ -18,12 +18,12 @@ from zlib import crc32
 import numpy
 import torch
 
-from ...backends.torch.sampler import SampledToken
 from ...engine.executor import Scheduled
-from ...engine.host_tier import HostTier
-from ...engine.llm_engine import LLMEngine
 from ...engine.sequence import Sequence
 from ...llm import LLM
+from ...llm_engine import LLMEngine
+from ...requests.tokens import SampledToken
+from ...tiers.host_tier import HostTier
 from ..testing.sequences import holders
 
 VOCAB_SIZE = 90

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from ...backends.attention_backend import KernelChoice
-from ...backends.torch.model_runner import FinishedStep, ModelRunner
-from ...backends.torch.sampler import SampledToken
-from ...engine.config import EngineConfig
-from ...engine.executor import Executor, Scheduled
+from ...backends.torch.model_runner import ModelRunner
+from ...engine.executor import Executor, FinishedStep, Kernels, Scheduled
 from ...engine.kv_cache import KVCache
-from ...engine.llm_engine import LLMEngine
-from ...engine.outputs import RequestOutput
 from ...engine.prefix_cache import BlockHash, extend_block_hashes
-from ...engine.sampling_params import SamplingParams
 from ...engine.sequence import Sequence
+from ...llm_engine import LLMEngine
+from ...options.config import EngineConfig
+from ...requests.outputs import RequestOutput
+from ...requests.sampling_params import SamplingParams
+from ...requests.tokens import SampledToken
 from .sequences import holders
 
 OPTIONS = {"offload_policy": "load"}  # so that nothing is measured at the start
@@ -102,9 +101,9 @@ class ScriptedExecutor:
         return SampledToken(seq.placeholder_id, -1.0)
 
 
-def chooser(executor: Callable[[KVCache], Executor]) -> Callable[[KVCache], tuple[Executor, KernelChoice]]:
+def chooser(executor: Callable[[KVCache], Executor]) -> Callable[[KVCache], tuple[Executor, Kernels]]:
     """Return the argument `choose` of an engine with this executor."""
-    return lambda kv_cache: (executor(kv_cache), KernelChoice("the executor is custom"))
+    return lambda kv_cache: (executor(kv_cache), Kernels("the executor is custom"))
 
 
 def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **options) -> LLMEngine:

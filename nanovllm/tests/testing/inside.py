@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 import httpx
 
-from ...engine.config import EngineArgs
-from ...engine.llm_engine import LLMEngine
+from ...llm_engine import LLMEngine
+from ...options.engine_args import EngineArgs
 from ...progress import share_progress
 from ...server import engine_process
 from ...server.engine_client import EngineClient

@@ -9,8 +9,8 @@ import torch
 from torch.distributed import HashStore
 
 from ...distributed.rank_group import RankGroup
-from ...engine.config import EngineConfig
-from ...engine.llm_engine import LLMEngine
+from ...llm_engine import LLMEngine
+from ...options.config import EngineConfig
 
 Result = TypeVar("Result")
 

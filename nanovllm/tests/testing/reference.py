@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from ... import SamplingParams
-from ...backends.torch.sampler import SamplingRow, sample
-from ...checkpoints.tokenizer import HFTokenizer, StreamDecoder
+from ...backends.torch.sampler import sample
+from ...checkpoints.stream_decoder import StreamDecoder
+from ...checkpoints.tokenizer import HFTokenizer
 from ...engine.kv_cache import KVCache
-from ...engine.logits_processors import bad_words_token_ids
 from ...llama import LlamaForCausalLM
+from ...requests.logits_processors import bad_words_token_ids
+from ...requests.tokens import SamplingRow
 
 OUT = -float("inf")
 

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from ...__main__ import main
 from ...checkpoints.tokenizer import load_tokenizer
-from ...engine.config import EngineArgs
-from ...engine.llm_engine import LLMEngine
 from ...engine.sequence import Sequence
+from ...llm_engine import LLMEngine
+from ...options.engine_args import EngineArgs
 from ...server import run as server
 from .checkpoints import CONFIG, random_tensors
 from .tokenizers import write_form

@@ -7,13 +7,13 @@ import torch
 
 from ...engine.block_manager import BlockManager
 from ...engine.block_pool import BlockPool
-from ...engine.host_tier import HostTier
 from ...engine.observer import Observer
 from ...engine.prefix_cache import BlockHash
-from ...engine.sampling_params import SamplingParams
 from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
 from ...engine.tier import Tier
+from ...requests.sampling_params import SamplingParams
+from ...tiers.host_tier import HostTier
 
 
 def make_sequence(request_id: str, num_prompt_tokens: int, max_tokens: int, sample_index: int = 0) -> Sequence:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import openai
 
-from ...backends.attention_backend import VARIABLE
+from ...options.attention_backend import VARIABLE
 from .engines import UNMEASURED
 from .processes import REPOSITORY
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ...engine.block_pool import BlockPool
-from ...engine.host_tier import HostTier
 from ...engine.kv_cache import BlockCopy
 from ...engine.observer import Observer
 from ...engine.prefix_cache import BlockHash, extend_block_hashes
 from ...engine.sequence import Sequence
+from ...tiers.host_tier import HostTier
 from .pools import BLOCK_SIZE, make_cache
 from .sequences import admit, holders, make_manager, make_sequence
 

@@ -13,25 +13,20 @@ from torch import Tensor
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.backends.gpu.backend import TritonBackend
-from nanovllm.backends.gpu.graphs import CudaCapture, Launcher, buckets
+from nanovllm.backends.gpu.capture import CudaCapture, Launcher
+from nanovllm.backends.gpu.graphs import buckets
 from nanovllm.backends.gpu.model import seconds_on_gpu
-from nanovllm.backends.gpu.ops import (
-    PLAIN,
-    PREFILL_ROWS,
-    DecodeWorkspace,
-    SamplingWorkspace,
-    queries_per_tile,
-    query_tiles,
-    triton_ops,
-)
+from nanovllm.backends.gpu.ops import PLAIN, triton_ops
 from nanovllm.backends.gpu.plain import NormBefore, attend
 from nanovllm.backends.gpu.sampler import params_on_device
+from nanovllm.backends.gpu.tiles import PREFILL_ROWS, DecodeWorkspace, SamplingWorkspace, queries_per_tile, query_tiles
 from nanovllm.backends.torch.model_runner import ModelRunner
-from nanovllm.backends.torch.sampler import SamplingRow, sample
+from nanovllm.backends.torch.sampler import sample
 from nanovllm.bench.engine import Run, serve
 from nanovllm.bench.floor import device_bandwidth
 from nanovllm.bench.harness import seconds_of, timed
 from nanovllm.bench.workload import random_tasks
+from nanovllm.requests.tokens import SamplingRow
 from stages.bench.gpu.common import SHAPES, PartReport, Row, Setup, note_missing
 from stages.bench.gpu.engine import NEEDED
 from stages.bench.gpu.parts import loads_beside_steps

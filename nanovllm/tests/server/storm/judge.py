@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import torch
 
-from ....engine.config import EngineArgs
-from ....engine.prompts import TokensPrompt
-from ....engine.sampling_params import SamplingParams
 from ....llm import LLM
+from ....options.engine_args import EngineArgs
+from ....requests.prompts import TokensPrompt
+from ....requests.sampling_params import SamplingParams
 from ...testing.served import STORYTELLER
 from .wire import StreamRequest, StreamResult, send_and_read
 

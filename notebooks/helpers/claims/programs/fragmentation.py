@@ -3,7 +3,7 @@
 import threading
 
 from nanovllm import LLMEngine
-from nanovllm.engine.config import EngineConfig
+from nanovllm.options.config import EngineConfig
 from notebooks.helpers.claims.programs import Case, attempt, sequence
 from stages.bench.engines import silent
 from stages.bench.models import STORYTELLER

@@ -11,7 +11,7 @@ from collections import abc
 from typing import Any, NotRequired, TypedDict, final
 
 from ..checkpoints.chat_template import content_text
-from .checks import is_integer, nearest
+from ..checks import is_integer, nearest
 
 
 @final

@@ -1,203 +1,30 @@
-"""DiskTier: files of blocks that outlive the engine, in a folder that several engines may share.
-
-    kv_disk_dir/                          mode 0700, as is every folder in it
-        lock                              held by the process that writes; its content is the size of all blocks
-        weights/6f0c...                   SHA-256 of a checkpoint, so that it is not read again at each start
-        <namespace>/                      what must be equal for a hash to mean the same numbers: see namespace_of()
-            3a/3a41...c7.kv               a block, mode 0600: a header of 40 bytes, then its keys and values
+"""DiskTier: blocks that outlive the engine, in the files of block_files.py.
 
 A block is written behind: the engine copies it to a free buffer, and one thread writes the buffers to files. If no
-buffer is free, the block is dropped, so a step never waits. Each file is complete or absent, also after kill -9. Reads
-run on a few threads of their own. A file that is not exactly what was written is deleted, and its block is lost.
+buffer is free, the block is dropped, so a step never waits. Reads run on a few threads of their own.
 """
 
-import errno
-import hashlib
 import itertools
-import os
 import time
-import zlib
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from glob import escape, iglob
-from pathlib import Path
-from struct import Struct
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from .. import __version__
-from ..backends.attention_backend import backend_of
-from ..llama import ModelConfig
+from ..engine.kv_cache import BlockCopy
+from ..engine.observer import Observer
+from ..engine.prefix_cache import BlockHash
 from ..log import logger
-from .config import GIB, EngineConfig
-from .kv_cache import BlockCopy
-from .observer import Observer
-from .prefix_cache import BlockHash
+from .block_files import BlockFiles
 
-START, CRC = Struct("<8sI16sQ"), Struct("<I")  # MAGIC, VERSION, hash, bytes of the block; CRC-32 of these and the block
-MAGIC, VERSION = b"nanovllm", 1
-SUFFIX, LOCK, NEW_FILE, WEIGHTS = ".kv", "lock", "new", "weights"
 QUEUE_BYTES = 64 * 2**20  # of blocks that wait to be written
 NUM_READERS = 4  # threads
-KEPT_SHARE = 0.95  # of the size limit, once it has been reached and old blocks are removed
 RETRY_SECONDS = 60.0  # until the next write after one that failed
 TOUCH_SECONDS = 1.0  # between two updates of the files' times
-SETTLED_SECONDS = 2.0  # a file changed later than this could change again and look the same
-PAGE_BYTES = 4096  # a file system's unit
-
-
-class BlockFiles:
-    """The files of one namespace. Any number of processes may write and remove them at the same time."""
-
-    def __init__(self, root: Path, namespace: str, max_bytes: int) -> None:
-        """Use the folder of a namespace. All namespaces of `root` together take at most `max_bytes`."""
-        self.folder = root / namespace
-        self.root, self._max_bytes = root, max_bytes
-        self._used: dict[BlockHash, int] = {}  # last use in ns, to write to the files' times
-
-    def __contains__(self, block_hash: BlockHash) -> bool:
-        return os.path.isfile(self._path(block_hash))
-
-    def read(self, block_hash: BlockHash, into: memoryview) -> None:
-        """Fill `into` with a block.
-
-        Raise ValueError, and delete the file, unless it is exactly what was written. Raise OSError if it cannot be
-        read.
-        """
-        path, header, more = self._path(block_hash), bytearray(START.size + CRC.size), bytearray(1)
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # a pipe must not block the thread
-        try:
-            num_bytes = os.readv(file, [header, into, more])
-        finally:
-            os.close(file)
-        if num_bytes != len(header) + len(into) or header != header_of(block_hash, into):
-            os.unlink(path)
-            raise ValueError(f"{path} is damaged")
-
-    def write(self, block_hash: BlockHash, data: memoryview) -> list[BlockHash]:
-        """Write a block, and make it the most recently used. Return the blocks of this namespace removed for it.
-
-        Raise OSError, and leave no file, if it cannot be written.
-        """
-        path, header, new = self._path(block_hash), header_of(block_hash, data), self.root / NEW_FILE
-        num_bytes, removed = size_on_disk(len(header) + len(data)), list[BlockHash]()
-        with self._locked() as lock:
-            total = int.from_bytes(os.pread(lock, 8, 0), "little") + num_bytes
-            if total > self._max_bytes:
-                total, removed = self._remove_oldest(num_bytes)
-                total += num_bytes
-            os.pwrite(lock, total.to_bytes(8, "little"), 0)  # first: if it is killed now, the size is too large
-            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            try:
-                if os.writev(file, [header, data]) < len(header) + len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                try:
-                    os.replace(new, path)
-                except FileNotFoundError:
-                    make_folders(self.folder, path.parent)
-                    os.replace(new, path)
-            except OSError:
-                with suppress(OSError):
-                    os.unlink(new)
-                raise
-            finally:
-                os.close(file)
-        return removed
-
-    def touch(self, hashes: list[BlockHash]) -> None:
-        """Make these blocks the most recently used ones, the first one last: the others are of no use without it.
-
-        write_times() tells the other processes.
-        """
-        now = time.time_ns()
-        self._used |= {block_hash: now - place * 1000 for place, block_hash in enumerate(hashes)}
-
-    def write_times(self) -> None:
-        """Update the times of the files that were touched."""
-        while self._used:
-            block_hash, when = self._used.popitem()
-            with suppress(OSError):
-                os.utime(self._path(block_hash), ns=(when, when))
-
-    def remove_oldest(self) -> list[BlockHash]:
-        """Measure the size, and hold it: remove the least recently used blocks, and what a killed process has left.
-
-        Return the removed blocks of this namespace.
-        """
-        with self._locked() as lock:
-            total, removed = self._remove_oldest(0)
-            os.pwrite(lock, total.to_bytes(8, "little"), 0)
-        return removed
-
-    def remove_all(self) -> None:
-        """Remove all blocks of this namespace."""
-        with self._locked() as lock:
-            self._used.clear()
-            for path in iglob(f"{escape(str(self.folder))}/*/*{SUFFIX}"):
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
-            total, _ = self._remove_oldest(0)
-            os.pwrite(lock, total.to_bytes(8, "little"), 0)
-
-    def drop_page_cache(self) -> None:
-        """Ask the system to keep no copies of the files in memory, so that the next reads come from the disk."""
-        for path in iglob(f"{escape(str(self.folder))}/*/*{SUFFIX}"):
-            file = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(file)
-                if hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(file)
-
-    def _remove_oldest(self, room: int) -> tuple[int, list[BlockHash]]:
-        """Make room under the lock. Return the bytes that remain, and the removed blocks of this namespace."""
-        self.write_times()
-        with suppress(FileNotFoundError):
-            os.unlink(self.root / NEW_FILE)  # nobody writes it now
-        files = []
-        for path in iglob(f"{escape(str(self.root))}/*/*/*{SUFFIX}"):
-            with suppress(FileNotFoundError):
-                status = os.stat(path)
-                files.append((status.st_mtime_ns, size_on_disk(status.st_size), path))
-        total, removed = sum(size for _, size, _ in files), list[BlockHash]()
-        if total + room <= self._max_bytes:
-            return total, removed
-        for _, size, path in sorted(files):
-            if total + room <= KEPT_SHARE * self._max_bytes:
-                break
-            with suppress(OSError, ValueError):  # a folder, or a name that is no hash
-                os.unlink(path)
-                total -= size
-                if path.startswith(f"{self.folder}/"):
-                    removed.append(bytes.fromhex(Path(path).stem))
-        return total, removed
-
-    @contextmanager
-    def _locked(self) -> Iterator[int]:
-        """Hold the lock that the processes share, and yield its file. The system releases it if a process is killed."""
-        import fcntl  # not on Windows
-
-        try:
-            file = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        except FileNotFoundError:
-            make_folders(self.root)
-            file = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
-        finally:
-            os.close(file)
-
-    def _path(self, block_hash: BlockHash) -> Path:
-        name = block_hash.hex()
-        return self.folder / name[:2] / (name + SUFFIX)
 
 
 @dataclass(eq=False)
@@ -458,92 +285,3 @@ class DiskTier:
         """Raise AssertionError unless the loads hold their sources, and nothing else is held."""
         sources = sorted(copy.source for load in self.loads for copy in load.copies)
         assert sorted(self._held) == sources, f"blocks {sorted(self._held)} are held, {sources} are loading"
-
-
-def make_folders(*folders: Path) -> None:
-    """Create these folders, each in the one before it, for their owner alone."""
-    for folder in folders:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-
-
-def header_of(block_hash: BlockHash, data: memoryview) -> bytes:
-    """Return the beginning of a block's file, which fits no other block and no damaged one."""
-    start = START.pack(MAGIC, VERSION, block_hash, len(data))
-    return start + CRC.pack(zlib.crc32(data, zlib.crc32(start)))
-
-
-def size_on_disk(num_bytes: int) -> int:
-    """Return the size of a file in whole pages.
-
-    >>> size_on_disk(1), size_on_disk(4096), size_on_disk(4097)
-    (4096, 4096, 8192)
-    """
-    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
-
-
-def open_files(
-    config: EngineConfig, model: ModelConfig, blocks: Tensor, rank: int = 0, world_size: int = 1
-) -> BlockFiles:
-    """Open or create kv_disk_dir. Return the files of blocks that mean the same as those of `blocks` (KVCache.blocks).
-
-    Raise ValueError if there is no such folder and none can be created, if others may write to it, or if kv_disk_size
-    has no room for two blocks.
-    """
-    assert config.kv_disk_dir is not None
-    root, max_bytes = Path(config.kv_disk_dir).expanduser(), int(config.kv_disk_size * GIB)
-    if max_bytes < 2 * size_on_disk(blocks[0].nbytes + START.size + CRC.size):
-        raise ValueError(f"kv_disk_size must hold two blocks of {blocks[0].nbytes:,} bytes, got {max_bytes:,} bytes")
-    try:
-        make_folders(root)
-    except OSError as error:
-        raise ValueError(f"kv_disk_dir must be a folder, got {str(root)!r}: {error.strerror}") from None
-    status = os.stat(root)  # others could plant blocks, which would change answers
-    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
-        raise ValueError(f"kv_disk_dir must be writable by its owner alone (mode 0700), got {str(root)!r}")
-    weights = "dummy" if config.load_format == "dummy" else weights_digest(Path(config.model), root)
-    return BlockFiles(root, namespace_of(config, model, weights, blocks, rank, world_size), max_bytes)
-
-
-def namespace_of(
-    config: EngineConfig, model: ModelConfig, weights: str, blocks: Tensor, rank: int, world_size: int
-) -> str:
-    """Return the name of the folder for blocks that mean the same as this engine's.
-
-    It covers all that the keys and values of a text depend on: `weights`, from weights_digest(), the model's config
-    with hf_overrides, the type of the weights, quantization, the type and layout of a block, the backend's operations,
-    this rank's share of the heads, and the version of the package.
-    """
-    backend = backend_of(config.attention_backend, config.enforce_eager, config.device_type == "cuda")
-    numerics = config.torch_dtype(model.dtype), config.quantization, config.device_type, backend
-    shape = replace(model, eos_token_ids=())  # where a text ends changes none of it
-    facts = (VERSION, __version__, weights, shape, numerics, blocks.dtype, blocks.shape[1:], rank, world_size)
-    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
-
-
-def weights_digest(folder: Path, root: Path) -> str:
-    """Return the SHA-256 of all weights in a checkpoint's folder and of its config.json.
-
-    Each byte is read, about a second per gigabyte, so a changed checkpoint has another digest. It is remembered under
-    `root` and used again as long as the files look untouched: the same paths, inodes, sizes and times of change, all of
-    them older than two seconds when the digest was made. A process cannot set the time of change.
-    """
-    names = ("*.safetensors", "*.gguf", "*.index.json", "model.gguf.json", "config.json")
-    paths = sorted(path for name in names for path in folder.glob(name) if path.is_file())
-    now = time.time_ns()
-    looks = [(str(path.resolve()), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-             for path in paths for status in [path.stat()]]  # fmt: skip
-    note = root / WEIGHTS / hashlib.sha256(repr(looks).encode()).hexdigest()
-    with suppress(OSError):
-        return note.read_text(encoding="ascii")
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    if all(now - changed > SETTLED_SECONDS * 1e9 for *_, changed in looks):
-        with suppress(OSError):
-            os.makedirs(note.parent, mode=0o700, exist_ok=True)
-            new = note.with_name(f"{note.name}.{os.getpid()}")
-            new.touch(mode=0o600)
-            new.write_text(digest.hexdigest(), encoding="ascii")
-            new.replace(note)
-    return digest.hexdigest()

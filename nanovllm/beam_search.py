@@ -17,16 +17,17 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends.torch.sampler import SampledToken, top_logprobs
-from ..distributed.rank_group import RankError
+from .backends.torch.sampler import top_logprobs
 from .checks import AT_LEAST_1, Rule, check_fields, check_unsupported
-from .executor import Scheduled
-from .interrupts import interrupts_held_back
+from .distributed.rank_group import RankError
+from .engine.executor import Scheduled
+from .engine.interrupts import interrupts_held_back
+from .engine.sequence import Sequence, request_output
 from .llm_engine import LLMEngine
-from .outputs import Position, RequestOutput
-from .prompts import ParsedPrompt, parts_of
-from .sampling_params import SamplingParams
-from .sequence import Sequence, request_output
+from .requests.outputs import Position, RequestOutput
+from .requests.prompts import ParsedPrompt, parts_of
+from .requests.sampling_params import SamplingParams
+from .requests.tokens import SampledToken
 
 
 @dataclass(frozen=True)

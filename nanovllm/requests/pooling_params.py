@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from .checks import Rule, check_fields
+from ..checks import Rule, check_fields
 
 
 @dataclass

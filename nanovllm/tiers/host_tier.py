@@ -14,11 +14,11 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from ..engine.block_pool import BlockPool
+from ..engine.kv_cache import BlockCopy
+from ..engine.observer import Observer
+from ..engine.prefix_cache import BlockHash
 from ..host_memory import allocate
-from .block_pool import BlockPool
-from .kv_cache import BlockCopy
-from .observer import Observer
-from .prefix_cache import BlockHash
 
 MAX_DEFAULT_BYTES = 4 * 2**30  # limit of the default size, since no other program can use pinned memory
 

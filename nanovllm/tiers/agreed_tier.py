@@ -1,13 +1,9 @@
 """AgreedTier: a tier whose blocks have arrived once they have on all ranks, and are lost if one rank's part is."""
 
-from typing import TYPE_CHECKING
-
-from .rank_group import RankGroup
-
-if TYPE_CHECKING:
-    from ..engine.kv_cache import BlockCopy
-    from ..engine.prefix_cache import BlockHash
-    from ..engine.tier import Tier
+from ..distributed.rank_group import RankGroup
+from ..engine.kv_cache import BlockCopy
+from ..engine.prefix_cache import BlockHash
+from ..engine.tier import Tier
 
 ON_ITS_WAY, LOST, ARRIVED = 0, 1, 2  # the least of all ranks is what all agree on
 
@@ -19,28 +15,28 @@ class AgreedTier:
     collect(wait=True). The tier itself may be ahead, because each rank collects its loads as soon as they are there.
     """
 
-    def __init__(self, tier: "Tier", ranks: RankGroup) -> None:
+    def __init__(self, tier: Tier, ranks: RankGroup) -> None:
         self._tier, self._ranks = tier, ranks
         self._here: dict[int, int] = {}  # each target on its way to some rank: what this rank knows of it
         self._agreed: dict[int, int] = {}  # and what all know
         self._is_current = True
 
-    def __contains__(self, block_hash: "BlockHash") -> bool:
+    def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self._tier
 
-    def save(self, block: int, block_hash: "BlockHash", is_prompt: bool) -> None:
+    def save(self, block: int, block_hash: BlockHash, is_prompt: bool) -> None:
         """Keep this rank's part of a computed block."""
         self._tier.save(block, block_hash, is_prompt)
 
-    def touch(self, hashes: "list[BlockHash]") -> None:
+    def touch(self, hashes: list[BlockHash]) -> None:
         """Note that these blocks were used."""
         self._tier.touch(hashes)
 
-    def store(self, block: int, block_hash: "BlockHash") -> None:
+    def store(self, block: int, block_hash: BlockHash) -> None:
         """Keep this rank's part of an evicted block."""
         self._tier.store(block, block_hash)
 
-    def hold(self, hashes: "list[BlockHash]") -> list[int]:
+    def hold(self, hashes: list[BlockHash]) -> list[int]:
         """Hold this rank's blocks."""
         return self._tier.hold(hashes)
 
@@ -48,7 +44,7 @@ class AgreedTier:
         """Let held blocks be evicted again."""
         self._tier.release(held)
 
-    def load(self, copies: "list[BlockCopy]") -> None:
+    def load(self, copies: list[BlockCopy]) -> None:
         """Start this rank's load."""
         self._tier.load(copies)
         self._here |= {copy.target: ON_ITS_WAY for copy in copies}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, ClassVar
 
-from .checks import (
+from ..checks import (
     AT_LEAST_0,
     AT_LEAST_1,
     SEED,

@@ -4,8 +4,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..backends.torch.sampler import Logprob as Logprob
-from ..checkpoints.tokenizer import MAX_BEFORE, HFTokenizer, decoded_token
+from ..checkpoints.stream_decoder import MAX_BEFORE, decoded_token
+from ..checkpoints.tokenizer import HFTokenizer
+from .tokens import Logprob
 
 Position = dict[int, Logprob]  # the likeliest tokens at one position, and the token that is there
 

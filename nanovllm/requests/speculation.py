@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from .checks import AT_LEAST_1, Rule, check_fields, nearest
+from ..checks import AT_LEAST_1, Rule, check_fields, nearest
 
 DEFAULT_LOOKUP = 5  # vLLM's
 MEMORY = 8  # guesses that a drafter remembers, roughly

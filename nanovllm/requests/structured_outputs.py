@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoints.tokenizer import HFTokenizer, StreamDecoder
+from ..checkpoints.stream_decoder import StreamDecoder
+from ..checkpoints.tokenizer import HFTokenizer
 from .logits_processors import LogitsProcessor
 from .sampling_params import StructuredOutputsParams, read_schema
-from .stopping import OutputText
 
 MAX_GRAMMARS = 32  # compiled grammars in the cache
 DEAD_END = "no token of this checkpoint can come next"
@@ -56,8 +56,8 @@ class AnswerProcessor:
         With a `thought_end`, the output begins inside the thought, unless a token may begin it.
         """
         self._grammar, self._thought_start, self._call_start = grammar, thought_start, call_start
-        self._thought = OutputText(StreamDecoder(tokenizer.showing_special_tokens(), []), (thought_end or "",))
-        self._has_thought_ended = thought_end is None
+        self._decoder, self._tail = StreamDecoder(tokenizer.showing_special_tokens(), []), ""  # of the thought's text
+        self._thought_end, self._has_thought_ended = thought_end or "", thought_end is None
         self._num_read = 0  # output tokens of the thought
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
@@ -66,8 +66,10 @@ class AnswerProcessor:
         if start is not None and output_token_ids and output_token_ids[0] != start:
             self._has_thought_ended = True
         while not self._has_thought_ended and self._num_read < len(output_token_ids):
+            text = self._tail + self._decoder.push(output_token_ids[self._num_read])
+            self._tail = text[-len(self._thought_end) :]
+            self._has_thought_ended = self._thought_end in text
             self._num_read += 1
-            self._has_thought_ended = self._thought.push(output_token_ids[self._num_read - 1])
         answer = output_token_ids[self._num_read :]
         if not (self._has_thought_ended or may_think) or answer[:1] == [self._call_start]:
             return

@@ -4,8 +4,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..checkpoints.tokenizer import StreamDecoder
-from .sampling_params import RepetitionDetectionParams
+from ..checkpoints.stream_decoder import StreamDecoder
+from ..requests.sampling_params import RepetitionDetectionParams
 
 
 class StopStrings:

@@ -20,16 +20,16 @@ from time import perf_counter
 
 import torch
 
-from .block_manager import BlockManager
-from .disk_tier import BlockFiles
-from .executor import Executor, Scheduled
+from ..engine.block_manager import BlockManager
+from ..engine.executor import Executor, Scheduled
+from ..engine.input_processor import InputProcessor
+from ..engine.kv_cache import BlockCopy, KVCache
+from ..engine.observer import Observer
+from ..engine.prefix_cache import BlockHash
+from ..engine.sequence import Sequence
+from ..requests.sampling_params import SamplingParams
+from .block_files import BlockFiles
 from .host_tier import HostTier
-from .input_processor import InputProcessor
-from .kv_cache import BlockCopy, KVCache
-from .observer import Observer
-from .prefix_cache import BlockHash
-from .sampling_params import SamplingParams
-from .sequence import Sequence
 
 NUM_BLOCKS = 8  # copied at a time to measure a bandwidth
 MOST_OFF = 2.0  # times that a speed may differ from what is observed

@@ -22,34 +22,3 @@ def backend_of(attention_backend: str | None, enforce_eager: bool, is_gpu: bool 
     if backend not in BACKENDS:
         raise ValueError(f"{VARIABLE} must be one of {', '.join(BACKENDS)}, got {backend!r}")
     return backend
-
-
-class KernelChoice:
-    """The choice between kernels and plain operations. It belongs to the engine's thread.
-
-    This class chooses plain operations for good. cpu/ and gpu/ extend it.
-    """
-
-    uses_kernels = False
-
-    def __init__(self, reason: str | None) -> None:
-        self.reason = reason  # for plain operations, or for kernels without CUDA graphs
-
-    @property
-    def description(self) -> str:
-        """Describe the choice, for the last line of a command."""
-        return f"plain operations: {self.reason}"
-
-    @property
-    def awaits_idle(self) -> bool:
-        """Return whether kernels have been compiled, and will be used once no request is running."""
-        return False
-
-    def switch_when_ready(self) -> None:
-        """Switch to the kernels if they have been compiled in the meantime. No request may be running."""
-
-    def wait(self, seconds: float) -> None:
-        """Wait for the compiler if it is still running, for at most `seconds`, and log why."""
-
-    def close(self) -> None:
-        """End the compiler if it is still running."""

@@ -1,0 +1,59 @@
+"""Capture: a recorder of launches, which a CUDA graph replays with a single call."""
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import torch
+
+Launcher = Callable[[], None]  # launches work on the device
+IDLE_STREAMS = defaultdict[int, list[torch.cuda.Stream]](list)  # by device, those of captures that are gone
+
+
+class Capture(Protocol):
+    """A way to record a step for replay."""
+
+    def __call__(self, step: Launcher, shares_memory: bool = True) -> Launcher:
+        """Record the launches of `step`, and return a function that replays them.
+
+        Graphs that share memory must all stay alive, and must never run at the same time.
+        """
+
+
+class CudaCapture:
+    """A Capture that records CUDA graphs. Graphs that share memory use one pool.
+
+    It has a stream of its own: torch creates its default capture stream once per process, on whichever device is
+    current at that moment. cuBLAS keeps 32 MiB for each stream that it has seen, so a new capture takes the stream of
+    one that is gone. Two live ones never share: since torch 2.13, the end of a graph frees that memory for all graphs
+    of its stream (pytorch#193402).
+    """
+
+    def __init__(self) -> None:
+        self._first: torch.cuda.CUDAGraph | None = None  # its memory pool serves the others
+        self._stream: torch.cuda.Stream | None = None
+
+    def __call__(self, step: Launcher, shares_memory: bool = True) -> Launcher:
+        graph = torch.cuda.CUDAGraph()
+        pool = self._first.pool() if self._first is not None and shares_memory else None
+        self._stream = self._stream or self._take_stream()
+        # If a capture fails, torch.cuda.graph leaves its stream current; the outer context restores the previous one.
+        # "thread_local" lets other threads (another engine's, a server's) allocate memory during the capture.
+        with torch.cuda.stream(self._stream), torch.cuda.graph(graph, pool, self._stream, "thread_local"):
+            step()
+        if shares_memory and self._first is None:
+            self._first = graph
+        return partial(replay, graph, self)
+
+    def _take_stream(self) -> torch.cuda.Stream:
+        idle = IDLE_STREAMS[torch.cuda.current_device()]
+        stream = idle.pop() if idle else torch.cuda.Stream()
+        weakref.finalize(self, idle.append, stream)
+        return stream
+
+
+def replay(graph: torch.cuda.CUDAGraph, capture: CudaCapture) -> None:
+    """Launch a graph. It holds its capture, whose stream must not serve another one before this graph is gone."""
+    graph.replay()

@@ -1,0 +1,183 @@
+"""Build an engine from its options: checkpoint, pool, executor, tiers and scheduler, in this order."""
+
+from collections import abc
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from .backends.choice import choose_backend
+from .checkpoints.hub import find_checkpoint, find_tokenizer
+from .checkpoints.model_config import eos_token_ids
+from .checkpoints.sizes import kv_bytes_per_token
+from .checkpoints.tokenizer import HFTokenizer, load_tokenizer
+from .checkpoints.weights import dummy_model, load_model
+from .distributed.layers import local_config
+from .distributed.rank_group import RankGroup
+from .engine.block_manager import BlockManager
+from .engine.core import Parts
+from .engine.executor import Executor, Kernels
+from .engine.input_processor import InputProcessor
+from .engine.int8_blocks import int8_block_shape
+from .engine.kv_cache import KVCache
+from .engine.observer import Observers
+from .engine.scheduler import Scheduler
+from .engine.tally import Tally
+from .host_memory import default_pool_bytes
+from .llama import ModelConfig
+from .options.config import EngineConfig
+from .options.engine_args import EngineArgs
+from .tiers.cost_model import measure
+from .tiers.setup import TierParts, build_tiers
+
+DEFAULT_BYTES = 2**30
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
+
+ChooseExecutor = abc.Callable[[KVCache], tuple[Executor, Kernels]]  # for the pool, instead of one with the weights
+
+
+@dataclass(frozen=True)
+class Built:
+    """The parts of an engine, and what its face shows of them."""
+
+    parts: Parts
+    tiers: TierParts
+    tally: Tally
+    model_config: ModelConfig
+    max_model_len: int
+    tokenizer: HFTokenizer | None
+
+
+def build(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    observers: abc.Iterable[object],
+    choose: ChooseExecutor | None,
+    ranks: RankGroup,
+) -> Built:
+    """Load the checkpoint, and allocate the pools. Raise ValueError for an option that this machine cannot have."""
+    max_model_len = config.longest_sequence(model_config.max_position_embeddings)
+    tokenizer = tokenizer_of(config)
+    kv_cache, executor, kernels = build_executor(config, model_config, max_model_len, choose, ranks)
+    if config.generation_config not in ("auto", "vllm"):
+        model_config = replace(model_config, eos_token_ids=eos_token_ids(config.generation_config))
+    speculation = config.speculation()
+    inputs = InputProcessor(model_config, tokenizer, max_model_len, config.seed, speculation)
+    everyone = Observers()
+    longest = min(config.max_num_batched_tokens, max_model_len - 1, kv_cache.num_blocks * config.block_size)
+    measured = partial(measure, kv_cache, executor, inputs, longest)
+    tiers = build_tiers(config, model_config, max_model_len, kv_cache, ranks, everyone, measured)
+    num_drafted = speculation.num_speculative_tokens if speculation else 0
+    tally = Tally(max_model_len, config.block_size, config.enable_prefix_caching, tiers.has_tier, num_drafted)
+    for observer in (tally, *observers, *([tiers.hit_policy] if tiers.hit_policy else [])):
+        everyone.append(observer)
+    manager = BlockManager(
+        kv_cache.num_blocks,
+        config.block_size,
+        config.enable_prefix_caching,
+        tiers.tier,
+        everyone,
+        ranks.least if tiers.has_tier else list,
+        tiers.hit_policy.num_worth_loading if tiers.hit_policy else len,
+    )
+    scheduler = Scheduler(config, manager, everyone)
+    parts = Parts(config, ranks, inputs, kv_cache, executor, kernels, manager, scheduler, everyone)
+    return Built(parts, tiers, tally, model_config, max_model_len, tokenizer)
+
+
+def build_executor(
+    config: EngineConfig, model_config: ModelConfig, max_model_len: int, choose: ChooseExecutor | None, ranks: RankGroup
+) -> tuple[KVCache, Executor, Kernels]:
+    """Load the weights, and allocate a pool in the memory that is left. `choose` needs no weights."""
+    local = local_config(model_config, ranks.world_size)  # with this rank's heads
+    if config.has_int8_kv:
+        int8_block_shape(local, config.block_size)  # raises before the weights are read
+    device, dtype = config.torch_device(), config.torch_dtype(model_config.dtype)
+    model = None
+    if choose is None:
+        load = dummy_model if config.load_format == "dummy" else load_model
+        model = load(config.model, model_config, dtype, device, max_model_len, config.quantization, ranks)
+    [num_blocks] = ranks.least([num_blocks_for(config, local, max_model_len, device)])  # after the weights
+    kv_cache = KVCache(local, num_blocks, config.block_size, dtype, device, config.has_int8_kv)
+    if choose is not None:
+        return kv_cache, *choose(kv_cache)
+    assert model is not None, "weights are loaded unless `choose` is given"
+    executor, kernels = choose_backend(
+        model,
+        kv_cache,
+        config.slots_in_a_tile(),
+        max_model_len,
+        config.max_rows,
+        config.attention_backend,
+        config.enforce_eager,
+        "ranks exchange parts of each layer" if ranks.world_size > 1 else None,
+    )
+    return kv_cache, executor, kernels
+
+
+def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int, device: torch.device) -> int:
+    """Return the size of the pool in blocks, once the weights are loaded. Raise ValueError if no block fits.
+
+    By default, weights and pool take 90% of a GPU's memory, which leaves the rest to activations. Elsewhere the pool
+    takes 1 GiB, or less if max_num_seqs sequences cannot fill that or memory is short.
+    """
+    per_token = kv_bytes_per_token(model, config.torch_dtype(model.dtype).itemsize, config.has_int8_kv)
+    if config.kv_cache_tokens is not None:
+        room = config.kv_cache_tokens * per_token
+    elif config.kv_cache_memory_bytes is not None:
+        room = config.kv_cache_memory_bytes
+    elif device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        share = config.gpu_memory_utilization or DEFAULT_GPU_MEMORY_UTILIZATION
+        room = int(share * total) - (total - free)
+    elif config.gpu_memory_utilization is not None:
+        raise ValueError(f"gpu_memory_utilization needs a GPU, got device {device.type}: set kv_cache_tokens instead")
+    else:
+        slots_each = max_model_len + config.block_size - 1  # the last block may hold one token
+        room = default_pool_bytes(DEFAULT_BYTES) // config.tensor_parallel_size  # the ranks share the machine's memory
+        room = min(room, config.max_num_seqs * slots_each * per_token)
+    num_slots = max(room, 0) // per_token
+    if num_slots < config.block_size:
+        raise ValueError(f"the pool must have at least one block of {config.block_size} slots, got {num_slots} slots")
+    return num_slots // config.block_size
+
+
+def find_folder(config: EngineConfig) -> EngineConfig:
+    """Return the config with the checkpoint's folder: a model on the hub is downloaded."""
+    if config.load_format == "dummy":
+        return config
+    hub: dict[str, Any] = {"cache_dir": config.download_dir, "token": config.hf_token}
+    return replace(config, model=str(find_checkpoint(config.model, hf_overrides=config.hf_overrides, **hub)))
+
+
+def start_ranks(
+    config: EngineConfig, model: ModelConfig, follow: abc.Callable[[EngineConfig, RankGroup], None]
+) -> RankGroup:
+    """Return the group of tensor_parallel_size ranks. Raise ValueError if model or machine cannot be divided."""
+    size, device = config.tensor_parallel_size, config.device_type
+    local_config(model, size)
+    if size == 1:
+        return RankGroup()
+    if config.distributed_executor_backend == "external_launcher":
+        return RankGroup.join(size, device)
+    if device == "cuda" and size > torch.cuda.device_count():
+        raise ValueError(
+            f"tensor_parallel_size must be at most {torch.cuda.device_count()}, the number of GPUs, got {size}"
+        )
+    return RankGroup.start(size, device, partial(follow, config))
+
+
+def tokenizer_of(config: EngineConfig | EngineArgs) -> HFTokenizer | None:
+    """Return the tokenizer that `config` names, or the checkpoint's. Raise ValueError if the named one is missing."""
+    if config.skip_tokenizer_init:
+        return None
+    if not config.tokenizer:
+        return load_tokenizer(config.model)
+    folder = find_tokenizer(
+        config.tokenizer, config.tokenizer_revision, cache_dir=config.download_dir, token=config.hf_token
+    )
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        raise ValueError(f"tokenizer {str(config.tokenizer)!r} has no tokenizer.json and no tokenizer.model")
+    return tokenizer

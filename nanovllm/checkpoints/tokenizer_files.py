@@ -1,0 +1,431 @@
+"""The files of a tokenizer, merged as transformers 5 does: special tokens get the same ids and flags."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sentencepiece import SentencePieceProcessor
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE, Unigram
+from tokenizers.processors import TemplateProcessing
+
+from .chat_template import find_chat_template
+from .entries import Entries, brief
+
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+HAS_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+DEFAULTS = {  # special tokens of a tokenizer class that no file names
+    "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+    "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
+    "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
+}
+
+
+@dataclass
+class TokenizerConfig:
+    """tokenizer_config.json, merged with the other files of the folder."""
+
+    entries: Entries
+    tokenizer_class: str
+    named: dict[str, AddedToken]  # "bos_token" and its token; also a model's own names, such as "image_token"
+    extra: list[AddedToken]
+    added: dict[int, AddedToken]
+    add_bos: bool
+    add_eos: bool
+    chat_template: str | dict[str, str] | None  # one, or several by name
+
+    @classmethod
+    def from_folder(cls, folder: Path, file: "TokenizerFile | SentencepieceFile") -> "TokenizerConfig":
+        """Read the files next to `file`. Raise ValueError, naming the file and the entry, for an invalid value."""
+        path = folder / "tokenizer_config.json"
+        config = Entries.read_if_exists(path)
+        is_bare = not path.exists() and not file.has_template  # tokenizer.model alone follows Llama's conventions
+        name = "LlamaTokenizer" if is_bare else find_tokenizer_class(folder, config, file.is_byte_level)
+        older_path = folder / "special_tokens_map.json"
+        has_decoder = "added_tokens_decoder" in config
+        files = TokenFiles(config, Entries({}, older_path) if has_decoder else Entries.read_if_exists(older_path))
+        added, extra = files.added(file.added), file.extra
+        if isinstance(file, SentencepieceFile) and name not in BUILDERS:
+            extra = [token for token in extra if token.special]  # the backend knows the user-defined pieces
+            if file.adds_prefix:  # as it does to each text between added tokens, which are therefore found first
+                added = {i: AddedToken(**token.__getstate__() | {"normalized": False}) for i, token in added.items()}
+        defaults = file.named if is_bare else DEFAULTS.get(name, file.named)
+        add_bos, add_eos = config.flag("add_bos_token", is_bare), config.flag("add_eos_token", False)
+        return cls(
+            config,
+            name,
+            files.named(added, defaults),
+            files.extra(extra),
+            added,
+            add_bos and not file.has_template,  # transformers 5 ignores the flags next to a tokenizer.json
+            add_eos and not file.has_template,
+            find_chat_template(folder, config),
+        )
+
+
+def find_tokenizer_class(folder: Path, config: Entries, is_byte_level: bool) -> str:
+    """Return the class that AutoTokenizer uses. Some classes rebuild the tokenizer from its vocabulary."""
+    model = Entries.read_if_exists(folder / "config.json")
+    family = model.values.get("model_type")
+    holder = config if config.values.get("tokenizer_class") else model
+    name = holder.text("tokenizer_class").removesuffix("Fast") if holder.values.get("tokenizer_class") else ""
+    if family == "qwen2" or (family == "qwen3" and not name):
+        return "Qwen2Tokenizer"
+    if family == "mistral" or (name == "LlamaTokenizer" and is_byte_level):
+        return "TokenizersBackend"
+    return name if name in DEFAULTS else "TokenizersBackend"
+
+
+class TokenFiles(NamedTuple):
+    """tokenizer_config.json, and the older special_tokens_map.json, whose entries win if it is read at all."""
+
+    config: Entries
+    older: Entries
+
+    def holder(self, name: str) -> Entries:
+        """Return the file that holds an entry."""
+        return self.older if name in self.older.values else self.config
+
+    def named(self, added: dict[int, AddedToken], defaults: dict[str, str]) -> dict[str, AddedToken]:
+        """Return special tokens by name. A name that is null in a file has no token."""
+        known = {token.content: token for token in added.values()}
+        values: dict[str, AddedToken | None] = {name: AddedToken(text, special=True) for name, text in defaults.items()}
+        for name in [*self.config.values, *self.older.values]:
+            value = self.holder(name).values[name]
+            if name in NAMED or (name.endswith("_token") and isinstance(value, str | dict)):
+                values[name] = None if value in (None, "") else as_token(self.holder(name), name, value)
+        extra = self.holder("extra_special_tokens")
+        if isinstance(by_name := extra.values.get("extra_special_tokens"), dict):
+            values |= {name: as_token(extra, f"extra_special_tokens.{name}", by_name[name]) for name in by_name}
+        named = {name: token for name in [*NAMED, *values] if (token := values.get(name))}
+        return {name: known.get(token.content, token) if name in NAMED else token for name, token in named.items()}
+
+    def extra(self, in_vocabulary: list[AddedToken]) -> list[AddedToken]:
+        """Return special tokens without a name, from the first place with a list."""
+        name = "additional_special_tokens"
+        return self.listed() or in_vocabulary or (tokens_of(self.older, name) if name in self.older else [])
+
+    def listed(self) -> list[AddedToken]:
+        """Return the special tokens that tokenizer_config.json lists."""
+        holder = self.holder("extra_special_tokens")
+        if isinstance(holder.values.get("extra_special_tokens"), list):
+            return tokens_of(holder, "extra_special_tokens")
+        return tokens_of(self.config, name) if (name := "additional_special_tokens") in self.config else []
+
+    def added(self, in_vocabulary: dict[int, AddedToken]) -> dict[int, AddedToken]:
+        """Return added tokens by id: added_tokens_decoder's, or else those of added_tokens.json and the vocabulary."""
+        if "added_tokens_decoder" in self.config:
+            decoder = self.config.entries("added_tokens_decoder")
+            return {
+                token_id(decoder, key): as_token(decoder, key, decoder.entries(key).values) for key in decoder.values
+            }
+        by_text = Entries.read_if_exists(self.config.path.with_name("added_tokens.json"))
+        ids = {text: by_text.integer(text, minimum=0) for text in by_text.values}
+        special = {token.content for name, token in self.named({}, {}).items() if name in NAMED}
+        special |= {token.content for token in self.listed()}
+        listed = {
+            i: AddedToken(text, normalized=text not in special, special=text in special) for text, i in ids.items()
+        }
+        return listed | in_vocabulary
+
+
+def tokens_of(holder: Entries, name: str) -> list[AddedToken]:
+    """Return the tokens of a list in a file."""
+    values = holder.values[name]
+    if not isinstance(values, list):
+        raise holder.error(name, "a list of tokens")
+    return [as_token(holder, f"{name}[{i}]", value) for i, value in enumerate(values)]
+
+
+def token_id(decoder: Entries, key: str) -> int:
+    """Return a key of added_tokens_decoder as a number."""
+    if not key.isdecimal() or len(key) > 8:
+        raise ValueError(f"{decoder.path}: added_tokens_decoder has the key {key[:80]!r}, which is not a token id")
+    return int(key)
+
+
+def as_token(holder: Entries, name: str, value: Any) -> AddedToken:
+    """Return a token from a file, where it is a string, or {"content": string} with flags."""
+    if isinstance(value, str) and value:
+        value = {"content": value, "special": True}
+    if not isinstance(value, dict):
+        raise Entries({name: value}, holder.path, holder.prefix).error(name, "a string or an object")
+    entry = Entries(value, holder.path, f"{holder.prefix}{name}.")
+    flags = {flag: entry.flag(flag, False) for flag in FLAGS}
+    # A token is special unless added_tokens_decoder lists it without the flag.
+    flags["special"] = entry.flag("special", "added_tokens_decoder" not in holder.prefix)
+    flags["normalized"] = entry.flag("normalized", not flags["special"])
+    try:
+        return AddedToken(entry.text("content"), **flags)
+    except UnicodeEncodeError:
+        raise entry.error("content", "a string of whole characters") from None
+
+
+# A tokenizers.Tokenizer from a vocabulary, as transformers' classes build it
+
+Vocabulary = dict[str, int]
+Merges = list[tuple[str, str]]
+
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def llama(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
+    """Build LlamaTokenizer. It writes spaces as U+2581 and puts one before the text.
+
+    With `legacy` it also puts one after each special token.
+    """
+    adds_prefix = entries.flag("add_prefix_space", True)
+    scheme = "never" if not adds_prefix else "always" if entries.flag("legacy", False) else "first"
+    backend = Tokenizer(BPE(vocab=vocab, merges=merges, fuse_unk=True, byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme=scheme, split=False)
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps + [decoders.Strip(" ", left=1)] if adds_prefix else steps)
+    return backend
+
+
+def qwen2(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
+    """Build Qwen2Tokenizer, a byte-level BPE."""
+    backend = Tokenizer(BPE(vocab=vocab, merges=merges, continuing_subword_prefix="", end_of_word_suffix=""))
+    backend.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(Regex(QWEN2_WORDS), behavior="isolated")
+    adds_prefix = entries.flag("add_prefix_space", False)
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=adds_prefix, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, to_bytes])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def gpt2(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
+    """Build GPT2Tokenizer, a byte-level BPE."""
+    backend = Tokenizer(BPE(vocab=vocab, merges=merges, continuing_subword_prefix="", end_of_word_suffix=""))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=entries.flag("add_prefix_space", False))
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+BUILDERS: dict[str, Callable[[Vocabulary, Merges, Entries], Tokenizer]] = {
+    "LlamaTokenizer": llama,
+    "Qwen2Tokenizer": qwen2,
+    "GPT2Tokenizer": gpt2,
+}
+
+
+class TokenizerFile:
+    """tokenizer.json. It is used as it is, unless a class in BUILDERS rebuilds it from its vocabulary."""
+
+    has_template = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            text = path.read_text(encoding="utf-8")
+            if HAS_PREFIX.search(text):
+                merges_in(json.loads(text)["model"])
+            self._backend = Tokenizer.from_str(text)
+        except Exception as error:
+            Entries.read(path)  # raises ValueError if it is not JSON
+            raise ValueError(f"{path} is unsupported by the tokenizers library: {error}") from None
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.is_byte_level = '"ByteLevel"' in text
+        self.added = self._backend.get_added_tokens_decoder()
+        self.named: dict[str, str] = {}  # only the other files name special tokens
+        self.extra: list[AddedToken] = []
+
+    def build(self, config: TokenizerConfig) -> Tokenizer:
+        """Return the tokenizer without the tokens that `config` adds."""
+        build = BUILDERS.get(config.tokenizer_class)
+        model = Entries.read(self.path).values["model"] if build else {}
+        if not build or "merges" not in model:
+            return self._backend
+        backend = build(model["vocab"], merges_in(model), config.entries)
+        if self._backend.post_processor:
+            backend.post_processor = self._backend.post_processor
+        return backend
+
+
+def merges_in(model: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return the merges of a BPE: each is a pair, or a string with a space. Raise ValueError if one lacks the prefix.
+
+    The library cuts the prefix off a merge's second token unseen, and aborts the process if it cuts a character in two.
+    """
+    merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model.get("merges", [])]
+    prefix = model.get("continuing_subword_prefix") or ""
+    for merge in merges:
+        if not merge[-1].startswith(prefix):
+            raise ValueError(f"{brief(merge[-1])} in model.merges lacks continuing_subword_prefix {brief(prefix)}")
+    return merges
+
+
+FIRST_SPACE = "\\A\u2581"
+UNIGRAM = 1  # sentencepiece_model.proto: a type of model
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of a piece
+
+
+class SentencepieceFile:
+    """tokenizer.model: its pieces, and a few fields of its training. The sentencepiece library checks the file."""
+
+    has_template = is_byte_level = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            data = path.read_bytes()
+            self._sp = SentencePieceProcessor()
+            self._sp.load_from_serialized_proto(data)
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"{path} is not a sentencepiece model: {error}") from None
+        file = list(protobuf_fields(data))
+        trainer, normalizer = (
+            dict(protobuf_fields(next((value for i, value in file if i == number), b""))) for number in (2, 3)
+        )
+        self._is_unigram = trainer.get(3, UNIGRAM) == UNIGRAM
+        self._has_bytes = bool(trainer.get(35, 0))
+        self._charsmap = normalizer.get(2, b"")
+        self.adds_prefix, self._removes_spaces, self._escapes = (bool(normalizer.get(field, 1)) for field in (3, 4, 5))
+        self._types = [dict(protobuf_fields(value)).get(3, NORMAL) for i, value in file if i == 1]
+        named = {"bos_token": self._sp.bos_id(), "eos_token": self._sp.eos_id(), "unk_token": self._sp.unk_id()}
+        self.named = {name: self._sp.id_to_piece(i) for name, i in named.items() if i >= 0}
+        self.added: dict[int, AddedToken] = {}
+        self.extra = [
+            AddedToken(self._sp.id_to_piece(i), normalized=False, special=type == CONTROL)
+            for i, type in enumerate(self._types)
+            if type in (CONTROL, USER_DEFINED)
+        ]
+
+    def build(self, config: TokenizerConfig) -> Tokenizer:
+        """Return the tokenizer without the tokens that `config` adds."""
+        vocab = {self._sp.id_to_piece(i): i for i in range(len(self._sp))}
+        build = BUILDERS.get(config.tokenizer_class)
+        if build:
+            return build(vocab, merges_of(vocab), config.entries)
+        return self._build_plain(vocab, config)
+
+    def _build_plain(self, vocab: Vocabulary, config: TokenizerConfig) -> Tokenizer:
+        """Return a tokenizer that encodes as the sentencepiece library does, like transformers if no class is named."""
+        pieces = {i: piece for piece, i in vocab.items()}
+        names = {i: token.content for i, token in config.added.items()}
+        if not self._is_unigram:  # added tokens rename pieces
+            kept = {piece for i, piece in pieces.items() if i not in names}
+            pieces |= {i: name for i, name in names.items() if i in pieces and name not in kept}
+        backend = Tokenizer(self._plain_model(pieces))
+        legacy = config.entries.flag("legacy", True)
+        steps: list[normalizers.Normalizer] = [normalizers.Precompiled(self._charsmap)] if self._charsmap else []
+        before: list[pre_tokenizers.PreTokenizer] = []
+        after: list[decoders.Decoder] = [decoders.ByteFallback()] if self._has_bytes else []
+        if self._removes_spaces:
+            steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        if self._escapes:
+            steps.append(normalizers.Replace(" ", "\u2581"))
+        if self.adds_prefix:
+            if legacy:  # Metaspace adds none to a text that starts with one
+                steps.append(normalizers.Replace(Regex(FIRST_SPACE), "\u2581\u2581"))
+            scheme = "always" if legacy else "first"
+            before.append(pre_tokenizers.Metaspace("\u2581", prepend_scheme=scheme, split=False))
+        if user_defined := [piece for i, piece in pieces.items() if self._types[i] == USER_DEFINED]:
+            pattern = "|".join(re.escape(piece) for piece in sorted(user_defined, key=len, reverse=True))
+            before.append(pre_tokenizers.Split(Regex(pattern), behavior="isolated"))  # never merged with a neighbor
+        if after or self.adds_prefix:
+            after.append(decoders.Fuse())
+        if self.adds_prefix:
+            after.append(decoders.Strip(" ", left=1))
+        backend.normalizer = normalizers.Sequence(steps)
+        backend.pre_tokenizer = pre_tokenizers.Sequence(before) if before else None
+        backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), *after])
+        return backend
+
+    def _plain_model(self, pieces: dict[int, str]) -> BPE | Unigram:
+        """Return the model, which merges normal pieces only, those with the highest scores first."""
+        scores = {i: self._sp.get_score(i) for i in pieces}
+        if self._is_unigram:
+            scored = [(piece, scores[i]) for i, piece in pieces.items()]
+            return Unigram(scored, unk_id=self._sp.unk_id(), byte_fallback=self._has_bytes)
+        normal = sorted((i for i in pieces if self._types[i] == NORMAL), key=lambda i: (-scores[i], i))
+        return BPE(
+            {piece: i for i, piece in pieces.items()},
+            merges_of({pieces[i]: rank for rank, i in enumerate(normal)}),
+            unk_token=self.named.get("unk_token"),
+            fuse_unk=True,
+            byte_fallback=self._has_bytes,
+            ignore_merges=USER_DEFINED in self._types,
+        )
+
+
+def merges_of(vocab: Vocabulary) -> Merges:
+    """Return every pair of pieces that makes a piece, in the order of the pieces: sentencepiece stores no merges.
+
+    >>> merges_of({"a": 0, "b": 1, "ab": 2, "aab": 3, "aa": 4})
+    [('a', 'b'), ('a', 'ab'), ('aa', 'b'), ('a', 'a')]
+    """
+    splits = ((piece[:i], piece[i:]) for piece in sorted(vocab, key=vocab.__getitem__) for i in range(1, len(piece)))
+    return [(left, right) for left, right in splits if left in vocab and right in vocab]
+
+
+def protobuf_fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and value of each field of a protobuf message: an int, or bytes for everything else.
+
+    >>> list(protobuf_fields(bytes([8, 150, 1, 18, 2, 72, 105])))
+    [(1, 150), (2, b'Hi')]
+    """
+    position = 0
+
+    def varint() -> int:
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = data[position]
+            position += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while position < len(data):
+        key = varint()
+        number, wire_type = key >> 3, key & 7
+        if wire_type == 0:
+            yield number, varint()
+        else:
+            size = {1: 8, 5: 4}.get(wire_type) or varint()
+            yield number, data[position : position + size]
+            position += size
+
+
+def add_tokens(backend: Tokenizer, config: TokenizerConfig) -> Tokenizer:
+    """Add the special and added tokens that are missing in `backend`, in the order in which transformers adds them."""
+    backend.encode_special_tokens = config.entries.flag("split_special_tokens", False)
+    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    tokens = [token for _, token in sorted(config.added.items(), key=lambda item: item[0]) if repr(token) not in known]
+    texts = {token.content for token in [*backend.get_added_tokens_decoder().values(), *tokens]}
+    tokens += [token for token in special_tokens(config) if token.content not in texts]
+    by_name = {token.content for token in config.named.values()}
+    for token in tokens:
+        token.special = token.special or token.content in by_name
+    backend.add_tokens(tokens)
+    if config.tokenizer_class == "Qwen2Tokenizer":
+        backend.add_tokens([AddedToken(token.content, special=True) for token in special_tokens(config)])
+    if config.add_bos or config.add_eos:
+        add_bos_and_eos(backend, config)
+    return backend
+
+
+def special_tokens(config: TokenizerConfig) -> list[AddedToken]:
+    """Return each special token once, the named ones first."""
+    tokens: dict[str, AddedToken] = {}
+    for token in [*config.named.values(), *config.extra]:
+        tokens.setdefault(token.content, token)
+    return list(tokens.values())
+
+
+def add_bos_and_eos(backend: Tokenizer, config: TokenizerConfig) -> None:
+    """Make `backend` put BOS before a text and EOS after it, if the checkpoint adds them and names them."""
+    bos = [config.named["bos_token"].content] if config.add_bos and "bos_token" in config.named else []
+    eos = [config.named["eos_token"].content] if config.add_eos and "eos_token" in config.named else []
+    tokens = [(text, backend.token_to_id(text)) for text in dict.fromkeys(bos + eos)]
+    backend.post_processor = TemplateProcessing(single=[*bos, "$A", *eos], special_tokens=tokens)

@@ -1,0 +1,345 @@
+"""EngineCore: requests come and go at any time, and each step() computes some tokens of the unfinished ones.
+
+A step is three calls: schedule (choose the sequences), launch (the model), update (append the new tokens). With
+async_scheduling, a step is launched before the one before it is read, so that the device need not wait for the host:
+
+    host      schedule 2, launch 2 | read 1, update 1, outputs | schedule 3, launch 3 | read 2, ...
+    device    ... step 1 ................... | step 2 ............................... | step 3 ...
+
+What becomes of a step:
+
+    schedule --> batch --> launch --> in flight: a batch and its Pending --> read --> update --> outputs
+       |                                                                      |
+       |                                        it raises: each of its sequences is launched and read alone,
+       |                                        and one that raises again ends with finish_reason "error"
+       '-- it raises, or a copy does: all sequences start over
+
+A step that was launched ahead of a failed one has read keys and values that were never computed, so it is dropped, and
+its sequences are scheduled again. If an update raises, sequences that have ended leave at once; the next step returns
+their outputs.
+"""
+
+import threading
+from collections import abc
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import overload
+from zlib import crc32
+
+from ..distributed.rank_group import RankError, RankGroup
+from ..options.config import EngineConfig
+from ..profiling import step_range
+from ..progress import no_progress_due
+from ..requests.outputs import RequestOutput
+from ..requests.pooling_params import PoolingParams
+from ..requests.prompts import Prompt
+from ..requests.sampling_params import SamplingParams
+from ..requests.tokens import PoolerOutput, RowOutput, SampledToken
+from .block_manager import BlockManager, cdiv
+from .executor import Executor, FinishedStep, InFlight, Kernels, Scheduled, with_drafts
+from .input_processor import InputProcessor
+from .interrupts import interrupts_held_back
+from .kv_cache import KVCache
+from .observer import Observers
+from .scheduler import Scheduler, SchedulerOutput
+from .sequence import Sequence, is_due, request_output
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of an engine, which ../build.py makes from the options."""
+
+    config: EngineConfig
+    ranks: RankGroup
+    input_processor: InputProcessor
+    kv_cache: KVCache
+    executor: Executor
+    kernels: Kernels
+    kv_cache_manager: BlockManager
+    scheduler: Scheduler
+    observers: Observers
+
+
+class EngineCore:
+    """A scheduler, a pool and a model, and the requests that they serve.
+
+    An engine belongs to the first thread that uses it, which need not have built it. Ctrl-C takes effect between steps.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.config, self.ranks, self.observers = parts.config, parts.ranks, parts.observers
+        self.input_processor, self.kv_cache = parts.input_processor, parts.kv_cache
+        self.executor, self.kernels = parts.executor, parts.kernels
+        self.kv_cache_manager, self.scheduler = parts.kv_cache_manager, parts.scheduler
+        self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
+        self._thread: threading.Thread | None = None  # the first one to use the engine
+        self._thread_lock = threading.Lock()
+        self._is_async = parts.config.overlaps_steps
+        self._in_flight: InFlight | None = None  # launched in an earlier call of step()
+        self._unreported: list[Sequence] = []  # ended in a step that failed: the next step returns their outputs
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | PoolingParams,
+        prompt_text: str | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
+        """Queue a request. Raise ValueError, and add nothing, if it can never be served."""
+        if not self.requests:
+            with no_progress_due():
+                self.kernels.switch_when_ready()
+        if request_id in self.requests:
+            raise ValueError(f"request_id must be unique, got {request_id!r}, which is in use")
+        samples = self.input_processor.process(request_id, prompt, params, cache_salt)
+        needed, num_blocks = cdiv(samples[0].num_tokens, self.config.block_size), self.kv_cache_manager.num_blocks
+        if needed > num_blocks:
+            raise ValueError(f"the prompt must fit the pool of {num_blocks} blocks, got one that needs {needed}")
+        self.requests[request_id] = samples
+        for seq in samples:
+            seq.prompt = prompt_text if seq.prompt is None else seq.prompt
+        size = self.config.max_num_seqs  # samples that can run at once: the first one computes the prompt for all
+        for first, *others in (samples[start : start + size] for start in range(0, len(samples), size)):
+            first.to_fork = others
+            self.scheduler.add(first)
+
+    @overload  # str must come first, since it is an iterable of str too
+    def abort_request(  # type: ignore[overload-overlap]
+        self, request_ids: str, internal: bool = False
+    ) -> RequestOutput | None: ...
+
+    @overload
+    def abort_request(self, request_ids: abc.Iterable[str], internal: bool = False) -> list[RequestOutput]: ...
+
+    @interrupts_held_back()
+    def abort_request(
+        self, request_ids: str | abc.Iterable[str], internal: bool = False
+    ) -> RequestOutput | list[RequestOutput] | None:
+        """End a request, whatever its state, and return its last output. Return None if it is unknown.
+
+        Given several ids, return the outputs of the known ones.
+        """
+        self.check_thread()
+        if isinstance(request_ids, str):
+            self.ranks.announce(EngineCore.abort_request, request_ids)
+            return self._abort(request_ids)
+        request_ids = [*request_ids]
+        self.ranks.announce(EngineCore.abort_request, request_ids)
+        outputs = [self._abort(request_id) for request_id in request_ids]
+        return [output for output in outputs if output is not None]
+
+    def _abort(self, request_id: str) -> RequestOutput | None:
+        samples = self.requests.get(request_id)
+        if samples is None:
+            return None
+        self.observers.tell("abort", request_id)
+        for seq in samples:
+            if not seq.finished:
+                seq.finish("abort")
+                self.scheduler.remove(seq)
+        self._unreported = [seq for seq in self._unreported if seq not in samples]
+        [output] = self._outputs(samples)
+        self._drop_wasted_step()
+        return output
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self.requests)
+
+    @interrupts_held_back()
+    def step(self) -> list[RequestOutput]:
+        """Compute some tokens. Return the output so far of each request that got a token or has ended.
+
+        With async_scheduling, launch a step and return the outputs of the one that was launched in the previous call.
+
+        If no sequence can run, wait for blocks to arrive from the host, and return no outputs. If Ctrl-C is pressed
+        during the step, raise KeyboardInterrupt at its end: the outputs of the step are lost.
+        """
+        self.check_thread()
+        self.ranks.send(EngineCore.step)
+        self.observers.tell("begin")
+        try:
+            with step_range("schedule"):
+                output = self.ranks.together(self._schedule, plan_of)
+            with step_range("launch"):
+                last, self._in_flight = self._in_flight, self._launch(output.batch) if output.batch else None
+            can_wait = last is None and self._in_flight is None  # only if nothing else can run
+            self.kv_cache_manager.collect_loads(wait=can_wait)
+            with step_range("update"):
+                updated = [*self._unreported, *output.failed]
+                if last is not None:
+                    updated += self._update(last)
+                if self._in_flight is not None and (not self._is_async or self._in_flight.must_read_first):
+                    last, self._in_flight = self._in_flight, None
+                    updated += self._update(last)
+                self._unreported = []
+                outputs = self._outputs(updated)
+            self._drop_wasted_step()
+        except BaseException as error:
+            self._remove_ended()
+            self._drop_steps()
+            ended = [samples for samples in self.requests.values() if all(seq.finished for seq in samples)]
+            self._unreported = [seq for samples in ended for seq in samples]
+            self.observers.tell("end", error)
+            raise
+        self.observers.tell("end", None)
+        return outputs
+
+    def _schedule(self) -> SchedulerOutput:
+        """Schedule the step, and make its copies. If a copy raises, all sequences start over.
+
+        Otherwise one of them might read a block that was never copied.
+        """
+        try:
+            output = self.scheduler.schedule()
+            if output.copies:
+                self.kv_cache.copy_blocks(output.copies)
+                self.observers.tell("copy", output.copies)
+            return output
+        except Exception:
+            self.scheduler.preempt_all()
+            raise
+
+    def _launch(self, batch: list[Scheduled]) -> InFlight:
+        """Start a step. If that raises, the step raises the error when it is read."""
+        try:
+            step = InFlight(batch, self.executor.launch(with_drafts(batch)))
+        except Exception as error:
+            step = InFlight(batch, FinishedStep([], error))
+        for seq, num_tokens in batch:
+            seq.note_launched(num_tokens)
+        return step
+
+    def _read(self, step: InFlight) -> list[tuple[Scheduled, list[RowOutput | None]]]:
+        """Wait for a step. Return its sequences with their tokens, but not those that have ended since the launch.
+
+        A sequence with a draft has a token for each row. If the step raises, run the sequences one by one and without
+        drafts, so that only those at fault end with an error. The step after it, if there is one, has read keys and
+        values that were not computed, so it is dropped.
+        """
+        batch = step.batch
+        try:
+            tokens = iter(self.ranks.together(step.pending.tokens))
+        except RankError:
+            raise
+        except Exception as error:
+            batch = [scheduled for scheduled in batch if scheduled[0].num_in_flight_tokens]  # the others hold no blocks
+            num_rows = len(with_drafts(step.batch))
+            self.observers.tell("raise", batch, error)
+            for seq, _ in [*batch, *(self._in_flight.batch if self._in_flight is not None else [])]:
+                seq.forget_launched()
+                self.kv_cache_manager.trim(seq)
+            self._in_flight = None
+            if num_rows > 1:
+                return [row for scheduled in batch for row in self._read(self._launch([scheduled]))]
+            for seq, _ in batch:
+                for sample in [seq, *seq.to_fork]:
+                    sample.finish("error", f"{type(error).__name__}: {error}")
+            return [(scheduled, [None]) for scheduled in batch]
+        rows = [(scheduled, list(islice(tokens, 1 + len(scheduled[0].draft_token_ids)))) for scheduled in batch]
+        return [row for row in rows if not row[0][0].finished]
+
+    def _update(self, step: InFlight) -> list[Sequence]:
+        """Add the new tokens and embeddings, and remove the sequences that have ended.
+
+        Return the sequences that got one or have failed.
+        """
+        updated, batch = [], []
+        for (seq, num_tokens), outputs in self._read(step):
+            has_failed, num_drafted, num_accepted = seq.finished, len(seq.draft_token_ids), 0
+            if isinstance(outputs[0], PoolerOutput):
+                seq.add_embedding(outputs[0].embedding)
+            elif outputs[0] is not None:  # first: if it raises, the step is computed again
+                num_accepted = seq.append_tokens([token for token in outputs if isinstance(token, SampledToken)])
+            if not has_failed and seq.num_in_flight_tokens:  # else it failed, or was preempted after the launch
+                seq.note_read(num_tokens, outputs[0] is not None, num_accepted)
+                self.kv_cache_manager.cache_blocks(seq, num_tokens + num_accepted)
+            if num_drafted:
+                self.observers.tell("verify", seq, num_drafted, num_accepted)
+            if seq.drafter is not None:
+                self.kv_cache_manager.trim(seq)
+            if outputs[0] is not None or seq.finished:
+                updated.append(seq)
+            batch.append((seq, num_tokens + num_accepted))
+        self.observers.tell("step", batch, updated)
+        for seq in updated:
+            for ended in [seq, *seq.to_fork] if seq.finished else ():
+                self.scheduler.remove(ended)
+        return updated
+
+    def _remove_ended(self) -> None:
+        """Remove the sequences that ended in a failed step, so that the next step does not run them again."""
+        for seq in [seq for seq in self.scheduler.running if seq.finished]:
+            for ended in [seq, *seq.to_fork]:
+                with suppress(Exception):  # an observer may raise again; the first error is the one to report
+                    self.scheduler.remove(ended)
+
+    def _drop_steps(self) -> None:
+        """Forget all launched steps after a failure. If there was one ahead, all sequences start over."""
+        for seq in self.scheduler.running:
+            seq.forget_launched()
+            self.kv_cache_manager.trim(seq)
+        if self._in_flight is not None:  # sequences may hold blocks for tokens that are not sampled now
+            self._in_flight = None
+            self.scheduler.preempt_all()
+
+    def _drop_wasted_step(self) -> None:
+        """Forget the launched step, without reading it, once no request needs it."""
+        if not self.requests:
+            self._in_flight = None
+
+    def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:
+        """Return the outputs that are due for the requests of `seqs`. Forget the requests that have finished.
+
+        If the text of a finished request cannot be decoded, forget it too, or it would raise in every step.
+        """
+        outputs = []
+        for request_id in {seq.request_id: None for seq in seqs}:
+            samples = self.requests[request_id]
+            try:
+                if is_due(samples):
+                    outputs.append(request_output(samples))
+            except Exception:
+                if all(seq.finished for seq in samples):
+                    del self.requests[request_id]
+                raise
+        for output in outputs:
+            if output.finished:
+                del self.requests[output.request_id]
+        return outputs
+
+    @interrupts_held_back()
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Empty the prefix cache in all tiers. Return False, and change nothing, while a request runs.
+
+        With `reset_running_requests`, preempt all running requests first, so that they start over. In kv_disk_dir, the
+        blocks of this model with these options are removed, also for other engines.
+        """
+        self.check_thread()
+        self.ranks.send(EngineCore.reset_prefix_cache, reset_running_requests)
+        if reset_running_requests:
+            self._in_flight = None  # its tokens are sampled again
+            self.scheduler.preempt_all()
+        return self.kv_cache_manager.reset_prefix_cache()
+
+    def check_thread(self) -> None:
+        """Give the engine to the current thread if it is the first to use it. Raise RuntimeError in any other one."""
+        current = threading.current_thread()
+        with self._thread_lock:
+            self._thread = self._thread or current
+        if current is not self._thread:
+            caller, owner = current.name, self._thread.name
+            raise RuntimeError(
+                f"the engine belongs to thread {owner!r}, but thread {caller!r} called it: "
+                "use AsyncLLM to share an engine between threads"
+            )
+
+
+def plan_of(output: SchedulerOutput) -> int:
+    """Return a number that two ranks share only if they are about to compute the same tokens."""
+    rows = [(seq.request_id, seq.sample_index, seq.input_ids(num_tokens)) for seq, num_tokens in output.batch]
+    return crc32(repr(rows).encode())

@@ -1,0 +1,224 @@
+"""Tally: an Observer that counts what the parts of the engine do not, in metrics with vLLM's names.
+
+It costs nothing in a step in which no sequence arrives, ends or runs out of blocks.
+"""
+
+import time
+from bisect import bisect_left
+from collections import Counter as Counts
+from collections.abc import Iterable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from .prefix_cache import PrefixCacheStats
+from .sequence import Sequence
+
+SECONDS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TO_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+SAMPLES_PER_REQUEST = (1, 2, 5, 10, 20)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass
+class Metric:
+    name: str
+    labels: dict[str, str]
+
+
+@dataclass
+class Counter(Metric):
+    """A value that never decreases."""
+
+    value: int
+
+
+@dataclass
+class Vector(Metric):
+    """A list of counters, by position in a draft."""
+
+    values: list[int]
+
+
+@dataclass
+class Gauge(Metric):
+    """A current value."""
+
+    value: float
+
+
+@dataclass
+class Histogram(Metric):
+    """The number of observed values up to each bound: buckets["0.5"], ... buckets["+Inf"]."""
+
+    count: int
+    sum: float
+    buckets: dict[str, int]
+
+
+class Observations:
+    """A histogram in progress, which counts values by bucket."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def with_more(self, values: Iterable[float]) -> "Observations":
+        """Return a copy that also counts `values`."""
+        copy = Observations(self._bounds)
+        copy._counts, copy._sum = self._counts.copy(), self._sum
+        for value in values:
+            copy.add(value)
+        return copy
+
+    def histogram(self, name: str, labels: dict[str, str]) -> Histogram:
+        """Return a Histogram. Its buckets are cumulative: each one includes those before it."""
+        buckets, total = {}, 0
+        for bound, count in zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], self._counts, strict=True):
+            buckets[bound] = total = total + count
+        return Histogram(name, labels, total, self._sum, buckets)
+
+
+class Tally:
+    """An Observer that counts sequences as they arrive and finish. collect() counts the running ones."""
+
+    def __init__(
+        self,
+        max_model_len: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        has_tier: bool,
+        num_speculative_tokens: int,
+    ) -> None:
+        self.ended: Counts[str] = Counts()  # by finish_reason
+        self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
+        self.num_out_of_blocks = self.num_drafts = self.num_draft_tokens = 0
+        self.accepted_by_position = [0] * num_speculative_tokens
+        # Tokens looked up on a sequence's first admission, as in vLLM. BlockManager counts them on every admission.
+        self.device_lookups, self.host_lookups = PrefixCacheStats(), PrefixCacheStats()
+        self._block_size, self._enable_prefix_caching, self._has_tier = block_size, enable_prefix_caching, has_tier
+        self._admitted_times: WeakKeyDictionary[Sequence, float] = WeakKeyDictionary()  # of unfinished sequences
+        self._lengths: dict[str, list[int]] = {}  # of the ended samples of unfinished requests
+        tokens = up_to(max_model_len)
+        self.observed = {
+            "vllm:request_prompt_tokens": Observations(tokens),
+            "vllm:request_generation_tokens": Observations(tokens),
+            "vllm:request_max_num_generation_tokens": Observations(tokens),
+            "vllm:request_params_max_tokens": Observations(tokens),
+            "vllm:request_params_n": Observations(SAMPLES_PER_REQUEST),
+            "vllm:time_to_first_token_seconds": Observations(TO_FIRST_TOKEN),
+            "vllm:request_time_per_output_token_seconds": Observations(PER_TOKEN),
+            "vllm:e2e_request_latency_seconds": Observations(SECONDS),
+            "vllm:request_queue_time_seconds": Observations(SECONDS),
+            "vllm:request_prefill_time_seconds": Observations(SECONDS),
+            "vllm:request_decode_time_seconds": Observations(SECONDS),
+            "vllm:request_inference_time_seconds": Observations(SECONDS),
+        }
+
+    def on_admit(self, seq: Sequence, hits: list[int | None]) -> None:
+        """Count the first admission of `seq` and of the samples that will fork from it."""
+        if seq.num_preemptions > 0:
+            return
+        now = time.perf_counter()
+        for sample in [seq, *seq.to_fork]:
+            self._observe("request_queue_time_seconds", now - seq.metrics.arrival_time)
+            self._admitted_times[sample] = now
+        if not self._enable_prefix_caching or not seq.may_hit:
+            return
+        on_host = hits.count(None) * self._block_size
+        on_device = len(hits) * self._block_size - on_host
+        self.device_lookups.queries += seq.num_tokens
+        self.device_lookups.hits += on_device
+        self.host_lookups.queries += seq.num_tokens - on_device if self._has_tier else 0
+        self.host_lookups.hits += on_host
+
+    def on_wait(self, seq: Sequence, why: str, needed: int, free: int) -> None:
+        """Count a step in which the first waiting sequence needed more blocks than were free."""
+        self.num_out_of_blocks += why == "blocks"
+
+    def on_preempt(self, seq: Sequence, makes_room_for: Sequence | None) -> None:
+        """Count a preemption, unless it follows a failed step."""
+        self.num_out_of_blocks += makes_room_for is not None
+
+    def on_verify(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Count a draft, and the tokens of it that were right."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        for position in range(num_accepted):
+            self.accepted_by_position[position] += 1
+
+    def on_finish(self, seq: Sequence) -> None:
+        """Count a sequence that has ended."""
+        prompt_tokens, cached_tokens = prompt_tokens_of(seq)
+        self.ended[str(seq.finish_reason)] += 1
+        self.generation_tokens += seq.num_output_tokens
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+        self._observe("request_prompt_tokens", seq.num_prompt_tokens)
+        self._observe("request_generation_tokens", seq.num_output_tokens)
+        self._observe("request_params_max_tokens", seq.max_num_tokens - seq.num_prompt_tokens)
+        if seq.sample_index == 0:
+            self._observe("request_params_n", seq.params.n)
+        lengths = self._lengths.setdefault(seq.request_id, [])
+        lengths.append(seq.num_output_tokens)
+        if len(lengths) == seq.params.n:
+            self._observe("request_max_num_generation_tokens", max(self._lengths.pop(seq.request_id)))
+        times, admitted_time = seq.metrics, self._admitted_times.pop(seq, None)
+        assert times.finished_time is not None, f"request {seq.request_id} is still running"
+        self._observe("e2e_request_latency_seconds", times.finished_time - times.arrival_time)
+        if admitted_time is not None:
+            self._observe("request_inference_time_seconds", times.finished_time - admitted_time)
+        if times.first_token_time is not None:
+            self._observe("time_to_first_token_seconds", times.first_token_time - times.arrival_time)
+            self._observe("request_decode_time_seconds", times.finished_time - times.first_token_time)
+            if admitted_time is not None:
+                self._observe("request_prefill_time_seconds", times.first_token_time - admitted_time)
+            if seq.num_output_tokens > 1:
+                seconds = (times.finished_time - times.first_token_time) / (seq.num_output_tokens - 1)
+                self._observe("request_time_per_output_token_seconds", seconds)
+
+    def histograms(self, live: Iterable[Sequence], labels: dict[str, str]) -> list[Histogram]:
+        """Return the histograms. They cover ended sequences, and the first tokens of `live` ones."""
+        name = "vllm:time_to_first_token_seconds"
+        seconds = [
+            seq.metrics.first_token_time - seq.metrics.arrival_time
+            for seq in live
+            if seq.metrics.first_token_time is not None
+        ]
+        observed = self.observed | {name: self.observed[name].with_more(seconds)}
+        return [each.histogram(name, labels.copy()) for name, each in observed.items()]
+
+    def _observe(self, name: str, value: float) -> None:
+        self.observed[f"vllm:{name}"].add(value)
+
+
+def prompt_tokens_of(seq: Sequence) -> tuple[int, int]:
+    """Return the number of prompt tokens once the prompt is computed, and how many of them were cached.
+
+    Only the first sample of a request counts.
+    """
+    if seq.sample_index > 0 or seq.metrics.first_token_time is None:
+        return 0, 0
+    return seq.num_prompt_tokens, seq.num_cached_tokens
+
+
+def up_to(most: int) -> tuple[int, ...]:
+    """Return bucket bounds for counts of tokens up to `most`.
+
+    >>> up_to(64), up_to(0)
+    ((1, 2, 5, 10, 20, 50), ())
+    """
+    bounds = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
+    return tuple(bound for bound in bounds if bound <= most)

@@ -1,0 +1,39 @@
+"""The values that the engine and its backends exchange: a row to sample, and the token that it gets."""
+
+from typing import NamedTuple
+
+from .sampling_params import SamplingParams
+
+
+class SamplingRow(NamedTuple):
+    """The sampler's input for one row of logits, besides the logits."""
+
+    params: SamplingParams
+    seed: int  # the request's own, or one drawn when the request arrived
+    sample_index: int  # among the samples of one prompt
+    position: int  # of the token to be sampled
+
+
+class Logprob(NamedTuple):
+    """The log-probability of a token, and its rank among all tokens."""
+
+    logprob: float  # natural log, of the raw logits
+    rank: int  # 1 is the likeliest
+    decoded_token: str | None = None  # its text, if there is a tokenizer
+
+
+class SampledToken(NamedTuple):
+    """A token, and how likely the model considered it."""
+
+    token_id: int
+    logprob: float  # natural log, of the raw logits
+    logprobs: dict[int, Logprob] | None = None  # of this token and the likeliest ones, if the request asks for them
+
+
+class PoolerOutput(NamedTuple):
+    """The embedding of a prompt."""
+
+    embedding: list[float]  # float32 values, [hidden_size]
+
+
+RowOutput = SampledToken | PoolerOutput  # of a sequence whose last token is in the step
