@@ -21,9 +21,9 @@ from .vllm_names import Finder, missing_name
 if TYPE_CHECKING:
     from .async_llm import AsyncLLM, AsyncLLMEngine, EngineDeadError
     from .beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from .engine.tally import Counter, Gauge, Histogram, Metric, Vector
     from .llm import LLM
     from .llm_engine import LLMEngine
+    from .metrics import Counter, Gauge, Histogram, Metric, Vector
     from .options.config import EngineConfig
     from .options.engine_args import AsyncEngineArgs, EngineArgs
     from .requests.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
@@ -74,7 +74,7 @@ __all__ = [
 # The modules of these names. Each imports those before it, so a name is in the first one that has it.
 MODULES = (
     *("options.config", "options.engine_args", "requests.sampling_params", "requests.pooling_params"),
-    *("requests.prompts", "requests.tokens", "requests.outputs", "engine.tally", "stats"),
+    *("requests.prompts", "requests.tokens", "requests.outputs", "metrics", "stats"),
     *("llm_engine", "beam_search", "llm", "async_llm"),
 )
 

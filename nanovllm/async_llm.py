@@ -22,8 +22,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from .checkpoints.tokenizer import HFTokenizer
 from .checks import check_unsupported
-from .engine.tally import Metric
 from .llm_engine import LLMEngine
+from .metrics import Metric
 from .options.engine_args import EngineArgs
 from .requests.outputs import RequestOutput
 from .requests.prompts import PromptType

@@ -200,7 +200,7 @@ class BeamSearch:
             try:
                 while beams:
                     try:
-                        self._engine.ranks.together(between_steps.let_through)
+                        self._engine.ranks.call_on_all(between_steps.let_through)
                     finally:  # a second Ctrl-C must not interrupt the cleanup below
                         between_steps.hold_back()
                     self._observers.tell("begin")
@@ -261,7 +261,7 @@ class BeamSearch:
             (beam, min(beam.num_uncomputed_tokens, self._max_num_batched_tokens)) for beam in beams
         ]
         next_logits = partial(self._engine.executor.next_logits, batch)
-        logits = self._engine.ranks.together(next_logits)  # [num_beams, vocab_size]
+        logits = self._engine.ranks.call_on_all(next_logits)  # [num_beams, vocab_size]
         for beam, num_tokens in batch:
             beam.num_computed_tokens += num_tokens
             self._kv_cache_manager.cache_blocks(beam, num_tokens)

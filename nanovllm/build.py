@@ -78,7 +78,7 @@ def build(
         config.enable_prefix_caching,
         tiers.tier,
         everyone,
-        ranks.least if tiers.has_tier else list,
+        ranks.minimum if tiers.has_tier else list,
         tiers.hit_policy.num_worth_loading if tiers.hit_policy else len,
     )
     scheduler = Scheduler(config, manager, everyone)
@@ -98,7 +98,7 @@ def build_executor(
     if choose is None:
         load = dummy_model if config.load_format == "dummy" else load_model
         model = load(config.model, model_config, dtype, device, max_model_len, config.quantization, ranks)
-    [num_blocks] = ranks.least([num_blocks_for(config, local, max_model_len, device)])  # after the weights
+    [num_blocks] = ranks.minimum([num_blocks_for(config, local, max_model_len, device)])  # after the weights
     kv_cache = KVCache(local, num_blocks, config.block_size, dtype, device, config.has_int8_kv)
     if choose is not None:
         return kv_cache, *choose(kv_cache)

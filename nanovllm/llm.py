@@ -20,8 +20,8 @@ from .checkpoints.tokenizer import HFTokenizer
 from .checks import check_unsupported
 from .engine.interrupts import interrupts_held_back
 from .engine.kv_cache import PoolReport
-from .engine.tally import Metric
 from .llm_engine import LLMEngine
+from .metrics import Metric
 from .options.config import EngineConfig
 from .options.engine_args import EngineArgs
 from .requests.outputs import EmbeddingRequestOutput, RequestOutput

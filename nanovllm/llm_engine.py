@@ -10,7 +10,7 @@ from .checks import check_unsupported
 from .distributed.rank_group import RankError, RankGroup
 from .engine.core import EngineCore
 from .engine.interrupts import interrupts_held_back
-from .engine.tally import Metric
+from .metrics import Metric
 from .options.config import EngineConfig
 from .options.engine_args import EngineArgs
 from .profiling import start_profile, stop_profile

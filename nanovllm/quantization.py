@@ -99,7 +99,7 @@ class QuantizedLinear(nn.Module):
         return max(1, AT_A_TIME // self.in_features // PADDED) * PADDED
 
     def _store(self, start: int, integers: Integers) -> None:
-        """Set some rows of the weight. The number of rows may be odd at its end."""
+        """Set some rows of the weight. The last chunk may be partial."""
         rows = lines_of(integers, self.format)  # [num_rows, groups, lines]
         padding, columns = -len(rows) % COLUMN, slice(start // COLUMN, -(-(start + len(rows)) // COLUMN))
         lines = F.pad(rows.flatten(1), (0, 0, 0, padding)).unflatten(0, (-1, COLUMN))

@@ -18,7 +18,8 @@ step in which no sequence arrives, ends or runs out of blocks.
 from dataclasses import dataclass
 
 from .engine.core import EngineCore
-from .engine.tally import Counter, Gauge, Metric, Tally, Vector, prompt_tokens_of
+from .engine.tally import Tally, prompt_tokens_of
+from .metrics import Counter, Gauge, Metric, Vector
 from .tiers.setup import TierParts
 
 HELP = {

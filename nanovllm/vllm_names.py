@@ -39,7 +39,7 @@ MODULES: dict[str, dict[str, str]] = {  # vLLM's modules, their names, and our m
     "v1.engine": {},
     "v1.engine.async_llm": {"AsyncLLM": "async_llm"},
     "v1.metrics": {},
-    "v1.metrics.reader": dict.fromkeys(("Counter", "Gauge", "Histogram", "Metric", "Vector"), "engine.tally"),
+    "v1.metrics.reader": dict.fromkeys(("Counter", "Gauge", "Histogram", "Metric", "Vector"), "metrics"),
 }
 
 

@@ -13,7 +13,7 @@ from nanovllm.tests.test_house import code_lines
 from tests.helpers import PACKAGE, ROOT, find_stages, folder_of
 
 STAGES = [folder_of(name) for name in [*find_stages(ROOT), PACKAGE]]
-CONFIGURATION = [*(folder / "config.py" for folder in STAGES), folder_of(PACKAGE) / "engine" / "config.py"]
+CONFIGURATION = [*(folder / "config.py" for folder in STAGES), *(folder_of(PACKAGE) / "options").glob("*.py")]
 CONFIGURATION += [folder_of(PACKAGE) / "vllm_names.py"]  # vLLM's platforms and profilers
 MEASURING = [*ROOT.glob("stages/bench/**/*.py"), *ROOT.glob("nanovllm/bench/**/*.py")]
 MAX_MEASURING_LINES = 4_600  # of code, without comments and docstrings

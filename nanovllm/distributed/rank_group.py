@@ -37,7 +37,7 @@ ENGINES = count()  # each engine of a process has a part of torchrun's store for
 
 
 class RankError(RuntimeError):
-    """The end of all ranks: one has died, or does not do what the others do."""
+    """A fatal error: a rank died or diverged."""
 
 
 class DisconnectedError(RuntimeError):
@@ -117,7 +117,7 @@ class RankGroup:
         follow: Callable[["RankGroup"], object],
         inbox: Connection,
     ) -> None:
-        """Be another rank than the first, in the process that start() has started."""
+        """Run a rank other than 0, in the process that start() has started."""
         follow(cls(rank, world_size, meet(store, rank, world_size), device_type, inbox=inbox))
 
     @classmethod
@@ -176,7 +176,7 @@ class RankGroup:
 
     # Agreements
 
-    def least(self, values: list[int]) -> list[int]:
+    def minimum(self, values: list[int]) -> list[int]:
         """Return the least value of all ranks in each place. Raise RankError if one has died."""
         if self.world_size == 1:
             return values
@@ -186,7 +186,7 @@ class RankGroup:
         agreed: list[int] = tensor.tolist()
         return agreed
 
-    def together(self, function: Callable[[], Result], plan_of: Callable[[Result], int] | None = None) -> Result:
+    def call_on_all(self, function: Callable[[], Result], plan_of: Callable[[Result], int] | None = None) -> Result:
         """Return function(), which every rank calls. If it raises on one of them, raise on all.
 
         The others may wait for a tensor of the one that raises, so it disconnects the tensors first, and all connect
@@ -202,7 +202,7 @@ class RankGroup:
         except BaseException as error:
             raised, plan = error, -1
             self._close_tensors()
-        is_fine, least, most = self.least([raised is None, plan, -plan])
+        is_fine, least, most = self.minimum([raised is None, plan, -plan])
         can_go_on = plan_of is None or least == -most
         if is_fine and can_go_on:
             return result

@@ -1,4 +1,4 @@
-"""The engine: it schedules requests and manages the memory of their keys and values.
+"""The core: it schedules requests and manages the memory of their keys and values.
 
-Start with llm_engine.py, then read scheduler.py and block_manager.py. Stage 7 is the same engine in its minimal form.
+Start with core.py, then read scheduler.py and block_manager.py. Stage 7 is the same engine in its minimal form.
 """

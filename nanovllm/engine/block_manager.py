@@ -30,10 +30,10 @@ class BlockManager:
         enable_caching: bool,
         tier: Tier,
         observer: Observer,
-        least: Callable[[list[int]], list[int]] = list,
+        minimum: Callable[[list[int]], list[int]] = list,
         num_worth_loading: Callable[[list[BlockHash | None]], int] = len,
     ) -> None:
-        """Build a manager with all blocks free. `least` returns the least values of all ranks.
+        """Build a manager with all blocks free. `minimum` returns the least value of all ranks in each place.
 
         `num_worth_loading` gets the blocks of a hit, None for those on the device, and returns how many to use.
         """
@@ -43,7 +43,7 @@ class BlockManager:
         self.prefix_cache_stats = PrefixCacheStats()
         self.broken: set[Sequence] = set()  # they hold a block that was lost on its way, and must start over
         self._enable_caching = enable_caching
-        self._observer, self._least, self._num_worth_loading = observer, least, num_worth_loading
+        self._observer, self._minimum, self._num_worth_loading = observer, minimum, num_worth_loading
         self._holders: set[Sequence] = set()
         self._peak = self.report()
 
@@ -65,7 +65,7 @@ class BlockManager:
         hashes = seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]
         cached = [*takewhile(lambda block_hash: block_hash in self.pool.cached or block_hash in self.tier, hashes)]
         num_worth = self._num_worth_loading([None if each in self.pool.cached else each for each in cached])
-        num_cached, num_hits = self._least([len(cached), num_worth])
+        num_cached, num_hits = self._minimum([len(cached), num_worth])
         seq.num_declined_blocks = num_cached - num_hits
         return [self.pool.cached.get(block_hash) for block_hash in hashes[:num_hits]]
 

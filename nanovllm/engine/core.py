@@ -164,7 +164,7 @@ class EngineCore:
         self.observers.tell("begin")
         try:
             with step_range("schedule"):
-                output = self.ranks.together(self._schedule, plan_of)
+                output = self.ranks.call_on_all(self._schedule, plan_of)
             with step_range("launch"):
                 last, self._in_flight = self._in_flight, self._launch(output.batch) if output.batch else None
             can_wait = last is None and self._in_flight is None  # only if nothing else can run
@@ -223,7 +223,7 @@ class EngineCore:
         """
         batch = step.batch
         try:
-            tokens = iter(self.ranks.together(step.pending.tokens))
+            tokens = iter(self.ranks.call_on_all(step.pending.tokens))
         except RankError:
             raise
         except Exception as error:

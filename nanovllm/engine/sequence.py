@@ -172,7 +172,7 @@ class Sequence:
         self.num_in_flight_tokens += num_tokens
 
     def note_read(self, num_tokens: int, has_token: bool, num_accepted: int = 0) -> None:
-        """Count the tokens of a step as computed, and accepted ones, after its token has replaced the placeholder."""
+        """Count the step's tokens and accepted drafts as computed, once its token has replaced the placeholder."""
         self.num_in_flight_tokens -= num_tokens
         self.num_computed_tokens += num_tokens + num_accepted
         self.num_output_placeholders -= has_token

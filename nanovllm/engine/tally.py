@@ -4,12 +4,11 @@ It costs nothing in a step in which no sequence arrives, ends or runs out of blo
 """
 
 import time
-from bisect import bisect_left
 from collections import Counter as Counts
 from collections.abc import Iterable
-from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+from ..metrics import Histogram, Observations
 from .prefix_cache import PrefixCacheStats
 from .sequence import Sequence
 
@@ -24,71 +23,6 @@ TO_FIRST_TOKEN = (
 PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 SAMPLES_PER_REQUEST = (1, 2, 5, 10, 20)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-
-
-@dataclass
-class Metric:
-    name: str
-    labels: dict[str, str]
-
-
-@dataclass
-class Counter(Metric):
-    """A value that never decreases."""
-
-    value: int
-
-
-@dataclass
-class Vector(Metric):
-    """A list of counters, by position in a draft."""
-
-    values: list[int]
-
-
-@dataclass
-class Gauge(Metric):
-    """A current value."""
-
-    value: float
-
-
-@dataclass
-class Histogram(Metric):
-    """The number of observed values up to each bound: buckets["0.5"], ... buckets["+Inf"]."""
-
-    count: int
-    sum: float
-    buckets: dict[str, int]
-
-
-class Observations:
-    """A histogram in progress, which counts values by bucket."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def add(self, value: float) -> None:
-        """Count a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def with_more(self, values: Iterable[float]) -> "Observations":
-        """Return a copy that also counts `values`."""
-        copy = Observations(self._bounds)
-        copy._counts, copy._sum = self._counts.copy(), self._sum
-        for value in values:
-            copy.add(value)
-        return copy
-
-    def histogram(self, name: str, labels: dict[str, str]) -> Histogram:
-        """Return a Histogram. Its buckets are cumulative: each one includes those before it."""
-        buckets, total = {}, 0
-        for bound, count in zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], self._counts, strict=True):
-            buckets[bound] = total = total + count
-        return Histogram(name, labels, total, self._sum, buckets)
 
 
 class Tally:

@@ -28,8 +28,8 @@ class SpeculativeConfig:
 
     method: str
     num_speculative_tokens: int  # longest draft
-    prompt_lookup_max: int | None = None  # so many tokens at the end of the text must have occurred before; if they
-    prompt_lookup_min: int | None = None  # have not, fewer, down to this number; each one's default is the other one
+    prompt_lookup_max: int | None = None  # the longest and the shortest suffix to look up in the text;
+    prompt_lookup_min: int | None = None  # each one's default is the other one
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Self:

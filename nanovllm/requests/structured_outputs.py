@@ -40,7 +40,7 @@ class GrammarProcessor:
 class AnswerProcessor:
     """A logits processor that keeps one sequence's answer within a grammar: what follows the thought, if there is one.
 
-    An answer that begins with a call of a tool is free.
+    Tool calls are unconstrained.
     """
 
     def __init__(

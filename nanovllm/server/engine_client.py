@@ -19,8 +19,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..async_llm import EngineDeadError
-from ..engine.tally import Metric
 from ..log import logger
+from ..metrics import Metric
 from ..options.engine_args import EngineArgs
 from . import engine_process
 from .engine_process import (

@@ -34,26 +34,26 @@ def modules() -> dict[str, ast.Module]:
 
 # Imports
 
-
-def is_for_types(node: ast.AST) -> bool:
-    """Return whether this is `if TYPE_CHECKING:`."""
-    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+# A unit (a folder, or a module of the package's own) imports only those before it, in functions and for types, too. A
+# new folder needs a place here.
+LAYERS = (
+    *("log", "progress", "host_memory", "profiling", "checks", "metrics", "llama", "quantization", "chat"),
+    *("distributed", "checkpoints", "requests", "options", "engine", "backends", "tiers"),
+    *("build", "stats", "llm_engine", "beam_search", "llm", "async_llm", "trace"),
+    *("server", "cluster", "bench", "cli", "vllm_names", "__main__", "__init__"),
+)
 
 
 @cache
-def nodes_of(tree: ast.AST, with_types: bool = False) -> list[ast.AST]:
-    """Return all nodes, including those in functions, except those for type checkers."""
-    nodes = [tree]
-    for node in nodes:  # it grows
-        children = ast.iter_child_nodes(node)
-        nodes += [child for child in children if with_types or not is_for_types(child)]
-    return nodes
+def nodes_of(tree: ast.AST) -> list[ast.AST]:
+    """Return all nodes, including those in functions and for type checkers."""
+    return [*ast.walk(tree)]
 
 
-def imports_of(path: str, tree: ast.Module, with_types: bool = False) -> Iterator[Import]:
-    """Yield the imports of the package's own modules that Python runs, on import or in a function call."""
+def imports_of(path: str, tree: ast.Module) -> Iterator[Import]:
+    """Yield the imports of the package's own modules."""
     folder = path.split("/")[:-1]
-    for node in nodes_of(tree, with_types):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             names = [each.name for each in node.names if f"{each.name}.".startswith(PREFIX)]
             yield from (Import(name.removeprefix(PREFIX), None, node.lineno) for name in names)
@@ -68,47 +68,66 @@ def imports_of(path: str, tree: ast.Module, with_types: bool = False) -> Iterato
             yield from (Import(module, each.name, node.lineno) for each in node.names)
 
 
-def folder_imports(modules: dict[str, ast.Module]) -> dict[str, dict[str, str]]:
-    """Return the folders that each folder imports, with one place where it does so.
+def imported_files(modules: dict[str, ast.Module]) -> dict[str, dict[str, int]]:
+    """Return the files that each file imports, with the line where it does so.
 
-    A module outside any folder counts as a folder.
+    `from .. import name` imports a module, or a public name that the package imports on first use.
     """
-    face = {each.name: each.module for each in imports_of("__init__.py", modules["__init__.py"], with_types=True)}
-    folders = {Path(path).with_suffix("").parts[0] for path in modules}
-    graph: dict[str, dict[str, str]] = {}
+    face = {each.name: each.module for each in imports_of("__init__.py", modules["__init__.py"])}
+    graph: dict[str, dict[str, int]] = {path: {} for path in modules}
     for path, tree in modules.items():
-        own = Path(path).with_suffix("").parts[0]
         for module, name, line in imports_of(path, tree):
-            if not module:  # from .. import name: a module, or a public name that the package imports on first use
-                module = face.get(name, name or "")
-            other = module.split(".")[0]
-            if other != own and other in folders:
-                graph.setdefault(own, {}).setdefault(other, f"{path}:{line}")
+            module = module or (face.get(name, name) if name else "") or ""
+            place = module.replace(".", "/")
+            candidates = (f"{place}/{name}.py", f"{place}.py", f"{place}/__init__.py")
+            other = next((each for each in candidates if each in modules), None)
+            if other not in (None, path):
+                graph[path].setdefault(other, line)
     return graph
 
 
-def cycle_in(graph: dict[str, dict[str, str]]) -> list[str]:
+def unit_of(path: str) -> str:
+    return Path(path).with_suffix("").parts[0]
+
+
+def misplaced(modules: dict[str, ast.Module], layers: tuple[str, ...] = LAYERS) -> list[str]:
+    """Return the imports of a unit that is not an earlier one."""
+    return [
+        f"{path}:{line} imports {other}"
+        for path, others in imported_files(modules).items()
+        for other, line in others.items()
+        if unit_of(other) != unit_of(path) and layers.index(unit_of(other)) > layers.index(unit_of(path))
+    ]
+
+
+def cycle_in(graph: dict[str, dict[str, int]]) -> list[str]:
     """Return the imports that form a cycle, or an empty list."""
     done: set[str] = set()
 
-    def visit(folder: str, way: list[str]) -> list[str]:
-        if folder in way:
-            cycle = [*way[way.index(folder) :], folder]
-            return [f"{graph[a][b]} imports {b}" for a, b in pairwise(cycle)]
-        if folder in done:
+    def visit(path: str, way: list[str]) -> list[str]:
+        if path in way:
+            cycle = [*way[way.index(path) :], path]
+            return [f"{a}:{graph[a][b]} imports {b}" for a, b in pairwise(cycle)]
+        if path in done:
             return []
-        for other in graph.get(folder, {}):
-            if found := visit(other, [*way, folder]):
+        for other in graph[path]:
+            if found := visit(other, [*way, path]):
                 return found
-        done.add(folder)
+        done.add(path)
         return []
 
-    return next((found for folder in graph if (found := visit(folder, []))), [])
+    return next((found for path in graph if (found := visit(path, []))), [])
 
 
-def test_folders_import_each_other_in_one_direction(modules):
-    graph = folder_imports(modules)
-    assert {"llama", "backends", "engine"} <= {*graph} | {other for others in graph.values() for other in others}
+def test_each_unit_imports_only_earlier_layers(modules):
+    assert sorted(map(unit_of, modules), key=LAYERS.index)  # raises ValueError for a unit without a place
+    assert {*LAYERS} == {*map(unit_of, modules)}
+    assert misplaced(modules) == []
+
+
+def test_files_import_each_other_in_one_direction(modules):
+    graph = imported_files(modules)
+    assert sum(map(len, graph.values())) > 500
     assert cycle_in(graph) == []
 
 
@@ -117,30 +136,35 @@ def parsed(files: dict[str, str]) -> dict[str, ast.Module]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "backends", "is_cycle"),
+    ("text", "count"),
     [
-        ("from ..backends import torch", "x = 1", False),
-        ("from ..backends.torch import run", "from ..engine import sequence", True),
-        ("from ..backends.torch import run", "def f():\n    from nanovllm.engine.sequence import Sequence", True),
-        ("from ..backends.torch import run", "import nanovllm.engine.sequence", True),
-        ("from ..backends.torch import run", "from .. import LLMEngine", True),
-        ("from ..backends.torch import run", "from .. import __version__", False),
-        (
-            "from ..backends.torch import run",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..engine import sequence",
-            False,
-        ),
+        ("x = 1", 0),
+        ("from ..llama import Model", 0),
+        ("from ..engine import sequence", 1),
+        ("def f():\n    from nanovllm.engine.sequence import Sequence", 1),
+        ("import nanovllm.engine.sequence", 1),
+        ("from .. import LLMEngine", 1),
+        ("from .. import __version__", 0),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..engine import sequence", 1),
     ],
 )
-def test_import_cycle_is_found_wherever_the_imports_are(engine, backends, is_cycle):
-    face = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .engine.llm_engine import LLMEngine"
-    files = {
-        "__init__.py": face,
-        "llm_engine.py": engine,
-        "engine/sequence.py": "",
-        "backends/torch.py": backends,
-    }
-    assert bool(cycle_in(folder_imports(parsed(files)))) == is_cycle
+def test_import_of_a_later_layer_is_found_wherever_it_is(text, count):
+    face = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .llm_engine import LLMEngine"
+    files = {"__init__.py": face, "llm_engine.py": "", "engine/__init__.py": "", "engine/sequence.py": ""}
+    files |= {"llama/__init__.py": "", "backends/torch.py": text}
+    layers = ("llama", "backends", "engine", "llm_engine", "__init__")
+    assert len(misplaced(parsed(files), layers)) == count
+
+
+def test_cycle_of_files_is_found():
+    files = {"__init__.py": "", "engine/a.py": "from .b import x", "engine/b.py": "from ..chat.c import x"}
+    assert cycle_in(imported_files(parsed(files | {"chat/c.py": ""}))) == []
+    cycle = cycle_in(imported_files(parsed(files | {"chat/c.py": "def f():\n    from ..engine import a"})))
+    assert cycle == [
+        "engine/a.py:1 imports engine/b.py",
+        "engine/b.py:1 imports chat/c.py",
+        "chat/c.py:2 imports engine/a.py",
+    ]
 
 
 # Private names
@@ -148,12 +172,12 @@ def test_import_cycle_is_found_wherever_the_imports_are(engine, backends, is_cyc
 
 def private_imports(path: str, tree: ast.Module) -> list[str]:
     """Return the private names that a module imports from other modules of the package."""
-    names = [each for each in imports_of(path, tree, with_types=True) if each.name and each.name.startswith("_")]
+    names = [each for each in imports_of(path, tree) if each.name and each.name.startswith("_")]
     return [f"{path}:{each.line} {each.name}" for each in names if not each.name.startswith("__")]
 
 
 def casts(path: str, tree: ast.Module) -> list[str]:
-    calls = [node for node in nodes_of(tree, with_types=True) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes_of(tree) if isinstance(node, ast.Call)]
     return [f"{path}:{node.lineno}" for node in calls if ast.unparse(node.func) in ("cast", "typing.cast")]
 
 
@@ -198,7 +222,7 @@ def classes_of(modules: dict[str, ast.Module]) -> list[Class]:
             private_methods(node),
         )
         for path, tree in modules.items()
-        for node in nodes_of(tree, with_types=True)
+        for node in nodes_of(tree)
         if isinstance(node, ast.ClassDef)
     ]
 
@@ -210,7 +234,7 @@ def private_methods(node: ast.ClassDef) -> set[str]:
 
 def alias_of(path: str, tree: ast.Module) -> dict[str, str]:
     """Return the original name of each class that a module imports under another one."""
-    nodes = [node for node in nodes_of(tree, with_types=True) if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in nodes_of(tree) if isinstance(node, ast.ImportFrom)]
     return {each.asname: each.name for node in nodes for each in node.names if each.asname}
 
 
@@ -258,7 +282,7 @@ def code_lines(source: str, tree: ast.Module | None = None) -> int:
     4
     """
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    all_nodes = nodes_of(tree or ast.parse(source), with_types=True)
+    all_nodes = nodes_of(tree or ast.parse(source))
     nodes = [node for node in all_nodes if isinstance(node, owners)]
     docstrings = [node.body[0] for node in nodes if ast.get_docstring(node, clean=False) is not None]
     prose = {line for node in docstrings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}

@@ -1,18 +1,18 @@
-"""AgreedTier: a tier whose blocks have arrived once they have on all ranks, and are lost if one rank's part is."""
+"""AgreedTier: a block has arrived when every rank has it, and is lost when one rank has lost its part."""
 
 from ..distributed.rank_group import RankGroup
 from ..engine.kv_cache import BlockCopy
 from ..engine.prefix_cache import BlockHash
 from ..engine.tier import Tier
 
-ON_ITS_WAY, LOST, ARRIVED = 0, 1, 2  # the least of all ranks is what all agree on
+ON_ITS_WAY, LOST, ARRIVED = 0, 1, 2  # ranks agree on the minimum
 
 
 class AgreedTier:
     """A Tier around another one. Every rank has one, with its own part of each block, and makes the same calls.
 
-    has_arrived() and arriving() answer what was agreed last: at the first question after collect(), or in
-    collect(wait=True). The tier itself may be ahead, because each rank collects its loads as soon as they are there.
+    has_arrived() and arriving() return what the ranks last agreed on: at the first call after collect(), or in
+    collect(wait=True). The tier itself may be ahead, because each rank collects its loads as soon as they arrive.
     """
 
     def __init__(self, tier: Tier, ranks: RankGroup) -> None:
@@ -71,7 +71,7 @@ class AgreedTier:
     def _agree(self, wait: bool = False) -> None:
         arrived, lost = self._tier.collect(wait)
         self._here |= dict.fromkeys(arrived, ARRIVED) | dict.fromkeys(lost, LOST)
-        self._agreed = dict(zip(self._here, self._ranks.least([*self._here.values()]), strict=True))
+        self._agreed = dict(zip(self._here, self._ranks.minimum([*self._here.values()]), strict=True))
         self._is_current = True
 
     def arriving(self) -> list[int]:

@@ -97,7 +97,7 @@ class BlockFiles:
         return removed
 
     def touch(self, hashes: list[BlockHash]) -> None:
-        """Make these blocks the most recently used ones, the first one last: the others are of no use without it.
+        """Make these blocks the most recently used ones. The first block is the newest, because later ones need it.
 
         write_times() tells the other processes.
         """
@@ -112,7 +112,7 @@ class BlockFiles:
                 os.utime(self._path(block_hash), ns=(when, when))
 
     def remove_oldest(self) -> list[BlockHash]:
-        """Measure the size, and hold it: remove the least recently used blocks, and what a killed process has left.
+        """Enforce the size limit: remove the least recently used blocks, and what a killed process has left.
 
         Return the removed blocks of this namespace.
         """

@@ -54,7 +54,7 @@ def build_tiers(
     is_auto, block_bytes = config.offload_policy == "auto", kv_cache.blocks[0].nbytes
     if is_auto and num_host_blocks > 0:
         cost_model = measure()
-        [num_host_blocks] = ranks.least([num_host_blocks * cost_model.prefers_load(kv_cache.bytes_per_token)])
+        [num_host_blocks] = ranks.minimum([num_host_blocks * cost_model.prefers_load(kv_cache.bytes_per_token)])
     tier: Tier
     tier = host = HostTier(kv_cache.blocks, num_host_blocks, observer)
     disk = None
@@ -86,5 +86,5 @@ def max_host_blocks(config: EngineConfig, kv_cache: KVCache, ranks: RankGroup) -
     else:
         room = default_pool_bytes(MAX_DEFAULT_BYTES) // ranks.world_size  # they share the machine's memory
         num_blocks = min(kv_cache.num_blocks, room // kv_cache.blocks[0].nbytes)
-    [num_blocks] = ranks.least([num_blocks])
+    [num_blocks] = ranks.minimum([num_blocks])
     return num_blocks

@@ -73,10 +73,11 @@ class Mutant(NamedTuple):
     reach: tuple[
         int, int
     ]  # the first and the last line of the statement: a test that reaches none can't see the mutant
+    origin: str = ""  # the file's name before it moved, so that the sample stays the same
 
     @property
     def id(self) -> str:
-        text = "\n".join((self.file, self.function, self.operator, self.line, str(self.nth)))
+        text = "\n".join((self.origin or self.file, self.function, self.operator, self.line, str(self.nth)))
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def rank(self, seed: int) -> str:
@@ -204,8 +205,8 @@ def skip_reason(node: Any, operator: str) -> str | None:
 class Source:
     """A file's text, parsed, and its mutants."""
 
-    def __init__(self, file: str, text: str) -> None:
-        self.file, self.text = file, text
+    def __init__(self, file: str, text: str, origin: str = "") -> None:
+        self.file, self.text, self.origin = file, text, origin
 
     @cached_property
     def functions(self) -> dict[str, str]:
@@ -246,9 +247,8 @@ class Source:
                         seen[function, operator, line],
                         seen[function, operator, line] + 1,
                     )
-                    mutants.append(
-                        Mutant(self.file, function, operator, line, nth, occurrence, start[0], statement_lines(node))
-                    )
+                    place = occurrence, start[0], statement_lines(node)
+                    mutants.append(Mutant(self.file, function, operator, line, nth, *place, self.origin))
         return mutants
 
     def apply(self, mutant: Mutant) -> str | None:

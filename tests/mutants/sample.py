@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stages.tools.chain.load import load
 from tests.mutants.mutations import Mutant, Source
@@ -33,7 +33,7 @@ class Equivalent(NamedTuple):
     reason: str
 
 
-def settings() -> dict[str, int]:
+def settings() -> dict[str, Any]:
     return tomllib.loads((HERE / "targets.toml").read_text(encoding="utf-8"))
 
 
@@ -82,9 +82,10 @@ def stage_targets(root: Path, keys: list[str], patterns: list[str], without: lis
 
 def all_mutants(root: Path, targets: list[Target]) -> list[Mutant]:
     """Return the mutants of all targets, without those in functions that a stage takes over unchanged."""
-    mutants = []
+    mutants, moved = [], settings()["moved"]
     for target in targets:
-        source = Source(target.file, (root / target.file).read_text(encoding="utf-8"))
+        text = (root / target.file).read_text(encoding="utf-8")
+        source = Source(target.file, text, moved.get(target.file, ""))
         unchanged: frozenset[str] = frozenset()
         if target.before:
             earlier = Source(target.before, (root / target.before).read_text(encoding="utf-8")).functions

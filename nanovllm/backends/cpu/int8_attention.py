@@ -395,7 +395,7 @@ def store_weights(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def add_keys(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Add the products of a line of each quad, at i, and both halves of each row of q.
 
-    The sums are integers, whatever their type says. Bytes of keys get 128 more, because they must be unsigned.
+    The sums are int32 bits in float32 vectors. Bytes of keys get 128 more, because they must be unsigned.
     """
     sums, q, rows, half, pool, quads, i = args
     totals, at_sum = [builder.bitcast(each, WORDS) for each in parts_of(builder, sums)], 0

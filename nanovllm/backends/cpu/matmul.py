@@ -28,7 +28,7 @@ PACKED_AT_A_TIME = 4  # columns of 16 outputs: a copy of more leaves holes among
 
 
 def type_of(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of an x for a weight: bfloat16 if the processor multiplies pairs of it."""
+    """Return the activation dtype for a weight's dtype: bfloat16 if the processor multiplies pairs of it."""
     bits = types.CPointer(types.uint16)
     return dtype if dtype == torch.bfloat16 and are_pairs(bits, bits) else torch.float32
 

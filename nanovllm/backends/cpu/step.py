@@ -13,7 +13,7 @@ The calling thread is worker 0. Helpers run the same function, and join a step w
     down               rows x outputs of the weight          -
 
 After the layers come the last norm and the logits, and the likeliest token of each row. A phase with no tasks costs
-nothing. The norm of a few rows is cheaper for each worker to repeat than to wait for. With many rows, a task takes at
+nothing. Each worker recomputes the norm of a few rows; waiting would cost more. With many rows, a task takes at
 most 128 of them, which stay in the core's cache while the weight goes by.
 """
 
@@ -218,7 +218,7 @@ def embed(step: Step, model: Model) -> None:
 def post_step(step: Step, mailbox: Memory) -> None:
     """Put a step into the mailbox.
 
-    A worker that sees any field of it sees its phases open. The number comes last: a worker that sees it sees the rest.
+    Phases open before any field is visible. The number comes last: a worker that sees it sees the rest.
     """
     for i in range(1, len(step)):
         store_release(mailbox, i, step[i])

@@ -45,7 +45,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function as a part of each kernel that calls it. Otherwise a large one returns vectors in memory."""
+    """Force-inline a function into each kernel that calls it, to keep vectors in registers."""
     compiled: Callable[..., Any] = njit(**INNER, forceinline=True)(function)
     return compiled
 

@@ -115,7 +115,7 @@ def after_a_restart(folder: Path, disk: Path, ranks: RankGroup) -> list[list[int
         assert engine.disk_tier is not None
         engine.disk_tier.flush()
         damaged = sorted(engine.disk_tier.files.folder.glob("*/*.kv"))[::3]
-        ranks.least([0])
+        ranks.minimum([0])
         for path in damaged if ranks.rank == 0 else []:
             path.write_bytes(b"damaged")
     assert engine.disk_tier.num_blocks_loaded > 0

@@ -12,9 +12,9 @@ import pytest
 from ...beam_search import BeamSearch, BeamSearchParams
 from ...engine.executor import Scheduled
 from ...engine.sequence import Sequence
-from ...engine.tally import Vector
 from ...llm import LLM
 from ...llm_engine import LLMEngine
+from ...metrics import Vector
 from ...options.config import EngineConfig
 from ...options.engine_args import EngineArgs
 from ...requests.outputs import RequestOutput

@@ -1,10 +1,11 @@
-"""One line about each of the seven stages, and the two tables made from them."""
+"""One line about each of the seven stages and of the files of an evening, and the tables made from them."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stages.tools.chain import Stage, added_lines, load
+from stages.tools.chain.lines import code_lines
 from stages.tools.prose.markdown import table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,4 +95,36 @@ def stages_block(results: Results) -> str:
     return table(["stage", "idea", "benefit", "lines added"], rows)
 
 
-BLOCKS: dict[str, Callable[[Results], str]] = {"stages": stages_block, "path": path_block}
+EVENING = (  # the package's files, in the order of reading
+    ("llama/model.py", "the model, which knows nothing of blocks or batches"),
+    ("engine/sequence.py", "a sequence: its tokens, its block table, its text"),
+    ("engine/input_processor.py", "a prompt and its parameters become sequences"),
+    ("engine/block_pool.py", "blocks, reference counts and the free queue"),
+    ("engine/prefix_cache.py", "the hash of a block, which stands for all text up to its end"),
+    ("engine/block_manager.py", "which sequence holds which blocks; hits, growth, copy-on-write"),
+    ("engine/kv_cache.py", "the tensors"),
+    ("engine/tier.py", "the interface of a place behind the device"),
+    ("tiers/host_tier.py", "one such place: host memory"),
+    ("engine/scheduler.py", "who runs in this step"),
+    ("engine/executor.py", "the seam between the engine and the hardware"),
+    ("backends/torch/attention.py", "attention over blocks, in plain PyTorch"),
+    ("backends/torch/model_runner.py", "a batch of sequences becomes a step of the model, and tokens"),
+    ("engine/core.py", "the heart: schedule, launch, update, and what a failure does"),
+    ("llm_engine.py", "vLLM's face on it"),
+)
+
+
+def evening_block(results: Results) -> str:
+    """Return the files of the package that one reads in an evening, with their lines of code."""
+    lines = [len(code_lines((ROOT / "nanovllm" / file).read_text("utf-8"))) for file, _ in EVENING]
+    rows = [
+        [f"[{file}](nanovllm/{file})", what, f"{count:,}"] for (file, what), count in zip(EVENING, lines, strict=True)
+    ]
+    return table(["file", "what it holds", "lines"], [*rows, ["**all**", "", f"{sum(lines):,}"]])
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "stages": stages_block,
+    "path": path_block,
+    "evening": evening_block,
+}
