@@ -258,7 +258,7 @@ def serve(
     ones, so a file of any length takes little memory.
     """
     from ..requests.outputs import RequestOutput
-    from ..server.protocol import parsers_of
+    from ..server.bodies import parsers_of
 
     engine, num_samples = llm.llm_engine, 0
     parsers = parsers_of(llm.tokenizer, llm.chat_template)
@@ -288,7 +288,7 @@ def add_request(llm: "LLM", request: "Request", parsers: "Parsers") -> "Request"
     Raise ValueError if it can never be served.
     """
     from ..checkpoints.chat_template import render_chat
-    from ..server.protocol import Chat
+    from ..server.bodies import Chat
 
     engine, chat = llm.llm_engine, request.prompt
     if not isinstance(chat, Chat):

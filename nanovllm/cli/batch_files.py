@@ -24,19 +24,10 @@ from ..requests.outputs import CompletionOutput, RequestOutput
 from ..requests.prompts import Prompt
 from ..requests.sampling_params import RepetitionDetectionParams, SamplingParams
 from ..requests.tokens import Logprob
-from ..server.protocol import (
-    CHAT,
-    Body,
-    Chat,
-    ChatCompletionRequest,
-    CompletionRequest,
-    ParsedRequest,
-    chat_choice,
-    completion_choice,
-    prompt_logprobs,
-    usage,
-    whole_message,
-)
+from ..server.bodies import Body, Chat, ParsedRequest, usage, whole_message
+from ..server.chat import CHAT, ChatCompletionRequest, chat_choice
+from ..server.completions import CompletionRequest, completion_choice
+from ..server.logprobs import prompt_logprobs
 
 MAX_LINE = 1 << 28  # bytes
 

@@ -32,9 +32,9 @@ from ..options.engine_args import EngineArgs
 from ..server.app import make_apps
 from ..server.engine_client import EngineClient, start_engine
 from ..server.errors import ApiError, error_response
-from ..server.openai import error_event
 from ..server.options import ServerOptions
 from ..server.run import GRACE, make_state
+from ..server.streaming import error_event
 from .routing import PrefixRouter
 
 CHUNK = 64  # bytes of a prompt in one hash: about as much text as a block of 16 tokens

@@ -1,61 +1,36 @@
-"""The applications, one per address: their routes, the state that all requests share, and the access log."""
+"""The applications, one per address: their routes, their middleware and the access log."""
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Container
-from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .. import __version__
 from ..log import logger
-from .engine_client import EngineClient
-from .errors import ApiError, handlers
+from .chat import CHAT, ChatCompletionRequest, chat_chunks, chat_completion
+from .completions import COMPLETIONS, CompletionRequest, completion, completion_chunks
+from .embeddings import EMBEDDINGS, create_embedding
+from .errors import handlers
+from .generation import endpoint
+from .info import detokenize, health, list_models, retrieve_model, tokenize, version
 from .metrics import show_metrics
-from .openai import create_chat_completion, create_completion, create_embedding, create_response
-from .options import ServerOptions, read_list
-from .page import Feed, page_routes
-from .protocol import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
+from .options import read_list
+from .page import page_routes
+from .responses import RESPONSES, create_response
 from .security import ApiKeys, OwnOrigin, RequestIds, RootPath, is_loopback
-from .served_model import ServedModel, detokenize, list_models, retrieve_model, tokenize
+from .state import ServerState
 
 MAX_PATH = 200  # characters of a path in the access log
-
-
-@dataclass
-class ServerState:
-    """The state that all requests share: `request.app.state.server`."""
-
-    options: ServerOptions
-    engine: EngineClient
-    model: ServedModel
-    kernels: str  # a description of the engine's kernels
-    start_time: float = field(default_factory=time.time)
-    is_stopping: bool = False  # refuse new requests
-    rejections: Counter[str] = field(default_factory=Counter)  # since the start, by limit
-    ignored: set[str] = field(default_factory=set)  # names of unknown fields that have been logged
-    feed: Feed = field(init=False)  # the page's events
-
-    def __post_init__(self) -> None:
-        """Connect the feed with the engine."""
-        self.feed = Feed(lambda is_on: self.engine.watch(is_on, self.options.show_text))
-        self.engine.on_events = self.feed.take
-
-    @property
-    def is_stuck(self) -> bool:
-        """True if the engine has work, and has made no progress for watchdog_timeout."""
-        return self.engine.stalled_seconds > self.options.watchdog_timeout
 
 
 def make_apps(state: ServerState) -> list[ASGIApp]:
     """Return an application for each address. Keys and origins apply to all of them."""
     health_route = Route("/health", health, methods=["GET"])
+    create_completion = endpoint(CompletionRequest, "cmpl-", completion, completion_chunks)
+    create_chat_completion = endpoint(ChatCompletionRequest, "chatcmpl-", chat_completion, chat_chunks)
     api_routes = [
         health_route,
         Route("/ping", health, methods=["GET", "POST"]),
@@ -122,17 +97,3 @@ class AccessLog:
             client, path = scope["client"] or ("?", 0), scope["raw_path"].decode("latin-1")[:MAX_PATH]
             when, seconds = time.strftime("%Y-%m-%d %H:%M:%S"), time.perf_counter() - start
             logger.info(f"{when} {client[0]}:{client[1]} {scope['method']} {path} {status} {seconds:.3f} s")
-
-
-async def health(request: Request) -> Response:
-    """Return 200. Raise ApiError 503 once the engine has ended, or while it is stuck."""
-    state: ServerState = request.app.state.server
-    if state.engine.error or state.is_stuck:
-        stuck = f"The engine has work, and has made no progress for {state.engine.stalled_seconds:,.0f} seconds."
-        raise ApiError("The engine has ended." if state.engine.error else stuck, 503)
-    return Response()
-
-
-async def version(request: Request) -> Response:
-    """Return the version of nanovllm."""
-    return JSONResponse({"version": __version__})

@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from ..async_llm import EngineDeadError
-from .protocol import InvalidRequest
+from .bodies import InvalidRequest
 
 RETRY_SECONDS = 1  # that a client should wait before it repeats a refused request
 CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}

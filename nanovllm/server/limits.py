@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import h11
 from starlette.requests import Request
@@ -22,14 +22,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..log import logger
 from ..requests.sampling_params import SamplingParams
+from .bodies import MAX_CHOICES, Body, InvalidRequest, shortened
 from .engine_client import EngineClient
 from .engine_process import Add
 from .errors import ApiError, error_object
 from .options import ServerOptions
-from .protocol import MAX_CHOICES, Body, InvalidRequest, shortened
-
-if TYPE_CHECKING:
-    from .app import ServerState
+from .state import ServerState
 
 B = TypeVar("B", bound=Body)
 MAX_HEAD_BYTES = 1 << 15

@@ -19,12 +19,13 @@ from ..checkpoints.chat_template import read_template
 from ..llm_engine import LLMEngine
 from ..log import logger
 from ..options.engine_args import EngineArgs
-from .app import ServerState, make_apps
+from .app import make_apps
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
 from .limits import HttpProtocol
 from .options import ServerOptions
 from .served_model import served_model
+from .state import ServerState
 
 UNHEALTHY = 1.0  # seconds in which /health reports a dead engine, before the front ends too
 GRACE = 2.0  # seconds after shutdown_timeout, before connections are closed by force

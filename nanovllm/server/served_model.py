@@ -1,4 +1,4 @@
-"""ServedModel: the model's names, its tokenizer and its prompts; and the endpoints that need nothing else."""
+"""ServedModel: the model's names, its tokenizer and its prompts."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
 from ..build import tokenizer_of
 from ..chat.formats import Parsers
@@ -18,9 +15,8 @@ from ..checkpoints.stream_decoder import decoded_token
 from ..checkpoints.tokenizer import HFTokenizer
 from ..options.engine_args import EngineArgs
 from ..requests.prompts import Prompt, valid_text
+from .bodies import Chat, InvalidRequest, parsers_of
 from .errors import ApiError
-from .limits import read_as
-from .protocol import Chat, DetokenizeRequest, InvalidRequest, TokenizeRequest, parsers_of
 
 MAX_CHARACTERS = 128  # in a token of today's vocabularies
 MANY_MESSAGES = 100
@@ -139,59 +135,3 @@ def served_model(
         recommended=recommended,
         max_model_len=max_model_len,
     )
-
-
-# Endpoints
-
-
-async def list_models(request: Request) -> Response:
-    """Return the model under each of its names."""
-    state = request.app.state.server
-    return JSONResponse({"object": "list", "data": [model_object(request, name) for name in state.model.names]})
-
-
-async def retrieve_model(request: Request) -> Response:
-    """Return the model under one name."""
-    name = request.path_params["model"]
-    request.app.state.server.model.check_name(name)
-    return JSONResponse(model_object(request, name))
-
-
-def model_object(request: Request, name: str) -> dict[str, Any]:
-    """Return the model as /v1/models lists it."""
-    state = request.app.state.server
-    return {
-        "id": name,
-        "object": "model",
-        "created": int(state.start_time),
-        "owned_by": "nanovllm",
-        "root": name,
-        "parent": None,
-        "max_model_len": state.model.max_model_len,
-    }
-
-
-async def tokenize(request: Request) -> Response:
-    """Return a text or a conversation as token ids."""
-    model: ServedModel = request.app.state.server.model
-    body = await read_as(TokenizeRequest, request)
-    model.check_name(body.model)
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidRequest("Set either 'prompt' or 'messages'.", "prompt")
-    prompt = body.chat() if body.prompt is None else body.prompt
-    special = isinstance(prompt, str) if body.add_special_tokens is None else body.add_special_tokens
-    ids = (await model.tokens(prompt, special)).token_ids
-    strings = [model.require_tokenizer().backend.id_to_token(id) for id in ids] if body.return_token_strs else None
-    return JSONResponse({"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids, "token_strs": strings})
-
-
-async def detokenize(request: Request) -> Response:
-    """Return token ids as a text."""
-    model: ServedModel = request.app.state.server.model
-    body = await read_as(DetokenizeRequest, request)
-    model.check_name(body.model)
-    tokenizer = model.require_tokenizer()
-    if wrong := [id for id in body.tokens if not 0 <= id < len(tokenizer)]:
-        raise InvalidRequest(f"Invalid 'tokens': {wrong[0]} is not from 0 to {len(tokenizer) - 1}.", "tokens")
-    decode = partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return JSONResponse({"prompt": await asyncio.to_thread(decode) if len(body.tokens) > LONG_TEXT else decode()})

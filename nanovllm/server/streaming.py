@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from .errors import HungUp
+from .errors import HungUp, as_error
 
 T = TypeVar("T")
 Events = AsyncGenerator[bytes, None]
@@ -24,6 +24,11 @@ def event_of(value: Any, name: str | None = None) -> bytes:
     """
     data = f"data: {to_json(value)}\n\n"
     return (data if name is None else f"event: {name}\n{data}").encode()
+
+
+def error_event(error: Exception) -> bytes:
+    """Return the event that replaces the rest of a stream. No [DONE] follows it."""
+    return event_of(as_error(error)[1])
 
 
 class EventStream(StreamingResponse):

@@ -3,13 +3,15 @@
 import io
 import json
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from ... import LLM, SamplingParams
 from ...cli.batch_files import Defaults, Request, RequestsFile
-from ...server.protocol import Chat
+from ...server.bodies import Chat
 from ..testing.checkpoints import write_checkpoint
 from ..testing.engines import OPTIONS
 from .test_batch import FOUR, parsed, write
@@ -224,6 +226,12 @@ def test_request_that_fails_later_has_status_500(serve):
     status, results, _ = serve(line({"prompt": "the", "max_tokens": 40, "ignore_eos": True}), flags=flags)
     response = results["a"]["response"]
     assert (status, response["status_code"], response["body"]["error"]["type"]) == (1, 500, "server_error")
+
+
+def test_form_is_read_without_a_web_server_and_without_torch():
+    names = "{'starlette', 'uvicorn', 'h11', 'torch'}"
+    code = f"import sys, nanovllm.cli.batch_files; print({names} & {{*sys.modules}})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_file_may_mix_both_forms(run, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 
 from ...requests.sampling_params import SamplingParams
 from ...server import limits
+from ...server.bodies import MAX_CHOICES, InvalidRequest
 from ...server.engine_process import Add
 from ...server.errors import ApiError, as_error, error_object
 from ...server.limits import (
@@ -23,7 +24,6 @@ from ...server.limits import (
     max_num_tokens,
 )
 from ...server.options import ServerOptions
-from ...server.protocol import MAX_CHOICES, InvalidRequest
 
 # Bodies
 

@@ -28,20 +28,16 @@ from ...requests.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from ...server.bodies import InvalidRequest, ParsedRequest
+from ...server.chat import ChatCompletionRequest
+from ...server.completions import CompletionRequest
+from ...server.embeddings import EmbeddingRequest
 from ...server.engine_process import Add
+from ...server.generation import Work as Request
+from ...server.info import DetokenizeRequest, TokenizeRequest
 from ...server.limits import check_size
-from ...server.openai import Work as Request
 from ...server.options import ServerOptions
-from ...server.protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    InvalidRequest,
-    ParsedRequest,
-    ResponsesRequest,
-    TokenizeRequest,
-)
+from ...server.responses import ResponsesRequest
 from ...server.served_model import Tokens
 from ..testing.inside import LONG, inside, until
 

@@ -7,9 +7,10 @@ import pytest
 from openai.types.responses import ResponseErrorEvent
 
 from ... import SamplingParams
+from ...server.bodies import ParsedRequest
 from ...server.errors import ApiError
-from ...server.openai import ResponseBuilder, Work
-from ...server.protocol import ParsedRequest
+from ...server.generation import Work
+from ...server.responses import ResponseBuilder
 from ..testing.served import stream, unset
 
 PROMPT = "Tell me of a fox."

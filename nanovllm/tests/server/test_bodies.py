@@ -11,18 +11,11 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 
 from ... import SamplingParams
 from ...requests.sampling_params import UNSUPPORTED as UNSUPPORTED_PARAMS
+from ...server.bodies import UNSUPPORTED, InvalidRequest, ParsedRequest
+from ...server.chat import CHAT, ChatCompletionRequest
+from ...server.completions import COMPLETIONS, CompletionRequest
 from ...server.limits import check_num_parts
-from ...server.protocol import (
-    CHAT,
-    COMPLETIONS,
-    RESPONSES,
-    UNSUPPORTED,
-    ChatCompletionRequest,
-    CompletionRequest,
-    InvalidRequest,
-    ParsedRequest,
-    ResponsesRequest,
-)
+from ...server.responses import RESPONSES, ResponsesRequest
 from ..testing.watch import num_calls
 
 FILE = Path(__file__).parents[1] / "data" / "vllm_0_32" / "bodies.json"

@@ -1,0 +1,71 @@
+"""/v1/completions: the body, and its response."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .bodies import ChunkedBody, InvalidRequest, ParsedRequest, Prompts, Sample, ending, prompts_of
+from .logprobs import completion_logprobs, prompt_logprobs
+
+if TYPE_CHECKING:
+    from .engine_process import Piece
+    from .generation import Work
+
+COMPLETIONS = "/v1/completions"
+
+
+class CompletionRequest(ChunkedBody):
+    """The body of /v1/completions."""
+
+    prompt: Prompts
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    def parsed(self) -> ParsedRequest:
+        """Translate the body for the engine. Raise InvalidRequest, naming the field."""
+        if self.best_of is not None and self.best_of > (n := self.n or 1):
+            message = f"Unsupported value: 'best_of' must be at most 'n', which is {n}, got {self.best_of}."
+            raise InvalidRequest(message, "best_of", "unsupported_value")
+        return ParsedRequest(
+            prompts=prompts_of(self.prompt),
+            params=self.params(self.logprobs, self.form(), "response_format"),
+            **self.handling(),
+            stream=self.checked_stream_options(),
+            echo=self.echo is True,
+            add_special_tokens=self.add_special_tokens is not False,
+        )
+
+
+def completion(work: "Work", samples: "Mapping[int, Piece]") -> dict[str, Any]:
+    """Return a response that is sent whole."""
+    choices = [
+        completion_choice(sample, index)
+        | prompt_logprobs(work.prompt_logprobs.get(index // work.params.n))
+        | token_ids(work, index, True, sample)
+        for index, sample in samples.items()
+    ]
+    return {**work.head("text_completion"), "choices": choices, "usage": work.usage()}
+
+
+def completion_chunks(work: "Work", index: int, is_first: bool, piece: "Piece") -> list[dict[str, Any]]:
+    """Return the chunks of a stream for a choice's next piece. Its text may lag behind its tokens."""
+    start = work.offsets.get(index, 0)
+    choice = completion_choice(piece, index, start) | token_ids(work, index, is_first, piece)
+    if logprobs := choice["logprobs"]:
+        work.offsets[index] = start + sum(map(len, logprobs["tokens"]))
+    return [{"choices": [choice]}]
+
+
+def token_ids(work: "Work", index: int, is_first: bool, piece: "Piece") -> dict[str, Any]:
+    """Return a choice's fields for return_token_ids. Its first piece has the prompt's tokens, too."""
+    if not work.body.return_token_ids:
+        return {}
+    prompt, own = work.prompts[index // work.params.n].token_ids, piece.token_ids
+    own = own[len(prompt) :] if work.body.echo and is_first else own
+    return {"token_ids": own} | ({"prompt_token_ids": prompt} if is_first else {})
+
+
+def completion_choice(sample: Sample, index: int, start: int = 0) -> dict[str, Any]:
+    """Return a choice of a completion. The sample's text begins at character `start` of the whole."""
+    logprobs = None if sample.logprobs is None else completion_logprobs(sample.token_ids, sample.logprobs, start)
+    return {"index": index, "text": sample.text, "logprobs": logprobs} | ending(sample)

@@ -1,0 +1,245 @@
+"""The path of a request through the engine, which completions, chats, responses and embeddings share.
+
+A body becomes Work: requests to the engine, whose outputs come back in pieces. The response is built from the pieces,
+as one object or as a stream of events.
+"""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..chat.assistant import MessageDelta
+from ..chat.formats import MessageFormat
+from ..log import logger
+from ..requests.sampling_params import RequestOutputKind, SamplingParams
+from ..requests.tokens import Logprob
+from .bodies import Chat, ChunkedBody, InvalidRequest, MessageStream, ParsedRequest, StreamOptions, usage, whole_message
+from .engine_client import EngineClient
+from .engine_process import Add, Delta, Piece, joined
+from .errors import ApiError
+from .limits import check_load, check_size, read_as
+from .logprobs import echoed
+from .served_model import Tokens
+from .state import ServerState
+from .streaming import Events, error_event, event_of, stream, unless_hung_up
+
+NEVER = 1 << 30  # tokens between two outputs of a response that is sent whole
+DONE = b"data: [DONE]\n\n"
+
+
+# From a body to the engine and back
+
+
+@dataclass
+class Work:
+    """A body's requests to the engine, and the counts for its response."""
+
+    body: ParsedRequest
+    model: str  # the name in the response
+    prompts: list[Tokens]
+    params: SamplingParams
+    id: str  # of the response
+    engine_id: str  # of the request in the engine; clients may send the same request_id twice
+    format: MessageFormat | None = None  # of a chat's messages; None: the text is the content
+    is_prompt_only: bool = False  # the response echoes the prompt; the engine generates a token, which is dropped
+    created: int = field(default_factory=lambda: int(time.time()))
+    num_generated: int = 0  # tokens
+    prompt_logprobs: dict[int, Sequence[dict[int, Logprob] | None]] = field(default_factory=dict)  # by prompt
+    embeddings: dict[int, list[float]] = field(default_factory=dict)  # by prompt
+    num_cached: dict[str, int] = field(default_factory=dict)  # prompt tokens, by request
+    num_cached_tokens: int = 0  # their sum
+    messages: dict[int, MessageStream] = field(default_factory=dict)  # of a stream, by choice
+    offsets: dict[int, int] = field(default_factory=dict)  # of each choice's next token, in a completion's stream
+    thought_tags: tuple[int | None, int | None] = (None, None)  # tokens that begin and end a thought
+    is_thinking: dict[int, bool] = field(default_factory=dict)  # by choice
+    num_reasoning: int | None = None  # tokens; None if they are not counted
+
+    @property
+    def requests(self) -> list[Add]:
+        """One request for each prompt."""
+        name, salt, pooling = self.engine_id, self.body.cache_salt, self.body.pooling_params
+        ids = [name] if len(self.prompts) == 1 else [f"{name}-{i}" for i in range(len(self.prompts))]
+        pairs = zip(ids, self.prompts, strict=True)
+        return [Add(id, tokens.token_ids, self.params, tokens.text, pooling, salt) for id, tokens in pairs]
+
+    async def pieces(self, engine: EngineClient) -> AsyncGenerator[tuple[int, bool, Piece], None]:
+        """Run the requests. Yield each piece with the index of its choice, and whether it is the choice's first.
+
+        A prompt's choices are neighbors. Raise the errors of engine.generate().
+        """
+        requests = self.requests
+        prompts = {request.request_id: i for i, request in enumerate(requests)}
+        echoes: dict[int, Piece] = {}  # by prompt
+        started: set[int] = set()  # choices with a piece
+        async with aclosing(engine.generate(requests)) as deltas:
+            async for delta in deltas:
+                prompt = prompts[delta.request_id]
+                self.num_cached_tokens += delta.num_cached_tokens - self.num_cached.get(delta.request_id, 0)
+                self.num_cached[delta.request_id] = delta.num_cached_tokens
+                if delta.prompt_logprobs and "prompt_logprobs" in self.body.params:
+                    self.prompt_logprobs[prompt] = delta.prompt_logprobs
+                if delta.embedding is not None:
+                    self.embeddings[prompt] = delta.embedding
+                if self.body.echo and prompt not in echoes:
+                    echoes[prompt] = echo_of(self.prompts[prompt], delta)
+                for piece in delta.pieces:
+                    if self.is_prompt_only:
+                        piece = Piece(piece.sample, "", [], piece.logprobs and [], "length", None)
+                    self.num_generated += len(piece.token_ids)
+                    index = prompt * self.params.n + piece.sample
+                    self._count_reasoning(index, piece.token_ids)
+                    is_first = index not in started
+                    started.add(index)
+                    yield index, is_first, joined(echoes[prompt], piece) if self.body.echo and is_first else piece
+
+    async def samples(self, engine: EngineClient) -> dict[int, Piece]:
+        """Run the requests. Return the whole output of each choice."""
+        samples: dict[int, Piece] = {}
+        async with aclosing(self.pieces(engine)) as pieces:
+            async for index, is_first, piece in pieces:
+                samples[index] = piece if is_first else joined(samples[index], piece)
+        return dict(sorted(samples.items()))
+
+    def message_part(self, index: int, piece: Piece) -> MessageDelta | None:
+        """Return the part of a choice's message in the next piece of a stream, or None if the text is the content."""
+        if self.format is None:
+            return None
+        if index not in self.messages:
+            self.messages[index] = MessageStream(self.format, self.body.include_reasoning)
+        return self.messages[index].take(piece)
+
+    def message(self, sample: Piece) -> MessageDelta | None:
+        """Return the message of a whole output, or None if the text is the content."""
+        return None if self.format is None else whole_message(sample, self.format, self.body.include_reasoning)
+
+    def _count_reasoning(self, index: int, token_ids: list[int]) -> None:
+        """Count new tokens of a choice that belong to its thought, if a token ends the thought."""
+        start, end = self.thought_tags
+        if self.format is None or self.format.reasoning is None or end is None:
+            return
+        if index not in self.is_thinking:
+            self.is_thinking[index] = self.format.starts_in_thought or start in token_ids[:1]
+        count = token_ids.index(end) if end in token_ids else len(token_ids)
+        self.num_reasoning = (self.num_reasoning or 0) + (count if self.is_thinking[index] else 0)
+        self.is_thinking[index] = self.is_thinking[index] and end not in token_ids
+
+    @cached_property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(each.token_ids) for each in self.prompts)
+
+    def usage(self) -> dict[str, Any]:
+        """Return the token counts so far."""
+        return usage(self.num_prompt_tokens, self.num_generated, self.num_cached_tokens, self.num_reasoning)
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """Return the fields that each object of the response begins with."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def echo_of(prompt: Tokens, delta: Delta) -> Piece:
+    """Return the prompt as the beginning of an output. The first delta has the prompt's log-probabilities."""
+    places, text = delta.prompt_logprobs, prompt.text or ""
+    logprobs = echoed(prompt.token_ids, places, text, prompt.first_text) if places else None
+    return Piece(0, text, prompt.token_ids, logprobs, None, None)
+
+
+async def start_work(state: ServerState, body: ParsedRequest, id: str) -> Work:
+    """Check a body and tokenize its prompts. Raise ValueError or ApiError if it cannot be served."""
+    if state.is_stopping:
+        raise ApiError("The server is shutting down.", 503)
+    model = state.model
+    model.check_name(body.model)
+    arguments = body.sampling_params(model.recommended)
+    is_prompt_only = body.echo and arguments.get("max_tokens") == 0
+    params = SamplingParams(**arguments | ({"max_tokens": 1} if is_prompt_only else {}))
+    if body.pooling_params is not None:
+        params.max_tokens = 0  # the engine generates nothing
+    params.output_kind = RequestOutputKind.DELTA
+    params.stream_interval = params.stream_interval if body.stream else NEVER
+    given = [body.prompts] if isinstance(body.prompts, Chat) else body.prompts
+    limit = model.max_characters if body.truncate_prompt_tokens is None else None
+    prompts = [await model.tokens(each, body.add_special_tokens, limit) for each in given]
+    format = body.message_format(model.parsers, prompts[0].text or "", params)
+    if (most := body.truncate_prompt_tokens) is not None:
+        room = model.max_model_len - (1 if params.max_tokens is None else params.max_tokens)
+        if max(most, 1) > room:
+            message = f"Invalid 'truncate_prompt_tokens': at most {room} tokens leave room for the output, got {most}."
+            raise InvalidRequest(message, "truncate_prompt_tokens", "invalid_value")
+        prompts = [each.truncated(room if most < 0 else most, body.truncation_side) for each in prompts]
+    if body.echo:
+        params.prompt_logprobs = params.logprobs if params.prompt_logprobs is None else params.prompt_logprobs
+        prompts = [model.with_text(each) for each in prompts]
+    id += body.request_id or uuid.uuid4().hex
+    engine_id = f"{id}-{uuid.uuid4().hex[:8]}" if body.request_id else id
+    work = Work(body, model.name, prompts, params, id, engine_id, format, is_prompt_only)
+    if format is not None and format.reasoning is not None:
+        token_id = model.require_tokenizer().backend.token_to_id
+        work.thought_tags = token_id(format.reasoning.start), token_id(format.reasoning.end)
+    check_size(work.requests, state.options, model.max_model_len)
+    check_load(work.requests, state.options, state.engine, state.rejections)
+    num_tokens, limits = sum(len(each.token_ids) for each in prompts), f"n {params.n}, max_tokens {params.max_tokens}"
+    logger.debug(f"request {work.engine_id}: {num_tokens} tokens in {len(prompts)} prompts, {limits}")
+    return work
+
+
+@asynccontextmanager
+async def working(request: Request, body: ParsedRequest, id: str) -> AsyncIterator[tuple[Work, EngineClient]]:
+    """Start a body's work. Name the body's field in the errors of the `async with` block about a value."""
+    state: ServerState = request.app.state.server
+    try:
+        yield await start_work(state, body, id), state.engine
+    except ValueError as error:
+        raise body.named(error) from None
+
+
+# From the engine to a completion's or a chat's response
+
+Whole = Callable[[Work, Mapping[int, Piece]], dict[str, Any]]
+Chunks = Callable[[Work, int, bool, Piece], Iterable[dict[str, Any]]]
+
+
+def endpoint(
+    kind: type[ChunkedBody], id: str, whole: Whole, chunks: Chunks
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return the handler of an endpoint. The ids of its responses begin with `id`.
+
+    `whole` builds a response that is sent whole, and `chunks` builds the chunks of a stream for each piece.
+    """
+
+    async def create(request: Request) -> Response:
+        body = (await read_as(kind, request)).parsed()
+        async with working(request, body, id) as (work, engine):
+            if body.stream:
+                return await stream(events_of(engine, work, chunks, body.stream), error_event, request.receive)
+            samples = await unless_hung_up(request.receive, work.samples(engine))
+        return JSONResponse(whole(work, samples))
+
+    return create
+
+
+async def events_of(engine: EngineClient, work: Work, chunks: Chunks, options: StreamOptions) -> Events:
+    """Yield the events of a stream. Raise the errors of engine.generate()."""
+    head = work.head("chat.completion.chunk" if work.body.is_chat else "text_completion")
+
+    def event(fields: dict[str, Any]) -> bytes:
+        chunk = head | fields
+        if options.continuous_usage_stats:
+            chunk["usage"] = work.usage()
+        elif options.include_usage:
+            chunk["usage"] = None
+        return event_of(chunk)
+
+    async with aclosing(work.pieces(engine)) as pieces:
+        async for piece in pieces:
+            if events := b"".join(map(event, chunks(work, *piece))):
+                yield events
+    if options.include_usage:
+        yield event_of({**head, "choices": [], "usage": work.usage()})
+    yield DONE

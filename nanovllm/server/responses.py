@@ -1,0 +1,332 @@
+"""/v1/responses: the body, which is a chat in another form, its handler, and the response as items and events."""
+
+import itertools
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..chat.assistant import MessageDelta, ToolCallDelta
+from .bodies import Chat, Format, Object, ParsedRequest, SamplingBody, StreamOptions, shortened
+from .chat import Effort, Message, form_of, template_options, tool_use
+from .engine_client import EngineClient
+from .engine_process import Piece
+from .errors import as_error
+from .generation import Work, working
+from .limits import read_as
+from .logprobs import chat_logprobs
+from .streaming import event_of, stream, unless_hung_up
+
+RESPONSES = "/v1/responses"
+REPEATED: dict[str, Any] = {  # fields that a response repeats, with their defaults
+    **dict.fromkeys(("instructions", "max_output_tokens", "reasoning", "user")),
+    **{"metadata": {}, "tools": [], "text": {"format": {"type": "text"}}, "tool_choice": "auto"},
+    **{"parallel_tool_calls": True, "top_logprobs": 0},
+}
+
+
+# The body
+
+
+def message_of(item: Any) -> Any:
+    """Return an item of an input as a message of a chat: a message, reasoning, a tool call, or a tool's output."""
+    match item:
+        case {"type": "function_call", "name": str(name), "arguments": str(arguments)}:
+            function = {"name": name, "arguments": arguments}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            return {"role": "assistant", "tool_calls": [call]}
+        case {"type": "function_call_output", "output": output}:
+            return {"role": "tool", "content": output, "tool_call_id": item.get("call_id")}
+        case {"type": "reasoning", "summary": [*summary]}:
+            content = item.get("content")
+            parts = content if content and isinstance(content, list) else summary
+            texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+            return {"role": "assistant", "reasoning": "\n".join(texts)}
+        case {"type": kind} if kind != "message":
+            kinds = "a message, reasoning, function_call or function_call_output"
+            raise ValueError(f"Input should be {kinds}, got {shortened(item)}")
+        case {"role": role, "content": content}:
+            return {"role": role, "content": content}
+    return item
+
+
+def merged(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Merge an assistant's reasoning, text and calls, three items of an input, into one message of a chat.
+
+    >>> merged([{"role": "assistant", "reasoning": "Hm"}, {"role": "assistant", "content": "Hi"}])
+    [{'role': 'assistant', 'reasoning': 'Hm', 'content': 'Hi'}]
+    """
+    result: list[dict[str, Any]] = []
+    for message in messages:
+        last = result[-1] if result else {}
+        follows = bool(message.get("tool_calls")) or ("content" in message and last.keys() == {"role", "reasoning"})
+        if follows and last.get("role") == message["role"] == "assistant":
+            calls = last.get("tool_calls") or message.get("tool_calls")
+            if calls is not message.get("tool_calls"):
+                calls += message["tool_calls"]  # in place: a conversation may have thousands
+            result[-1] = {**last, **message, **({"tool_calls": calls} if calls else {})}
+        elif message.get("reasoning") != "":  # of a model that hides its reasoning
+            result.append(message)
+    return result
+
+
+class ResponseTool(Object):
+    """A tool of a response. Its function has no object of its own."""
+
+    type: Literal["function"]
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class Text(Object):
+    """The form of a response's text."""
+
+    format: Format | None = None
+
+
+class Reasoning(Object):
+    """Options of a response's reasoning."""
+
+    effort: Effort | None = None
+
+
+Include = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
+Items = Annotated[list[Annotated[Message, BeforeValidator(message_of)]], Field(fail_fast=True, max_length=1 << 13)]
+
+
+class ResponsesRequest(SamplingBody):
+    """The body of /v1/responses. Nothing is stored here, so each request carries its whole conversation."""
+
+    names: ClassVar = {"prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+    input: str | Annotated[Items, Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    text: Text | None = None
+    top_logprobs: int | None = None
+    include: Annotated[list[Include], Field(fail_fast=True)] | None = None
+    reasoning: Reasoning | None = None
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=1 << 10)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=1 << 10)] | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None  # the limit is OpenAI's
+    user: str | None = None
+
+    def parsed(self) -> ParsedRequest:
+        """Translate the body for the engine, as a chat. Raise InvalidRequest, naming the field."""
+        wants_logprobs = self.top_logprobs or "message.output_text.logprobs" in (self.include or ())
+        text_form = self.text.format.form() if self.text and self.text.format else {}
+        tools = tool_use(self.functions(), self.tool_choice, self.parallel_tool_calls)
+        form = form_of(tools, text_form, "text.format")
+        params = self.params(self.top_logprobs or 0 if wants_logprobs else None, *form)
+        if self.max_output_tokens is not None:
+            params["max_tokens"] = self.max_output_tokens
+        return ParsedRequest(
+            prompts=self.chat(),
+            params=params,
+            **self.handling(),
+            stream=StreamOptions() if self.stream else None,
+            add_special_tokens=False,
+            tools=tools,
+            include_reasoning=self.include_reasoning is not False,
+        )
+
+    def functions(self) -> list[dict[str, Any]]:
+        """Return the functions of the tools."""
+        tools = self.model_dump(include={"tools"}, exclude_unset=True).get("tools") or ()
+        return [{name: tool[name] for name in tool if name != "type"} for tool in tools]
+
+    def chat(self) -> Chat:
+        """Return the input as a conversation."""
+        messages = self.model_dump(include={"input"}, exclude_unset=True)["input"]
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if self.instructions is not None:
+            messages = [{"role": "system", "content": self.instructions}, *messages]
+        tools = [{"type": "function", "function": function} for function in self.functions()]
+        effort = self.reasoning.effort if self.reasoning else None
+        return Chat(merged(messages), template_options(self.chat_template_kwargs, tools, effort))
+
+    def repeated(self) -> dict[str, Any]:
+        """Return the fields that the response repeats."""
+        sent = self.model_dump(include=set(REPEATED), exclude_unset=True, by_alias=True)
+        return REPEATED | {name: value for name, value in sent.items() if value is not None}
+
+
+# The handler
+
+
+async def create_response(request: Request) -> Response:
+    """Answer a conversation through OpenAI's newer Responses API. It takes text only, and nothing is stored."""
+    body = await read_as(ResponsesRequest, request)
+    async with working(request, body.parsed(), "resp_") as (work, engine):
+        builder = ResponseBuilder(work, body.repeated())
+        if work.body.stream:
+            return await stream(response_events(engine, work, builder), builder.error_event, request.receive)
+        samples = await unless_hung_up(request.receive, work.samples(engine))
+    builder.take(samples[0], work.message(samples[0]))
+    builder.ending(samples[0].finish_reason)
+    return JSONResponse(builder.response())
+
+
+async def response_events(engine: EngineClient, work: Work, builder: "ResponseBuilder") -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream. Raise the errors of engine.generate()."""
+    finish_reason: str | None = None
+    async with aclosing(work.pieces(engine)) as pieces:
+        async for _, is_first, piece in pieces:
+            finish_reason = piece.finish_reason
+            before = builder.beginning() if is_first else b""
+            if events := before + builder.take(piece, work.message_part(0, piece)):
+                yield events
+    yield builder.ending(finish_reason)
+
+
+# The response
+
+
+class ResponseBuilder:
+    """A builder for the objects of one response. Its output is a list of items: reasoning, messages and calls."""
+
+    def __init__(self, work: Work, repeated: dict[str, Any]) -> None:
+        """Store the fields of the body that the response repeats."""
+        self._work, self._repeated = work, repeated
+        self._output: list[dict[str, Any]] = []  # only the last item can be in progress
+        self._logprobs: list[dict[str, Any]] = []  # of tokens that come before a message
+        self._status = "in_progress"
+        self._numbers = itertools.count()
+
+    def response(self) -> dict[str, Any]:
+        """Return the response, with its output once it has ended."""
+        work, status = self._work, self._status
+        has_ended = status != "in_progress"
+        return {
+            "id": work.id,
+            "object": "response",
+            "created_at": work.created,
+            "status": status,
+            "model": work.model,
+            "output": self._output if has_ended else [],
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "usage": response_usage(work.usage()) if has_ended else None,
+            "temperature": work.params.temperature,
+            "top_p": work.params.top_p,
+            "previous_response_id": None,
+            "background": False,
+            "store": False,
+            "truncation": "disabled",
+        } | self._repeated
+
+    def beginning(self) -> bytes:
+        """Return the events before the first item."""
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._event(kind, response=self.response()) for kind in kinds)
+
+    def take(self, piece: Piece, message: MessageDelta | None) -> bytes:
+        """Add a piece to the output. Return its events: none while a character or a tag may be incomplete.
+
+        `message` has the parts of the piece, if it isn't plain text.
+        """
+        part = MessageDelta(content=piece.text) if message is None else message
+        if piece.logprobs is not None:
+            self._logprobs += chat_logprobs(piece.token_ids, piece.logprobs, self._work.params.num_logprobs or 0)
+        events = self._add_text("reasoning", part.reasoning) if part.reasoning else b""
+        if part.content or (message is None and self._logprobs):
+            events += self._add_text("message", part.content)
+        return events + b"".join(map(self._add_call, part.tool_calls))
+
+    def ending(self, finish_reason: str | None) -> bytes:
+        """Return the events after the last piece."""
+        self._status = "incomplete" if finish_reason == "length" else "completed"
+        events = b"" if self._output else self._open("message")
+        if self._output[-1]["type"] == "message":
+            self._output[-1]["content"][0]["logprobs"] += self._logprobs
+        return events + self._close(self._status) + self._event(f"response.{self._status}", response=self.response())
+
+    def error_event(self, error: Exception) -> bytes:
+        """Return the event that replaces the rest of a stream."""
+        fields = as_error(error)[1]["error"]
+        return self._event("error", code=fields["type"], message=fields["message"], param=fields["param"])
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return event_of({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
+
+    def _add_text(self, kind: str, text: str) -> bytes:
+        """Add text to the item in progress if it is of this kind, or else to a new one."""
+        is_open = bool(self._output) and self._output[-1]["type"] == kind
+        events = b"" if is_open else self._open(kind)
+        part = self._output[-1]["content"][0]
+        part["text"] += text
+        new: dict[str, Any] = {"delta": text}
+        if kind == "message":
+            part["logprobs"] += self._logprobs
+            new["logprobs"], self._logprobs = self._logprobs, []
+        return events + self._event(f"response.{part['type']}.delta", **self._place(), **new)
+
+    def _add_call(self, call: ToolCallDelta) -> bytes:
+        """Add the new part of a call, which begins with its name."""
+        events = b""
+        if call.name is not None:
+            head = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id, "name": call.name, "arguments": ""}
+            events = self._append({"type": "function_call", "status": "in_progress", **head})
+        if not call.arguments:
+            return events
+        self._output[-1]["arguments"] += call.arguments
+        place = self._place(has_parts=False)
+        return events + self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
+
+    def _open(self, kind: str) -> bytes:
+        """Begin a message or reasoning, with an empty text."""
+        item: dict[str, Any]
+        if kind == "message":
+            item = {"id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
+            part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        else:
+            item = {"id": f"rs_{uuid.uuid4().hex}", "summary": [], "encrypted_content": None}
+            part = {"type": "reasoning_text", "text": ""}
+        events = self._append({"type": kind, "status": "in_progress", **item, "content": []})
+        events += self._event("response.content_part.added", **self._place(), part=part)
+        self._output[-1]["content"] = [part]
+        return events
+
+    def _append(self, item: dict[str, Any]) -> bytes:
+        """End the item in progress, and begin another one."""
+        events = self._close("completed")
+        self._output.append(item)
+        return events + self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
+
+    def _close(self, status: str) -> bytes:
+        """End the item in progress, if there is one."""
+        if not self._output:
+            return b""
+        item, events = self._output[-1], b""
+        item["status"] = status
+        if item["type"] == "function_call":
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            events = self._event("response.function_call_arguments.done", **self._place(has_parts=False), **done)
+        else:
+            [part] = item["content"]
+            text = {name: part[name] for name in ("text", "logprobs") if name in part}
+            events = self._event(f"response.{part['type']}.done", **self._place(), **text)
+            events += self._event("response.content_part.done", **self._place(), part=part)
+        return events + self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
+
+    def _place(self, has_parts: bool = True) -> dict[str, Any]:
+        """Return where an event's text belongs: the last item, and its only part if it has parts."""
+        place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return place | {"content_index": 0} if has_parts else place
+
+
+def response_usage(used: dict[str, Any]) -> dict[str, Any]:
+    """Return token counts under the names of /v1/responses."""
+    return {
+        "input_tokens": used["prompt_tokens"],
+        "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": used["completion_tokens"],
+        "output_tokens_details": used.get("completion_tokens_details", {"reasoning_tokens": 0}),
+        "total_tokens": used["total_tokens"],
+    }
