@@ -4,6 +4,19 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+# Bounds of buckets, as in vLLM
+SECONDS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+TO_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+SAMPLES_PER_REQUEST = (1, 2, 5, 10, 20)
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
 
 @dataclass
 class Metric:
@@ -68,3 +81,13 @@ class Observations:
         for bound, count in zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], self._counts, strict=True):
             buckets[bound] = total = total + count
         return Histogram(name, labels, total, self._sum, buckets)
+
+
+def up_to(most: int) -> tuple[int, ...]:
+    """Return bucket bounds for counts of tokens up to `most`.
+
+    >>> up_to(64), up_to(0)
+    ((1, 2, 5, 10, 20, 50), ())
+    """
+    bounds = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
+    return tuple(bound for bound in bounds if bound <= most)

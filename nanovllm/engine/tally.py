@@ -8,21 +8,9 @@ from collections import Counter as Counts
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
-from ..metrics import Histogram, Observations
+from ..metrics import PER_TOKEN, SAMPLES_PER_REQUEST, SECONDS, TO_FIRST_TOKEN, Histogram, Observations, up_to
 from .prefix_cache import PrefixCacheStats
 from .sequence import Sequence
-
-SECONDS = (
-    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-TO_FIRST_TOKEN = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
-    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-SAMPLES_PER_REQUEST = (1, 2, 5, 10, 20)
-STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Tally:
@@ -146,13 +134,3 @@ def prompt_tokens_of(seq: Sequence) -> tuple[int, int]:
     if seq.sample_index > 0 or seq.metrics.first_token_time is None:
         return 0, 0
     return seq.num_prompt_tokens, seq.num_cached_tokens
-
-
-def up_to(most: int) -> tuple[int, ...]:
-    """Return bucket bounds for counts of tokens up to `most`.
-
-    >>> up_to(64), up_to(0)
-    ((1, 2, 5, 10, 20, 50), ())
-    """
-    bounds = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
-    return tuple(bound for bound in bounds if bound <= most)

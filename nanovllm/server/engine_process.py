@@ -23,10 +23,9 @@ from ..distributed.followers import exit_when_closed
 from ..distributed.rank_group import RankError
 from ..engine.executor import Scheduled
 from ..engine.sequence import Sequence as EngineSequence
-from ..engine.tally import PER_TOKEN, STEP_TOKENS
 from ..llm_engine import LLMEngine
 from ..log import logger
-from ..metrics import Histogram, Metric, Observations
+from ..metrics import PER_TOKEN, STEP_TOKENS, Histogram, Metric, Observations
 from ..options.engine_args import EngineArgs
 from ..progress import no_progress_due, note_progress, share_progress
 from ..requests.outputs import CompletionOutput, RequestOutput

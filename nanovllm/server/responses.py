@@ -182,6 +182,7 @@ async def response_events(engine: EngineClient, work: Work, builder: "ResponseBu
             before = builder.beginning() if is_first else b""
             if events := before + builder.take(piece, work.message_part(0, piece)):
                 yield events
+    assert finish_reason is not None, "the last piece of a request has its finish_reason"
     yield builder.ending(finish_reason)
 
 

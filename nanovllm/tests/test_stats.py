@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from .. import LLM, BeamSearchParams, Counter, EngineStats, Gauge, Histogram, SamplingParams
-from ..engine.tally import up_to
-from ..metrics import Observations
+from ..metrics import Observations, up_to
 from ..tiers.host_tier import Load
 from .test_vllm_names import DATA
 from .testing.engines import OPTIONS

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .. import LLM, AsyncLLM, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, LLMEngine
-from .. import stats as metrics
+from .. import LLM, AsyncLLM, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, LLMEngine, metrics
 from ..options.engine_args import AsyncEngineArgs, EngineArgs
 from ..options.vllm_options import CompatibilityOptions, ServeCompatibilityOptions
 

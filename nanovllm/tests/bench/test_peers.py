@@ -10,7 +10,6 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-import torch
 
 from ... import LLM
 from ...bench import floor, peers
@@ -20,7 +19,7 @@ from ...bench.floor import Floor
 from ...bench.peers import WORKER, Job, PeerSpec, agreement, conclusions, margins, numbers, peer_specs
 from ...bench.workers import serve_llama_cpp
 from ...bench.workload import Task, mixed_tasks
-from ...engine.kv_cache import bytes_per_token
+from ...checkpoints.sizes import kv_bytes_per_token
 from ..testing.checkpoints import write_checkpoint
 from ..testing.engines import OPTIONS
 from ..testing.fake_peer import ANSWERS, write_fake_peer
@@ -161,7 +160,7 @@ def test_share_of_the_floor_belongs_to_the_same_round(checkpoint):
     llm = LLM(checkpoint, **OPTIONS)
     job = Job("1 sequence", [Task([1, 2, 3], 3)], "decode")
     run = Run([[5, 6, 7]], [[9.0, 10.0, 11.0]])
-    num_bytes = 2 * floor.weight_bytes(llm) + (4 + 5) * bytes_per_token(llm.model_config, torch.float32)
+    num_bytes = 2 * floor.weight_bytes(llm) + (4 + 5) * kv_bytes_per_token(llm.model_config, 4)
     rounds = [{"nanovllm": run, "read": num_bytes * times} for times in (1, 9, 1)]  # the floor is one of two seconds
     assert numbers(Floor.of(llm), job, "nanovllm", rounds) == {
         "1 sequence: tokens per second": {"median": 1.0, "least": 1.0, "largest": 1.0},

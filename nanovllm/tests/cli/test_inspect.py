@@ -23,7 +23,7 @@ from ...checkpoints.sizes import (
     parameters,
     parse_size,
 )
-from ...engine.kv_cache import bytes_per_token
+from ...engine.kv_cache import KVCache
 from ...host_memory import host_memory
 from ...llama import LlamaForCausalLM, ModelConfig
 from ...llama.weights import NoInit
@@ -106,8 +106,8 @@ def test_parameters_match_the_published_counts(name):
 def test_bytes_of_a_token_match_the_pool(name):
     for dtype, itemsize in DTYPE_BYTES.items():
         for is_int8 in (False, True):
-            expected = bytes_per_token(as_config(SHAPES[name]), getattr(torch, dtype), is_int8)
-            assert kv_bytes_per_token(SHAPES[name], itemsize, is_int8) == expected
+            pool = KVCache(as_config(SHAPES[name]), 1, 4, getattr(torch, dtype), torch.device("cpu"), is_int8)
+            assert kv_bytes_per_token(SHAPES[name], itemsize, is_int8) == pool.bytes_per_token
 
 
 def test_blocks_match_the_pool(checkpoint):
