@@ -59,7 +59,7 @@ test-all: $(call needs,test $(if $(filter rest,$(PART)),,book)) ## run every tes
 
 test-triton: .venv-triton/.complete ## test the GPU kernels on the CPU, in Triton's interpreter and an environment of its own; PART=all
 	@$(TESTING) TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest $(PYTEST_FLAGS) --part $(or $(PART),quick) \
-	    nanovllm/tests/gpu nanovllm/backends/gpu $(ARGS)
+	    nanovllm/tests/gpu nanovllm/backends/gpu tests/bench/test_paged_kernels.py $(ARGS)
 
 .venv-ray/.complete: .ci/setup_ray.py $(call needs,test)
 	@$(PY) .ci/setup_ray.py
@@ -122,7 +122,7 @@ measure: $(call needs,test) ## measure all figures of the course, about 15 minut
 	@$(PY) -m stages.tools.prose
 
 peers: $(call needs,test) ## race vLLM, llama.cpp and transformers, about two hours on an idle machine; VLLM=python LLAMA=python
-	@$(PY) -m stages.bench.race $(addprefix --vllm ,$(VLLM)) $(addprefix --llama ,$(LLAMA)) $(ARGS)
+	@$(PY) -m stages.bench.race_models $(addprefix --vllm ,$(VLLM)) $(addprefix --llama ,$(LLAMA)) $(ARGS)
 	@$(PY) -m stages.tools.prose
 
 gpu: $(call needs,test) ## measure on a GPU, in parts of a few minutes; PART=0 to 10, by default all; OUT=folder, ARGS="--device cpu --tiny"

@@ -11,15 +11,15 @@ pytest.importorskip("torch")
 
 from nanovllm.bench.harness import median_scores, medians, take_turns, timed
 from nanovllm.bench.workload import Task, mixed_tasks
-from nanovllm.tests.testing.fake_peer import write_fake_peer
-from stages.bench import __main__ as command
 from stages.bench import offload, results, samples, serving
+from stages.bench import tables as command
 from stages.bench.engines import PACKAGES, WITHOUT_SCHEDULER, by_sample, stage, without_model
 from stages.bench.models import STORYTELLER
 from stages.bench.predict import s6 as predict_s6
 from stages.bench.predict import s7 as predict_s7
 from stages.bench.racing import Racer, computed_twice, race, sampling_params, serve
 from stages.bench.workloads import even_prompt
+from tests.fake_peer import write_fake_peer
 
 each_stage = pytest.mark.parametrize("name", PACKAGES)
 SMALL = {"dtype": "float32", "kv_cache_tokens": 1024}

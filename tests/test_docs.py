@@ -11,6 +11,7 @@ import click
 import pytest
 
 from nanovllm.cli.commands import nanovllm
+from stages.bench.commands import bench
 from tests.blocks import FENCE, PAGES, REASONS, ROOT, Block, Session, commands_in, merge_python, read_blocks
 
 NAMES = {page: str(page.relative_to(ROOT)) for page in PAGES}
@@ -39,11 +40,12 @@ def test_options_exist():
             assert program.rpartition("/")[2] in PROGRAMS, f"{block}: unknown program {program}"
             if program == "nanovllm":
                 parse(words, str(block))
+            elif words[:2] == ["-m", "stages.bench"]:
+                parse(words[2:], str(block), bench)
 
 
-def parse(words: list[str], place: str) -> None:
-    """Parse a command line of nanovllm as the command does, and run nothing."""
-    command: click.Command = nanovllm
+def parse(words: list[str], place: str, command: click.Command = nanovllm) -> None:
+    """Parse a command line of nanovllm, or of another program, as the command does, and run nothing."""
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         name, *words = words
         result = command.get_command(click.Context(command), name)

@@ -161,15 +161,15 @@ def test_bench_runs_in_a_process_and_its_errors_are_reported(code, expected, set
 
     monkeypatch.setattr(engine, "run", instead)
     report = PartReport(setup, 6, "decode")
-    engine.run_bench(setup, report, "peers")
-    assert commands[0][1:4] == ["-m", "nanovllm", "bench"] and commands[0][4:7] == ["peers", "--device", "cpu"]
-    assert report.results["tables"] == {"nanovllm bench peers": expected}
+    engine.run_bench(setup, report, "race")
+    assert commands[0][1:3] == ["-m", "stages.bench"] and commands[0][3:6] == ["race", "--device", "cpu"]
+    assert report.results["tables"] == {"python -m stages.bench race": expected}
     engine.run_bench(setup._replace(deadline=0.0), report, "paged")
-    assert report.results["tables"]["nanovllm bench paged"]["failed"]["last line"] == "no time left"
+    assert report.results["tables"]["python -m stages.bench paged"]["failed"]["last line"] == "no time left"
 
 
 def test_every_bench_of_a_part_is_a_valid_command():
-    from nanovllm.cli.bench import bench
+    from stages.bench.commands import bench
 
     for benches in [*engine.FULL.values(), *engine.TINY.values()]:
         for each in benches:

@@ -19,13 +19,9 @@ from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, fu
 STAGES = [*find_stages(ROOT), PACKAGE]
 INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
 OF_THE_PACKAGE = {"asyncio", "click", "jinja2", "numpy", "pydantic", "tokenizers", "tqdm"}  # asyncio opens no socket
-WORKERS = "bench/workers"  # these run in the other engines' environments
 IF_INSTALLED = {
     "requests/structured_outputs.py": {"llguidance"},
     "checkpoints/gguf.py": {"gguf"},
-    f"{WORKERS}/serve_vllm.py": {"vllm"},
-    f"{WORKERS}/serve_llama_cpp.py": {"llama_cpp"},
-    f"{WORKERS}/serve_transformers.py": {"transformers"},
     **{f"backends/cpu/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/backends/cpu").glob("*.py")},
     **{f"tests/cpu/{path.name}": {"numba", "llvmlite"} for path in (ROOT / "nanovllm/tests/cpu").glob("*.py")},
     **{f"backends/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm/backends/gpu").glob("*.py")},

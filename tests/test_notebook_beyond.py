@@ -7,12 +7,12 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from nanovllm import LLM
-from nanovllm.bench.speculation import edits_forced, serve_with
 from nanovllm.bench.workload import Task
 from nanovllm.trace import traced
 from notebooks.helpers import beyond as helpers
 from notebooks.helpers.beyond import BLOCK, Rows
 from notebooks.helpers.nanovllm import DecodeStep
+from stages.bench.speculation import edits_forced, serve_with
 from tests.helpers import STORYTELLER
 
 

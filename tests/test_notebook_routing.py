@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from nanovllm.bench.routing import ROUTERS, StepCost
 from notebooks.helpers import routing as helpers
+from stages.bench.routing import ROUTERS, StepCost
 
 
 def test_docstring_examples():

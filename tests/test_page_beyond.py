@@ -3,10 +3,10 @@
 import pytest
 
 from nanovllm import LLM, SamplingParams
-from nanovllm.bench.speculation import edits_forced
 from nanovllm.trace import traced
 from nanovllm.trace.replay import begin, states
 from notebooks.page.build import page
+from stages.bench.speculation import edits_forced
 from tests.browser import Reader, browser, skip_without_chromium
 from tests.helpers import STORYTELLER
 from tests.test_page_browser import as_json

@@ -5,13 +5,14 @@ import json
 import pytest
 import torch
 
+from models.training import gguf_files
 from nanovllm import LLM
 from nanovllm.bench.floor import Floor
-from nanovllm.bench.peers import PeerSpec
 from nanovllm.checkpoints.gguf import read_header
 from nanovllm.checkpoints.model_config import read_model_config
-from stages.bench import race
+from stages.bench import race_models
 from stages.bench.models import storyteller_of
+from stages.bench.peers import PeerSpec
 from stages.tools.prose import peers
 
 gguf = pytest.importorskip("gguf")
@@ -21,7 +22,7 @@ def test_file_for_llama_cpp_has_the_weights_of_the_folder(tmp_path):
     from safetensors.torch import load_file
 
     folder, file = storyteller_of(64), tmp_path / "model.gguf"
-    race.write_gguf(folder, file)
+    gguf_files.write_gguf(folder, file)
     metadata, tensors = read_header(file)
     config, weights = read_model_config(folder), load_file(folder / "model.safetensors")
     assert metadata.values["llama.attention.head_count_kv"] == config.num_key_value_heads
@@ -47,7 +48,7 @@ def test_file_for_llama_cpp_has_the_weights_of_the_folder(tmp_path):
 @pytest.mark.full
 def test_one_command_writes_a_report_for_each_model(tmp_path):
     out = tmp_path / "peers.json"
-    race.main(["--models", "7M", "--out", str(out), "--", "--rounds", "1", "--jobs", "1", "--no-transformers"])
+    race_models.main(["--models", "7M", "--out", str(out), "--", "--rounds", "1", "--jobs", "1", "--no-transformers"])
     [report] = json.loads(out.read_text())
     assert report["model"] == "7M" and list(report["measured"]) == ["nanovllm", "nanovllm int8", "nanovllm int4"]
     assert "7M" in peers.picture([report]) and "1 sequence" in peers.table_of(report)

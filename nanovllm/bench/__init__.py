@@ -1,4 +1,4 @@
-"""One harness for everything that is measured: the commands of `nanovllm bench`, and the course's figures.
+"""What a user measures: `nanovllm bench`, on the harness that stages/bench uses, too.
 
 Start with harness.py (calls that take turns), engine.py (one round of requests) and throughput.py, which uses both.
 """

@@ -1,23 +1,16 @@
 """The engine under test: how it is loaded, and one round of requests, with the time of each token."""
 
-import atexit
 import gc
 import itertools
-import json
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..checkpoints.sizes import SHAPES, Shape
 from ..llm import LLM
 from ..requests.sampling_params import RequestOutputKind, SamplingParams
 from .harness import percentiles
@@ -40,37 +33,6 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-@cache
-def folder_of_shape(name: str) -> Path:
-    """Return a checkpoint folder of a published shape: only a config.json, for engines that create random weights.
-
-    It is removed when the process ends. `name` is one of SHAPES.
-    """
-    parent = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, parent, ignore_errors=True)
-    folder = Path(parent, name)
-    folder.mkdir()
-    family, architecture = family_of(SHAPES[name])
-    implied = ("attention_bias", "attention_output_bias", "qk_norm")  # by the model's type
-    given = {key: value for key, value in asdict(SHAPES[name]).items() if value is not None and key not in implied}
-    config = given | {"model_type": family, "architectures": [f"{architecture}ForCausalLM"], "eos_token_id": 2}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def family_of(shape: Shape) -> tuple[str, str]:
-    """Return the model type and the name of its architecture.
-
-    >>> family_of(SHAPES["qwen3-0.6b"]), family_of(SHAPES["mistral-7b-v0.3"]), family_of(SHAPES["mistral-7b-v0.1"])
-    (('qwen3', 'Qwen3'), ('llama', 'Llama'), ('mistral', 'Mistral'))
-    """
-    if shape.qk_norm:
-        return "qwen3", "Qwen3"
-    if shape.attention_bias:
-        return "qwen2", "Qwen2"
-    return ("mistral", "Mistral") if shape.sliding_window else ("llama", "Llama")
 
 
 # ---- a round

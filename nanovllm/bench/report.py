@@ -15,6 +15,7 @@ from .. import __version__
 if TYPE_CHECKING:
     from ..llm import LLM
 
+OWN = "nanovllm"  # the name of this engine's numbers
 Report = dict[str, Any]  # "bench", "settings", "machine", "measured": numbers by column, and "says": lines of text
 
 

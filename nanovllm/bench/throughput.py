@@ -1,39 +1,34 @@
-"""This engine alone or beside transformers: throughput, latency, cached prefixes, and nano-vllm's published workload.
-
-bench.py of GeeeekExplorer/nano-vllm: 256 prompts of 100 to 1,024 random tokens, and as many tokens of each output,
-142,827 in and 133,966 out. It is served in one round; in the others, engines take turns.
-"""
+"""Throughput, latency and cached prefixes, of this engine alone or beside another one that takes turns with it."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..checkpoints.model_config import read_model_config
 from ..llm import LLM
-from ..log import tell
 from ..options.config import POOL_SIZES
-from ..options.engine_args import EngineArgs
 from ..tiers.cost_model import measure as measure_cost
-from .bench_options import Latency, Offload, Prefix, Published, Throughput
-from .engine import Run, free_memory, load_llm, numbers, serve
+from .bench_options import Latency, Offload, Prefix, Throughput
+from .engine import Run, load_llm, numbers, serve
 from .floor import Floor, device_bandwidth, floor_note
 from .harness import Spread, ratio, take_turns
-from .peers import OWN, TRANSFORMERS, WARM_UP_TOKENS, PeerProcess, peer_settings
-from .report import Report, machine, report_of, settings
-from .workers.worker import Settings
-from .workload import Task, check_lengths, published_tasks, random_tasks, random_tokens, read_dataset
+from .report import OWN, Report, machine, report_of, settings
+from .workload import Task, check_lengths, random_tasks, random_tokens, read_dataset
 
 NOTE = "times in ms: p50 / p90 / p99 of all rounds"
 TIMES_ON_HOST = 4  # the host's pool, in pools of the device
-BATCHES, PUBLISHED_MAX_MODEL_LEN = "generate_batch", 4096  # as in that benchmark
 Call = Callable[[], Run]
+Peers = Callable[[LLM, Sequence[Task]], AbstractContextManager[tuple[Mapping[str, Call], list[str]]]]
 
 
-def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str] = ()) -> Report:
+def alone(llm: LLM, tasks: Sequence[Task]) -> AbstractContextManager[tuple[Mapping[str, Call], list[str]]]:
+    """Return no calls of peers, and no notes about them."""
+    return nullcontext(({}, []))
+
+
+def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str] = (), peers: Peers = alone) -> Report:
     """Serve random prompts, `texts`, or the requests of options.dataset_path, all at once."""
     if options.prompts and options.dataset_path:
         raise ValueError(f"--prompts {options.prompts} and --dataset-path {options.dataset_path} must not both be set")
@@ -52,22 +47,22 @@ def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str]
         tasks = [Task(llm.tokenizer.encode(text), num_tokens) for text, num_tokens in requests]
         named = {name: value for name, value in named.items() if name not in ("input_len", "spread")}
         named |= {"num_prompts": len(tasks)}
-    return compare("throughput", llm, tasks, options, named)
+    return compare("throughput", llm, tasks, options.rounds, named, peers)
 
 
-def latency(engine: dict[str, Any], options: Latency) -> Report:
+def latency(engine: dict[str, Any], options: Latency, peers: Peers = alone) -> Report:
     """Serve a few random prompts on an idle engine."""
     llm = load_llm(engine)
     tasks = random_tasks(llm.model_config.vocab_size, options.batch_size, options.input_len, options.output_len)
-    return compare("latency", llm, tasks, options, settings(options))
+    return compare("latency", llm, tasks, options.rounds, settings(options), peers)
 
 
-def compare(name: str, llm: LLM, tasks: list[Task], options: Throughput | Latency, named: dict[str, Any]) -> Report:
-    """Serve the tasks with this engine and, if options.peer, with transformers, in turns."""
+def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, named: dict[str, Any], peers: Peers) -> Report:
+    """Serve the tasks with this engine and its peers, in turns."""
     check_lengths(tasks, llm.max_model_len)
     own: dict[str, Call] = {OWN: partial(serve, llm, tasks)}
-    with transformers(llm, tasks, options.peer) as (calls, says):
-        results = take_turns(own | calls, options.rounds, title=name)
+    with peers(llm, tasks) as (calls, says):
+        results = take_turns({**own, **calls}, rounds, title=name)
     bandwidth = device_bandwidth(llm.llm_engine.device)
     measured = scores(results, tasks, Floor.of(llm), bandwidth)
     return report_of(name, named, machine(llm), measured, [NOTE, floor_note(bandwidth), *says])
@@ -88,30 +83,15 @@ def scores(
     return measured
 
 
-@contextmanager
-def transformers(llm: LLM, tasks: Sequence[Task], is_on: bool) -> Iterator[tuple[dict[str, Call], list[str]]]:
-    """Yield a call that runs transformers, or else a line for the report with the reason why there is none."""
-    if not is_on or find_spec("transformers") is None:
-        yield {}, ["transformers is not installed" if is_on else "transformers was not measured"]
-        return
-    try:
-        process = PeerProcess(TRANSFORMERS, peer_settings(llm, tasks))
-    except ValueError as error:  # measure the engine anyway
-        yield {}, [str(error)]
-        return
-    with closing(process):
-        yield {"transformers": partial(process.serve, tasks)}, []
-
-
 # ---- cached prefixes
 
 
-def prefix(engine: dict[str, Any], options: Prefix) -> Report:
+def prefix(engine: dict[str, Any], options: Prefix, peers: Peers = alone) -> Report:
     """Serve a prompt whose beginning is cached, and the same prompt from an empty cache."""
     llm = load_llm(engine | {"enable_prefix_caching": True})
     task, beginning, _ = prompts_of(llm, options)
     calls: dict[str, Call] = {"new": partial(serve, llm, [task]), "cached": partial(serve_after, llm, task, beginning)}
-    with transformers(llm, [task], options.peer) as (peer_calls, says):
+    with peers(llm, [task]) as (peer_calls, says):
         results = take_turns({**calls, **peer_calls}, options.rounds, title="prefix")
     sooner = first_token_ratio(results, "new", "cached")
     says = ["first token " + sooner.text("times as soon"), *says]
@@ -217,56 +197,3 @@ def serve_from_disk(llm: LLM, task: Task, beginning: list[int], drops_page_cache
     if drops_page_cache:
         engine.disk_tier.files.drop_page_cache()
     return serve(llm, [task], is_cold=False)
-
-
-# ---- nano-vllm's published workload
-
-
-def published(engine: dict[str, Any], options: Published) -> Report:
-    """Serve the workload with this engine, free its memory, and serve it with transformers if options.peer."""
-    longest, tasks = workload(engine, options)
-    llm = load_llm(engine | {"max_model_len": longest})
-    serve(llm, [tasks[0].shortened(WARM_UP_TOKENS)], detokenize=False)
-    own = serve(llm, tasks, detokenize=False)
-    tell(f"{OWN}: {own.tokens_per_second:,.1f} tokens per second")  # the peer takes minutes, and may be stopped
-    peer = peer_settings(llm, tasks, temperature=options.temperature, max_seconds=options.peer_seconds)
-    floor, where, device, runs, says = Floor.of(llm), machine(llm), llm.llm_engine.device, {OWN: own}, list[str]()
-    del llm
-    free_memory()
-    bandwidth = device_bandwidth(device)  # needs memory, which the pool filled
-    if options.peer:
-        try:
-            runs[BATCHES], where[BATCHES] = serve_by_peer(peer, tasks)
-        except ValueError as error:
-            says.append(f"{BATCHES}: {error}")
-    if BATCHES in runs and runs[BATCHES].num_tokens < own.num_tokens:
-        counts = f"{runs[BATCHES].num_tokens:,} of {own.num_tokens:,} tokens"
-        says.append(f"{BATCHES} was stopped after {runs[BATCHES].seconds:.0f} seconds, with {counts}")
-    named = settings(options) | {"prompt_tokens": sum(len(task.prompt) for task in tasks)}
-    measured = scores([runs], tasks, floor, bandwidth)
-    return report_of("published", named, where, measured, [NOTE, floor_note(bandwidth), *says])
-
-
-def workload(engine: dict[str, Any], options: Published) -> tuple[int, list[Task]]:
-    """Return max_model_len and the tasks. Raise ValueError if a task has too many tokens for the model."""
-    if options.min_len > options.max_len:
-        raise ValueError(f"--min-len must be at most --max-len {options.max_len}, got {options.min_len}")
-    config = EngineArgs(**engine).engine_config()
-    model = read_model_config(config.model, config.hf_overrides)
-    longest = config.max_model_len or min(PUBLISHED_MAX_MODEL_LEN, model.max_position_embeddings)
-    lengths = options.min_len, options.max_len
-    tasks = published_tasks(model.vocab_size, options.num_requests, *lengths, options.temperature)
-    check_lengths(tasks, longest)
-    return longest, tasks
-
-
-def serve_by_peer(peer: Settings, tasks: list[Task]) -> tuple[Run, str]:
-    """Return transformers' run and version."""
-    if find_spec("transformers") is None:
-        raise ValueError("transformers is not installed")
-    with closing(PeerProcess(TRANSFORMERS._replace(name="transformers-batch"), peer)) as process:
-        process.serve([tasks[0].shortened(WARM_UP_TOKENS)], may_be_cut=True)
-        run = process.serve(tasks, may_be_cut=True)
-    if not any(run.tokens):
-        raise ValueError(f"no token arrived within {peer.max_seconds:g} seconds")
-    return run, process.version

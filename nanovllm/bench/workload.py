@@ -40,14 +40,15 @@ def random_tokens(rng: random.Random, vocab_size: int, count: int) -> list[int]:
     return [rng.randrange(3, vocab_size) for _ in range(count)]
 
 
+def around(rng: random.Random, length: int, spread: float) -> int:
+    """Return a random length, which varies by up to the share `spread`."""
+    return max(1, round(length * rng.uniform(1 - spread, 1 + spread)))
+
+
 def random_tasks(vocab_size: int, count: int, input_len: int, output_len: int, spread: float = 0.0) -> list[Task]:
     """Return tasks of random tokens. Lengths vary by up to the share `spread`."""
     rng = random.Random(0)
-
-    def around(length: int) -> int:
-        return max(1, round(length * rng.uniform(1 - spread, 1 + spread)))
-
-    lengths = [(around(input_len), around(output_len)) for _ in range(count)]
+    lengths = [(around(rng, input_len, spread), around(rng, output_len, spread)) for _ in range(count)]
     return [Task(random_tokens(rng, vocab_size, prompt), output) for prompt, output in lengths]
 
 
@@ -60,13 +61,6 @@ def mixed_tasks(vocab_size: int, count: int = 32, low: int = 16, high: int = 256
     rng = random.Random(seed)
     lengths = [(rng.randint(low, high), rng.randint(low, high)) for _ in range(count)]
     return [Task(random_tokens(rng, vocab_size, prompt), output) for prompt, output in lengths]
-
-
-def published_tasks(vocab_size: int, count: int, low: int, high: int, temperature: float) -> list[Task]:
-    """Return nano-vllm's published workload, drawn in its order: all prompts, then the lengths of all outputs."""
-    rng, last = random.Random(0), min(10_000, vocab_size - 1)
-    prompts = [[rng.randint(0, last) for _ in range(rng.randint(low, high))] for _ in range(count)]
-    return [Task(prompt, rng.randint(low, high), temperature=temperature) for prompt in prompts]
 
 
 def read_dataset(path: str, output_len: int) -> list[tuple[str, int]]:

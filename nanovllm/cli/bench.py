@@ -1,4 +1,4 @@
-"""nanovllm bench: measure this engine, its server, and other engines. The benchmarks are in ../bench."""
+"""nanovllm bench: measure this engine, and any server. The benchmarks are in ../bench."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -7,20 +7,20 @@ from importlib import import_module
 from inspect import getdoc
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
 from ..bench import bench_options
-from ..options.config import EngineConfig
 from .click_options import PATH, engine_options, option, split, usage_errors, with_checkpoint
 from .terminal import read_prompt
 
 Report = dict[str, Any]
+WithModel = Callable[[dict[str, Any], Any], dict[str, Any]]
 
 
 class Benchmark(NamedTuple):
-    """A command: a function of ../bench, with the options and the help of a dataclass."""
+    """A command: a function, with the options and the help of a dataclass."""
 
     function: str  # module:name
     options: type
@@ -28,56 +28,33 @@ class Benchmark(NamedTuple):
     engine: Mapping[str, dict[str, Any]] = MappingProxyType({})  # other defaults and help texts of engine options
 
 
-MODEL = "checkpoint folder, or a model on the hub"
-MODEL_OR_SHAPE = {
-    "model": {"default": None, "help": f"{MODEL}; default: {EngineConfig.model}, unless --shape is given"}
-}
 OFFLOAD = {  # its engine needs a pool that overflows to the host
     "offload_policy": {"default": "load"},
     "kv_cache_tokens": {"help": "size of the KV cache in tokens; default: too few for two prompts"},
     "kv_offloading_tokens": {"help": "size of the host's KV cache in tokens; default: enough for several prompts"},
 }
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "model": {"default": None, "help": f"{MODEL}, instead of --shape"},
-    "max_model_len": {"help": "longest prompt plus output, in tokens; default: 4096, or the model's limit if lower"},
-    "max_num_seqs": {"default": 256, "help": "most sequences that run at once"},
-    "max_num_batched_tokens": {"default": 16384, "help": "most tokens in a step"},
-}
-SPECULATION = MODEL_OR_SHAPE | {
-    "speculative_config": {
-        "default": '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
-    }
-}
-ROUTING: dict[str, dict[str, Any]] = {
-    "kv_cache_tokens": {"default": 4096, "help": "size of an engine's KV cache in tokens"},
-    "seed": {"help": "seed of prefixes, lengths and arrivals"},
-}
 BENCHMARKS = {
-    "throughput": Benchmark("throughput:throughput", bench_options.Throughput),
-    "latency": Benchmark("throughput:latency", bench_options.Latency),
-    "prefix": Benchmark("throughput:prefix", bench_options.Prefix),
-    "offload": Benchmark("throughput:offload", bench_options.Offload, engine=OFFLOAD),
-    "speculation": Benchmark("speculation:speculation", bench_options.Speculation, engine=SPECULATION),
-    "http": Benchmark("load:http", bench_options.Http),
-    "serve": Benchmark("load:serve_load", bench_options.ServerLoad, takes_engine=False),
-    "peers": Benchmark("peers:peers", bench_options.Peers, engine=MODEL_OR_SHAPE),
-    "published": Benchmark("throughput:published", bench_options.Published, engine=PUBLISHED),
-    "paged": Benchmark("paged:paged", bench_options.Paged, takes_engine=False),
-    "routing": Benchmark("routing:routing", bench_options.Routing, engine=ROUTING),
-    "launches": Benchmark("launches:launches", bench_options.Launches, engine=MODEL_OR_SHAPE),
+    "throughput": Benchmark("nanovllm.bench.throughput:throughput", bench_options.Throughput),
+    "latency": Benchmark("nanovllm.bench.throughput:latency", bench_options.Latency),
+    "prefix": Benchmark("nanovllm.bench.throughput:prefix", bench_options.Prefix),
+    "offload": Benchmark("nanovllm.bench.throughput:offload", bench_options.Offload, engine=OFFLOAD),
+    "http": Benchmark("nanovllm.bench.load:http", bench_options.Http),
+    "serve": Benchmark("nanovllm.bench.load:serve_load", bench_options.ServerLoad, takes_engine=False),
 }
+# Each benchmark of the repository, by the name that it had in the package.
+MOVED = {name: name for name in ("speculation", "published", "paged", "routing", "launches")} | {"peers": "race"}
 
 
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure this engine (throughput, latency, the prefix cache, offload, HTTP, routing), and other engines too."""
+    """Measure this engine (throughput, latency, the prefix cache, offload, HTTP), and any server under load."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
-def command_of(name: str, benchmark: Benchmark) -> click.Command:
-    """Return the command of a benchmark."""
+def command_of(name: str, benchmark: Benchmark, with_model: WithModel) -> click.Command:
+    """Return the command of a benchmark. `with_model` returns the engine's options with the folder of its model."""
     names, to_json = fields(benchmark.options), "write JSON to a file; - is standard output"
     given: list[click.Parameter] = [option(each, **settings_of(each)) for each in names]
     given.append(click.Option(["--json", "json_file"], type=PATH, help=to_json))
@@ -94,7 +71,7 @@ def command_of(name: str, benchmark: Benchmark) -> click.Command:
             if isinstance(chosen, bench_options.Throughput) and chosen.prompts:
                 arguments.append([line for line in read_prompt(chosen.prompts).split("\n") if line.strip()])
             module, _, function = benchmark.function.partition(":")
-            report: Report = getattr(import_module(f"...bench.{module}", __name__), function)(*arguments)
+            report: Report = getattr(import_module(module), function)(*arguments)
             return report
 
         report = show(measure, json_file)
@@ -125,23 +102,19 @@ def show(measure: Callable[[], Report], json_file: str | None) -> Report:
     return report
 
 
-def with_model(engine: dict[str, Any], options: Any) -> dict[str, Any]:
-    """Return the engine's options with a folder as the model: a checkpoint, or a shape with random weights.
+def moved(name: str) -> click.Command:
+    """Return a command that only says where the benchmark is now."""
 
-    Raise ValueError if both are given, or if the checkpoint is missing.
-    """
-    shape: str | None = getattr(options, "shape", None)
-    if shape is not None and engine["model"] is not None:
-        raise ValueError(f"--shape {shape} and --model {engine['model']} must not both be set")
-    if shape is None and engine["model"] is None and isinstance(options, bench_options.Published):
-        shape = bench_options.PUBLISHED_SHAPE
-    if shape is None:
-        return with_checkpoint(engine | {"model": engine["model"] or EngineConfig.model})
-    from ..bench.engine import folder_of_shape
+    def run(arguments: tuple[str, ...]) -> NoReturn:
+        new = f"python -m stages.bench {MOVED[name]}"
+        raise click.UsageError(f"nanovllm bench {name} is now: {new} (in a clone of the repository)")
 
-    random_weights = {"model": str(folder_of_shape(shape)), "load_format": "dummy", "skip_tokenizer_init": True}
-    return {key: value for key, value in engine.items() if key != "revision"} | random_weights
+    rest = click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)
+    settings = {"ignore_unknown_options": True}
+    return click.Command(name, settings, run, [rest], add_help_option=False, hidden=True)
 
 
 for _name, _benchmark in BENCHMARKS.items():
-    bench.add_command(command_of(_name, _benchmark))
+    bench.add_command(command_of(_name, _benchmark, lambda engine, options: with_checkpoint(engine)))
+for _name in MOVED:
+    bench.add_command(moved(_name))

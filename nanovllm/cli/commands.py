@@ -21,7 +21,7 @@ COMMANDS = {
     "inspect": ("inspect:inspect", "Calculate how much memory a model needs, and how many sequences fit in the rest."),
     "bench": (
         "bench:bench",
-        "Measure this engine (throughput, latency, the prefix cache, offload, HTTP, routing), and other engines too.",
+        "Measure this engine (throughput, latency, the prefix cache, offload, HTTP), and any server under load.",
     ),
     "trace": ("trace:trace", "Summarize a trace, or convert it for a viewer."),
     "stages": ("stages:stages", "List the seven stages that this engine grew through, and how to run them."),
@@ -62,12 +62,12 @@ def nanovllm(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit status."""
+def run(arguments: Sequence[str] | None = None, program: click.Command = nanovllm) -> int:
+    """Run a command of the program, and return its exit status."""
     open_closed_streams()
     replace_unprintable()
     try:
-        status: int = nanovllm.main(arguments, prog_name="nanovllm", standalone_mode=False) or 0
+        status: int = program.main(arguments, prog_name=program.name, standalone_mode=False) or 0
         if sys.stdout is not None:
             sys.stdout.flush()
         return status

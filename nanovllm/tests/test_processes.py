@@ -17,7 +17,7 @@ from ..requests.sampling_params import SamplingParams
 from .testing.engines import UNMEASURED
 from .testing.processes import REPOSITORY, processor_seconds, start
 
-SMALL = ("--input-len", "4", "--output-len", "3", "--rounds", "1", "--no-peer")
+SMALL = ("--input-len", "4", "--output-len", "3", "--rounds", "1")
 NAMES = ["generate", "batch", "chat", "bench", "stages", "help"]
 
 

@@ -25,13 +25,13 @@ from nanovllm.backends.torch.attention import PagedAttention
 from nanovllm.backends.torch.backend import TorchBackend
 from nanovllm.bench import harness
 from nanovllm.bench.floor import device_bandwidth, weight_bytes
-from nanovllm.bench.peers import prompts_taken_as_computed
 from nanovllm.checkpoints.weights import load_model
 from nanovllm.quantization import GROUP, quantize_int4
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PAPER, USED, Line
 from stages.bench.counting import silent_stderr
 from stages.bench.models import num_parameters
+from stages.bench.peers import prompts_taken_as_computed
 
 PLAIN, KERNELS = "plain operations", "one compiled call"
 LOOKS = {PLAIN: (ACCENT, "s--"), KERNELS: (USED, "o-")}

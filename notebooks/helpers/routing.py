@@ -1,16 +1,16 @@
-"""Helpers of the notebook on routing: runs of `nanovllm bench routing`, and their pictures."""
+"""Helpers of the notebook on routing: runs of `python -m stages.bench routing`, and their pictures."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from nanovllm.bench import routing
-from nanovllm.bench.bench_options import Routing
-from nanovllm.bench.routing import StepCost
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, USED, Line
+from stages.bench import routing
 from stages.bench.models import STORYTELLER
+from stages.bench.options import Routing
+from stages.bench.routing import StepCost
 
 LOOKS = {"round robin": (GREY, "x--"), "least queue": (ACCENT, "s--"), "prefix-aware": (USED, "o-")}
 Point = dict[str, Any]

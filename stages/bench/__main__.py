@@ -1,83 +1,25 @@
-"""Measure the stages: `python -m stages.bench [TABLE ...]`, or "all"; with no TABLE, only scoreboard and run.
+"""Measure the stages, by table, or the package, by benchmark: `python -m stages.bench --help` lists both."""
 
-Each table goes to stages/bench/results.json as soon as it is measured, so --resume continues a run that was stopped.
-`python -m stages.tools.prose` writes the figures into the prose. Run nothing else on the machine meanwhile: every other
-process is measured, too.
-"""
-
-import argparse
 import sys
-import time
-from collections.abc import Callable
-from functools import partial
-from pprint import pformat
-from typing import Any
 
-from tqdm import tqdm
-
-from stages.bench import claims, decode_step, offload, predict, results, samples, scoreboard, serving
-from stages.bench.engines import PACKAGES
-
-Table = Callable[[argparse.Namespace], dict[str, Any]]
-TABLES: dict[str, Table] = {  # decode first: the answers of stages 2 and 3 need it
-    "decode": decode_step.measure,
-    "scoreboard": scoreboard.measure,
-    "run": scoreboard.measure_run,
-    "peers": scoreboard.measure_peers,
-    "serving": serving.measure,
-    "samples": samples.measure,
-    "prefix_cache": serving.measure_prefix_cache,
-    "offload": offload.measure,
-    "claims": claims.measure,
-    **{name: partial(predict.measure, name) for name in PACKAGES},
-}
+from nanovllm.__main__ import shorten_spinning
+from nanovllm.cli.commands import run
+from nanovllm.cli.terminal import end_at_once, handled_by
+from stages.bench.commands import bench
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """Return the options. `tables` has the names to measure, each after the tables that it needs."""
-    parser = argparse.ArgumentParser(prog="python -m stages.bench", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "tables", nargs="*", metavar="TABLE", help=f"all, {', '.join(TABLES)}; s1 to s7: the lessons' questions"
-    )
-    parser.add_argument("--resume", action="store_true", help="continue an interrupted run of all tables")
-    parser.add_argument("--dtype", default="bfloat16", help="of the model of 135M parameters (default: %(default)s)")
-    parser.add_argument("--no-save", action="store_true", help="print the results without changing results.json")
-    args = parser.parse_args(argv)
-    if args.resume and (args.tables or args.no_save):
-        parser.error("--resume measures all tables: name none")
-    if invalid := [name for name in args.tables if name not in ("all", *TABLES)]:
-        parser.error(f"TABLE must be one of all, {', '.join(TABLES)}, got {invalid[0]}")
-    args.is_all = args.resume or "all" in args.tables
-    chosen = args.tables or ["scoreboard", "run"]
-    args.tables = [name for name in TABLES if args.is_all or name in chosen]
-    return args
+def main(arguments: list[str] | None = None) -> int:
+    """Measure what the arguments name. Return the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {*arguments[:1]} & {*bench.commands}:
+        with handled_by(end_at_once):
+            return run(arguments, bench)
+    from stages.bench import tables
 
-
-def main(argv: list[str] | None = None) -> int:
-    """Measure one table after the other, and print and save each one. Return 1 if one could not be saved."""
-    args = parse(argv)
-    measured = results.read().get("measured", {"machine": results.host(), "tables": {}})
-    if args.resume:
-        if measured["machine"] != results.host():
-            reason = f"that run was on {measured['machine']}, but this is {results.host()}"
-            print(f"nothing to resume: {reason}", file=sys.stderr)
-            return 1
-        args.tables = [name for name in args.tables if name not in measured["tables"]]
-    elif args.is_all and not args.no_save:
-        results.begin()
-    is_saved = [measure(name, args) for name in tqdm(args.tables, "tables", disable=len(args.tables) < 2)]
-    return 0 if all(is_saved) else 1
-
-
-def measure(name: str, args: argparse.Namespace) -> bool:
-    """Measure a table, print it and save it. Return False if it could not be saved."""
-    started = time.perf_counter()
-    result = TABLES[name](args)
-    seconds = time.perf_counter() - started
-    text = pformat(result, width=120, sort_dicts=False)
-    tqdm.write(f"{name}, {seconds:.0f} s" + ("" if args.is_all else f"\n{text}"))
-    return args.no_save or results.save(name, result, seconds)
+    return tables.main(arguments)
 
 
 if __name__ == "__main__":
+    if {*sys.argv[1:2]} & {*bench.commands}:
+        shorten_spinning()
     sys.exit(main())

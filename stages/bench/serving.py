@@ -23,13 +23,13 @@ import torch
 from tqdm import tqdm
 
 from nanovllm.bench.harness import Scores, median_scores, ratio, speed, with_spreads
-from nanovllm.bench.peers import TRANSFORMERS, PeerProcess
-from nanovllm.bench.workers.worker import Settings
 from nanovllm.bench.workload import Task, mixed_tasks
 from stages.bench.engines import stage
 from stages.bench.models import SHAPE_135M, bytes_per_token, model_135m
+from stages.bench.peers import TRANSFORMERS, PeerProcess
 from stages.bench.racing import Racer, race, sampling_params
 from stages.bench.results import machine
+from stages.bench.workers.worker import Settings
 from stages.bench.workloads import shared_prompts
 
 SMALL_POOL, ROOMY_POOL = 2048, 16384  # the second has room for all requests, and for tokens cached before

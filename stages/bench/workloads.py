@@ -3,7 +3,7 @@
 import random
 from typing import NamedTuple
 
-from nanovllm.bench.workload import random_tokens
+from nanovllm.bench.workload import Task, random_tokens
 
 
 def even_prompt(num_tokens: int) -> list[int]:
@@ -13,6 +13,13 @@ def even_prompt(num_tokens: int) -> list[int]:
     [3, 4, 5, 6]
     """
     return list(range(3, 3 + num_tokens))
+
+
+def published_tasks(vocab_size: int, count: int, low: int, high: int, temperature: float) -> list[Task]:
+    """Return nano-vllm's published workload, drawn in its order: all prompts, then the lengths of all outputs."""
+    rng, last = random.Random(0), min(10_000, vocab_size - 1)
+    prompts = [[rng.randint(0, last) for _ in range(rng.randint(low, high))] for _ in range(count)]
+    return [Task(prompt, rng.randint(low, high), temperature=temperature) for prompt in prompts]
 
 
 def shared_prompts(vocab_size: int, prefix: int, tail: int, count: int) -> list[list[int]]:

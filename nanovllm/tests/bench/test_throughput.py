@@ -12,13 +12,12 @@ import pytest
 
 from ... import LLM
 from ...__main__ import main
-from ...bench import floor, peers, throughput
+from ...bench import floor
 from ...bench.engine import Run, numbers, serve
 from ...bench.workload import Task, random_tasks, read_dataset
 from ...checkpoints.weights import load_model
 from ..testing.checkpoints import write_checkpoint
 from ..testing.engines import OPTIONS
-from ..testing.fake_peer import write_fake_peer
 
 SMALL = ("--input-len", "6", "--output-len", "3", "--rounds", "2")
 PREFIX = ("--prefix-len", "32", "--input-len", "4", "--output-len", "2", "--rounds", "2", "--block-size", "4")
@@ -29,9 +28,9 @@ Bench = Callable[..., tuple[dict[str, Any], str]]
 def bench(run: Any, tmp_path: Path) -> Bench:
     """Return a function that runs a benchmark, and returns the report and the table."""
 
-    def command(name: str, *flags: str, peer: str = "--no-peer") -> tuple[dict[str, Any], str]:
+    def command(name: str, *flags: str) -> tuple[dict[str, Any], str]:
         file = tmp_path / "report.json"
-        status, out, err = run(f"bench {name}", peer, "--json", str(file), *flags)
+        status, out, err = run(f"bench {name}", "--json", str(file), *flags)
         assert (status, err) == (0, "")
         return json.loads(file.read_text()), out
 
@@ -84,14 +83,14 @@ def test_throughput_serves_a_dataset(bench, tmp_path):
 def test_invalid_dataset_is_a_one_line_error(run, tmp_path, text, expected):
     file = tmp_path / "requests.jsonl"
     file.write_text(text)
-    status, out, err = run("bench throughput", "--no-peer", "--dataset-path", str(file))
+    status, out, err = run("bench throughput", "--dataset-path", str(file))
     assert (status, out) == (2, "") and expected in err and str(file) in err and err.count("\n") == 1
 
 
 def test_binary_dataset_is_a_one_line_error(run, tmp_path):
     file = tmp_path / "requests.jsonl.gz"
     file.write_bytes(b"\x1f\x8b\x08\0\0\0\0\0\n")
-    status, out, err = run("bench throughput", "--no-peer", "--dataset-path", str(file))
+    status, out, err = run("bench throughput", "--dataset-path", str(file))
     assert (status, out) == (2, "") and err.startswith(f"error: {file}, line 1: expected ") and err.count("\n") == 1
     assert err.rstrip("\n").isprintable()
 
@@ -104,7 +103,7 @@ def test_dataset_has_a_request_per_line_whatever_its_text(tmp_path):
 
 def test_prompts_and_a_dataset_exclude_each_other(run, tmp_path):
     (tmp_path / "a").write_text("the fox\n")
-    flags = ("--no-peer", "--prompts", str(tmp_path / "a"), "--dataset-path", str(tmp_path / "a"))
+    flags = ("--prompts", str(tmp_path / "a"), "--dataset-path", str(tmp_path / "a"))
     status, _, err = run("bench throughput", *flags)
     assert status == 2 and "must not both be set" in err
 
@@ -136,64 +135,9 @@ def test_offload_reports_a_pool_that_sends_nothing_to_the_host(bench):
     assert "nothing went to the host" in table
 
 
-def test_speculation_forces_edits_and_writes_stories(run, tmp_path):
-    checkpoint, file = write_checkpoint(tmp_path, max_position_embeddings=256), tmp_path / "report.json"
-    flags = ("--output-len", "24", "--edit-every", "8", "--batch-sizes", "2", "--rounds", "1", "--json", str(file))
-    status, table, err = run("bench speculation", *flags, "--model", str(checkpoint))
-    assert (status, err) == (0, "") and "2 stories again" in table
-    measured = json.loads(file.read_text())["measured"]
-    assert all(numbers["same_outputs"] == 2 for numbers in measured.values())
-    edits = measured["2 edits"]
-    assert edits["drafted"] > edits["accepted"] > 24 and edits["tokens_per_step"] > 1.5
-
-
 def test_json_goes_to_standard_output_and_the_table_to_standard_error(run):
-    status, out, err = run("bench latency", "--no-peer", "--json", "-", *SMALL)
+    status, out, err = run("bench latency", "--json", "-", *SMALL)
     assert status == 0 and json.loads(out)["bench"] == "latency" and err.startswith("latency: ")
-
-
-@pytest.mark.parametrize("name", ["throughput", "latency", "prefix"])
-def test_transformers_serves_the_same_tasks(bench, name, tmp_path, monkeypatch):
-    monkeypatch.setattr(throughput, "TRANSFORMERS", peers.PeerSpec("transformers", write_fake_peer(tmp_path)))
-    flags = PREFIX if name == "prefix" else SMALL
-    report, table = bench(name, *flags, *(("--spread", "0.5") if name == "throughput" else ()), peer="--peer")
-    numbers = report["measured"]["transformers"]
-    assert numbers["seconds"] >= 0.5 and numbers["first_token_ms"]["p50"] == 500.0, "as the fake one claims"
-    if name != "prefix":
-        assert numbers["nanovllm's speedup"]["median"] > 0 and re.search(r"\n *nanovllm's speedup +- +[\d.]+ / ", table)
-
-
-@pytest.mark.full
-def test_transformers_generates_the_tokens_that_a_padded_batch_needs(checkpoint):
-    llm = LLM(checkpoint, **OPTIONS)
-    tasks = random_tasks(320, 3, 12, 8, spread=0.5)
-    with throughput.transformers(llm, tasks, True) as (calls, says):
-        theirs = calls["transformers"]()
-    assert theirs.tokens == serve(llm, tasks).tokens and says == []
-
-
-@pytest.mark.full
-def test_transformers_ignores_the_checkpoints_generation_config(tmp_path):
-    """A penalty would be work that only one of the two engines does."""
-    folder = write_checkpoint(tmp_path)
-    (folder / "generation_config.json").write_text('{"repetition_penalty": 1.5, "temperature": 0.1, "eos_token_id": 2}')
-    llm, tasks = LLM(folder, **OPTIONS), [Task([5, 6, 7], 20)]
-    with throughput.transformers(llm, tasks, True) as (calls, _):
-        assert calls["transformers"]().tokens == serve(llm, tasks).tokens
-
-
-@pytest.mark.parametrize(
-    ("ready", "expected"),
-    [(None, "transformers is not installed"), ('write(error="ImportError: no torch")', "ImportError: no torch")],
-)
-def test_engine_is_measured_without_transformers(run, monkeypatch, tmp_path, ready, expected):
-    if ready is None:
-        monkeypatch.setattr(throughput, "find_spec", lambda name: None)
-    else:
-        fake = write_fake_peer(tmp_path, "", ready)
-        monkeypatch.setattr(throughput, "TRANSFORMERS", peers.PeerSpec("transformers", fake))
-    status, out, _ = run("bench latency", *SMALL)
-    assert status == 0 and expected in out
 
 
 def test_speed_and_seconds_belong_to_the_same_run():
@@ -207,6 +151,18 @@ def test_bench_without_a_command_lists_all_of_them(capsys):
     listed = out.split("Commands:")[1]
     assert all(name in listed for name in ("throughput", "latency", "prefix", "offload")) and "..." not in listed
     assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "new"),
+    [("peers", "race")] + [(name, name) for name in ("published", "paged", "routing", "launches", "speculation")],
+)
+@pytest.mark.parametrize("flags", [(), ("--help",), ("--shape", "smollm2-135m", "--rounds", "1")])
+def test_benchmark_that_moved_names_its_new_command(name, new, flags, capsys):
+    assert main(["bench", name, *flags]) == 2
+    out, err = capsys.readouterr()
+    expected = f"nanovllm bench {name} is now: python -m stages.bench {new} (in a clone of the repository)"
+    assert (out, err) == ("", f"error: {expected}\n")
 
 
 def test_help_imports_no_torch():
@@ -227,13 +183,13 @@ def test_help_imports_no_torch():
     ],
 )
 def test_invalid_option_is_a_one_line_error(run, flags, expected):
-    status, out, err = run("bench latency", "--no-peer", *flags)
+    status, out, err = run("bench latency", *flags)
     assert (status, out) == (2, "") and err.startswith("error: ") and expected in err and err.count("\n") == 1
 
 
 def test_invalid_prompt_file_is_named(run, tmp_path):
     (tmp_path / "a").write_bytes(b"a\xff")
-    status, out, err = run("bench throughput", "--no-peer", "--prompts", str(tmp_path / "a"))
+    status, out, err = run("bench throughput", "--prompts", str(tmp_path / "a"))
     assert (status, out) == (2, "") and str(tmp_path / "a") in err and "0xff" in err
 
 

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from ... import LLM, EngineConfig, SamplingParams, __version__
 from ...__main__ import main
-from ...bench.throughput import PUBLISHED_MAX_MODEL_LEN
 from ...cli.batch import batch
 from ...cli.commands import COMMANDS, nanovllm
 from ...cli.generate import MAX_MODEL_LEN, POOL_TOKENS, generate
@@ -107,17 +106,9 @@ def test_generate_has_the_defaults_that_its_help_states(given, max_model_len, nu
     assert (engines[0].max_model_len, kv_cache.num_blocks * kv_cache.block_size) == (max_model_len, num_slots)
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "stated"),
-    [
-        ("offload", "recomputing them, or by the faster way [default: load]"),
-        ("published", f"default: {PUBLISHED_MAX_MODEL_LEN}, or the model's limit if lower --max-num-seqs"),
-        ("peers", f"default: {EngineConfig.model}, unless --shape is given --device"),
-    ],
-)
-def test_help_of_a_benchmark_states_its_own_defaults(benchmark, stated, capsys):
-    assert main(["bench", benchmark, "--help"]) == 0
-    assert stated in " ".join(capsys.readouterr().out.split())
+def test_help_of_a_benchmark_states_its_own_defaults(capsys):
+    assert main(["bench", "offload", "--help"]) == 0
+    assert "recomputing them, or by the faster way [default: load]" in " ".join(capsys.readouterr().out.split())
 
 
 def test_serve_has_an_option_for_each_field_of_its_options(capsys):

@@ -262,7 +262,7 @@ def test_a_benchmark_waits_for_kernels_and_measures_them(run, monkeypatch):
         return TorchBackend(model, PagedAttention(kv_cache, tile_size=64), kv_cache.block_size, torch.device("cpu"))
 
     monkeypatch.setattr(choice, "NumbaBackend", build)
-    small = ("--input-len", "4", "--output-len", "3", "--rounds", "1", "--no-peer")
+    small = ("--input-len", "4", "--output-len", "3", "--rounds", "1")
     status, out, err = run("bench latency", *small)
     assert status == 0 and len(used) == 1 and "with kernels: numba" in out
     assert err.splitlines()[0] == COMPILING

@@ -1,7 +1,6 @@
 """The device of a part, the calls that it times, and its report, which is on disk after each case."""
 
 import faulthandler
-import gc
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, TextIO
 
 import torch
 
+from nanovllm.bench.engine import free_memory
 from nanovllm.bench.harness import take_turns, timed
 from nanovllm.bench.report import aligned, shown
 from stages.bench.models import SHAPE_135M, published, random_model
@@ -69,12 +69,6 @@ class Setup(NamedTuple):
         """Wait until the device is idle. Raise if an earlier error has left it unusable."""
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
-
-    def free(self) -> None:
-        """Return the memory of the previous case, whose parts refer to each other."""
-        if self.is_cuda:
-            gc.collect()
-            torch.cuda.empty_cache()
 
     def turns(self, calls: Mapping[str, Callable[[], object]], rounds: int = 11) -> list[dict[str, float]]:
         """Return the seconds of calls that take turns, each until the device is idle."""
@@ -127,7 +121,7 @@ class PartReport:
             print(f"{name}: " + ", ".join(f"{key} {cell(rows[name], key)}" for key in columns(rows[name])), flush=True)
             self._write()
             self._setup.wait()
-            self._setup.free()
+            free_memory()  # parts of a case refer to each other
         self.add(title, rows)
         return rows
 

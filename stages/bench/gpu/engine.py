@@ -1,4 +1,4 @@
-"""Parts 1 and 6 to 9: the tests marked gpu, and commands of `nanovllm bench`, each in a process with its own memory."""
+"""Parts 1 and 6 to 9: the tests marked gpu, and benchmarks of stages.bench, each in a process with its own memory."""
 
 import json
 import re
@@ -14,13 +14,13 @@ from stages.bench.gpu.common import PartReport, Row, Setup, note_missing, run
 ROOT = Path(__file__).resolve().parents[3]
 MARKED = re.compile(r"pytest\.mark\.gpu\b|^def test_\w+\(.*\bdevice\b", re.MULTILINE)
 OUTCOME = re.compile(r"^(?:\[gw\d+\] \[ *\d+%\] )?(?:\S+::.* )?(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b.*", re.MULTILINE)
-KERNELS = ROOT / "nanovllm" / "tests" / "gpu"
+KERNELS, PAGED = ROOT / "nanovllm" / "tests" / "gpu", ROOT / "tests" / "bench" / "test_paged_kernels.py"
 NEEDED = ("triton", "transformers", "click", "tqdm", "sentencepiece", "tokenizers", "safetensors", "jinja2")
 WORKERS = 8  # of pytest-xdist
 COMMAND_SECONDS = 280.0  # so that one that is stuck leaves time for others
 SMALL = "--kv-cache-tokens 32768 --kv-offloading-tokens 0"  # a peer's weights need room, too
 LARGE = "--kv-cache-tokens 98304 --kv-offloading-tokens 0 --max-num-batched-tokens 32768"  # 256 prompts in one step
-DECODE = "peers --rounds 3 --max-num-seqs 256"
+DECODE = "race --rounds 3 --max-num-seqs 256"
 TRY = "--attention-backend torch --kv-cache-tokens 512 --offload-policy load"
 FULL = {  # our own numbers come before those of peers, since a part ends when its time is over
     6: [
@@ -35,7 +35,7 @@ FULL = {  # our own numbers come before those of peers, since a part ends when i
     9: [f"launches {SMALL} --shape tinyllama-1.1b", f"launches {SMALL} --shape qwen3-0.6b --batch-size 64"],
 }
 TINY = {
-    6: [f"peers --jobs 1 --no-transformers --rounds 1 {TRY}"],
+    6: [f"race --jobs 1 --no-transformers --rounds 1 {TRY}"],
     7: [f"published --model models/storyteller --no-peer --num-requests 2 --min-len 4 --max-len 8 {TRY}"],
     8: ["paged --shape smollm2-135m --batch-sizes 1 --contexts 32 --block-sizes 16 --layers 1 --rounds 1"],
     9: [f"launches --input-len 4 --rounds 1 {TRY}"],
@@ -46,7 +46,7 @@ def run_benches(number: int, setup: Setup, report: PartReport) -> None:
     """Run the commands of a part."""
     if "click" not in note_missing(report, NEEDED):
         for command in setup.size(FULL, TINY)[number]:
-            if f"nanovllm bench {command}" not in report.results["tables"]:
+            if f"python -m stages.bench {command}" not in report.results["tables"]:
                 run_bench(setup, report, command)
 
 
@@ -54,7 +54,7 @@ def run_bench(setup: Setup, report: PartReport, command: str) -> None:
     """Run a command, and add its table, with a row per number and a column per engine."""
     file = (setup.out / "bench.json").resolve()
     options = ["--device", str(setup.device), "--json", str(file)]
-    status, output = run_python(setup, ["-m", "nanovllm", "bench", *command.split(), *options])
+    status, output = run_python(setup, ["-m", "stages.bench", *command.split(), *options])
     rows: dict[str, Row] = {"failed": {"exit status": status, "last line": last_line(output)}}
     if status == 0:
         results = json.loads(file.read_text(encoding="utf-8"))
@@ -63,7 +63,7 @@ def run_bench(setup: Setup, report: PartReport, command: str) -> None:
         names = dict.fromkeys(name for numbers in columns.values() for name in numbers)
         rows = {name: {each: numbers.get(name) for each, numbers in columns.items()} for name in names}
     file.unlink(missing_ok=True)
-    report.add(f"nanovllm bench {command}", rows)
+    report.add(f"python -m stages.bench {command}", rows)
 
 
 def run_python(setup: Setup, arguments: list[str]) -> tuple[int, str]:
@@ -81,7 +81,7 @@ def run_tests(setup: Setup, report: PartReport) -> None:
         report.note("There is no CUDA device: every test that needs one is skipped.")
     few = [KERNELS / "test_on_device.py", KERNELS / "test_sampling_kernels.py"]
     groups = {
-        "Tests of the GPU's kernels": setup.size([KERNELS], few),
+        "Tests of the GPU's kernels": setup.size([KERNELS, PAGED], few),
         "Tests marked gpu": ["-m", "gpu", *setup.size(gpu_tests(), gpu_tests()[-1:])],
     }
     options = ["-v", "-rN", "--tb=short", "--continue-on-collection-errors", "-p", "no:cacheprovider"]

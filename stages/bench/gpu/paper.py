@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nanovllm.bench.workload import published_tasks
 from nanovllm.checkpoints.sizes import SHAPES, Fit, kv_bytes_per_token
 from stages.bench.gpu.common import file_of, read_results
+from stages.bench.workloads import published_tasks
 
 PAGE, RESULTS = Path(__file__).resolve().parents[2] / "GPU.md", Path(__file__).with_name("h100")
 BLOCK = re.compile(r"(?<=<!-- paper -->\n).*?(?=<!-- /paper -->)", re.DOTALL)
@@ -25,7 +25,7 @@ def tables(part: int) -> dict[str, Any]:
 
 
 def measured(part: int, row: str, shape: str = "") -> float:
-    """Return a number of the first table of `nanovllm bench` that has this row, for this shape."""
+    """Return a number of the first table of a benchmark that has this row, for this shape."""
     number: float = next(rows for name, rows in tables(part).items() if shape in name and row in rows)[row]["nanovllm"]
     return number
 

@@ -22,7 +22,7 @@ text{font:12px system-ui,sans-serif;fill:#57606a}.title,.ours{font-weight:600;fi
 @media (prefers-color-scheme:dark){text{fill:#9da7b3}.title,.ours{fill:#e6edf3}
 .bar{fill:#4b5763}.own{fill:#6ea3d8}.spread{stroke:#e6edf3}}
 </style>"""
-Report = dict[str, Any]  # of `nanovllm bench peers` with one model
+Report = dict[str, Any]  # of `python -m stages.bench race` with one model
 Results = dict[str, Any]
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # torch does not list it as exported
 
-from ..llm import LLM
-from ..options.config import EngineConfig
-from .bench_options import Launches
-from .engine import IDS, free_memory, load_llm, params_of
-from .harness import repeated, seconds_of
-from .report import Report, failure_reported, machine, report_of, settings
-from .workload import check_lengths, random_tasks
+from nanovllm.bench.engine import IDS, free_memory, load_llm, params_of
+from nanovllm.bench.harness import repeated, seconds_of
+from nanovllm.bench.report import Report, failure_reported, machine, report_of, settings
+from nanovllm.bench.workload import check_lengths, random_tasks
+from nanovllm.llm import LLM
+from nanovllm.options.config import EngineConfig
+from stages.bench.options import Launches
 
 COUNTED_STEPS, WARM_UP_STEPS = 10, 5
 WAYS_ON_GPU: dict[str, dict[str, Any]] = {  # each way runs in an engine of its own, one after the other

@@ -99,7 +99,7 @@ def configs(transformers: Any, settings: Any, model: Any) -> tuple[Any, Any]:
     config = transformers.ContinuousBatchingConfig()
     if model.device.type == "cpu":  # transformers would take most of the machine's memory
         shape = model.config
-        head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+        head_dim = shape.to_dict().get("head_dim") or shape.hidden_size // shape.num_attention_heads
         token = 2 * shape.num_hidden_layers * shape.num_key_value_heads * head_dim * model.dtype.itemsize
         config.num_blocks = max(1, settings.kv_cache_bytes // (PAGE_SIZE * token))
         config.max_batch_tokens = 512

@@ -1,4 +1,4 @@
-"""nanovllm bench peers: engines in processes of their own, their reports and errors, and long peers."""
+"""python -m stages.bench race: engines in processes of their own, their reports and errors, and long peers."""
 
 import ctypes
 import json
@@ -11,18 +11,19 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from ... import LLM
-from ...bench import floor, peers
-from ...bench.bench_options import Peers
-from ...bench.engine import Run, serve
-from ...bench.floor import Floor
-from ...bench.peers import WORKER, Job, PeerSpec, agreement, conclusions, margins, numbers, peer_specs
-from ...bench.workers import serve_llama_cpp
-from ...bench.workload import Task, mixed_tasks
-from ...checkpoints.sizes import kv_bytes_per_token
-from ..testing.checkpoints import write_checkpoint
-from ..testing.engines import OPTIONS
-from ..testing.fake_peer import ANSWERS, write_fake_peer
+from nanovllm import LLM
+from nanovllm.bench import floor
+from nanovllm.bench.engine import Run, serve
+from nanovllm.bench.floor import Floor
+from nanovllm.bench.workload import Task, mixed_tasks
+from nanovllm.checkpoints.sizes import kv_bytes_per_token
+from nanovllm.tests.testing.checkpoints import write_checkpoint
+from nanovllm.tests.testing.engines import OPTIONS
+from stages.bench import peers
+from stages.bench.options import Peers
+from stages.bench.peers import WORKER, Job, PeerSpec, agreement, conclusions, margins, numbers, peer_specs
+from stages.bench.workers import serve_llama_cpp
+from tests.fake_peer import ANSWERS, write_fake_peer
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def small(monkeypatch):
 def test_engines_take_turns_serving_the_same_jobs(run, tmp_path, fake):
     file = tmp_path / "report.json"
     flags = ("--rounds", "2", "--jobs", "mixed,2", "--no-transformers", "--json", str(file))
-    status, out, err = run("bench peers", *flags, "--peer", f"vllm={fake()}", "--peer", f"llama.cpp={fake()},a.gguf")
+    status, out, err = run("race", *flags, "--peer", f"vllm={fake()}", "--peer", f"llama.cpp={fake()},a.gguf")
     report = json.loads(file.read_text())
     measured = report["measured"]
     assert (status, err) == (0, "") and list(measured) == ["nanovllm", "vllm", "llama.cpp"]
@@ -59,7 +60,7 @@ def test_engines_take_turns_serving_the_same_jobs(run, tmp_path, fake):
 
 
 def test_engine_alone_is_compared_with_the_floor(run):
-    status, out, _ = run("bench peers", "--rounds", "1", "--jobs", "1", "--no-transformers")
+    status, out, _ = run("race", "--rounds", "1", "--jobs", "1", "--no-transformers")
     assert status == 0 and "1 sequence: share of the floor" in out and "speedup" not in out
 
 
@@ -70,7 +71,7 @@ def test_formats_prompts_and_a_busy_process_are_jobs_of_one_run(run, tmp_path, f
     flags = ("--rounds", "2", "--jobs", "1", "--prompts", "20", "--busy-jobs", "1", "--no-transformers")
     several = ("--peer", f"llama.cpp={peer},a.gguf", "--peer", f"llama.cpp:Q4_0={peer},b.gguf", "--formats", "int8")
     model = write_checkpoint(tmp_path, intermediate_size=96)
-    status, _, err = run("bench peers", *flags, *several, "--json", str(file), model=model)
+    status, _, err = run("race", *flags, *several, "--json", str(file), model=model)
     assert (status, err) == (0, "")
     report = json.loads(file.read_text())
     measured = report["measured"]
@@ -87,7 +88,7 @@ def test_formats_prompts_and_a_busy_process_are_jobs_of_one_run(run, tmp_path, f
 @pytest.mark.nightly
 def test_transformers_generates_the_same_tokens(run):
     batch = "--peer", f"transformers-batch={sys.executable}"
-    status, out, _ = run("bench peers", "--rounds", "1", "--jobs", "mixed,1", *batch)
+    status, out, _ = run("race", "--rounds", "1", "--jobs", "mixed,1", *batch)
     assert status == 0 and "mixed: transformers: the tokens of all 3 requests are the same" in out
     assert "mixed: transformers-batch: the tokens of all 3 requests are the same" in out
 
@@ -116,7 +117,7 @@ def test_transformers_generates_the_same_tokens(run):
 )
 def test_failed_peer_is_a_one_line_error(run, fake, code, ready, expected):
     status, out, err = run(
-        "bench peers", "--rounds", "1", "--jobs", "1", "--no-transformers", "--peer", f"vllm={fake(code, ready)}"
+        "race", "--rounds", "1", "--jobs", "1", "--no-transformers", "--peer", f"vllm={fake(code, ready)}"
     )
     assert (status, out) == (2, "") and err.startswith("error: ") and expected in err and err.count("\n") == 1
 
@@ -143,7 +144,7 @@ def test_failed_peer_is_a_one_line_error(run, fake, code, ready, expected):
     ],
 )
 def test_invalid_option_is_a_one_line_error(run, flags, expected):
-    status, out, err = run("bench peers", "--no-transformers", "--rounds", "1", "--jobs", "1", *flags)
+    status, out, err = run("race", "--no-transformers", "--rounds", "1", "--jobs", "1", *flags)
     assert (status, out) == (2, "") and err.startswith("error: ") and expected in err and err.count("\n") == 1
 
 
@@ -160,7 +161,7 @@ def test_share_of_the_floor_belongs_to_the_same_round(checkpoint):
     llm = LLM(checkpoint, **OPTIONS)
     job = Job("1 sequence", [Task([1, 2, 3], 3)], "decode")
     run = Run([[5, 6, 7]], [[9.0, 10.0, 11.0]])
-    num_bytes = 2 * floor.weight_bytes(llm) + (4 + 5) * kv_bytes_per_token(llm.model_config, 4)
+    num_bytes = 2 * floor.weight_bytes(llm) + (4 + 5) * kv_bytes_per_token(llm.model_config, itemsize=4)
     rounds = [{"nanovllm": run, "read": num_bytes * times} for times in (1, 9, 1)]  # the floor is one of two seconds
     assert numbers(Floor.of(llm), job, "nanovllm", rounds) == {
         "1 sequence: tokens per second": {"median": 1.0, "least": 1.0, "largest": 1.0},
@@ -236,7 +237,7 @@ def test_pool_has_room_for_every_job_and_keeps_a_given_size():
 
 def test_engine_decodes_alone_at_long_contexts(run, fake):
     flags = ("--jobs", "1", "--contexts", "40", "--context-batch", "2", "--rounds", "1", "--no-transformers")
-    status, out, _ = run("bench peers", *flags, "--peer", f"vllm={fake()}")
+    status, out, _ = run("race", *flags, "--peer", f"vllm={fake()}")
     assert status == 0 and re.search(r"context 40: step ms +[\d.]+ +-\n", out)
     assert "context 40: the floor is 8 steps that read weights of" in out
 
@@ -244,7 +245,7 @@ def test_engine_decodes_alone_at_long_contexts(run, fake):
 def test_engine_with_a_kv_cache_in_int8_races_itself_at_long_contexts(run, tmp_path):
     model, file = write_checkpoint(tmp_path, hidden_size=64), tmp_path / "report.json"
     flags = ("--kv-cache-dtype", "int8", "--jobs", "", "--contexts", "40", "--context-batch", "2", "--rounds", "1")
-    status, out, _ = run("bench peers", *flags, "--no-transformers", "--json", str(file), model=model)
+    status, out, _ = run("race", *flags, "--no-transformers", "--json", str(file), model=model)
     own, other = json.loads(file.read_text())["measured"].values()
     assert status == 0 and other["context 40: nanovllm's speedup"]["least"] > 0 and "KV cache in int8" in out
     assert own.keys() < other.keys() and "requests are the same" not in out

@@ -1,15 +1,16 @@
-"""nanovllm bench paged with the kernels: on a GPU in a CUDA graph, elsewhere in Triton's interpreter."""
+"""python -m stages.bench paged with the kernels: on a GPU in a CUDA graph, elsewhere in Triton's interpreter."""
 
 import inspect
 
 import pytest
 import torch
 
-from ...backends.gpu import plain
-from ...backends.gpu.ops import PLAIN, triton_ops
-from ...bench import floor, paged
-from ...bench.paged import Case
-from ...checkpoints.sizes import Shape
+from nanovllm.backends.gpu import plain
+from nanovllm.backends.gpu.ops import PLAIN, triton_ops
+from nanovllm.bench import floor
+from nanovllm.checkpoints.sizes import Shape
+from stages.bench import paged
+from stages.bench.paged import Case
 
 SHAPE = Shape(
     num_hidden_layers=2,

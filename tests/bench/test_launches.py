@@ -1,4 +1,4 @@
-"""nanovllm bench launches: counts of a decode step, from one engine after the other."""
+"""python -m stages.bench launches: counts of a decode step, from one engine after the other."""
 
 import json
 import weakref
@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 from torch.autograd import DeviceType
 
-from ... import LLM
-from ...bench import launches
-from ..testing.engines import model_runner
+from nanovllm import LLM
+from nanovllm.tests.testing.engines import model_runner
+from stages.bench import launches
 
 
 def test_launches_counts_operations_without_a_gpu(run, tmp_path):
     file = tmp_path / "report.json"
     flags = ("--attention-backend", "torch", "--rounds", "2", "--batch-size", "3", "--input-len", "7")
-    status, out, _ = run("bench launches", *flags, "--json", str(file))
+    status, out, _ = run("launches", *flags, "--json", str(file))
     report = json.loads(file.read_text())
     assert status == 0 and list(report["measured"]) == ["plain operations"]
     numbers = report["measured"]["plain operations"]
@@ -58,7 +58,7 @@ def test_tally_counts_driver_calls_by_name():
 def test_launches_reports_a_way_that_fails(run, monkeypatch):
     assert list(launches.ways({"device": "cuda:1"})) == ["plain operations", "kernels", "graphs"]
     monkeypatch.setattr(launches, "ways", lambda engine: launches.WAYS_ON_GPU)
-    status, out, _ = run("bench launches", "--rounds", "1", "--input-len", "4")
+    status, out, _ = run("launches", "--rounds", "1", "--input-len", "4")
     assert status == 0 and "graphs: ValueError: " in out
 
 
@@ -74,12 +74,12 @@ def test_engine_is_freed_before_the_next_one_even_if_it_fails(run, monkeypatch):
     plain = {"attention_backend": "torch"}
     monkeypatch.setattr(launches, "ways", lambda engine: {"first": plain, "second": plain})
     monkeypatch.setattr(launches, "numbers", failing)
-    status, out, err = run("bench launches", "--rounds", "1")
+    status, out, err = run("launches", "--rounds", "1")
     assert (status, out, len(engines)) == (2, "", 2)
     assert err.endswith("\nerror: first: KeyError: 'no kernel'; second: KeyError: 'no kernel'\n")
 
 
-@pytest.mark.parametrize("command", ["launches", "peers", "published"])
+@pytest.mark.parametrize("command", ["launches", "race", "published"])
 def test_shape_and_model_must_not_both_be_set(command, run, checkpoint):
-    status, out, err = run(f"bench {command}", "--shape", "smollm2-135m", "--model", str(checkpoint))
+    status, out, err = run(command, "--shape", "smollm2-135m", "--model", str(checkpoint))
     assert (status, out) == (2, "") and f"--shape smollm2-135m and --model {checkpoint}" in err

@@ -1,4 +1,4 @@
-"""nanovllm bench published: nano-vllm's workload, a peer that may be slow or missing, and its worker."""
+"""python -m stages.bench published: nano-vllm's workload, a peer that may be slow or missing, and its worker."""
 
 import json
 import re
@@ -7,17 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from ...__main__ import main
-from ...bench import floor, peers, throughput
-from ...bench.bench_options import Published
-from ...bench.engine import Run, folder_of_shape
-from ...bench.workers import serve_transformers
-from ...bench.workload import Task, published_tasks
-from ...checkpoints.model_config import read_model_config
-from ...checkpoints.sizes import SHAPES
-from ..testing.checkpoints import CONFIG
-from ..testing.engines import UNMEASURED
-from ..testing.fake_peer import ANSWERS, write_fake_peer
+from nanovllm.bench import floor
+from nanovllm.bench.engine import Run
+from nanovllm.bench.workload import Task
+from nanovllm.checkpoints.model_config import read_model_config
+from nanovllm.checkpoints.sizes import SHAPES
+from nanovllm.tests.testing.checkpoints import CONFIG
+from nanovllm.tests.testing.engines import UNMEASURED
+from stages.bench import peers, with_transformers
+from stages.bench.__main__ import main
+from stages.bench.models import folder_of_shape
+from stages.bench.options import Published
+from stages.bench.workers import serve_transformers
+from stages.bench.workloads import published_tasks
+from tests.fake_peer import ANSWERS, write_fake_peer
 
 SMALL = ("--num-requests", "3", "--min-len", "4", "--max-len", "9")
 CUT = ANSWERS.replace("[7] * n", "[7] * (n // 2)").replace("range(n)]", "range(n // 2)]")
@@ -34,9 +37,9 @@ def serve(run, tmp_path, monkeypatch):
 
     def command(code: str = ANSWERS, ready: str = 'write(version="9.9 (fake)")') -> tuple[dict, str]:
         fake = peers.PeerSpec("transformers", write_fake_peer(tmp_path, code, ready))
-        monkeypatch.setattr(throughput, "TRANSFORMERS", fake)
+        monkeypatch.setattr(with_transformers, "TRANSFORMERS", fake)
         file = tmp_path / "report.json"
-        status, out, err = run("bench published", *SMALL, "--json", str(file))
+        status, out, err = run("published", *SMALL, "--json", str(file))
         report = json.loads(file.read_text())
         speed = report["measured"]["nanovllm"]["tokens_per_second"]
         assert (status, err) == (0, f"nanovllm: {speed:,.1f} tokens per second\n"), "even if the peer is stopped"
@@ -104,14 +107,14 @@ def test_engine_is_measured_beside_a_peer_that_fails(serve, code, ready, expecte
     ],
 )
 def test_invalid_option_is_a_one_line_error(run, flags, expected):
-    status, out, err = run("bench published", "--no-peer", *SMALL, *flags)
+    status, out, err = run("published", "--no-peer", *SMALL, *flags)
     assert (status, out) == (2, "") and err.startswith("error: ") and expected in err and err.count("\n") == 1
 
 
 def test_floor_counts_the_tokens_that_were_generated():
     run = Run([[5, 6, 7], [8, 9]], [[1.0, 2.0, 3.0], [1.0, 2.0]], num_steps=5)
     tasks, bytes_read = [Task([1, 2, 3], 9), Task([4], 2)], floor.Floor(step_bytes=1000, slot_bytes=10)
-    measured = throughput.scores([{"nanovllm": run}], tasks, bytes_read, bandwidth=1e6)
+    measured = with_transformers.scores([{"nanovllm": run}], tasks, bytes_read, bandwidth=1e6)
     slots = 4 + 5 + 2  # the tokens before each but the first of an output
     assert measured["nanovllm"]["floor_share"] * 3.0 * 1e6 == pytest.approx(5 * 1000 + slots * 10)
 
@@ -128,7 +131,7 @@ def test_folder_of_a_shape_is_read_as_that_shape(name):
 @pytest.mark.full
 def test_shape_is_served_with_random_weights(capsys, monkeypatch):
     flags = "--num-requests", "1", "--min-len", "2", "--max-len", "2", "--kv-cache-tokens", "64", *UNMEASURED
-    assert main(["bench", "published", "--shape", "smollm2-135m", "--no-peer", *flags]) == 0
+    assert main(["published", "--shape", "smollm2-135m", "--no-peer", *flags]) == 0
     out, err = capsys.readouterr()
     assert "model random smollm2-135m" in out and err.startswith("nanovllm: ")
 
@@ -138,7 +141,9 @@ def test_shape_is_served_with_random_weights(capsys, monkeypatch):
 def test_transformers_serves_random_weights(tmp_path, seconds):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     engine = {"model": str(tmp_path), "load_format": "dummy", "skip_tokenizer_init": True, "device": "cpu"}
-    report = throughput.published(engine, Published(peer_seconds=seconds, num_requests=3, min_len=20, max_len=30))
+    report = with_transformers.published(
+        engine, Published(peer_seconds=seconds, num_requests=3, min_len=20, max_len=30)
+    )
     is_whole = seconds > 1
     assert ("generate_batch" in report["measured"]) == is_whole, report["says"]
     assert any("no token arrived within 1e-09 seconds" in line for line in report["says"]) != is_whole

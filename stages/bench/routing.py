@@ -22,21 +22,21 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from ..cluster.routing import LeastQueue, PrefixRouter, RoundRobin, Router
-from ..engine.executor import FinishedStep, Kernels, Scheduled
-from ..engine.kv_cache import KVCache
-from ..engine.prefix_cache import BlockHash, extend_block_hashes
-from ..llm import LLM
-from ..llm_engine import LLMEngine
-from ..options.config import EngineConfig
-from ..requests.outputs import RequestOutput
-from ..requests.sampling_params import SamplingParams
-from ..requests.tokens import SampledToken
-from .bench_options import Routing, whole_numbers
-from .engine import load_llm, serve
-from .harness import percentiles
-from .report import Report, machine, report_of, settings
-from .workload import Task, arrivals, check_lengths, mixed_tasks, random_tokens
+from nanovllm.bench.engine import load_llm, serve
+from nanovllm.bench.harness import percentiles
+from nanovllm.bench.report import Report, machine, report_of, settings
+from nanovllm.bench.workload import Task, around, arrivals, check_lengths, mixed_tasks, random_tokens
+from nanovllm.cluster.routing import LeastQueue, PrefixRouter, RoundRobin, Router
+from nanovllm.engine.executor import FinishedStep, Kernels, Scheduled
+from nanovllm.engine.kv_cache import KVCache
+from nanovllm.engine.prefix_cache import BlockHash, extend_block_hashes
+from nanovllm.llm import LLM
+from nanovllm.llm_engine import LLMEngine
+from nanovllm.options.config import EngineConfig
+from nanovllm.requests.outputs import RequestOutput
+from nanovllm.requests.sampling_params import SamplingParams
+from nanovllm.requests.tokens import SampledToken
+from stages.bench.options import Routing, whole_numbers
 
 ROUTERS: dict[str, Callable[[], Router[int]]] = {
     "round robin": RoundRobin,
@@ -258,11 +258,6 @@ def trace(
         extend_block_hashes(hashes, prompt, block_size)
         requests.append(Arrival(seconds, Task(prompt, around(rng, options.output_len, options.spread)), prefix, hashes))
     return requests
-
-
-def around(rng: random.Random, length: int, spread: float) -> int:
-    """Return a random length."""
-    return max(1, round(length * rng.uniform(1 - spread, 1 + spread)))
 
 
 # The benchmark

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..backends.torch.backend import ends_of
-from ..engine.executor import Executor, Pending, Scheduled
-from ..engine.sequence import Sequence
-from ..llm import LLM
-from ..requests.tokens import RowOutput, SampledToken
-from .bench_options import Speculation, whole_numbers
-from .engine import Run, load_llm, serve
-from .harness import ratio, take_turns
-from .report import Report, machine, report_of, settings
-from .workload import Task, check_lengths, random_tasks
+from nanovllm.backends.torch.backend import ends_of
+from nanovllm.bench.engine import Run, load_llm, serve
+from nanovllm.bench.harness import ratio, take_turns
+from nanovllm.bench.report import Report, machine, report_of, settings
+from nanovllm.bench.workload import Task, check_lengths, random_tasks
+from nanovllm.engine.executor import Executor, Pending, Scheduled
+from nanovllm.engine.sequence import Sequence
+from nanovllm.llm import LLM
+from nanovllm.requests.tokens import RowOutput, SampledToken
+from stages.bench.options import Speculation, whole_numbers
 
 BEGINNINGS = ("Once upon a time", "One day, Tom", "The little dog", "Lily and her mom")
 

@@ -21,19 +21,19 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
-from ..backends.gpu import plain
-from ..backends.gpu.backend import num_multiprocessors
-from ..backends.gpu.capture import CudaCapture
-from ..backends.gpu.model import seconds_on_gpu
-from ..backends.gpu.ops import PLAIN, Ops, triton_ops
-from ..backends.gpu.tiles import DecodeWorkspace, choose_splits
-from ..checkpoints.sizes import SHAPES, Shape
-from ..engine.block_manager import cdiv
-from ..options.config import EngineConfig, default_device
-from .bench_options import Paged, whole_numbers
-from .floor import device_bandwidth
-from .harness import ratio, take_turns, timed
-from .report import Report, failure_reported, machine_of, report_of
+from nanovllm.backends.gpu import plain
+from nanovllm.backends.gpu.backend import num_multiprocessors
+from nanovllm.backends.gpu.capture import CudaCapture
+from nanovllm.backends.gpu.model import seconds_on_gpu
+from nanovllm.backends.gpu.ops import PLAIN, Ops, triton_ops
+from nanovllm.backends.gpu.tiles import DecodeWorkspace, choose_splits
+from nanovllm.bench.floor import device_bandwidth
+from nanovllm.bench.harness import ratio, take_turns, timed
+from nanovllm.bench.report import Report, failure_reported, machine_of, report_of
+from nanovllm.checkpoints.sizes import SHAPES, Shape
+from nanovllm.engine.block_manager import cdiv
+from nanovllm.options.config import EngineConfig, default_device
+from stages.bench.options import Paged, whole_numbers
 
 CONTIGUOUS, SDPA, VARLEN = "contiguous", "sdpa", "varlen"
 VARLEN_BLOCK_SIZE = 256

@@ -1,17 +1,17 @@
-"""nanovllm bench routing: virtual time, engines that stay whole, and what a router gains."""
+"""python -m stages.bench routing: virtual time, engines that stay whole, and what a router gains."""
 
 import json
 import math
 
 import pytest
 
-from ...bench import routing
-from ...bench.bench_options import Routing
-from ...bench.routing import Arrival, SimulatedEngine, StepCost, simulate, simulated_config, trace
-from ...bench.workload import Task
-from ...cluster.routing import LeastQueue, PrefixRouter, RoundRobin
-from ...options.config import EngineConfig
-from ..testing.engines import assert_empty, assert_whole
+from nanovllm.bench.workload import Task
+from nanovllm.cluster.routing import LeastQueue, PrefixRouter, RoundRobin
+from nanovllm.options.config import EngineConfig
+from nanovllm.tests.testing.engines import assert_empty, assert_whole
+from stages.bench import routing
+from stages.bench.options import Routing
+from stages.bench.routing import Arrival, SimulatedEngine, StepCost, simulate, simulated_config, trace
 
 SECOND = StepCost(fixed=1.0, per_token=0.0, per_read=0.0)
 SMALL = Routing(num_requests=20, num_prefixes=4, prefix_len=24, input_len=6, output_len=4, spread=0.5)
@@ -93,7 +93,7 @@ FLAGS = ("--prefix-len", "24", "--input-len", "6", "--output-len", "4", "--num-r
 
 def test_report_has_each_router_and_number_of_engines(run, tmp_path):
     file = tmp_path / "report.json"
-    status, out, _ = run("bench routing", *FLAGS, "--engines", "1,3", "--block-size", "4", "--json", str(file))
+    status, out, _ = run("routing", *FLAGS, "--engines", "1,3", "--block-size", "4", "--json", str(file))
     report = json.loads(file.read_text())
     assert status == 0 and "prefix-aware" in out
     pairs = [(each["engines"], each["router"]) for each in report["points"]]
@@ -111,5 +111,5 @@ def test_report_has_each_router_and_number_of_engines(run, tmp_path):
     ],
 )
 def test_impossible_options_are_an_error(run, flags, error):
-    status, _, err = run("bench routing", *FLAGS, *flags)
+    status, _, err = run("routing", *FLAGS, *flags)
     assert status == 2 and error in err and "Traceback" not in err

@@ -1,4 +1,4 @@
-"""nanovllm bench paged: all variants read the same memory, and a variant that fails is reported."""
+"""python -m stages.bench paged: all variants read the same memory, and a variant that fails is reported."""
 
 import json
 import re
@@ -6,11 +6,12 @@ import re
 import pytest
 import torch
 
-from ...__main__ import main
-from ...backends.gpu.ops import PLAIN
-from ...bench import floor, paged
-from ...bench.paged import Attention, Case
-from ...checkpoints.sizes import Shape
+from nanovllm.backends.gpu.ops import PLAIN
+from nanovllm.bench import floor
+from nanovllm.checkpoints.sizes import Shape
+from stages.bench import paged
+from stages.bench.__main__ import main
+from stages.bench.paged import Attention, Case
 
 TINY = Shape(
     num_hidden_layers=3,
@@ -37,7 +38,7 @@ def case(batch_size: int = 2, context: int = 8, num_layers: int = 2) -> Case:
 
 def test_report_has_every_variant(tmp_path, capsys):
     file = tmp_path / "report.json"
-    assert main(["bench", "paged", "--device", "cpu", "--shape", "smollm2-135m", *SMALL, "--json", str(file)]) == 0
+    assert main(["paged", "--device", "cpu", "--shape", "smollm2-135m", *SMALL, "--json", str(file)]) == 0
     (out, err), report = capsys.readouterr(), json.loads(file.read_text())
     assert err == "" and [*report["measured"]] == ["blocks of 4", "contiguous", "sdpa"]
     for name, numbers in report["measured"].items():
@@ -59,7 +60,7 @@ def test_report_has_every_variant(tmp_path, capsys):
     ],
 )
 def test_invalid_option_is_a_one_line_error(capsys, flags, expected):
-    assert main(["bench", "paged", "--device", "cpu", *SMALL, *flags]) == 2
+    assert main(["paged", "--device", "cpu", *SMALL, *flags]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and expected in err and err.count("\n") == 1
 

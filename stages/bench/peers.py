@@ -21,23 +21,22 @@ from typing import Any, Literal, NamedTuple, Self
 
 import torch
 
-from ..checkpoints.gguf import Stored, read_header
-from ..checkpoints.model_config import read_model_config
-from ..checkpoints.sizes import kv_bytes_per_token
-from ..engine import sequence
-from ..llm import LLM
-from ..options.config import POOL_SIZES, EngineConfig
-from ..options.engine_args import EngineArgs
-from ..requests.sampling_params import SamplingParams
-from .bench_options import Peers, whole_numbers
-from .engine import Run, load_llm, serve
-from .floor import Floor, device_bandwidth
-from .harness import Spread, ratio, take_turns
-from .report import Report, has_random_weights, last_line, machine, report_of, settings
-from .workers.worker import Settings
-from .workload import Task, check_lengths, mixed_tasks, random_tasks
+from nanovllm.bench.engine import Run, load_llm, serve
+from nanovllm.bench.floor import Floor, device_bandwidth
+from nanovllm.bench.harness import Spread, ratio, take_turns
+from nanovllm.bench.report import OWN, Report, has_random_weights, last_line, machine, report_of, settings
+from nanovllm.bench.workload import Task, check_lengths, mixed_tasks, random_tasks
+from nanovllm.checkpoints.gguf import Stored, read_header
+from nanovllm.checkpoints.model_config import read_model_config
+from nanovllm.checkpoints.sizes import kv_bytes_per_token
+from nanovllm.engine import sequence
+from nanovllm.llm import LLM
+from nanovllm.options.config import POOL_SIZES, EngineConfig
+from nanovllm.options.engine_args import EngineArgs
+from nanovllm.requests.sampling_params import SamplingParams
+from stages.bench.options import Peers, whole_numbers
+from stages.bench.workers.worker import Settings
 
-OWN = "nanovllm"
 UNQUANTIZED = "nanovllm, KV cache in the dtype"  # this engine again, at long contexts
 LOADERS = {"vllm": "serve_vllm:load", "llama.cpp": "serve_llama_cpp:load"}  # a module of workers/, and its function
 LOADERS |= {"transformers": "serve_transformers:load", "transformers-batch": "serve_transformers:load_batch"}
@@ -124,12 +123,10 @@ def peer_settings(llm: LLM, *jobs: Sequence[Task], **more: Any) -> Settings:
     longest = min(-(-longest // LENGTHS) * LENGTHS, llm.max_model_len)
     seats = min(llm.config.max_num_seqs, max(map(len, jobs)))
     engine = llm.llm_engine
-    num_bytes = (
-        seats * longest * kv_bytes_per_token(engine.model_config, engine.dtype.itemsize)
-    )  # a peer's cache is not in int8
+    token_bytes = kv_bytes_per_token(engine.model_config, engine.dtype.itemsize)  # a peer's cache is not in int8
     more |= {"device": str(llm.llm_engine.device), "load_format": llm.config.load_format}
     model, dtype = str(llm.config.model), str(engine.dtype).removeprefix("torch.")
-    return Settings(model, dtype, torch.get_num_threads(), longest, seats, num_bytes, **more)
+    return Settings(model, dtype, torch.get_num_threads(), longest, seats, seats * longest * token_bytes, **more)
 
 
 class PeerProcess:
@@ -196,7 +193,7 @@ class PeerProcess:
         self._stderr.close()
 
 
-# ---- nanovllm bench peers
+# ---- the race
 
 
 class Job(NamedTuple):
@@ -301,7 +298,7 @@ def compare(
     for job in (job for job in jobs if job.is_own):
         alone = {name: Entrant(partial(serve_as_computed, each), Floor.of(each)) for name, each in own.items()}
         says += race(llm, job, alone, rounds, measured)
-    return report_of("peers", named, machine(llm) | versions, measured, says)
+    return report_of("race", named, machine(llm) | versions, measured, says)
 
 
 def race(
