@@ -94,13 +94,15 @@ def costly_at_the_end(paths: set[Path]) -> set[Path]:
 def length(item: pytest.Item, last: set[Path]) -> str:
     """Return "nightly", "long" or "quick".
 
-    Long are tests marked full, those marked `newest` of an earlier stage, and an earlier stage's costly files.
+    Long are tests marked full, those marked `newest` of stages 1 and 4, and an earlier stage's costly files. Those
+    marked `newest` of the stages between run at night.
     """
     stage = getattr(item, "callspec", None) and item.callspec.params.get("stage")
     is_earlier = stage in [f"stages.{folder.name}" for folder in STAGES[:-1]] and item.get_closest_marker("newest")
     is_costly = item.path.parent.parent in STAGES[:-1] and item.path.name in {path.name for path in last}
+    is_middle = is_earlier and stage not in (f"stages.{STAGES[0].name}", f"stages.{STAGES[3].name}")
     is_long = item.get_closest_marker("full") or is_earlier or is_costly
-    return "nightly" if item.get_closest_marker("nightly") else "long" if is_long else "quick"
+    return "nightly" if item.get_closest_marker("nightly") or is_middle else "long" if is_long else "quick"
 
 
 # With pytest-xdist, the workers collect tests and send their counts to the controller, which prints them.

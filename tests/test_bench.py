@@ -82,7 +82,7 @@ def test_samples_continue_differently(name):
     assert [sample.token_ids for sample in outputs[0].outputs] == [[3, 3], [4, 4], [5, 5]]
 
 
-@pytest.mark.parametrize("name", ["s4", "s7"])
+@pytest.mark.parametrize("name", [pytest.param("s4", marks=pytest.mark.full), "s7"])
 def test_counts_without_a_model_are_those_with_one(name):
     requests = [request._replace(num_output_tokens=30) for request in mixed_tasks(4096, 4, high=40)]
     options = {"kv_cache_tokens": 160, "max_num_batched_tokens": 32} | (
@@ -173,6 +173,7 @@ def test_stage_7_computes_few_tokens_twice_with_a_third_of_the_memory():
     assert load["blocks_loaded"] > 0 and counts["recompute"]["blocks_loaded"] == 0
 
 
+@pytest.mark.full
 def test_prefix_on_the_host_is_loaded_in_each_round():
     result = offload.measure_first_token(STORYTELLER, "float32", length=64)
     assert result["least"] <= result["ratio"] <= result["largest"]
@@ -189,6 +190,7 @@ def test_paused_conversations_are_found_on_the_host():
     assert counts["load"]["tokens_computed"] < counts["s6"]["tokens_computed"] / 2
 
 
+@pytest.mark.full
 def test_first_tokens_of_samples_come_at_most_a_step_later():
     for name, length in itertools.product(("s5", "s6", "s7"), (200, 208, 209)):
         one, several = (steps_to_first_tokens(name, length, n) for n in (1, 4))
@@ -203,6 +205,7 @@ def steps_to_first_tokens(name, num_prompt_tokens, n):
     return engine.model_runner.num_steps
 
 
+@pytest.mark.full
 def test_scarcity_costs_samples_less_if_their_prompt_is_cached():
     room, third = str(samples.PARTS[0]), str(samples.PARTS[1])
     s5, s6 = samples.scarce("s5"), samples.scarce("s6")

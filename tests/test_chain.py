@@ -1200,7 +1200,7 @@ class TestTheRealChain:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    @pytest.mark.full
+    @pytest.mark.nightly
     @pytest.mark.parametrize("link", range(2, len(find_stages(ROOT)) + 1))
     def test_exercises_are_red_before_each_step_and_green_after_it(self, link: int) -> None:
         """Leave out the finished exercise: it is the stage itself, whose tests run anyway."""

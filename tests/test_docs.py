@@ -58,10 +58,13 @@ def parse(words: list[str], place: str, command: click.Command = nanovllm) -> No
         raise AssertionError(f"{place}: {error.format_message()}") from None
 
 
+OFTEN = ("README.md", "python.md", "server.md")  # pages whose commands run with each change, the others at night
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.nightly] * (page.name == "benchmarking.md")) for page in PAGES],
+    [page if page.name in OFTEN else pytest.param(page, marks=pytest.mark.nightly) for page in PAGES],
     ids=NAMES.get,
 )
 def test_blocks_run(page, tmp_path):

@@ -171,7 +171,7 @@ def run_pytest(repository: Path, *arguments: str) -> tuple[set[str], str]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one", "two"])
+@pytest.mark.parametrize("processes", [(), pytest.param(("-n", "2"), marks=pytest.mark.nightly)], ids=["one", "two"])
 def test_parts_add_up_to_all_tests(repository, processes):
     """Each stage has 6 tests and an example. In the second stage, only test_llm is not a copy. Two tests are long."""
     if processes:

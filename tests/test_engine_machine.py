@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests import soak
-from tests.helpers import ROOT, find_stages, full
+from tests.helpers import ROOT, find_stages
 from tests.history import History, play
 from tests.injected_faults import INJECTED_FAULTS, inject
 from tests.plans import (
@@ -99,7 +99,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-@pytest.mark.parametrize("num_histories", [4, full(60)])
+@pytest.mark.parametrize("num_histories", [4, pytest.param(60, marks=pytest.mark.nightly)])
 @each(STAGES)
 def test_random_histories(stage, num_histories):
     run_state_machine_as_test(
@@ -110,7 +110,7 @@ def test_random_histories(stage, num_histories):
     )
 
 
-@pytest.mark.parametrize("num_histories", [5, full(40)])
+@pytest.mark.parametrize("num_histories", [5, pytest.param(40, marks=pytest.mark.nightly)])
 @each(STAGES)
 def test_seeded_histories(stage, num_histories):
     counts, fault = soak.play_some(stage.name, 7, range(num_histories))

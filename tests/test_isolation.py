@@ -115,7 +115,7 @@ def test_stage_generates_text_alone(alone):
 
 GAIN = "-k", "test_gain"
 CALLS = "-k", "test_llm or test_generate or test_tokenizer_engine or test_trace"
-RUNS = [full(STAGES[0], ()), full(STAGES[3], GAIN), full(STAGES[6], GAIN), nightly(PACKAGE, CALLS)]
+RUNS = [full(STAGES[0], ()), nightly(STAGES[3], GAIN), full(STAGES[6], GAIN), nightly(PACKAGE, CALLS)]
 
 
 @pytest.mark.parametrize(("alone", "part"), RUNS, indirect=["alone"])

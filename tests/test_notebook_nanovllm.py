@@ -26,7 +26,7 @@ def step():
     return DecodeStep(STORYTELLER, "float32", max_rows=5, context=40)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("rows", [1, 4, 5])
 def test_all_ways_give_the_same_tokens_and_restore_the_engine(step, rows):
     runner = step.engine.executor
@@ -117,7 +117,7 @@ def test_docstring_examples(name):
     assert doctest.testmod(import_module(f"notebooks.helpers.{name}")).failed == 0
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_notebook_without_numba_shows_plain_operations(monkeypatch):
     shown = []
     monkeypatch.setenv("NOTEBOOKS_QUICK", "1")

@@ -60,7 +60,7 @@ def test_transformers_generates_the_tokens_that_a_padded_batch_needs(checkpoint)
     assert theirs.tokens == serve(llm, tasks).tokens and says == []
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_transformers_ignores_the_checkpoints_generation_config(tmp_path):
     """A penalty would be work that only one of the two engines does."""
     folder = write_checkpoint(tmp_path)

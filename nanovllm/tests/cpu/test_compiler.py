@@ -291,7 +291,7 @@ print(json.dumps(results))
 """
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_first_engine_starts_at_once_and_the_second_one_has_kernels(checkpoint, tmp_path):
     script = GENERATE.format(package=PACKAGE.name, checkpoint=str(checkpoint))
     (plain, first), (tokens, second) = json.loads(finish(run_script(script, tmp_path), COMPILING))

@@ -37,7 +37,7 @@ def random_model(rng: random.Random, head_dim: int, group: int, dtype: torch.dty
 @pytest.mark.parametrize(  # the kernels take half a minute to compile for a dtype
     ("workers", "dtype"),
     [
-        pytest.param(1, torch.float32, marks=FULL),
+        pytest.param(1, torch.float32, marks=pytest.mark.nightly),
         pytest.param(2, torch.float32, marks=FULL),
         pytest.param(2, torch.bfloat16, marks=pytest.mark.nightly),
     ],
@@ -108,7 +108,7 @@ def test_logits_are_near_those_of_float32():
     assert 0 < error < LOGIT_ERROR
 
 
-@FULL
+@pytest.mark.nightly
 def test_int8_predicts_held_out_text_nearly_as_well(with_kernels, int8_kernels):
     (loss, greedy), (its_loss, its_greedy) = quality(), quality(kv_cache_dtype="int8")
     share = sum(a != b for a, b in zip(greedy, its_greedy, strict=True)) / len(greedy)

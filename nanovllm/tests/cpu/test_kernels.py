@@ -312,7 +312,10 @@ def check_attention(rng: random.Random, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, *(pytest.param(each, marks=pytest.mark.nightly) for each in (torch.bfloat16, torch.float16))],
+)
 def test_attention_in_splits(dtype, rng):
     for _ in range(150):
         check_attention(rng, dtype)

@@ -65,7 +65,7 @@ def measured(*arguments, environment) -> Peak:
 @pytest.mark.parametrize(("backend", "dtype"), [
     pytest.param("numba", "float32", marks=pytest.mark.nightly),
     pytest.param("torch", "float32", marks=FULL),
-    pytest.param("numba", "bfloat16", marks=FULL),
+    pytest.param("numba", "bfloat16", marks=pytest.mark.nightly),
     pytest.param("torch", "bfloat16", marks=pytest.mark.nightly),  # holes of the heap count much in a small model
 ])  # fmt: skip
 def test_weights_of_a_small_model_are_in_memory_once(backend, dtype, tiny, tmp_path, environment):

@@ -188,7 +188,7 @@ def test_kernels_multiply_quantized_numbers_exactly(format):
         torch.testing.assert_close(out, wanted, rtol=1e-4, atol=2e-3)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_kernels_are_right_on_a_processor_without_an_instruction_for_bytes():
     """NUMBA_CPU_NAME makes Numba compile for an older processor."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "exactly or in_groups"]
@@ -295,7 +295,7 @@ def quality(quantization: str | None = None, **options: str) -> tuple[float, lis
     return sum(losses) / len(losses), greedy
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_quantized_weights_predict_held_out_text_nearly_as_well(with_kernels):
     loss, greedy = quality()
     for quantization, more, changed in (("int8", 0.001, 0.015), ("int4", 0.012, 0.08)):

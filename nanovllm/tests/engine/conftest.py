@@ -13,7 +13,7 @@ from ...llama import LlamaForCausalLM
 from ...llm import LLM
 from ...requests.tokens import SampledToken
 from ..testing.checkpoints import train_tokenizer, write_checkpoint
-from .simulated_cuda import Stream, current_stream, on_device, on_stream
+from ..testing.simulated_cuda import Stream, current_stream, on_device, on_stream
 
 
 def pytest_configure(config: pytest.Config) -> None:

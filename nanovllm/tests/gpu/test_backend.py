@@ -116,13 +116,13 @@ POOLS = {"roomy": {}, "small": {"kv_cache_tokens": 96}, "chunks": {"max_num_batc
 CASES = [
     ("greedy", "small", True),
     ("seeded", "chunks", False),
-    ("top_k", "roomy", True),
-    ("min_p", "chunks", True),
     ("n", "roomy", True),
     ("logprobs", "roomy", True),
-    ("processors", "small", True),
 ]
 MORE = [
+    ("top_k", "roomy", True),
+    ("min_p", "chunks", True),
+    ("processors", "small", True),
     ("greedy", "roomy", False),
     ("seeded", "small", True),
     ("top_k", "small", False),
@@ -284,7 +284,7 @@ def test_a_failed_capture_keeps_no_memory(checkpoint, monkeypatch):
     assert len(inputs) == 1 and inputs[0]() is None
 
 
-@pytest.mark.parametrize(("params", "has_graphs"), [("greedy", True), ("seeded", False), ("n", True)])
+@pytest.mark.parametrize(("params", "has_graphs"), [("seeded", False), pytest.param("n", True, marks=pytest.mark.full)])
 def test_tokens_match_if_each_token_of_a_draft_has_a_row(checkpoint, served, params, has_graphs, monkeypatch):
     """Graphs have rows for some of the steps only."""
     outputs = served(params)
@@ -308,7 +308,13 @@ def test_tokens_match_if_each_token_of_a_draft_has_a_row(checkpoint, served, par
 
 @pytest.mark.parametrize(
     ("params", "has_graphs"),
-    [("greedy", False), ("seeded", True), ("top_k", False), ("min_p", True), ("n", True), ("processors", True)],
+    [
+        *(("seeded", True), ("n", True)),
+        *(
+            pytest.param(*case, marks=pytest.mark.full)
+            for case in (("greedy", False), ("top_k", False), ("min_p", True), ("processors", True))
+        ),
+    ],
 )
 def test_tokens_match_plain_operations_if_steps_are_launched_ahead(
     checkpoint, expected, params, has_graphs, monkeypatch

@@ -10,7 +10,7 @@ from ...llm_engine import LLMEngine
 from ...server.engine_client import EngineClient, RunningRequests
 from ...server.engine_process import Delta, Piece, Ready, Stop, receive, send
 from ..testing.inside import LONG, ThreadAsProcess, inside, slow, until
-from .loop_clock import forward, turn
+from ..testing.loop_clock import forward, turn
 
 pytestmark = pytest.mark.anyio
 

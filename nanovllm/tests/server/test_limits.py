@@ -9,8 +9,8 @@ import pytest
 
 from ...server.limits import MIN_CHUNK_BYTES, HttpProtocol
 from ..testing.inside import LONG, SHORT, error_of, inside, slow, until
+from ..testing.loop_clock import forward, turn
 from ..testing.raw_http import Raw, exchange, is_whole, post
-from .loop_clock import forward, turn
 from .storm.wire import address_of
 
 pytestmark = pytest.mark.anyio

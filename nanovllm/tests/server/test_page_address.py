@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ..testing.inside import LONG, SHORT, error_of, inside, slow, until
-from .loop_clock import forward
+from ..testing.loop_clock import forward
 from .storm.wire import address_of
 from .test_engine_process import BAD, ends_at_bad_tokens
 

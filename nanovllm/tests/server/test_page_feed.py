@@ -15,7 +15,7 @@ from ...server.streaming import EventStream
 from ...trace import apply
 from ...trace.replay import Event, State, begin
 from ..testing.inside import until
-from .loop_clock import forward, freeze, turn
+from ..testing.loop_clock import forward, freeze, turn
 
 pytestmark = pytest.mark.anyio
 

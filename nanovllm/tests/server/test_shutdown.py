@@ -101,7 +101,9 @@ def test_killed_front_leaves_no_engine():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGKILL]
+)
 def test_server_that_is_still_loading_ends_at_once(number):
     process = start()
     until(lambda: children(process.pid, "spawn_main") != [])

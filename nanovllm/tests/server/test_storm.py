@@ -28,7 +28,7 @@ LAST = b'data: {"choices": [{"index": 0, "text": " upon", "finish_reason": "leng
 DONE = b"data: [DONE]\n\n"
 
 
-@pytest.mark.parametrize("num_clients", [24, 200])
+@pytest.mark.parametrize("num_clients", [24, pytest.param(200, marks=pytest.mark.nightly)])
 @pytest.mark.full
 def test_clients_that_stay_get_the_same_text_while_half_hang_up(served, num_clients):
     result = asyncio.run(clients.storm(served, num_clients, 1 if num_clients < 100 else 3, 6, 24, seed=1))
@@ -92,7 +92,7 @@ def test_client_retries_after_the_engine_is_killed(served):
     assert asyncio.run(send_and_read(served.url, request)).is_whole
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_both_processes_are_killed_and_restarted(tmp_path):
     counts = asyncio.run(kills.storm(tmp_path, 2, 1))
     assert counts["whole"] and counts["half"] + counts["nothing"]
