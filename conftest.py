@@ -24,6 +24,7 @@ from tests.helpers import ROOT, find_stages, folder_of
 
 STAGES = [folder_of(stage) for stage in find_stages(ROOT)]
 COSTLY = ("test_beam_search.py", "test_histories.py")  # all beams and long histories: quick runs only the last stage's
+COMPILING = {"compiled", "with_kernels"}  # fixtures: a minute for each kind of kernels, once for a source
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # the number of tests by kind
 
 
@@ -94,14 +95,15 @@ def costly_at_the_end(paths: set[Path]) -> set[Path]:
 def length(item: pytest.Item, last: set[Path]) -> str:
     """Return "nightly", "long" or "quick".
 
-    Long are tests marked full, those marked `newest` of stages 1 and 4, and an earlier stage's costly files. Those
-    marked `newest` of the stages between run at night.
+    Long are tests marked full, those that compile all CPU kernels, those marked `newest` of stages 1 and 4, and an
+    earlier stage's costly files. Those marked `newest` of the stages between run at night.
     """
     stage = getattr(item, "callspec", None) and item.callspec.params.get("stage")
     is_earlier = stage in [f"stages.{folder.name}" for folder in STAGES[:-1]] and item.get_closest_marker("newest")
     is_costly = item.path.parent.parent in STAGES[:-1] and item.path.name in {path.name for path in last}
     is_middle = is_earlier and stage not in (f"stages.{STAGES[0].name}", f"stages.{STAGES[3].name}")
-    is_long = item.get_closest_marker("full") or is_earlier or is_costly
+    is_compiling = not COMPILING.isdisjoint(getattr(item, "fixturenames", ()))
+    is_long = item.get_closest_marker("full") or is_earlier or is_costly or is_compiling
     return "nightly" if item.get_closest_marker("nightly") or is_middle else "long" if is_long else "quick"
 
 

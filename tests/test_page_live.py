@@ -173,6 +173,7 @@ def steps_shown(reader):
     return reader.page.evaluate("Page.lastStep()")
 
 
+@pytest.mark.full
 def test_page_shows_the_engines_blocks_while_requests_run(front, reader, busy):
     for _ in range(3):
         expected = until(lambda: (memory := front.memory())["running"] and memory)
@@ -229,10 +230,12 @@ def test_block_that_the_reader_selects_stays_selected(front, reader):
     assert reader.text("#panel").startswith("Block 0")
 
 
+@pytest.mark.full
 def test_lead_names_the_block_size(reader):
     assert f"a block of memory for {OPTIONS['block_size']} tokens" in reader.text("#lead")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("viewport", [WIDE, NARROW])
 def test_labels_fit_into_the_squares_of_a_pool_of_128_blocks(viewport, reader):
     reader.page.set_viewport_size(viewport)
@@ -245,6 +248,7 @@ def test_lists_of_10000_blocks_are_not_copied_at_each_event(reader):
     assert times_faster > 5 and is_same and is_kept
 
 
+@pytest.mark.full
 def test_field_paints_only_squares_that_changed(reader):
     num_all, num_changed, is_same = reader.page.evaluate(FIELD)
     assert num_all > 10_000 and num_changed < 10 and is_same
@@ -321,6 +325,7 @@ def test_lost_connection_continues_the_run(front, reader):
     assert steps_shown(reader) > before and reader.page.evaluate("Page.runs.length") == 1
 
 
+@pytest.mark.full
 def test_restarted_server_begins_a_new_run(front, reader):
     front.complete(max_tokens=2)
     until(lambda: reader.page.locator("#done .tag").count())
@@ -347,6 +352,7 @@ def test_content_security_policy_blocks_inline_scripts(front, reader):
     reader.messages.clear()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "viewport, scheme", [full(WIDE, "light"), (NARROW, "dark"), full(NARROW, "light"), full(WIDE, "dark")]
 )

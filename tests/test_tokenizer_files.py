@@ -227,7 +227,7 @@ def test_other_text_on_standard_error_is_kept(tmp_path, capfd, monkeypatch):
     write_form(tmp_path, "llama3")
     from_str = Tokenizer.from_str
     monkeypatch.setattr(
-        "nanovllm.checkpoints.tokenizer.Tokenizer",
+        "nanovllm.checkpoints.tokenizer_files.Tokenizer",
         SimpleNamespace(from_str=lambda text: os.write(2, b"a warning\n") and from_str(text)),
     )
     assert load_tokenizer(tmp_path).encode("a")
