@@ -57,7 +57,7 @@ class LLMEngine(EngineCore):
 
     @classmethod
     def follow(cls, config: EngineConfig, ranks: RankGroup) -> None:
-        """Be the engine of another rank than the first, and make the calls of the first one."""
+        """Run the engine of a rank other than the first: repeat each call that the first one makes."""
         engine = cls(config, ranks=ranks)
         for method, args, kwargs in ranks.commands():
             try:

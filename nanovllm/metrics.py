@@ -1,4 +1,4 @@
-"""Metrics: the numbers of an engine at one moment, in the classes of vLLM's reader."""
+"""Metrics: a snapshot of an engine's counters, in the same classes as vLLM's metrics reader."""
 
 from bisect import bisect_left
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Progress of this process's engine, as a time that another process can read: an engine that is stuck makes none."""
+"""The time of the engine's last progress, in memory that another process can read to tell whether it is stuck."""
 
 import math
 import time
@@ -23,7 +23,7 @@ def note_progress() -> None:
 
 @contextmanager
 def no_progress_due() -> Iterator[None]:
-    """Return a context in which the engine is not stuck, however long it takes: it waits for work or for a compiler."""
+    """Return a context that never counts as stuck, however long it takes: the engine waits for work or a compiler."""
     _last.value = math.inf
     try:
         yield

@@ -1,7 +1,7 @@
 """vLLM's module names, so that a script's imports work with `nanovllm` for `vllm`, and vLLM's small helpers.
 
-No file has the name of `nanovllm.sampling_params`: Finder makes the module from MODULES when a script imports it. The
-engine uses none of them.
+There is no nanovllm/sampling_params.py, for example: Finder builds that module from MODULES when a script imports it.
+The engine uses none of these modules.
 """
 
 import socket
@@ -44,7 +44,7 @@ MODULES: dict[str, dict[str, str]] = {  # vLLM's modules, their names, and our m
 
 
 class Finder(MetaPathFinder, Loader):
-    """A finder that makes the modules of MODULES. It comes first: a folder left by an older version is no module."""
+    """A finder that builds the modules in MODULES. It runs first, so folders left by an older version are ignored."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Return how to load a module, or None if it is not in MODULES."""

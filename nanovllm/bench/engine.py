@@ -77,7 +77,7 @@ class Run:
 
     @property
     def decode_seconds(self) -> float:
-        """Seconds from the moment at which every task has its first token."""
+        """Seconds from the moment every task has its first token until the end of the run."""
         return self.seconds - max(self.first_tokens)
 
     @property
@@ -95,7 +95,7 @@ class Run:
         return self.decode_seconds / (max(map(len, self.tokens)) - 1)
 
     def fault(self, tasks: Sequence[Task], may_be_cut: bool = False) -> str | None:
-        """Return why this is not a valid answer to the tasks, or None. A run that was cut short has fewer tokens."""
+        """Return why this run is invalid for the tasks, or None. With `may_be_cut`, outputs may be shorter."""
         counts, expected = [len(each) for each in self.tokens], [task.num_output_tokens for task in tasks]
         if len(counts) != len(expected):
             return f"{len(counts)} outputs for {len(expected)} requests"

@@ -1,4 +1,4 @@
-"""A server under load: requests like those of real users, sent to any OpenAI-compatible server; and the cost of HTTP.
+"""Load tests for any OpenAI-compatible server, with requests like real users', and a benchmark of the cost of HTTP.
 
 The client streams each response and records when each piece arrives. For the cost of HTTP, the engine in this process
 and a server with the same engine take turns serving the same requests.
@@ -100,7 +100,7 @@ class Client:
     async def stream_all(
         self, path: str, bodies: Sequence[dict[str, Any]], times: Sequence[float] | None = None, most: int | None = None
     ) -> Streamed:
-        """Send each request at its time, or all together, with at most `most` at a time."""
+        """Send each request at its scheduled time, or all at once, with at most `most` requests in flight."""
         gate = asyncio.Semaphore(most) if most else nullcontext()
         client, start = time.process_time(), time.perf_counter()
 

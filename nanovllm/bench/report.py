@@ -22,7 +22,7 @@ Report = dict[str, Any]  # "bench", "settings", "machine", "measured": numbers b
 def report_of(
     bench: str, options: Any, machine: dict[str, Any], measured: Mapping[str, Any], says: Sequence[str], **more: Any
 ) -> Report:
-    """Return a report. `options` are those of the benchmark, or what to show of them."""
+    """Return a report. `options` holds the benchmark's options, or a dict of the ones to show."""
     named = options if isinstance(options, dict) else settings(options)
     return {"bench": bench, "settings": named, "machine": machine, "measured": measured, **more, "says": [*says]}
 

@@ -21,7 +21,7 @@ class ForcedCall:
 def forced_call(
     functions: Sequence[Mapping[str, Any]], name: str | None = None, parallel_tool_calls: bool = True
 ) -> ForcedCall:
-    """Return what an output must be if the model has to call one of `functions`, or the one with this `name`.
+    """Return the JSON that the output must be for the model to call one of `functions`, or the one named `name`.
 
     `functions` are like {"name": "add", "parameters": {...}}. Raise ValueError if none has the name.
     """
@@ -53,7 +53,7 @@ def parameters_of(function: Mapping[str, Any]) -> JsonDict:
 
 
 def moved(schema: Any, place: str) -> Any:
-    """Return a copy of a schema whose references to itself are right when it is at `place` in another one.
+    """Return a copy of a schema with its internal references adjusted for `place` in another schema.
 
     >>> moved({"items": {"$ref": "#/$defs/Point"}}, "#/$defs/0")
     {'items': {'$ref': '#/$defs/0/$defs/Point'}}

@@ -233,7 +233,7 @@ def download(repository: Repository, hf_overrides: Mapping[str, Any] | None = No
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Return the names of the shards in the index; without an index, of the one file."""
+    """Return the names of the shards in the index or, without an index, the name of the only weights file."""
     index = folder / INDEX
     if not index.exists():
         return [WEIGHTS]

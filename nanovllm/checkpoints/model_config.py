@@ -1,8 +1,8 @@
 """config.json and generation_config.json: the shape of a model, its end-of-text tokens and its recommended sampling.
 
-Llama, Mistral, Qwen 2.5 and Qwen 3 share one architecture with small differences. An entry that would make a
-checkpoint a different model raises an error that names it, before a single weight is read. llama/'s own ModelConfig
-reads a file that is known to be good.
+Llama, Mistral, Qwen 2.5 and Qwen 3 share one architecture with small differences. An entry that requires a different
+model raises an error that names it, before any weights are read. llama/'s own ModelConfig assumes that the file is
+valid.
 """
 
 import math
@@ -73,7 +73,7 @@ def read_model_config(folder: str | Path, hf_overrides: Mapping[str, Any] | None
 
 
 def overridden(config: Entries, overrides: Mapping[str, Any]) -> Entries:
-    """Return the entries of config.json with others in their place. RoPE keeps its theta unless they have another.
+    """Return config.json's entries with `overrides` applied. RoPE keeps its theta unless they set a new one.
 
     >>> config = Entries({"rope_scaling": {"rope_type": "linear", "factor": 2, "rope_theta": 5e5}}, Path())
     >>> overridden(config, {"rope_parameters": {"rope_type": "default"}}).values

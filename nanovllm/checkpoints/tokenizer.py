@@ -57,7 +57,7 @@ class Encoding(dict[str, Any]):
 
 
 class HFTokenizer:
-    """A tokenizer with what the engine needs (encode, decode, visible, anchor) and what scripts expect of transformers.
+    """A tokenizer with the calls that the engine needs (encode, decode, visible, anchor) and those of transformers.
 
     Special tokens decode to nothing. The copy from showing_special_tokens() decodes them to text.
     """
@@ -218,7 +218,7 @@ class HFTokenizer:
 
 
 def to_token_ids(token_ids: Any) -> Sequence[int]:
-    """Return one token id, or several, of any library, as a sequence. Raise ValueError for anything else.
+    """Convert one token id or several, from any library, to a sequence. Raise ValueError for anything else.
 
     >>> to_token_ids(5), to_token_ids((5, 6))
     ([5], (5, 6))

@@ -105,7 +105,7 @@ class TokenFiles(NamedTuple):
         return {name: known.get(token.content, token) if name in NAMED else token for name, token in named.items()}
 
     def extra(self, in_vocabulary: list[AddedToken]) -> list[AddedToken]:
-        """Return special tokens without a name, from the first place with a list."""
+        """Return the unnamed special tokens, from the first source that lists any."""
         name = "additional_special_tokens"
         return self.listed() or in_vocabulary or (tokens_of(self.older, name) if name in self.older else [])
 

@@ -41,9 +41,9 @@ def load_model(
 ) -> LlamaForCausalLM:
     """Load the model of a checkpoint in `dtype` on `device`, for texts of up to `max_model_len` tokens.
 
-    With several `ranks`, it is this one's part, and no more than that is read.
-    With a `quantization`, linear layers have "int8" or "int4" weights, which are quantized one by one as they are read.
-    Otherwise, weights that the checkpoint has in integers stay as they are on a CPU, if a Format holds them exactly.
+    With several `ranks`, read and load only this rank's part.
+    With `quantization` ("int8" or "int4"), quantize the weights of linear layers one by one as they are read.
+    Without it, integer weights in the checkpoint stay integers on a CPU if a Format can represent them exactly.
     Raise ValueError, naming the file and the tensor, if a tensor is missing, unreadable, unknown or of a wrong shape,
     if the model's sliding window is shorter than `max_model_len` (default: max_position_embeddings), and if so many
     positions need too much memory. Names and shapes are compared before anything is built.
@@ -126,8 +126,8 @@ def empty_model(
 ) -> tuple[LlamaForCausalLM, Tensor]:
     """Return a model with uninitialized weights, or this rank's part, and the region of memory that has all of them.
 
-    A region of all weights fills huge pages, which small matrices of their own could not. Raise ValueError if there is
-    no room for it, or if the model cannot be quantized.
+    One region for all weights fills huge pages; small matrices allocated separately could not. Raise ValueError if
+    there is no room for it, or if the model cannot be quantized.
     """
     with torch.device("meta"), NoInit():  # shapes without memory
         model = LlamaForCausalLM(local_config(config, ranks.world_size), max_model_len)

@@ -41,7 +41,7 @@ BENCHMARKS = {
     "http": Benchmark("nanovllm.bench.load:http", bench_options.Http),
     "serve": Benchmark("nanovllm.bench.load:serve_load", bench_options.ServerLoad, takes_engine=False),
 }
-# Each benchmark of the repository, by the name that it had in the package.
+# Benchmarks that moved to stages/bench: their old names in the package, and their new ones.
 MOVED = {name: name for name in ("speculation", "published", "paged", "routing", "launches")} | {"peers": "race"}
 
 

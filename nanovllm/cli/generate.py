@@ -46,7 +46,7 @@ OPTIONS = [
 
 
 class GenerateCommand(click.Command):
-    """A command that refuses a checkpoint's path among the prompts, unless it is behind a double dash."""
+    """A command that rejects a checkpoint's path among the prompts, unless it follows a double dash."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         num_behind = len(args) - args.index("--") - 1 if "--" in args else 0
@@ -116,7 +116,7 @@ def with_stats(
 ) -> "Iterator[RequestOutput]":
     """Yield the outputs, and print the engine's state between them.
 
-    In a terminal that shows both, yield only finished stories, so that no line breaks into one.
+    When stdout and stderr share a terminal, yield only finished stories, so that no status line interrupts a story.
     """
     printer = StatsPrinter(llm, seconds)
     is_shared = seconds is not None and sys.stdout.isatty() and sys.stderr.isatty()

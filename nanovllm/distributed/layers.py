@@ -26,7 +26,7 @@ COLUMNS = ("o_proj.weight", "down_proj.weight")
 
 
 def local_config(model: ModelConfig, world_size: int) -> ModelConfig:
-    """Return the config of a rank's part, which has the whole vocabulary. A KV head is on several ranks if need be.
+    """Return the config of one rank's part, with the whole vocabulary. KV heads are replicated if there are too few.
 
     Raise ValueError if the heads or the MLP cannot be divided.
     """

@@ -45,7 +45,7 @@ class DisconnectedError(RuntimeError):
 
 
 class Connections(Protocol):
-    """A group of torch's that is not registered, since a script may have groups of its own."""
+    """A torch process group that is not registered, because a script may have groups of its own."""
 
     def allreduce(self, tensors: list[Tensor], opts: dist.AllreduceOptions, /) -> dist.Work: ...
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> dist.Work: ...
@@ -122,7 +122,7 @@ class RankGroup:
 
     @classmethod
     def join(cls, world_size: int, device_type: str) -> Self:
-        """Return the group of the ranks that torchrun has started. Raise ValueError if their number is another one."""
+        """Return the group of torchrun's ranks. Raise ValueError unless there are `world_size` of them."""
         started = os.environ.get("WORLD_SIZE", "1")
         if started != str(world_size):
             raise ValueError(

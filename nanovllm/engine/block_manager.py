@@ -33,9 +33,9 @@ class BlockManager:
         minimum: Callable[[list[int]], list[int]] = list,
         num_worth_loading: Callable[[list[BlockHash | None]], int] = len,
     ) -> None:
-        """Build a manager with all blocks free. `minimum` returns the least value of all ranks in each place.
+        """Build a manager with all blocks free. `minimum` returns the elementwise minimum of a list over all ranks.
 
-        `num_worth_loading` gets the blocks of a hit, None for those on the device, and returns how many to use.
+        `num_worth_loading` gets the hash of each hit, or None if it is on the device, and returns how many to use.
         """
         self.num_blocks, self.block_size = num_blocks, block_size
         self.tier = tier  # where evicted blocks go, and return from
@@ -56,8 +56,8 @@ class BlockManager:
 
         They end before the first block that neither the device nor the tier has. The last token of `seq` is in none of
         them: it must be computed, because its logits choose the next token. There are no hits if caching is
-        turned off. A hit counts only if all ranks have it, and as far as loading it is faster than computing it: what
-        is computed instead is noted in num_declined_blocks of `seq`.
+        turned off. A hit counts only if all ranks have it and loading it is worthwhile. Cached blocks that are computed
+        instead, because that is faster, are counted in `seq.num_declined_blocks`.
         """
         if not self._enable_caching or not seq.may_hit:
             return []
@@ -121,7 +121,7 @@ class BlockManager:
         return seq not in self.broken and self.tier.has_arrived(seq.block_table)
 
     def collect_loads(self, wait: bool = False) -> None:
-        """Free the targets of the loads that have finished, or of all loads after they have: `wait` for them.
+        """Free the targets of finished loads. With `wait`, wait for all loads first.
 
         Lost blocks leave the cache, and the sequences that hold one are `broken` until they are freed. All of their
         blocks go, because others may share the blocks behind a lost one. Tell the observer "lose" if there are any.

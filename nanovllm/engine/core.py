@@ -14,7 +14,7 @@ What becomes of a step:
        |                                        and one that raises again ends with finish_reason "error"
        '-- it raises, or a copy does: all sequences start over
 
-A step that was launched ahead of a failed one has read keys and values that were never computed, so it is dropped, and
+A step that was launched before the failure was read used keys and values that were never computed. It is dropped, and
 its sequences are scheduled again. If an update raises, sequences that have ended leave at once; the next step returns
 their outputs.
 """
@@ -51,7 +51,7 @@ class Parts:
     """The parts of an engine, which ../build.py makes from the options."""
 
     config: EngineConfig
-    ranks: RankGroup
+    ranks: RankGroup  # the processes of tensor parallelism; with just one, announce() and send() do nothing
     input_processor: InputProcessor
     kv_cache: KVCache
     executor: Executor
@@ -89,7 +89,7 @@ class EngineCore:
     ) -> None:
         """Queue a request. Raise ValueError, and add nothing, if it can never be served."""
         if not self.requests:
-            with no_progress_due():
+            with no_progress_due():  # switching may take long: the engine is not stuck
                 self.kernels.switch_when_ready()
         if request_id in self.requests:
             raise ValueError(f"request_id must be unique, got {request_id!r}, which is in use")
@@ -152,12 +152,12 @@ class EngineCore:
 
     @interrupts_held_back()
     def step(self) -> list[RequestOutput]:
-        """Compute some tokens. Return the output so far of each request that got a token or has ended.
+        """Compute some tokens. Return the outputs that are due: see is_due().
 
         With async_scheduling, launch a step and return the outputs of the one that was launched in the previous call.
 
-        If no sequence can run, wait for blocks to arrive from the host, and return no outputs. If Ctrl-C is pressed
-        during the step, raise KeyboardInterrupt at its end: the outputs of the step are lost.
+        If no sequence can run, wait for blocks to arrive from the host or the disk. If Ctrl-C is pressed during the
+        step, raise KeyboardInterrupt at its end: the outputs of the step are lost.
         """
         self.check_thread()
         self.ranks.send(EngineCore.step)
@@ -253,7 +253,7 @@ class EngineCore:
             has_failed, num_drafted, num_accepted = seq.finished, len(seq.draft_token_ids), 0
             if isinstance(outputs[0], PoolerOutput):
                 seq.add_embedding(outputs[0].embedding)
-            elif outputs[0] is not None:  # first: if it raises, the step is computed again
+            elif outputs[0] is not None:  # before note_read(): if this raises, the step is computed again
                 num_accepted = seq.append_tokens([token for token in outputs if isinstance(token, SampledToken)])
             if not has_failed and seq.num_in_flight_tokens:  # else it failed, or was preempted after the launch
                 seq.note_read(num_tokens, outputs[0] is not None, num_accepted)

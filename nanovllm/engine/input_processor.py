@@ -31,7 +31,7 @@ class InputProcessor:
         self._max_model_len, self._hidden_size = max_model_len, model.hidden_size
         self._speculation = speculation
         self._seeds = random.Random(seed)  # for requests without a seed of their own
-        # The tokenizer's EOS ends a text even if the model names other tokens. Only that one gives no stop_reason.
+        # The tokenizer's EOS also ends a text, even if the model lists other tokens. It alone sets no stop_reason.
         self._eos_token_id = tokenizer.eos_token_id if tokenizer else None
         self._eos_token_ids = {*model.eos_token_ids, *([] if self._eos_token_id is None else [self._eos_token_id])}
         self._grammars = Grammars(tokenizer, model.vocab_size, self._in_vocabulary(self._eos_token_ids))
@@ -63,7 +63,7 @@ class InputProcessor:
         for seq, grammar in zip(samples, grammars, strict=True):
             seq.logits_processors = [*grammar, *processors]
             if self._speculation and not (seq.must_read_first or params.prompt_logprobs is not None):
-                seq.drafter = NgramDrafter(self._speculation)  # others need a history for each row of logits
+                seq.drafter = NgramDrafter(self._speculation)  # others need a history for each row of a draft
         return samples
 
     def _sequence(self, request_id: str, prompt: Prompt, token_ids: list[int], params: SamplingParams) -> Sequence:

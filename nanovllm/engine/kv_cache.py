@@ -96,8 +96,8 @@ class KVCache:
     def pieces(self, blocks: Tensor) -> Tensor:
         """Return the pieces of these blocks in layer 0: for each row of blocks, its keys and then its values.
 
-        read() copies in this order, so the CPU core that copies a sequence's keys and values next attends to them from
-        its own cache.
+        read() copies in this order, so the CPU core that copied a sequence's keys and values finds them in its own
+        cache when it attends to them.
         blocks int64 [..., num_blocks] -> int64 [..., 2 * num_blocks]
         In int8, pieces are the blocks.
         """

@@ -11,13 +11,13 @@ from ..requests.sampling_params import RepetitionDetectionParams
 class StopStrings:
     """An automaton that finds strings in a growing text and reads each character once, by Aho and Corasick (1975).
 
-    A state stands for the longest end of the text that begins one of the strings:
+    A state stands for the longest suffix of the text that is a prefix of one of the strings:
 
         stops "The End", "ends":   0 -T- 1 -h- 2 -e- 3 ...      after "The en", the state is that of "en"
                                      -e- 8 -n- 9 ...
 
-    `ends` has, for each state, the index of the first string in the list that ends there, or the number of strings.
-    `held_back` has the length of the longest end of the text that more characters can make one of them.
+    `ends` has, for each state, the index of the first string in the list that ends there, or the number of strings if
+    none does. `held_back` has the length of the longest suffix that more characters could turn into one of them.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:

@@ -71,7 +71,7 @@ class Scheduler:
         lacks a block fails only after its tokens are read. Drafts get what is left of the budget and the blocks. Tell
         the observer "schedule" at the end.
 
-        A sequence that holds a lost block is preempted first, after all that arrived later, so the order stays.
+        Before all this, sequences are preempted, the newest first, until none that runs holds a lost block.
         """
         output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions

@@ -183,9 +183,9 @@ class Sequence:
         self.draft_token_ids = []
 
     def append_tokens(self, tokens: list[SampledToken]) -> int:
-        """Append the first token, and each further one as long as the one before is what the draft said.
+        """Append the first token, and each later one as long as the token before it matches the draft.
 
-        The draft is over then. Return how many of its tokens were accepted: keys and values of these are valid.
+        This uses up the draft. Return how many of its tokens were accepted: their keys and values are valid.
         """
         draft, self.draft_token_ids = self.draft_token_ids, []
         for num_accepted, token in enumerate(tokens):

@@ -1,10 +1,10 @@
 """Tier: a place that keeps blocks and gives them back. HostTier keeps them in host memory, DiskTier in files.
 
     device    a hit costs nothing
-    host      a copy to the device; blocks that were evicted from there
-    disk      a read; blocks that this process or another one has computed
+    host      a hit costs a copy; has blocks that were evicted from the device
+    disk      a hit costs a read; has blocks that this process or another one has computed
 
-BlockManager looks for a block in this order. Tiers makes one tier of the last two.
+BlockManager looks for a block in this order. Tiers (../tiers/tiers.py) makes one tier of the last two.
 """
 
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""Which operations an engine computes with: the options attention_backend and enforce_eager, and the choice."""
+"""The engine's choice of backend, from the options attention_backend and enforce_eager."""
 
 import os
 

@@ -25,7 +25,7 @@ class LogitsProcessor(Protocol):
 
 
 class AllowedTokens:
-    """A ban on all other tokens."""
+    """A ban on every token that is not in allowed_token_ids."""
 
     def __init__(self, token_ids: list[int]) -> None:
         self._token_ids = torch.tensor(token_ids).unique()  # [num_allowed]

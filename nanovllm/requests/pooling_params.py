@@ -11,7 +11,7 @@ class PoolingParams:
     """A request's rules for the embedding of its prompt. It takes the place of SamplingParams."""
 
     use_activation: bool | None = None  # False: the embedding is not normalized
-    dimensions: int | None = None  # None or the model's hidden_size, because no part of the vector stands for the whole
+    dimensions: int | None = None  # None or the model's hidden_size, because embeddings cannot be truncated
     task: str | None = field(default=None, kw_only=True)  # None or "embed"
 
     RULES: ClassVar[dict[str, Rule]] = {"task": ('"embed"', lambda task: task == "embed")}

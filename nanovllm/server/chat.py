@@ -142,9 +142,9 @@ def template_options(
 def tool_use(
     functions: Sequence[Mapping[str, Any]], choice: str | dict[str, Any] | None, parallel_tool_calls: bool | None
 ) -> ToolUse:
-    """Return the calls that a tool_choice allows, in the form of a chat or of a response.
+    """Return the calls that a `tool_choice` allows, in the format of either Chat Completions or Responses.
 
-    `functions` are those of the body's tools. Raise InvalidRequest if the choice is invalid or names no tool.
+    `functions` holds the functions of the body's tools. Raise InvalidRequest if the choice is invalid or names no tool.
     """
     name = function_name(choice)
     mode = "required" if name is not None else choice or "auto"
@@ -199,7 +199,7 @@ def form_of(tools: ToolUse, form: Mapping[str, Any], form_name: str) -> tuple[Ma
 
 
 def chat_completion(work: "Work", samples: "Mapping[int, Piece]") -> dict[str, Any]:
-    """Return a response that is sent whole."""
+    """Return a complete, non-streaming response."""
     choices = [
         chat_choice(sample, index, work.params.num_logprobs, work.message(sample)) | token_ids(work, sample)
         for index, sample in samples.items()

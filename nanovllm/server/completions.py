@@ -37,7 +37,7 @@ class CompletionRequest(ChunkedBody):
 
 
 def completion(work: "Work", samples: "Mapping[int, Piece]") -> dict[str, Any]:
-    """Return a response that is sent whole."""
+    """Return a complete, non-streaming response."""
     choices = [
         completion_choice(sample, index)
         | prompt_logprobs(work.prompt_logprobs.get(index // work.params.n))

@@ -191,7 +191,7 @@ async def start_work(state: ServerState, body: ParsedRequest, id: str) -> Work:
 
 @asynccontextmanager
 async def working(request: Request, body: ParsedRequest, id: str) -> AsyncIterator[tuple[Work, EngineClient]]:
-    """Start a body's work. Name the body's field in the errors of the `async with` block about a value."""
+    """Start a body's work, and name the body's field in any ValueError, including one from the `async with` block."""
     state: ServerState = request.app.state.server
     try:
         yield await start_work(state, body, id), state.engine
@@ -210,7 +210,7 @@ def endpoint(
 ) -> Callable[[Request], Awaitable[Response]]:
     """Return the handler of an endpoint. The ids of its responses begin with `id`.
 
-    `whole` builds a response that is sent whole, and `chunks` builds the chunks of a stream for each piece.
+    `whole` builds a non-streaming response, and `chunks` builds the chunks of a stream for each piece.
     """
 
     async def create(request: Request) -> Response:

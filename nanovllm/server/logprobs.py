@@ -21,7 +21,7 @@ def chat_logprobs(token_ids: Sequence[int], places: Sequence[Place], count: int)
 
 
 def entry(logprob: Logprob) -> dict[str, Any]:
-    """Return a token of a chat's log-probabilities."""
+    """Return one token's entry in a chat's log-probabilities."""
     text = text_of(logprob)
     return {"token": text, "logprob": number(logprob), "bytes": list(text.encode("utf-8", "replace"))}
 

@@ -1,6 +1,6 @@
 """ServerOptions: the options of the server alone. `nanovllm serve` adds the engine's.
 
-The page has the server's address, unless page_port is set. page_host is then this machine by default, even if clients
+The page shares the server's address unless page_port is set. page_host then defaults to this machine, even if clients
 connect from other machines.
 """
 
@@ -86,7 +86,7 @@ class ServerOptions:
 
     @property
     def page_address(self) -> tuple[str, int] | None:
-        """Host and port of the page. None if it has the server's."""
+        """The page's host and port, or None if it shares the server's."""
         return None if self.page_port is None else (self.page_host or "127.0.0.1", self.page_port)
 
 

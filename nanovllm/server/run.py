@@ -27,7 +27,7 @@ from .options import ServerOptions
 from .served_model import served_model
 from .state import ServerState
 
-UNHEALTHY = 1.0  # seconds in which /health reports a dead engine, before the front ends too
+UNHEALTHY = 1.0  # seconds that /health reports a dead engine before the server stops, too
 GRACE = 2.0  # seconds after shutdown_timeout, before connections are closed by force
 SWITCH = 0.001  # seconds that the event loop waits for another thread to release the interpreter's lock
 
@@ -190,7 +190,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-    except (OSError, UnicodeError) as error:  # a name that DNS cannot have is the second
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is not a valid DNS name
         reason = error.strerror if isinstance(error, OSError) else None
         raise OSError(f"cannot listen at {host}, port {port}: {reason or error}") from None
     return listener

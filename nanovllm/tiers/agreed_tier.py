@@ -17,8 +17,8 @@ class AgreedTier:
 
     def __init__(self, tier: Tier, ranks: RankGroup) -> None:
         self._tier, self._ranks = tier, ranks
-        self._here: dict[int, int] = {}  # each target on its way to some rank: what this rank knows of it
-        self._agreed: dict[int, int] = {}  # and what all know
+        self._here: dict[int, int] = {}  # this rank's state of each target that collect() has not returned yet
+        self._agreed: dict[int, int] = {}  # the state that all ranks last agreed on
         self._is_current = True
 
     def __contains__(self, block_hash: BlockHash) -> bool:

@@ -57,7 +57,7 @@ class DiskLoad:
 class DiskTier:
     """The blocks in the files, behind those in memory.
 
-    A held block has a number of its own. The file is not locked, so the block may be lost even so.
+    Each held block gets its own number. Its file is not locked, so a held block can still be lost.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class DiskTier:
         self._has_warned = True
 
     def touch(self, hashes: list[BlockHash]) -> None:
-        """Make those of the blocks that are on disk, or will be, the most recently used."""
+        """Mark the blocks that are on disk, or soon will be, as the most recently used."""
         if used := [each for each in hashes if each in self._known or each in self._waiting]:
             self._writer.submit(self._touch, used)
 

@@ -143,7 +143,7 @@ class HostTier:
     def collect(self, wait: bool = False) -> tuple[list[int], list[int]]:
         """Release the sources of the loads that have arrived, and return their targets. Or `wait` for all loads.
 
-        None is ever lost.
+        The second list is always empty: a copy from host memory can't lose a block.
         """
         arrived = []
         for load in list(self.loads):

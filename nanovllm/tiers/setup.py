@@ -46,8 +46,8 @@ def build_tiers(
 ) -> TierParts:
     """Build the host's tier, and the disk's if there is a kv_disk_dir.
 
-    Both stay empty if no sequence is longer than a block: a hit takes a full block and one more token. Under "auto",
-    `measure` the machine, and the disk unless its folder cannot be written: then it was filled elsewhere.
+    Both stay empty if no sequence can outgrow a block: a hit needs a full block and one more token. Under "auto",
+    `measure` the machine, and the disk too unless its folder cannot be written (it was filled elsewhere).
     """
     can_hit, cost_model, disk_cost_model = max_model_len > config.block_size, None, None
     num_host_blocks = max_host_blocks(config, kv_cache, ranks) if can_hit else 0

@@ -33,7 +33,7 @@ class Timeline:
         self._state = begin(snapshot)
         self._slices: list[Slice] = []
         self._threads: dict[str, int] = {}  # by sequence, until it ends
-        self._since: dict[str, tuple[int, str]] = {}  # for sequences that do not run: since when, and why
+        self._since: dict[str, tuple[int, str]] = {}  # start time and reason, for sequences that aren't running
         self._last: dict[str, int] = {}  # the start of each sequence's last slice
         self._arrows: dict[str, tuple[int, int]] = {}  # for samples that have not run yet: source thread and time
         self._loads: set[int] = set()  # device blocks that are being loaded

@@ -87,7 +87,7 @@ class FileSink:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Write the remaining events. Remove a new file without any."""
+        """Write the remaining events. Delete the file if it is new and still empty."""
         with self._file:
             self._flush()
         if self._is_new and self._is_empty:
@@ -157,8 +157,8 @@ REFUSED = "the request cannot be served"
 def hide_texts(write: Write) -> Write:
     """Return a sink that removes the texts from each event before it calls `write`.
 
-    Token ids reveal the text, so they become null. Hashes would confirm a guess, so others replace them, and equal
-    hashes stay equal within a trace. Errors may quote a request, so only their types remain.
+    Token ids reveal the text, so they become null. Hashes could confirm a guess, so they are replaced with keyed ones;
+    equal hashes stay equal within a trace. Errors may quote a request, so only their types remain.
     """
     key = secrets.token_bytes(16)
 

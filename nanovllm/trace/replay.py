@@ -23,7 +23,7 @@ class SequenceState:
     slots: tuple[int, int] | None = None  # stage 1: start and end
 
 
-ARRIVED = ("seq", "request", "tokens", "texts", "max_num_tokens", "carried_by")  # fields of an event "arrive"
+ARRIVED = ("seq", "request", "tokens", "texts", "max_num_tokens", "carried_by")  # fields of an "arrive" event
 
 
 @dataclass

@@ -203,7 +203,7 @@ def add_columns(
     values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
     columns: tuple[int, ...], scale: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """Add to some columns of all rows, which stay in registers while all keys go by."""
+    """Add to some columns of all rows, keeping them in registers across all keys."""
     sums, depth = scaled(load_block(out, starts, columns), scale), depth_of(weights, values)
     for t in range(0, count, depth):
         last = get(places, t + depth - 1)

@@ -117,6 +117,6 @@ def linear(
     weight: Memory, bias: Memory, start: int, end: int, x: Memory, size: int, rows: int, out: Memory, stride: int,
     adds: bool,
 ) -> None:  # fmt: skip
-    """Do the same for a weight that is not packed, and at most FEW_ROWS rows."""
+    """Do what matmul() does, for an unpacked weight and at most FEW_ROWS rows of x."""
     for r in range(start, end):
         dot_rows(at(weight, r * size), x, size, rows, read(bias, r), at(out, r), stride, adds)

@@ -269,12 +269,12 @@ def part_of(task: int, grid: Grid, rows: int, outputs: int) -> tuple[int, int, i
 
 @kernel
 def share_of(rows: int, model: Model) -> int:
-    """Return the rows of a task that has no weight: about four tasks for each worker."""
+    """Return the rows per task in a phase without a weight, for about four tasks per worker."""
     return max(1, rows // (4 * model.sizes.workers))
 
 
 def is_int8(shape: Any) -> bool:
-    """Return whether the Numba type of a pool's shape is that of one in int8."""
+    """Return True if `shape`, a Numba type, describes an int8 pool."""
     return bool(shape.instance_class is Int8Pool)
 
 

@@ -185,7 +185,7 @@ def merge_splits(
     num_splits,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,  # the maximum: with a step's own number as a constant, each number would compile again
+    SPLITS: tl.constexpr,  # the maximum: using each step's own number would recompile the kernel for each new value
     TILE: tl.constexpr,  # splits at a time
 ):
     """Combine the partial results of one row and query head, each weighted by its split's share of the softmax."""

@@ -7,7 +7,7 @@ decode step has hundreds of kernels, and those of a small model end soon after t
     kernel 2               start, wait |...................|       the wait ends when kernel 1 is over
     kernel 3                                      start, wait |....
 
-GPUs have it since Hopper (compute capability 9.0).
+It requires a Hopper GPU or newer (compute capability 9.0).
 """
 
 import torch
@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 DEVICES = range(0 if triton.knobs.runtime.interpret else torch.cuda.device_count())
-# On all GPUs or on none, since an older one cannot run these instructions. The interpreter cannot either.
+# Enabled for all GPUs or none: older GPUs cannot run these instructions, and neither can the interpreter.
 IS_EARLY = tl.constexpr(bool(DEVICES) and all(torch.cuda.get_device_capability(i) >= (9, 0) for i in DEVICES))
 EARLY = {"launch_pdl": True} if IS_EARLY else {}  # options of each launch
 

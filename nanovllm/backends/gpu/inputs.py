@@ -211,7 +211,7 @@ class StepInputs:
             if seat in changed or position % size == 0:
                 self._fields["slot_mapping"][row] = self._slot(seq, position)
         most = self._max_rows
-        if len(entries) > most:  # new sequences bring whole tables: the rest takes a copy of its own
+        if len(entries) > most:  # new sequences send whole tables; the overflow needs a separate copy
             rest = torch.tensor(entries[most:], dtype=torch.int64, device=self._flat_tables.device)
             rest_blocks = torch.tensor(blocks[most:], dtype=torch.int32, device=self._flat_tables.device)
             self._flat_tables.index_copy_(0, rest, rest_blocks)

@@ -347,9 +347,9 @@ def multiply_row(
     IS_GATED: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Compute HEIGHT outputs of one row. A thread owns the same columns of x and weight, so threads exchange none.
+    """Compute HEIGHT outputs of one row. Each thread owns the same columns of x and weight, so none are exchanged.
 
-    The next tile of the weight is on its way while this one is multiplied, and the first one while the kernel waits.
+    The next tile of the weight loads while this one is multiplied, and the first one loads while the kernel waits.
     """
     dtype: tl.constexpr = out.dtype.element_ty
     output = tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)

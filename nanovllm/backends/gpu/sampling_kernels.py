@@ -8,9 +8,8 @@ attention. What sample_row reads after that is small: a greedy row needs the chu
 from all tokens needs the chunk that wins the race. Only rows with top_k, top_p or min_p read more, and of those only
 the chunks whose peaks are high enough.
 
-Nothing is sorted. A token's sort key is one integer, its logit's bits above and its inverted id below, so that of two
-equal logits the lower id counts as likelier. No two tokens share a key. Each parameter allows the tokens from some key
-on:
+Nothing is sorted. A token's sort key is one integer: its logit's bits in front, its inverted id behind, so the lower id
+wins a tie. No two tokens share a key. Each parameter keeps the tokens at or above some key:
 
     min_p    the key of the lowest logit that is probable enough
     top_k    the k-th largest key, found digit by digit: count the tokens with each value of the top 8 bits, pick the
@@ -123,7 +122,7 @@ def load_chunks(logits, chunks, start, num_listed, VOCAB_SIZE: tl.constexpr, CHU
 
 @triton.jit
 def list_chunks(peak_keys, least, chunks, is_chunk, WIDTH: tl.constexpr):
-    """Write the chunks that hold tokens with sort keys from `least` on to `chunks`, and return how many they are."""
+    """Write to `chunks` the indices of the chunks with sort keys of at least `least`, and return their number."""
     is_listed = is_chunk & (peak_keys >= (least >> 24).to(tl.uint32))  # [WIDTH]
     place = tl.cumsum(is_listed.to(tl.int32), 0) - 1
     tl.store(chunks + place, tl.arange(0, WIDTH), mask=is_listed)

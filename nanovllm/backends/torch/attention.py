@@ -57,7 +57,10 @@ class PagedAttention:
 
 
 class PagedAttend:
-    """The `attend` of one step. Slots to write, decoding sequences and tiles are worked out once for all layers."""
+    """Attention for one step: a callable that all layers share.
+
+    Slots to write, decoding sequences and tiles are computed once, for all layers.
+    """
 
     def __init__(self, kv_cache: KVCache, tile_size: int, step: AttentionMetadata) -> None:
         self._kv_cache = kv_cache

@@ -58,7 +58,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _start(self, batch: list[Scheduled], ahead: SamplerAhead) -> SampledStep:
-        """Start a step without logits processors, embeddings and logprobs."""
+        """Start a step that has no logits processors, embeddings or logprobs."""
         computed, complete = self.compute(batch), complete_items(batch)
         if not complete:
             return SampledStep(len(batch), [], list)
@@ -76,8 +76,8 @@ class ModelRunner:
         """Compute the next `num_tokens` tokens of each item, and sample the token that follows the last one.
 
         A sequence with pooling_params gets the embedding of its prompt instead. One that has more tokens to compute
-        gets None. The only changes to sequences are that prompt_logprobs are added, and that placeholder_id is set: the
-        caller advances num_computed_tokens and appends the sampled tokens.
+        gets None. This changes sequences only by adding prompt_logprobs and setting placeholder_id. The caller advances
+        num_computed_tokens and appends the sampled tokens.
         """
         computed, complete = self.compute(batch), complete_items(batch)
         pooled = {i: params for i in complete if (params := batch[i][0].pooling_params) is not None}
