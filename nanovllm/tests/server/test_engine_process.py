@@ -4,9 +4,11 @@ import asyncio
 import json
 from multiprocessing import Pipe
 
+import httpx
 import pytest
 
 from ...llm_engine import LLMEngine
+from ...server.app import make_apps
 from ...server.engine_client import EngineClient, RunningRequests
 from ...server.engine_process import Delta, Piece, Ready, Stop, receive, send
 from ..testing.inside import LONG, ThreadAsProcess, inside, slow, until
@@ -140,7 +142,9 @@ async def test_stopping_server_refuses_new_requests_and_finishes_running_ones(ch
         stream = asyncio.create_task(streamed(server))
         await until(lambda: server.num_started == 1)
         server.front.stop()
-        refused = await server.post(**LONG)
+        app = httpx.ASGITransport(make_apps(server.front.state)[0])  # uvicorn closes the port within 0.1 seconds
+        async with httpx.AsyncClient(transport=app, base_url="http://localhost") as client:
+            refused = await client.post("/v1/completions", json=LONG)
         assert refused.status_code == 503 and "shutting down" in refused.json()["error"]["message"]
         *_, last, done = await stream
         assert (last["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
