@@ -43,7 +43,7 @@ def test_a_group_in_4_bits_has_a_weight_that_stands_out():
     assert group.weights.abs().max() > 4 * group.weights.abs().median()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_quantized_step_reads_fewer_bytes():
     step = DecodeStep(STORYTELLER, "float32", max_rows=2, context=40, quantization="int4")
     assert step.ways == [helpers.KERNELS] and len(step.tokens(helpers.KERNELS, 2)) == 2
