@@ -24,7 +24,7 @@ from tests.helpers import ROOT, find_stages, folder_of
 
 STAGES = [folder_of(stage) for stage in find_stages(ROOT)]
 COSTLY = ("test_beam_search.py", "test_histories.py")  # all beams and long histories: quick runs only the last stage's
-COMPILING = {"compiled", "with_kernels"}  # fixtures: a minute for each kind of kernels, once for a source
+COMPILING = {"compiled", "with_kernels"}  # fixtures that compile all CPU kernels, unless they are cached
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # the number of tests by kind
 
 

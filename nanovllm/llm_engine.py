@@ -48,12 +48,8 @@ class LLMEngine(EngineCore):
         super().__init__(built.parts)
         self.model_config, self.tokenizer, self.max_model_len = built.model_config, built.tokenizer, built.max_model_len
         self.device, self.dtype = built.parts.kv_cache.blocks.device, built.parts.kv_cache.dtype
-        self.tally, self.tiers, self.host_tier, self.disk_tier = (
-            built.tally,
-            built.tiers,
-            built.tiers.host,
-            built.tiers.disk,
-        )
+        self.tally, self.tiers = built.tally, built.tiers
+        self.host_tier, self.disk_tier = built.tiers.host, built.tiers.disk
 
     @classmethod
     def follow(cls, config: EngineConfig, ranks: RankGroup) -> None:

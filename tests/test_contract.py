@@ -1,7 +1,8 @@
 """One contract for all stages: each one generates the tokens of transformers' LlamaForCausalLM, however it serves them.
 
 "The same tokens" means float32; tests/helpers.py has the rule for ties. The first stage runs every shape of model, and
-the others a few shapes, because their model is the same. `make test` runs the first or the last stage.
+the others a few shapes, because their model is the same. `make test` runs the last stage, and the first one with all
+shapes.
 """
 
 import importlib
@@ -40,10 +41,13 @@ MEMORY_OPTIONS = {  # options, and the values to test
 CACHE_SHAPES = ["gqa", "mqa", "narrow_heads", "one_layer"]  # shapes that matter to a stage's own code
 
 
+*EARLIER, LAST = find_stages(ROOT)
+
+
 def each_shape(few: Iterable[str], shapes: Iterable[str] = SHAPES) -> pytest.MarkDecorator:
     """Test the first stage with all of these shapes of model, and the others with `few`."""
-    first, *between, last = find_stages(ROOT)
-    pairs = [(first, shape) for shape in shapes] + [(last, shape) for shape in few]
+    first, *between = EARLIER
+    pairs = [(first, shape) for shape in shapes] + [(LAST, shape) for shape in few]
     pairs += [full(stage, shape) for stage in between for shape in few]
     return pytest.mark.parametrize(("stage", "tiny_model"), pairs, indirect=True)
 
@@ -111,8 +115,7 @@ def test_enough_candidates_have_no_ties(vectors):
     assert any(not prompt.isascii() for prompt in chosen if isinstance(prompt, str))
 
 
-@pytest.mark.newest
-@pytest.mark.parametrize("stage", [*find_stages(ROOT), PACKAGE], indirect=True)
+@pytest.mark.parametrize("stage", [*map(full, EARLIER), LAST, PACKAGE], indirect=True)
 def test_fixed_vectors(stage, device, oracle, vectors):
     prompts = [CANDIDATES[i] for i in vectors]
     llm = make(stage, STORYTELLER, device=device, kv_cache_tokens=NUM_VECTORS * 1024)

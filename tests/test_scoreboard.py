@@ -14,7 +14,7 @@ from stages.tools.prose import ideas, tables
 from tests.helpers import ROOT, full
 
 STAGES = [stage for stage in load(ROOT).stages if stage.key.startswith("s")]
-LAST = "s7, host pool"  # the other rows take a second each
+LAST = "s7, host pool"  # the other rows run in the long part
 each_stage = pytest.mark.parametrize("stage", STAGES, ids=[stage.key for stage in STAGES])
 
 

@@ -21,7 +21,7 @@ from tests.scripted_llm import Stage, delayed_load
 STAGES = [stage for stage in map(Stage, find_stages(ROOT)) if stage.has_tiers]
 DELAYS = st.sampled_from([[0], [0, 2], [5, 0, 1], [30]])
 FAULTS = [fault for fault in INJECTED_FAULTS if INJECTED_FAULTS[fault].stage == 7]
-SLOWEST = "loads have always arrived"  # found after a hundred histories
+SLOWEST = "loads have always arrived"  # hypothesis needs seconds to find it
 
 
 class TierMachine(PoolMachine):

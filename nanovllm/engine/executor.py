@@ -93,7 +93,7 @@ class FinishedStep:
 class Kernels:
     """The choice between kernels and plain operations. It belongs to the engine's thread.
 
-    This class chooses plain operations for good. cpu/ and gpu/ extend it.
+    This class chooses plain operations for good. backends/cpu and backends/gpu extend it.
     """
 
     uses_kernels = False

@@ -11,7 +11,7 @@ from ..chat.forced_calls import forced_call
 from .bodies import Body, Chat, ChunkedBody, InvalidRequest, Object, ParsedRequest, Sample, ToolUse, ending, shortened
 from .logprobs import chat_logprobs, prompt_logprobs
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `nanovllm batch` imports this file without torch and the extra "serve"
     from .engine_process import Piece
     from .generation import Work
 

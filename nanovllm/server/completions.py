@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from .bodies import ChunkedBody, InvalidRequest, ParsedRequest, Prompts, Sample, ending, prompts_of
 from .logprobs import completion_logprobs, prompt_logprobs
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # `nanovllm batch` imports this file without torch and the extra "serve"
     from .engine_process import Piece
     from .generation import Work
 

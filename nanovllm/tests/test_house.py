@@ -122,7 +122,6 @@ def cycle_in(graph: dict[str, dict[str, int]]) -> list[str]:
 
 
 def test_each_unit_imports_only_earlier_layers(modules):
-    assert sorted(map(unit_of, modules), key=LAYERS.index)  # raises ValueError for a unit without a place
     assert {*LAYERS} == {*map(unit_of, modules)}
     assert misplaced(modules) == []
 
@@ -288,7 +287,7 @@ CEILINGS = {
     "cli": 1_450,
     "cluster": 330,
     "distributed": 410,
-    "engine": 1_460,
+    "engine": 1_450,
     "llama": 290,
     "options": 460,
     "requests": 780,
@@ -299,15 +298,14 @@ CEILINGS = {
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
-def code_lines(source: str, tree: ast.Module | None = None) -> int:
+def code_lines(source: str) -> int:
     r"""Return the number of lines of code, without blank lines, comments and docstrings.
 
     >>> code_lines("def f():\n    'Return 1.'\n\n    return (  # one\n        1\n    )\n")
     4
     """
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    all_nodes = nodes_of(tree or ast.parse(source))
-    nodes = [node for node in all_nodes if isinstance(node, owners)]
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, owners)]
     docstrings = [node.body[0] for node in nodes if ast.get_docstring(node, clean=False) is not None]
     prose = {line for node in docstrings for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -323,7 +321,7 @@ def lines_of(path: str, tree: ast.AST | None = None) -> int:
 
 
 def folder_of(path: str) -> str:
-    """Return the folder of a module, without the last part of a deeper one than backends/cpu."""
+    """Return the folder of a module: the first part of its path, or the first two in backends/."""
     parts = Path(path).parent.parts
     return "/".join(parts[:2] if parts[:1] == ("backends",) else parts[:1])
 

@@ -55,18 +55,18 @@ def build_tiers(
     if is_auto and num_host_blocks > 0:
         cost_model = measure()
         [num_host_blocks] = ranks.minimum([num_host_blocks * cost_model.prefers_load(kv_cache.bytes_per_token)])
-    tier: Tier
-    tier = host = HostTier(kv_cache.blocks, num_host_blocks, observer)
-    disk = None
+    files, disk, policy = None, None, None
     if can_hit and config.kv_disk_dir is not None:
         files = open_files(config, model_config, kv_cache.blocks, ranks.rank, ranks.world_size)
+    if is_auto and files is not None:  # before the tier starts its threads: measure() may raise
+        cost_model = cost_model or measure()
+        with suppress(OSError):
+            disk_cost_model = measure_disk(cost_model, files.root, block_bytes)
+    tier: Tier
+    tier = host = HostTier(kv_cache.blocks, num_host_blocks, observer)
+    if files is not None:
         disk = DiskTier(kv_cache.blocks, files, config.kv_disk_save, num_host_blocks, observer)
         tier = Tiers(host, disk, num_host_blocks)
-        if is_auto:
-            cost_model = cost_model or measure()
-            with suppress(OSError):
-                disk_cost_model = measure_disk(cost_model, files.root, block_bytes)
-    policy = None
     if cost_model is not None and (num_host_blocks > 0 or disk is not None):
         policy = HitPolicy(host, kv_cache, cost_model, disk_cost_model)
     if ranks.world_size > 1 and (num_host_blocks > 0 or disk is not None):

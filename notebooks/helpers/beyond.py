@@ -147,7 +147,7 @@ def draw_tries(ax: Axes, answers: Mapping[str, Answer], milliseconds: Mapping[st
 
 
 class Speeds(NamedTuple):
-    """What decides whether a disk pays for a model on this machine."""
+    """The speeds that decide whether a disk pays for a model on this machine."""
 
     bytes_per_token: int
     bytes_per_second: float  # read from the disk, not from the system's memory
