@@ -468,6 +468,19 @@ def test_counts_are_metrics_with_vllms_names(loopy):
     assert not any("spec_decode" in name for name in names)
 
 
+def test_observers_hear_how_many_tokens_each_step_computed(loopy):
+    class Listener:
+        num_tokens = 0
+
+        def on_step(self, batch: list[tuple[Sequence, int]], updated: list[Sequence]) -> None:
+            self.num_tokens += sum(num_tokens for _, num_tokens in batch)
+
+    engine = with_request(make_engine(loopy[0]), LOOP, params(60))
+    engine.observers.append(listener := Listener())
+    run_to_the_end(engine)
+    assert listener.num_tokens == len(LOOP) + 59 and engine.stats().accepted_tokens > 20  # the last is never computed
+
+
 def test_trace_tells_of_drafts_and_replays_to_the_engines_state(loopy):
     events = list[dict[str, Any]]()
     engine = make_engine(loopy[0], kv_cache_tokens=80)

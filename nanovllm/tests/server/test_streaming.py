@@ -1,6 +1,7 @@
 """Streams: their pieces join to the whole response."""
 
 import asyncio
+import json
 import random
 import socket
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from ...server.run import listening_socket
+from ...server.streaming import error_event
 from ..testing.served import answer, stream
 
 PROMPT = "Once upon a time"
@@ -75,6 +77,11 @@ def test_usage_comes_last_or_with_each_piece(served):
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 3
     *chunks, _ = stream(served, "/v1/completions", **body, stream_options={"continuous_usage_stats": True})
     assert [chunk["usage"]["completion_tokens"] for chunk in chunks][-1] == 3
+
+
+def test_late_error_is_an_event_with_an_error_body():
+    event = json.loads(error_event(ValueError("the pool is too small")).removeprefix(b"data: "))
+    assert event["error"]["message"] == "the pool is too small" and event["error"]["type"] == "invalid_request_error"
 
 
 def test_echo_comes_first(served):
