@@ -43,7 +43,7 @@ def root_hash(cache_salt: str | None) -> BlockHash:
 
 
 def extend_block_hashes(hashes: list[BlockHash], token_ids: list[int], block_size: int, root: BlockHash = b"") -> None:
-    """Append to `hashes` until each full block of `token_ids` has one. The hashes that it has stay the same.
+    """Append to `hashes` until each full block of `token_ids` has one. Hashes that are there already are kept.
 
     `root` is the parent of the first block: see root_hash().
 

@@ -4,8 +4,8 @@
     host     [0][1][2][3][4]..     load    a sequence hits a block that only the host has: the bytes are copied back
 
 On CUDA, host memory is pinned. A store is launched on the compute stream, so it reads its block before a later step can
-write to it. A load runs beside the steps, on a stream of its own: it first waits for all work launched before it, and
-an event shows when it has arrived. On a CPU the same code runs, and each copy is complete when the call returns.
+write to it. A load runs while steps compute, on its own stream: it first waits for all work launched before it, and an
+event tells when it has arrived. On a CPU the same code runs, and each copy is complete when the call returns.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class Load:
     """Blocks on their way from the host (sources) to the device (targets)."""
 
     copies: list[BlockCopy]
-    event: "torch.cuda.Event | None"  # None if they have arrived already
+    event: "torch.cuda.Event | None"  # None on a CPU, where they have arrived already
     begin: "torch.cuda.Event | None" = None
-    seconds: float = 0.0  # of a copy without events
+    seconds: float = 0.0  # that the copies took, if there are no events
 
     @property
     def targets(self) -> set[int]:
@@ -56,7 +56,7 @@ class HostTier:
             size = num_blocks * device_blocks[0].nbytes
             raise ValueError(f"host memory has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
         self.num_blocks = num_blocks
-        self.pool = BlockPool(num_blocks, Observer(), self._evict)
+        self.pool = BlockPool(num_blocks, Observer(), self._evict)  # its events are not the device's: nobody hears them
         self.loads: list[Load] = []
         self.num_blocks_stored = self.num_blocks_loaded = 0
         self.num_stores_loaded = 0  # stored blocks that were loaded at least once; the others were useless
@@ -81,7 +81,7 @@ class HostTier:
         """
         if block_hash in self:
             held = self.hold([block_hash])
-            self.release(held)
+            self.release(held)  # to the back of the free queue
             self._observer.tell("renew", held[0], block_hash)
         elif self.pool.free:
             [target] = self.pool.get_new_blocks(1)
@@ -114,7 +114,7 @@ class HostTier:
     def load(self, copies: list[BlockCopy]) -> None:
         """Start to copy held blocks (sources) to blocks of the device (targets). collect() releases them.
 
-        If a copy raises, stop everything: the sources are still held.
+        If a copy raises, stop the whole load and raise its error. The sources are still held.
         """
         if self._stream:  # earlier stores may still be writing the sources, and earlier steps reading the targets
             self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))
@@ -141,7 +141,7 @@ class HostTier:
         return not self.loads or all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
 
     def collect(self, wait: bool = False) -> tuple[list[int], list[int]]:
-        """Release the sources of the loads that have arrived, and return their targets. Or `wait` for all loads.
+        """Release the sources of finished loads, and return their targets. With `wait`, wait for all loads first.
 
         The second list is always empty: a copy from host memory can't lose a block.
         """
@@ -164,9 +164,9 @@ class HostTier:
 
     def reset(self) -> None:
         """Empty the tier. No block may be loading."""
-        texts = list(self.pool.hashes.items())
+        cached = list(self.pool.hashes.items())
         self.pool.reset_prefix_cache()
-        for block, block_hash in texts:
+        for block, block_hash in cached:
             self._observer.tell("host_evict", block, block_hash, "reset")
 
     def check_integrity(self) -> None:

@@ -30,7 +30,7 @@ def hash_block_tokens(parent: BlockHash, token_ids: list[int]) -> BlockHash:
 
 
 def extend_block_hashes(hashes: list[BlockHash], token_ids: list[int], block_size: int) -> None:
-    """Append to `hashes` until each full block of `token_ids` has one. The hashes that it has stay the same.
+    """Append to `hashes` until each full block of `token_ids` has one. Hashes that are there already are kept.
 
     >>> hashes: list[BlockHash] = []
     >>> extend_block_hashes(hashes, [1, 2, 3, 4, 5], block_size=2)

@@ -109,7 +109,7 @@ class CpuChoice(Kernels):
 
     @property
     def description(self) -> str:
-        """Describe the choice, for the last line of a command."""
+        """Describe the choice in a few words, for a command's summary or the server's log."""
         if not self.uses_kernels:
             return super().description
         return f"kernels: numba {version('numba')}, {torch.get_num_threads()} threads"

@@ -225,7 +225,7 @@ class GpuChoice(Kernels):
 
     @property
     def description(self) -> str:
-        """Describe the choice, for the last line of a command."""
+        """Describe the choice in a few words, for a command's summary or the server's log."""
         if not self.uses_kernels:
             return super().description
         graphs = "CUDA graphs" if self.has_graphs else f"no graphs: {self.reason}"
