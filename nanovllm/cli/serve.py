@@ -12,10 +12,10 @@ from .click_options import PATH, engine_options, options, usage_errors, vllm_opt
 from .terminal import sigterm_ends_at_once
 
 OPTIONS = options(ServerOptions, chat_template={"type": PATH}) + engine_options()
-ANY_DASH = {"token_normalize_func": lambda name: name.replace("_", "-")}  # --max_model_len, as in vLLM
+UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # accept --max_model_len, as vLLM does
 
 
-@click.command(params=OPTIONS + vllm_options(OPTIONS), context_settings=ANY_DASH)
+@click.command(params=OPTIONS + vllm_options(OPTIONS), context_settings=UNDERSCORES)
 @click.argument("name", required=False, metavar="[MODEL]")
 @click.option("--served-model-name", multiple=True, help="name of the model for clients; may be given several times")
 @click.option(
@@ -41,6 +41,6 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
     with usage_errors(), sigterm_ends_at_once():
         from ..server.run import run_server
 
-        ServeCompatibilityOptions(**others)  # raises for a value that asks for something else
+        ServeCompatibilityOptions(**others)  # raises for an unsupported value
         args = EngineArgs(**with_checkpoint(values), served_model_name=list(served_model_name) or None)
         return run_server(values["model"], args, ServerOptions(**server))
