@@ -20,7 +20,7 @@ from ..engine.observer import Observer
 from ..engine.prefix_cache import BlockHash
 from ..host_memory import allocate
 
-MAX_DEFAULT_BYTES = 4 * 2**30  # limit of the default size, since no other program can use pinned memory
+MAX_DEFAULT_BYTES = 4 * 2**30  # limit of the default size, since other programs cannot use pinned memory
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class Load:
 
 
 class HostTier:
-    """A pool of `num_blocks` blocks in host memory, behind the device's.
+    """A pool of `num_blocks` blocks in host memory, behind the device's pool.
 
     blocks   [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
     """
@@ -60,7 +60,7 @@ class HostTier:
         self.loads: list[Load] = []
         self.num_blocks_stored = self.num_blocks_loaded = 0
         self.num_stores_loaded = 0  # stored blocks that were loaded at least once; the others were useless
-        self._never_loaded: set[int] = set()  # blocks of the host
+        self._never_loaded: set[int] = set()  # host blocks whose store was useless so far
         self._device_blocks = device_blocks
         self._stream = torch.cuda.Stream(device_blocks.device) if is_cuda else None
         if self._stream:
@@ -71,13 +71,13 @@ class HostTier:
         return block_hash in self.pool.cached
 
     def save(self, block: int, block_hash: BlockHash, is_prompt: bool) -> None:
-        """Do nothing: the host keeps only what the device has no room for."""
+        """Do nothing: the host keeps only blocks that the device has no room for."""
 
     def store(self, block: int, block_hash: BlockHash) -> None:
-        """Copy an evicted block of the device to the host, where it becomes the most recently used one.
+        """Copy an evicted device block to the host, where it becomes the most recently used.
 
-        If the host has the hash already, copy nothing, and make that block the most recently used one. If all blocks of
-        the host are held, do nothing. Count copied blocks in num_blocks_stored. Tell the observer "store" or "renew".
+        If the host already has the hash, copy nothing, and make that block the most recently used. If all host blocks
+        are held, do nothing. Count copied blocks in num_blocks_stored. Tell the observer "store" or "renew".
         """
         if block_hash in self:
             held = self.hold([block_hash])
@@ -98,7 +98,7 @@ class HostTier:
         self._observer.tell("host_evict", block, block_hash, "taken")
 
     def touch(self, hashes: list[BlockHash]) -> None:
-        """Do nothing: a block that is used on the device is renewed when it is evicted from there."""
+        """Do nothing: store() renews a block when it is evicted from the device."""
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
         """Hold the blocks with these hashes, and return them. They are not evicted until they are released."""
@@ -137,7 +137,7 @@ class HostTier:
         return self._stream.record_event(torch.cuda.Event(enable_timing=True)) if self._stream else None
 
     def has_arrived(self, blocks: list[int]) -> bool:
-        """Return True if none of these device blocks is still on its way."""
+        """Return True if none of these device blocks is still being loaded."""
         return not self.loads or all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
 
     def collect(self, wait: bool = False) -> tuple[list[int], list[int]]:
