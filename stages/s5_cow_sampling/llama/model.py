@@ -4,10 +4,12 @@
     logits = model.compute_logits(hidden[rows])
 
 The tokens of all sequences lie end to end, in one dimension. Everything here treats each token independently, except
-for attention, which the caller passes in: `attend` stores this step's keys and values, and computes the attention.
+for attention, which the caller passes in: `attend` stores this step's keys and values, and lets each token attend to
+those that it may see.
 
 Every matmul, norm, rotation and activation is a submodule, so a backend can replace it (packed, fused, sharded) without
-a change in this file. Names follow transformers' Llama. q, k and v are one matmul, and so are gate and up.
+a change in this file. Names follow transformers' Llama, except that q, k and v are one matmul, qkv_proj, and gate and
+up another, gate_up_proj, as in vLLM.
 """
 
 import math
@@ -117,7 +119,7 @@ class LlamaAttention(nn.Module):
         self.rotate = Rotate()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Return the attention of x [num_tokens, hidden_size], of the same shape."""
+        """Return self-attention applied to x [num_tokens, hidden_size], in the same shape."""
         qkv = self.qkv_proj(x).unflatten(1, (-1, self.head_dim))  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.qk_norm:  # for each head separately
@@ -140,7 +142,7 @@ class LlamaMLP(nn.Module):
         self.act = SiluAndMul()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the feed-forward of x [num_tokens, hidden_size], of the same shape."""
+        """Return the MLP applied to x [num_tokens, hidden_size], in the same shape."""
         return self.down_proj(self.act(self.gate_up_proj(x)))
 
 
