@@ -4,7 +4,7 @@
     logits = model.compute_logits(hidden[rows])
 
 The tokens of all sequences lie end to end, in one dimension. Everything here treats each token independently, except
-for attention, which the caller passes in: `attend` stores this step's keys and values, and computes the attention.
+for attention. The caller passes `attend`, which stores keys and values, and attends to those that each token may see.
 
 Every matmul, norm, rotation and activation is a submodule, so a backend can replace it (packed, fused, sharded) without
 a change in this file. Names follow transformers' Llama. q, k and v are one matmul, and so are gate and up.
