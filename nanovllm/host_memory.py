@@ -28,7 +28,7 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(root: Path = ROOT) -> HostMemory:
-    """Return the memory of this machine, or what the tightest control group around this process leaves."""
+    """Return the memory of this machine, limited by the tightest control group around this process."""
     try:
         lines = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
         total, available = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))

@@ -7,7 +7,7 @@ Floating-point weights are quantized as they load: int8 has a scale per output; 
 and its head is in int8. The other formats are for checkpoints that are already quantized, and represent their
 numbers exactly.
 
-The integers are stored in the order in which CPU kernels read them. A line of 64 bytes has four numbers of each of 16
+The integers are stored in the order in which CPU kernels read them. A line of 64 bytes has four bytes of each of 16
 outputs. A group of 32 numbers takes 8 lines in int8, and 4 in int4:
 
     weight [outputs, size]      int8                                     int4

@@ -3,7 +3,7 @@
 unpack() writes a folder that the loaders understand: config.json, the tokenizer, a table of the tensors and a link to
 the file, from which GgufTensors reads one tensor at a time. llama.cpp's gguf package knows the types of tensors and
 dequantizes them, but its reader takes seconds, because it makes several arrays for each token of the vocabulary. So
-Header reads the file's metadata instead.
+Header reads the metadata and the list of tensors instead.
 """
 
 import json

@@ -76,7 +76,7 @@ def find_config(model: str | Path, revision: str | None = None) -> Path:
 
 
 def local_folder(model: str | Path, revision: str | None, **options: Any) -> Path | None:
-    """Return `model` if it exists, or the folder of a GGUF file, which may be on the Hub. None for other names."""
+    """Return `model` if it exists, or the folder of a GGUF file, on disk or on the Hub, or None for other names."""
     path, on_hub = Path(model), GGUF_ON_HUB.fullmatch(str(model))
     if on_hub and not os.path.exists(path):
         name, file = on_hub.groups()

@@ -49,7 +49,7 @@ class Scheme(NamedTuple):
 
     @classmethod
     def of_values(cls, values: dict[str, Any]) -> "Scheme | None":
-        """Return the scheme that quantization_config describes, or None if it is not one of these two."""
+        """Return the scheme that quantization_config describes, or None for an unknown scheme."""
         if values.get("quant_method") == "gptq" and not values.get("desc_act"):
             zero_offset = 0 if values.get("checkpoint_format") == "gptq_v2" else 1
             return cls("gptq", values.get("bits", 0), values.get("group_size", 0), zero_offset)

@@ -220,7 +220,7 @@ def weight_bits(model: Dimensions, quantization: str | None, itemsize: int) -> f
 
 
 def kv_bytes_per_token(model: Dimensions, itemsize: int, is_int8: bool = False) -> int:
-    """Return the bytes that one token's keys and values take in all layers. In int8, each head's have a float32 scale.
+    """Return the bytes that one token's keys and values take in all layers. In int8, each vector has a float32 scale.
 
     >>> from .sizes import SHAPES
     >>> kv_bytes_per_token(SHAPES["llama-2-7b"], 2), kv_bytes_per_token(SHAPES["llama-2-7b"], 2, is_int8=True)

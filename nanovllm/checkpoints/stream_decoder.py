@@ -32,7 +32,7 @@ class StreamDecoder:
         if not new:
             return ""
         if len(new) == 1 and self._window == self._tokenizer.anchor and not self._returned.endswith(REPLACEMENT):
-            piece = self._tokenizer.decode_one(new[0])  # the usual case: the text is cached, so nothing is decoded
+            piece = self._tokenizer.decode_one(new[0])  # the usual case, with a cached text
             if not piece.endswith(REPLACEMENT):
                 return piece
         self._window += new

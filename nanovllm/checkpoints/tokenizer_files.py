@@ -425,7 +425,7 @@ def special_tokens(config: TokenizerConfig) -> list[AddedToken]:
 
 
 def add_bos_and_eos(backend: Tokenizer, config: TokenizerConfig) -> None:
-    """Make `backend` add BOS before a text and EOS after it, if the checkpoint wants them and has them."""
+    """Make `backend` add BOS before a text and EOS after it, if the checkpoint sets the flags and names the tokens."""
     bos = [config.named["bos_token"].content] if config.add_bos and "bos_token" in config.named else []
     eos = [config.named["eos_token"].content] if config.add_eos and "eos_token" in config.named else []
     tokens = [(text, backend.token_to_id(text)) for text in dict.fromkeys(bos + eos)]

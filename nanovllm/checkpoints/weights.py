@@ -248,7 +248,7 @@ class TensorFile(Protocol):
 
 
 class Sliceable(Protocol):
-    """A tensor in a file, which reads only the part that it is indexed with."""
+    """A tensor in a file. Indexing it reads only that part."""
 
     def get_shape(self) -> list[int]: ...
     def __getitem__(self, part: tuple[slice, ...]) -> Tensor: ...

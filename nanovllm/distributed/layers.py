@@ -85,7 +85,7 @@ class RowParallelLinear(nn.Linear):
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """An embedding whose rows are split over the ranks. The last ranks are padded with rows of zeros."""
+    """An embedding whose rows are split over the ranks. The last ranks may be padded with rows of zeros."""
 
     def __init__(self, vocab_size: int, hidden_size: int, ranks: RankGroup) -> None:
         super().__init__(cdiv(vocab_size, ranks.world_size), hidden_size)

@@ -187,7 +187,7 @@ class RankGroup:
         return agreed
 
     def call_on_all(self, function: Callable[[], Result], plan_of: Callable[[Result], int] | None = None) -> Result:
-        """Call `function` on every rank, and return this rank's result. If it raises on one rank, raise on all.
+        """Call `function`, as every rank does, and return its result. If it raises on one rank, raise on all.
 
         The other ranks may be waiting for a tensor from the one that raises, so that one closes its tensor connections
         first, and then all reconnect. With `plan_of`, which turns a result into a number, raise RankError if these

@@ -48,10 +48,8 @@ class InputProcessor:
             return [replace(self._pooling_sequence(request_id, prompt, params), root_hash=root_hash(cache_salt))]
         params = SamplingParams.of(params).checked()
         self._check(params)
-        structured = params.structured_outputs
-        grammars = (
-            [[each] for each in self._grammars.processors(structured, params.n)] if structured else [[]] * params.n
-        )
+        spec = params.structured_outputs
+        grammars = [[each] for each in self._grammars.processors(spec, params.n)] if spec else [[]] * params.n
         bad_words = bad_words_token_ids(params.bad_words or [], self._tokenizer, self._vocab_size)
         token_ids = self._token_ids(prompt, self._max_model_len - 1)
         room = self._max_model_len - len(token_ids)

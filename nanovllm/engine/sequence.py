@@ -159,8 +159,7 @@ class Sequence:
         start = self.num_launched_tokens if start is None else start
         token_ids = self.token_ids[start : start + num_tokens]
         if len(token_ids) < num_tokens:
-            after = self.draft_token_ids or [self.placeholder_id]  # of token_ids: never both
-            first = max(start - self.num_tokens, 0)
+            after, first = self.draft_token_ids or [self.placeholder_id], max(start - self.num_tokens, 0)
             token_ids += after[first : first + num_tokens - len(token_ids)]
         return token_ids
 

@@ -32,7 +32,7 @@ from .block_files import BlockFiles
 from .host_tier import HostTier
 
 NUM_BLOCKS = 8  # to copy when a bandwidth is measured
-MAX_RATIO = 2.0  # between a speed and an observation, before the speed is corrected
+MAX_RATIO = 2.0  # between the expected and the observed speed; if it is larger, the speed is corrected
 TRY_EVERY = 16  # of this many hits with slow blocks, one is loaded anyway, because the tier may have become faster
 
 
@@ -64,7 +64,7 @@ class CostModel:
 class HitPolicy:
     """An observer that chooses how much of each hit to load, and corrects the speeds that it uses.
 
-    If the speed of a load or a long prefill differs from the old one by more than MAX_RATIO times, it replaces it.
+    The speed of a load or a long prefill replaces the old one if the two differ by more than a factor of MAX_RATIO.
     """
 
     def __init__(self, host: HostTier, kv_cache: KVCache, cost: CostModel, disk_cost: CostModel | None) -> None:
@@ -102,16 +102,16 @@ class HitPolicy:
         self.num_declined_blocks += seq.num_declined_blocks
 
     def on_timed(self, tier: str, num_blocks: int, seconds: float) -> None:
-        """Compare a load with its tier's speed, and correct the speed."""
+        """Compare a load with its tier's speed, and correct the speed if it is off."""
         observed = num_blocks * self._block_bytes / max(seconds, 1e-9)
         self.bytes_per_second[tier] = self._corrected(self.bytes_per_second[tier], observed, observed)
 
     def on_begin(self) -> None:
-        """Record when the engine's step() is called."""
+        """Record when this call of the engine begins."""
         self._step_began = perf_counter()
 
     def on_step(self, batch: list[Scheduled], updated: list[Sequence]) -> None:
-        """Compare a prefill with the expected speed, and correct it.
+        """Compare a prefill with the expected speed, and correct the speed if it is off.
 
         It has run since the previous step ended, or since this call of the engine began: a step that the previous call
         launched may have ended at any time since then. So only a range of its speed is known.
@@ -162,7 +162,7 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
 
 
 def measure_disk(cost: CostModel, root: Path, block_bytes: int) -> CostModel:
-    """Return `cost` with the disk's speeds in place of the host's. Reads bypass the page cache.
+    """Return `cost` with the disk's speeds in place of the host's. The page cache is dropped before the reads.
 
     Raise OSError if `root` cannot be written.
     """

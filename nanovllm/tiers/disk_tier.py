@@ -139,7 +139,7 @@ class DiskTier:
         except FileNotFoundError:
             pass  # the folder was removed; the next write creates it again
         except OSError as error:
-            if not (isinstance(error, IsADirectoryError) and error.filename2):  # a folder in the file's place
+            if not (isinstance(error, IsADirectoryError) and error.filename2):  # a folder has the file's name
                 self._warn(error)
         finally:
             self._waiting.discard(block_hash)
@@ -241,7 +241,7 @@ class DiskTier:
             arrived = [copy for copy in load.copies if copy.source not in load.lost]
             for source, error in load.lost.items():
                 self._observer.tell("disk_bad", self._held[source], error)
-            # Its reads began when the load before it had ended. If they ended earlier, their duration is unknown.
+            # Its reads began when the load before it had ended. If its reads ended earlier, their time is unknown.
             if not load.lost and load.ended > (since := max(load.began, self._last_ended)):
                 self._observer.tell("timed", "disk", len(arrived), load.ended - since)
             self._last_ended = max(load.ended, self._last_ended)
