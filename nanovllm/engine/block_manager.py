@@ -256,10 +256,8 @@ class BlockManager:
         assert self.broken <= self._holders, "a sequence without blocks is broken"
         for seq in self._holders:
             lengths = seq.num_launched_tokens, seq.num_tokens_with_placeholders
-            minimum, maximum = (cdiv(length, self.block_size) for length in lengths)
-            assert minimum <= len(seq.block_table) <= maximum, (
-                f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
-            )
+            low, high = (cdiv(length, self.block_size) for length in lengths)
+            assert low <= len(seq.block_table) <= high, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
 
     def _has_slot(self, seq: Sequence) -> bool:
         """Return True if the last token of `seq` has a slot, in a block that no other sequence holds."""

@@ -229,9 +229,8 @@ class EngineCore:
         except RankError:
             raise
         except Exception as error:
-            batch = [
-                scheduled for scheduled in batch if scheduled[0].num_in_flight_tokens
-            ]  # the others were preempted or have ended
+            # the others were preempted or have ended
+            batch = [scheduled for scheduled in batch if scheduled[0].num_in_flight_tokens]
             num_rows = len(with_drafts(step.batch))  # before the drafts are dropped
             self.observers.tell("raise", batch, error)
             for seq, _ in [*batch, *(self._in_flight.batch if self._in_flight is not None else [])]:
