@@ -1,4 +1,4 @@
-"""Sampling on the device: one copy brings the parameters, and the host waits once per step, for the results."""
+"""Sampling on the device: one copy sends the parameters, and the host waits only once per step, for the results."""
 
 import math
 
@@ -32,7 +32,7 @@ class Sampling:
 
 
 def params_on_device(rows: list[SamplingRow], device: torch.device) -> RowParams:
-    """Return the rows' parameters on the device, where one asynchronous copy brings them."""
+    """Copy the rows' parameters to the device, in one asynchronous copy."""
     host = allocate_fields(SAMPLING_FIELDS, len(rows), torch.device("cpu"), is_pinned=device.type == "cuda")
     fields = field_views(host, SAMPLING_FIELDS)
     for name, column in row_params(rows, torch.device("cpu"))._asdict().items():
