@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. Print a user's error as one line on standard error."""
-    from .cli.terminal import end_at_once, handled_by
+    from .cli.terminal import exit_immediately, handled_by
 
-    with handled_by(end_at_once):
+    with handled_by(exit_immediately):
         from .cli.commands import run
 
         return run(arguments)
 
 
-def shorten_spinning() -> None:
+def limit_openmp_spinning() -> None:
     """Make waiting OpenMP threads sleep after a short spin, unless the environment sets its own policy.
 
     A spinning thread occupies a core that another process, or a kernel's helper thread, could use. OpenMP reads the
@@ -31,7 +31,7 @@ def console() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would print a traceback
     from .cli import terminal  # noqa: F401  # slow to import, and main() needs its handler
 
-    shorten_spinning()
+    limit_openmp_spinning()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Python's exit: main() sets its own handler while it runs
     sys.exit(main())
 

@@ -47,7 +47,7 @@ class AsyncLLM:
 
         The engine runs until shutdown(), or until this object is garbage-collected or the program exits.
         """
-        engine_args.check_one_caller()
+        engine_args.check_single_process()
         self._thread = EngineThread(partial(LLMEngine.from_engine_args, engine_args))
         self._finalizer = weakref.finalize(self, self._thread.stop)
 

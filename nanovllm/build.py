@@ -57,7 +57,7 @@ def build(
     ranks: RankGroup,
 ) -> Built:
     """Load the checkpoint and allocate the pools. Raise ValueError for an option that this machine doesn't support."""
-    max_model_len = config.longest_sequence(model_config.max_position_embeddings)
+    max_model_len = config.resolve_max_model_len(model_config.max_position_embeddings)
     tokenizer = tokenizer_of(config)
     kv_cache, executor, kernels = build_executor(config, model_config, max_model_len, choose, ranks)
     if config.generation_config not in ("auto", "vllm"):
@@ -106,7 +106,7 @@ def build_executor(
     executor, kernels = choose_backend(
         model,
         kv_cache,
-        config.slots_in_a_tile(),
+        config.tile_slots(),
         max_model_len,
         config.max_rows,
         config.attention_backend,
@@ -143,7 +143,7 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int,
     return num_slots // config.block_size
 
 
-def find_folder(config: EngineConfig) -> EngineConfig:
+def with_checkpoint_folder(config: EngineConfig) -> EngineConfig:
     """Return the config with the checkpoint's folder as its model, downloaded from the hub if needed."""
     if config.load_format == "dummy":
         return config

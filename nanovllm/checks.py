@@ -79,10 +79,10 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def nearest(name: str, known: list[str]) -> str:
+def did_you_mean(name: str, known: list[str]) -> str:
     """Return a hint for an error about an unknown name: the most similar known name, or "" if none is similar.
 
-    >>> nearest("tensor_paralel_size", ["seed", "tensor_parallel_size"])
+    >>> did_you_mean("tensor_paralel_size", ["seed", "tensor_parallel_size"])
     ": did you mean 'tensor_parallel_size'?"
     """
     near = get_close_matches(name, known, n=1)

@@ -3,7 +3,7 @@
 from collections import abc
 from typing import Any, Self
 
-from .build import ChooseExecutor, build, find_folder, start_ranks
+from .build import ChooseExecutor, build, start_ranks, with_checkpoint_folder
 from .checkpoints.model_config import read_model_config
 from .checkpoints.tokenizer import HFTokenizer
 from .checks import check_unsupported
@@ -36,7 +36,7 @@ class LLMEngine(EngineCore):
         kernels for a pool, no weights are loaded. With tensor parallelism, rank 0 starts the other ranks, whose engines
         get `ranks`. Each rank is a complete engine with its part of the model, and makes the same calls.
         """
-        config = find_folder(config)
+        config = with_checkpoint_folder(config)
         model_config = read_model_config(config.model, config.hf_overrides)
         ranks = start_ranks(config, model_config, self.follow) if ranks is None else ranks
         try:

@@ -27,7 +27,7 @@ def tell(line: str, is_after_key: bool = False) -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # otherwise, Python retries the write at exit
 
 
-class Lines(logging.Handler):
+class LineHandler(logging.Handler):
     """A logging handler that prints each message on one line.
 
     It drops a line rather than wait for a full pipe, which would stall a server whose output nobody reads.
@@ -43,7 +43,7 @@ class Lines(logging.Handler):
 
 logger = logging.getLogger("nanovllm")
 logger.setLevel(logging.INFO)
-logger.addHandler(Lines())
+logger.addHandler(LineHandler())
 
 
 def with_progress(items: Collection[Item], description: str) -> Iterator[Item]:

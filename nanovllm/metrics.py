@@ -83,10 +83,10 @@ class Observations:
         return Histogram(name, labels, total, self._sum, buckets)
 
 
-def up_to(limit: int) -> tuple[int, ...]:
+def token_bounds(limit: int) -> tuple[int, ...]:
     """Return bucket bounds for counts of tokens up to `limit`.
 
-    >>> up_to(64), up_to(0)
+    >>> token_bounds(64), token_bounds(0)
     ((1, 2, 5, 10, 20, 50), ())
     """
     bounds = (digit * 10**power for power in range(len(str(limit))) for digit in (1, 2, 5))

@@ -36,8 +36,8 @@ MAX_LINE_BYTES = 1 << 24
 DEFAULT_MAX_MODEL_LEN = 2048  # for a server that does not report one
 DEFAULT_OUTPUT_LEN = 256  # of a dataset's requests, as in vLLM
 ERRORS = (OSError, aiohttp.ClientError, ValueError)
-ALONE = 8  # requests per round that are sent one at a time
-ALONE_TOKENS = 2  # in each of their outputs
+NUM_SINGLE_REQUESTS = 8  # requests per round that are sent one at a time
+SINGLE_OUTPUT_LEN = 2  # in each of their outputs
 ADDRESS = re.compile(r"serving .* at (http://[^\s,]+), (.*)")
 SECONDS_TO_END = 30.0  # for a server, before it is killed
 TasksOfRound = tuple[list[Task], list[Task]]  # served together, and one at a time
@@ -248,7 +248,7 @@ class HttpTurn(NamedTuple):
 def http(engine: dict[str, Any], options: Http) -> Report:
     """Compare throughput and the time to first token with and without HTTP."""
     llm = load_llm(engine)
-    loads = make_loads(llm, options)
+    loads = make_rounds(llm, options)
     with own_server(engine) as (url, kernels):
         offline_loads, http_loads = iter(loads), iter(loads)
         calls = {"offline": lambda: offline(llm, next(offline_loads))}
@@ -269,14 +269,19 @@ def http(engine: dict[str, Any], options: Http) -> Report:
     return report_of("http", options, machine(llm), measured, notes, **more)
 
 
-def make_loads(llm: LLM, options: Http) -> list[TasksOfRound]:
+def make_rounds(llm: LLM, options: Http) -> list[TasksOfRound]:
     """Return the tasks of each round. No prompt is used twice, because clients can't clear a server's cache."""
     count, vocab_size = 1 + options.rounds, llm.model_config.vocab_size
     size, input_len = options.num_prompts, options.input_len
     together = random_tasks(vocab_size, count * size, input_len, options.output_len, options.spread)
-    alone = random_tasks(vocab_size, count * ALONE, input_len + 1, ALONE_TOKENS)  # another length gives other tokens
+    alone = random_tasks(
+        vocab_size, count * NUM_SINGLE_REQUESTS, input_len + 1, SINGLE_OUTPUT_LEN
+    )  # another length gives other tokens
     check_lengths([*together, *alone], llm.max_model_len)
-    return [(together[i * size : (i + 1) * size], alone[i * ALONE : (i + 1) * ALONE]) for i in range(count)]
+    return [
+        (together[i * size : (i + 1) * size], alone[i * NUM_SINGLE_REQUESTS : (i + 1) * NUM_SINGLE_REQUESTS])
+        for i in range(count)
+    ]
 
 
 def offline(llm: LLM, load: TasksOfRound) -> HttpTurn:

@@ -15,7 +15,7 @@ from .. import __version__
 if TYPE_CHECKING:
     from ..llm import LLM
 
-OWN = "nanovllm"  # the column of this engine
+THIS_ENGINE = "nanovllm"  # the column of this engine
 Report = dict[str, Any]  # "bench", "settings", "machine", "measured": numbers by column, and "says": lines of text
 
 
@@ -81,14 +81,14 @@ def text(report: Report) -> str:
     rows = [[name.replace("_", " "), *(shown(each.get(name)) for each in columns.values())] for name in names]
     settings = ", ".join(f"{name.replace('_', ' ')} {shown(value)}" for name, value in report["settings"].items())
     where = ", ".join(f"{name} {value}" for name, value in report["machine"].items())
-    table = aligned([["", *columns], *rows])
+    table = align_columns([["", *columns], *rows])
     return "\n".join([f"{report['bench']}: {settings}", where, "", *table, "", *report["says"]])
 
 
-def aligned(rows: Sequence[Sequence[str]], separator: str = "  ") -> list[str]:
-    """Return a line per row, with all columns aligned to the right.
+def align_columns(rows: Sequence[Sequence[str]], separator: str = "  ") -> list[str]:
+    """Return a line per row, with all columns align_columns to the right.
 
-    >>> aligned([["", "ms"], ["step", "12.5"]])
+    >>> align_columns([["", "ms"], ["step", "12.5"]])
     ['        ms', 'step  12.5']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

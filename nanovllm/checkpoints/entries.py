@@ -79,7 +79,9 @@ class Entries:
 
     def error(self, name: str, must_be: str) -> ValueError:
         """Return a ValueError for an entry. `must_be` completes the sentence "NAME must be ..."."""
-        return ValueError(f"{self.path}: {self.prefix}{name} must be {must_be}, got {brief(self.values.get(name))}")
+        return ValueError(
+            f"{self.path}: {self.prefix}{name} must be {must_be}, got {short_repr(self.values.get(name))}"
+        )
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
@@ -98,10 +100,10 @@ def shards_of(index: Path) -> dict[str, str]:
     return dict(files.values)
 
 
-def brief(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return the repr of a value, truncated to 80 characters, for an error message.
 
-    >>> brief("4" * 1000)[:9], len(brief("4" * 1000))
+    >>> short_repr("4" * 1000)[:9], len(short_repr("4" * 1000))
     ("'44444444", 80)
     """
     text = repr(value)

@@ -24,7 +24,7 @@ from typing import Any, TypeGuard
 from tokenizers import Tokenizer
 
 from .chat_template import apply_chat_template
-from .entries import brief
+from .entries import short_repr
 from .tokenizer_files import (
     FIRST_SPACE,
     NAMED,
@@ -115,7 +115,7 @@ class HFTokenizer:
             self._texts[token_id] = self.decode([*self.anchor, token_id])[num_characters:]
         return self._texts[token_id]
 
-    def within_text(self) -> str:
+    def json_within_text(self) -> str:
         """Return the backend as JSON, without the steps of its sequences that prepend a space to a text."""
         text = self.backend.to_str()
         if '"Metaspace"' not in text:
@@ -278,5 +278,5 @@ def load_tokenizer(folder: str | Path) -> HFTokenizer | None:
     except (ValueError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the library is not an Exception
-        raise ValueError(f"{path}: its parts do not fit together: {brief(str(error))}") from None
+        raise ValueError(f"{path}: its parts do not fit together: {short_repr(str(error))}") from None
     return tokenizer

@@ -258,10 +258,10 @@ def serve(
     little memory.
     """
     from ..requests.outputs import RequestOutput
-    from ..server.bodies import parsers_of
+    from ..server.bodies import model_parsers
 
     engine, num_samples = llm.llm_engine, 0
-    parsers = parsers_of(llm.tokenizer, llm.chat_template)
+    parsers = model_parsers(llm.tokenizer, llm.chat_template)
     limit = OVERSUBSCRIPTION * engine.config.max_num_seqs
     added: dict[str, Request] = {}  # requests in the engine, by id
     request = next(requests, None)

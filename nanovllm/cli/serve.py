@@ -9,7 +9,7 @@ from ..options.engine_args import EngineArgs
 from ..options.vllm_options import ServeCompatibilityOptions
 from ..server.options import ServerOptions
 from .click_options import PATH, engine_options, options, usage_errors, vllm_options, with_checkpoint
-from .terminal import sigterm_ends_at_once
+from .terminal import sigterm_exits
 
 OPTIONS = options(ServerOptions, chat_template={"type": PATH}) + engine_options()
 UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # accept --max_model_len, as vLLM does
@@ -38,7 +38,7 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
     others = {field.name: values.pop(field.name) for field in fields(ServeCompatibilityOptions)}
     if name is not None:
         values["model"] = name
-    with usage_errors(), sigterm_ends_at_once():
+    with usage_errors(), sigterm_exits():
         from ..server.run import run_server
 
         ServeCompatibilityOptions(**others)  # raises for an unsupported value

@@ -63,7 +63,7 @@ def read_prompt(file: str) -> str:
 # Ctrl-C ends a command immediately, unless there is something to clean up first.
 
 
-def end_at_once(*_: object) -> None:
+def exit_immediately(*_: object) -> None:
     """Handle SIGINT by exiting while nothing needs cleanup: in imports, model loading, file reading and measurements.
 
     There, a KeyboardInterrupt could turn into another error, or into a traceback that Python prints and ignores.
@@ -76,7 +76,7 @@ def end_at_once(*_: object) -> None:
 
 def raise_once(*_: object) -> None:
     """Raise KeyboardInterrupt on the first SIGINT, and exit immediately on the second."""
-    signal.signal(signal.SIGINT, end_at_once)
+    signal.signal(signal.SIGINT, exit_immediately)
     raise KeyboardInterrupt
 
 
@@ -115,7 +115,7 @@ def ctrl_c_sets_event() -> Iterator[Event]:
         yield interrupted
 
 
-def sigterm_ends_at_once() -> AbstractContextManager[None]:
+def sigterm_exits() -> AbstractContextManager[None]:
     """Exit on SIGTERM while a server starts. As process 1 of a container, it would otherwise ignore the signal."""
     return handled_by(lambda *_: os._exit(0), signal.SIGTERM)
 

@@ -33,7 +33,7 @@ from ..server.app import make_apps
 from ..server.engine_client import EngineClient, start_engine
 from ..server.errors import ApiError, error_response
 from ..server.options import ServerOptions
-from ..server.run import GRACE, make_state
+from ..server.run import GRACE_SECONDS, make_state
 from ..server.streaming import error_event
 from .routing import PrefixRouter
 
@@ -249,7 +249,7 @@ def app(arguments: Arguments) -> Any:
         max_ongoing_requests=MAX_ONGOING,
         health_check_period_s=2,
         graceful_shutdown_wait_loop_s=1,
-        graceful_shutdown_timeout_s=options.shutdown_timeout + GRACE,
+        graceful_shutdown_timeout_s=options.shutdown_timeout + GRACE_SECONDS,
         ray_actor_options={"num_cpus": arguments.num_cpus, "num_gpus": arguments.num_gpus},
         request_router_config={
             "request_router_class": "nanovllm.cluster.ray_serve:ReplicaRouter",

@@ -26,7 +26,7 @@ Job = Callable[[Connection], object]
 CODE = f"from {__name__} import run; run({{}})"
 READY = b"ready"
 SECONDS_TO_EXIT = 2.0  # for a follower to exit, before it is killed
-SECONDS_TO_LEARN = 1.0  # to find out how a follower died, after its connections have closed
+DEATH_SECONDS = 1.0  # to find out how a follower died, after its connections have closed
 
 
 class Followers:
@@ -62,7 +62,7 @@ class Followers:
             pipe.send_bytes(pickle.dumps(job))
         for rank, pipe in enumerate(self._pipes, start=1):
             if (answer := read_message(pipe)) != READY:
-                self._deaths.append(death_of(rank, answer, self._processes[rank - 1]))
+                self._deaths.append(describe_exit(rank, answer, self._processes[rank - 1]))
                 raise ChildProcessError(self._deaths[0])
         to_watch = self._pipes, self._processes, self._deaths, self._has_ended
         threading.Thread(target=watch, args=to_watch, name="nanovllm ranks", daemon=True).start()
@@ -78,7 +78,7 @@ class Followers:
 
     def death(self) -> str | None:
         """Return how the first follower died, or None if all appear to be alive."""
-        self._has_ended.wait(SECONDS_TO_LEARN)
+        self._has_ended.wait(DEATH_SECONDS)
         return self._deaths[0] if self._deaths else None
 
 
@@ -91,7 +91,7 @@ def watch(
     if has_ended.is_set():
         return
     rank = pipes.index(pipe) + 1
-    deaths.append(death_of(rank, read_message(pipe), processes[rank - 1]))
+    deaths.append(describe_exit(rank, read_message(pipe), processes[rank - 1]))
     has_ended.set()
     for process in processes:
         process.kill()
@@ -104,12 +104,12 @@ def read_message(pipe: Connection) -> bytes:
     return b""
 
 
-def death_of(rank: int, error: bytes, process: "subprocess.Popen[bytes]") -> str:
+def describe_exit(rank: int, error: bytes, process: "subprocess.Popen[bytes]") -> str:
     """Return one line that says how a follower ended."""
     if error:
         return f"rank {rank} has ended: {error.decode()}"
     with suppress(subprocess.TimeoutExpired):
-        process.wait(SECONDS_TO_LEARN)
+        process.wait(DEATH_SECONDS)
     status = process.poll()
     return f"rank {rank} has ended: " + (f"signal {-status}" if status and status < 0 else f"exit status {status}")
 

@@ -186,11 +186,11 @@ class RankGroup:
         agreed: list[int] = tensor.tolist()
         return agreed
 
-    def call_on_all(self, function: Callable[[], Result], plan_of: Callable[[Result], int] | None = None) -> Result:
+    def call_on_all(self, function: Callable[[], Result], checksum: Callable[[Result], int] | None = None) -> Result:
         """Call `function`, as every rank does, and return its result. If it raises on one rank, raise on all.
 
         The other ranks may be waiting for a tensor from the one that raises, so that one closes its tensor connections
-        first, and then all reconnect. With `plan_of`, which turns a result into a number, raise RankError if these
+        first, and then all reconnect. With `checksum`, which turns a result into a number, raise RankError if these
         numbers differ, or if only some ranks raise, because the ranks cannot go on.
         """
         if self.world_size == 1:
@@ -198,12 +198,12 @@ class RankGroup:
         raised: BaseException | None = None
         try:
             result = function()
-            plan = plan_of(result) if plan_of else 0
+            plan = checksum(result) if checksum else 0
         except BaseException as error:
             raised, plan = error, -1
             self._close_tensors()
         is_fine, smallest, negative_largest = self.minimum([raised is None, plan, -plan])
-        can_go_on = plan_of is None or smallest == -negative_largest
+        can_go_on = checksum is None or smallest == -negative_largest
         if is_fine and can_go_on:
             return result
         is_cause = raised is not None and not isinstance(raised, DisconnectedError)

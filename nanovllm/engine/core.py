@@ -166,7 +166,7 @@ class EngineCore:
         try:
             with step_range("schedule"):
                 # Each rank schedules for itself. All must choose the same tokens, and an error on one is one on all.
-                output = self.ranks.call_on_all(self._schedule, plan_of)
+                output = self.ranks.call_on_all(self._schedule, batch_checksum)
             with step_range("launch"):
                 previous, self._in_flight = self._in_flight, self._launch(output.batch) if output.batch else None
             can_wait = previous is None and self._in_flight is None  # only if nothing else can run
@@ -344,7 +344,7 @@ class EngineCore:
             )
 
 
-def plan_of(output: SchedulerOutput) -> int:
+def batch_checksum(output: SchedulerOutput) -> int:
     """Return a checksum of the batch: if it differs, two ranks are about to compute different tokens."""
     rows = [(seq.request_id, seq.sample_index, seq.input_ids(num_tokens)) for seq, num_tokens in output.batch]
     return crc32(repr(rows).encode())

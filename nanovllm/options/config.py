@@ -215,11 +215,11 @@ class EngineConfig:
             return False
         return self.device_type == "cuda" if self.async_scheduling is None else self.async_scheduling
 
-    def slots_in_a_tile(self) -> int:
+    def tile_slots(self) -> int:
         """Return tile_size or its default. A GPU's tiles are large, because starting an operation takes long."""
         return self.tile_size or (4096 if self.device_type == "cpu" else 16384)
 
-    def longest_sequence(self, max_position_embeddings: int) -> int:
+    def resolve_max_model_len(self, max_position_embeddings: int) -> int:
         """Return max_model_len, or the model's own limit. Raise ValueError if the model has too few positions."""
         if self.max_model_len is not None and self.max_model_len > max_position_embeddings:
             limit = f"the model has {max_position_embeddings} positions"

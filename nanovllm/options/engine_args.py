@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from ..checkpoints.sizes import kv_bytes_per_token, parse_size
-from ..checks import check_field, nearest
+from ..checks import check_field, did_you_mean
 from ..log import logger
 from .config import DEFAULTS_ON_CUDA, GIB, RULES, EngineConfig, default_device
 from .vllm_options import CompatibilityOptions, check_compatibility
@@ -67,7 +67,7 @@ class EngineArgs(CompatibilityOptions):
         known = [option.name for option in fields(cls)]
         for name in options:
             if name not in known:
-                raise TypeError(f"unknown option {name!r}{nearest(name, known)}")
+                raise TypeError(f"unknown option {name!r}{did_you_mean(name, known)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class EngineArgs(CompatibilityOptions):
             raise ValueError(f"override_generation_config must be a dict, got {self.override_generation_config!r}")
         self._config("cpu")
 
-    def check_one_caller(self) -> None:
+    def check_single_process(self) -> None:
         """Raise ValueError under torchrun, where each rank runs the script and no one process gets all requests."""
         if self.tensor_parallel_size > 1 and self.distributed_executor_backend == "external_launcher":
             raise ValueError(

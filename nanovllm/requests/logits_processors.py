@@ -53,11 +53,11 @@ class BadWords:
 class MinTokens:
     """A ban on stop tokens until the output has min_tokens tokens."""
 
-    def __init__(self, min_tokens: int, stop_token_ids: set[int], may_restore: bool = False) -> None:
-        """Take the tokens to ban. With `may_restore`, allow them if no others are left: a grammar may force the end."""
+    def __init__(self, min_tokens: int, stop_token_ids: set[int], allow_if_alone: bool = False) -> None:
+        """Take the tokens to ban. With `allow_if_alone`, allow them if no others are left: a grammar may force EOS."""
         self._min_tokens = min_tokens
         self._stop_token_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)  # [num_stop_tokens]
-        self._may_restore = may_restore
+        self._allow_if_alone = allow_if_alone
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
         if len(output_token_ids) >= self._min_tokens:
@@ -65,7 +65,7 @@ class MinTokens:
         token_ids = self._stop_token_ids.to(logits.device)
         kept = logits[token_ids]  # [num_stop_tokens], a copy
         logits[token_ids] = -math.inf
-        if self._may_restore and logits.isneginf().all():
+        if self._allow_if_alone and logits.isneginf().all():
             logits[token_ids] = kept
 
 

@@ -11,7 +11,7 @@ from collections import abc
 from typing import Any, NotRequired, TypedDict, final
 
 from ..checkpoints.chat_template import content_text
-from ..checks import is_integer, nearest
+from ..checks import did_you_mean, is_integer
 
 
 @final
@@ -64,7 +64,7 @@ def from_mapping(prompt: dict[str, Any], name: str) -> ParsedPrompt:
     """Return a prompt given in vLLM's dictionary form. Fields that are None count as unset."""
     for field, value in prompt.items():
         if field not in FIELDS and value is not None:
-            raise ValueError(f"{name}: field {field!r} is unsupported{nearest(str(field), FIELDS)}")
+            raise ValueError(f"{name}: field {field!r} is unsupported{did_you_mean(str(field), FIELDS)}")
     text, token_ids = prompt.get("prompt"), without_array(prompt.get("prompt_token_ids"))
     salt = prompt.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and salt):

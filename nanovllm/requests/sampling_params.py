@@ -22,9 +22,9 @@ from ..checks import (
     check_fields,
     check_unsupported,
     cli_option,
+    did_you_mean,
     is_integer,
     is_number,
-    nearest,
     short_repr,
 )
 
@@ -171,7 +171,7 @@ class SamplingParams:
         names = [option.name for option in fields(cls)]
         for name in options:
             if name not in names:
-                raise ValueError(f"SamplingParams has no field {name!r}{nearest(name, names)}")
+                raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, names)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -309,10 +309,10 @@ def as_list(values: Any, default: list[Any] | None = None) -> Any:
     return [int(value) if is_integer(value) else value for value in values]
 
 
-def check_length(name: str, texts: Iterable[str], most: int = MAX_STOP) -> None:
-    """Raise ValueError if the strings of a field have more than `most` characters."""
-    if (size := sum(map(len, texts))) > most:
-        raise ValueError(f"{name} must have at most {most:,} characters in all, got {size:,}")
+def check_length(name: str, texts: Iterable[str], limit: int = MAX_STOP) -> None:
+    """Raise ValueError if the strings of a field have more than `limit` characters."""
+    if (size := sum(map(len, texts))) > limit:
+        raise ValueError(f"{name} must have at most {limit:,} characters in all, got {size:,}")
 
 
 def as_token_id(token: Any) -> Any:

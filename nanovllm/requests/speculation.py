@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from ..checks import AT_LEAST_1, Rule, check_fields, nearest
+from ..checks import AT_LEAST_1, Rule, check_fields, did_you_mean
 
 DEFAULT_LOOKUP = 5  # as in vLLM
 RATE_WINDOW = 8  # recent guesses that the success rate covers, roughly
@@ -37,7 +37,7 @@ class SpeculativeConfig:
         known = [entry.name for entry in fields(cls)]
         for name in entries:
             if name not in known:
-                hint = nearest(str(name), known) or f"; its keys are {', '.join(known)}"
+                hint = did_you_mean(str(name), known) or f"; its keys are {', '.join(known)}"
                 raise ValueError(f"speculative_config has no key {name!r}{hint}")
         for name in ("method", "num_speculative_tokens"):
             if name not in entries:
@@ -84,13 +84,13 @@ class NgramDrafter:
         self._guess: list[int] = []  # tokens that may come next
         self._rate = 1.0  # moving average of the share of correct guesses
 
-    def propose(self, token_ids: list[int], most: int) -> list[int]:
-        """Return up to `most` tokens that may follow `token_ids`. Between calls, the list may only grow.
+    def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
+        """Return up to `max_tokens` tokens that may follow `token_ids`. Between calls, the list may only grow.
 
         As in vLLM, they are the tokens after the first occurrence of the longest suffix that has occurred before.
 
         >>> drafter = NgramDrafter(SpeculativeConfig("ngram", 3, prompt_lookup_max=4, prompt_lookup_min=2))
-        >>> drafter.propose([5, 6, 7, 8, 9, 6, 7], most=8)
+        >>> drafter.propose([5, 6, 7, 8, 9, 6, 7], max_tokens=8)
         [8, 9, 6]
         """
         new = token_ids[len(self._text) :]
@@ -100,7 +100,7 @@ class NgramDrafter:
                 break
         self._text += "".join(map(chr, new))
         self._guess = draft = self._look_up()
-        return draft[: min(most, sum(self._rate**count >= MIN_PROBABILITY for count in range(1, len(draft) + 1)))]
+        return draft[: min(max_tokens, sum(self._rate**count >= MIN_PROBABILITY for count in range(1, len(draft) + 1)))]
 
     def _look_up(self) -> list[int]:
         text, end = self._text, len(self._text) - 1  # an earlier occurrence ends before the last token

@@ -313,7 +313,7 @@ class SamplingBody(Body):
     @classmethod
     def check_texts(cls, texts: str | list[str] | None, field: ValidationInfo) -> str | list[str] | None:
         """Raise ValueError if the strings are too long. Long bad_words would take long to tokenize."""
-        limit = {"most": MAX_CONSTRAINT} if field.field_name == "bad_words" else {}
+        limit = {"limit": MAX_CONSTRAINT} if field.field_name == "bad_words" else {}
         check_length(f"{field.field_name}", texts or (), **limit)
         return texts
 
@@ -409,7 +409,7 @@ class ChunkedBody(SamplingBody):
         return self.response_format.constraint() if self.response_format else {}
 
 
-def parsers_of(
+def model_parsers(
     tokenizer: "HFTokenizer | None",
     chat_template: str | None,
     tool_call_parser: str = "auto",

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..requests.pooling_params import PoolingParams
 from .bodies import Body, ParsedRequest, Prompts, prompts_of
-from .generation import working
+from .generation import started_work
 from .limits import read_as
 from .streaming import unless_hung_up
 
@@ -39,7 +39,7 @@ class EmbeddingRequest(Body):
 async def create_embedding(request: Request) -> Response:
     """Return the embeddings of one input or several."""
     body = await read_as(EmbeddingRequest, request)
-    async with working(request, body.parsed(), "embd-") as (work, engine):
+    async with started_work(request, body.parsed(), "embd-") as (work, engine):
         await unless_hung_up(request.receive, work.samples(engine))
     data = [embedding_object(each, index, body.encoding_format) for index, each in sorted(work.embeddings.items())]
     return JSONResponse({**work.head("list"), "data": data, "usage": work.usage()})

@@ -36,7 +36,7 @@ from .engine_process import (
     Stop,
     ToEngine,
     WatchMemory,
-    joined,
+    join_pieces,
     receive,
     send,
 )
@@ -282,6 +282,6 @@ def merged(first: Delta, second: Delta) -> Delta:
     pieces = {piece.sample: piece for piece in first.pieces}
     for piece in second.pieces:
         before = pieces.get(piece.sample)
-        pieces[piece.sample] = piece if before is None else joined(before, piece)
+        pieces[piece.sample] = piece if before is None else join_pieces(before, piece)
     prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
     return second._replace(pieces=list(pieces.values()), prompt_logprobs=prompt_logprobs)

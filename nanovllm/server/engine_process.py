@@ -146,10 +146,10 @@ def receive(pipe: Connection) -> Any:
     return pickle.loads(pipe.recv_bytes())
 
 
-def joined(first: Piece, second: Piece) -> Piece:
+def join_pieces(first: Piece, second: Piece) -> Piece:
     """Join two consecutive pieces of a sample.
 
-    >>> joined(Piece(0, "a", [1], None, None, None), Piece(0, "b", [2], None, "stop", None))
+    >>> join_pieces(Piece(0, "a", [1], None, None, None), Piece(0, "b", [2], None, "stop", None))
     Piece(sample=0, text='ab', token_ids=[1, 2], logprobs=None, finish_reason='stop', stop_reason=None)
     """
     logprobs = None if second.logprobs is None else [*(first.logprobs or []), *second.logprobs]
@@ -173,7 +173,7 @@ def run(pipe: Connection, args: EngineArgs, build: Build, log_level: int, progre
 def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
     """Build the engine and run it until Stop. Return the exit status."""
     try:
-        args.check_one_caller()
+        args.check_single_process()
         engine = build(args)
     except (OSError, ValueError) as error:
         send(pipe, Failed(str(error), is_mistake=True))

@@ -22,10 +22,10 @@ from ..requests.sampling_params import RequestOutputKind, SamplingParams
 from ..requests.tokens import Logprob
 from .bodies import Chat, ChunkedBody, InvalidRequest, MessageStream, ParsedRequest, StreamOptions, usage, whole_message
 from .engine_client import EngineClient
-from .engine_process import Add, Delta, Piece, joined
+from .engine_process import Add, Delta, Piece, join_pieces
 from .errors import ApiError
 from .limits import check_load, check_size, read_as
-from .logprobs import echoed
+from .logprobs import echoed_logprobs
 from .served_model import Tokens
 from .state import ServerState
 from .streaming import Events, error_event, event_of, stream, unless_hung_up
@@ -97,14 +97,14 @@ class Work:
                     self._count_reasoning(index, piece.token_ids)
                     is_first = index not in started
                     started.add(index)
-                    yield index, is_first, joined(echoes[prompt], piece) if self.body.echo and is_first else piece
+                    yield index, is_first, join_pieces(echoes[prompt], piece) if self.body.echo and is_first else piece
 
     async def samples(self, engine: EngineClient) -> dict[int, Piece]:
         """Run the requests. Return the whole output of each choice, by index."""
         samples: dict[int, Piece] = {}
         async with aclosing(self.pieces(engine)) as pieces:
             async for index, is_first, piece in pieces:
-                samples[index] = piece if is_first else joined(samples[index], piece)
+                samples[index] = piece if is_first else join_pieces(samples[index], piece)
         return dict(sorted(samples.items()))
 
     def message_part(self, index: int, piece: Piece) -> MessageDelta | None:
@@ -146,7 +146,7 @@ class Work:
 def echo_of(prompt: Tokens, delta: Delta) -> Piece:
     """Return the prompt as the first piece of an output. `delta` is the request's first, with the prompt's logprobs."""
     positions, text = delta.prompt_logprobs, prompt.text or ""
-    logprobs = echoed(prompt.token_ids, positions, text, prompt.first_text) if positions else None
+    logprobs = echoed_logprobs(prompt.token_ids, positions, text, prompt.first_text) if positions else None
     return Piece(0, text, prompt.token_ids, logprobs, None, None)
 
 
@@ -190,7 +190,7 @@ async def start_work(state: ServerState, body: ParsedRequest, id: str) -> Work:
 
 
 @asynccontextmanager
-async def working(request: Request, body: ParsedRequest, id: str) -> AsyncIterator[tuple[Work, EngineClient]]:
+async def started_work(request: Request, body: ParsedRequest, id: str) -> AsyncIterator[tuple[Work, EngineClient]]:
     """Start a body's work. Make every ValueError name the body's field, even one from the `async with` block."""
     state: ServerState = request.app.state.server
     try:
@@ -215,7 +215,7 @@ def endpoint(
 
     async def create(request: Request) -> Response:
         body = (await read_as(kind, request)).parsed()
-        async with working(request, body, id) as (work, engine):
+        async with started_work(request, body, id) as (work, engine):
             if body.stream:
                 return await stream(events_of(engine, work, chunks, body.stream), error_event, request.receive)
             samples = await unless_hung_up(request.receive, work.samples(engine))

@@ -35,7 +35,7 @@ MIN_CHUNK_BYTES = 64  # a smaller chunk of a body counts as this many, because e
 LINGER_SECONDS = 0.5  # time for a client to read an error before its connection is aborted
 MAX_IGNORED = 64  # unknown fields that are logged; clients could invent any number of them
 MAX_REPEATED_BYTES = 1 << 23  # of sampling parameters, which are sent to the engine with each prompt of a body
-MAX_PARTS = 1 << 17  # objects, arrays and fields in a body; Python takes long to build more
+MAX_JSON_PARTS = 1 << 17  # objects, arrays and fields in a body; Python takes long to build more
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # a JSON string
 
 
@@ -225,7 +225,7 @@ async def read_body(request: Request) -> bytes:
         message = f"Unsupported content type: '{kind[:100]}'. This server accepts 'application/json' only."
         raise ApiError(message, 415, code="unsupported_content_type")
     body = await request.body()
-    check_num_parts(body)
+    check_json_size(body)
     return body
 
 
@@ -240,10 +240,10 @@ async def read_as(kind: type[B], request: Request) -> B:
     return body
 
 
-def check_num_parts(body: bytes) -> None:
+def check_json_size(body: bytes) -> None:
     """Raise InvalidRequest if the JSON has too many objects, arrays and fields."""
-    if num_parts(body) > MAX_PARTS and (count := num_parts(STRING.sub(b"", body))) > MAX_PARTS:
-        message = f"The body has {count:,} objects, arrays and fields, and at most {MAX_PARTS:,} are allowed."
+    if num_parts(body) > MAX_JSON_PARTS and (count := num_parts(STRING.sub(b"", body))) > MAX_JSON_PARTS:
+        message = f"The body has {count:,} objects, arrays and fields, and at most {MAX_JSON_PARTS:,} are allowed."
         raise InvalidRequest(message)
 
 

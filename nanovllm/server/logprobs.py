@@ -53,7 +53,9 @@ def prompt_logprobs(positions: Sequence[Position | None] | None) -> dict[str, An
     return {"prompt_logprobs": [each or None for each in entries]}
 
 
-def echoed(token_ids: Sequence[int], positions: Sequence[Position | None], text: str, first: str) -> list[Position]:
+def echoed_logprobs(
+    token_ids: Sequence[int], positions: Sequence[Position | None], text: str, first: str
+) -> list[Position]:
     """Return the log-probabilities of an echoed prompt. The first token has none, only its text, `first`.
 
     Some tokenizers put a space before every text. `text` doesn't have it, so remove it from the first token, too.

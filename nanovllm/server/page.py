@@ -26,7 +26,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 MAX_VIEWERS = 64  # open pages; each batch of events is encoded once and sent to all of them
 SECONDS_PER_BATCH = 0.1
-SECONDS_OF_SILENCE = 15.0  # after which a comment keeps the connection alive
+KEEPALIVE_SECONDS = 15.0  # after which a comment keeps the connection alive
 MAX_WAITING_BYTES = 4 << 20  # unsent events of one viewer; beyond that, it is too slow and starts over
 FOLDER = Path(__file__).with_name("page")
 POLICY = (  # data: allows the empty icon
@@ -93,7 +93,7 @@ async def events_of(feed: "Feed", server: Event) -> Events:
     try:
         with suppress(EOFError):
             while True:
-                yield await viewer.next(SECONDS_OF_SILENCE) or b":\n\n"
+                yield await viewer.next(KEEPALIVE_SECONDS) or b":\n\n"
     finally:
         feed.leave(viewer)
 

@@ -16,7 +16,7 @@ from .chat import Effort, Message, constraint_of, template_options, tool_use
 from .engine_client import EngineClient
 from .engine_process import Piece
 from .errors import as_error
-from .generation import Work, working
+from .generation import Work, started_work
 from .limits import read_as
 from .logprobs import chat_logprobs
 from .streaming import event_of, stream, unless_hung_up
@@ -163,7 +163,7 @@ class ResponsesRequest(SamplingBody):
 async def create_response(request: Request) -> Response:
     """Answer a conversation in OpenAI's newer Responses API. Only text is supported, and nothing is stored."""
     body = await read_as(ResponsesRequest, request)
-    async with working(request, body.parsed(), "resp_") as (work, engine):
+    async with started_work(request, body.parsed(), "resp_") as (work, engine):
         builder = ResponseBuilder(work, body.repeated())
         if work.body.stream:
             return await stream(response_events(engine, work, builder), builder.error_event, request.receive)

@@ -28,7 +28,7 @@ from .served_model import served_model
 from .state import ServerState
 
 UNHEALTHY_SECONDS = 1.0  # how long /health reports a dead engine before the server stops
-GRACE = 2.0  # seconds from shutdown_timeout until connections are closed by force
+GRACE_SECONDS = 2.0  # seconds from shutdown_timeout until connections are closed by force
 SWITCH_SECONDS = 0.001  # how long the event loop waits until another thread must release the interpreter's lock
 
 
@@ -101,7 +101,7 @@ def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
         log_level=options.uvicorn_log_level,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(options.shutdown_timeout + GRACE) + 1,
+        timeout_graceful_shutdown=int(options.shutdown_timeout + GRACE_SECONDS) + 1,
     )
 
 

@@ -15,7 +15,7 @@ from ..checkpoints.stream_decoder import decoded_token
 from ..checkpoints.tokenizer import HFTokenizer
 from ..options.engine_args import EngineArgs
 from ..requests.prompts import Prompt, valid_text
-from .bodies import Chat, InvalidRequest, parsers_of
+from .bodies import Chat, InvalidRequest, model_parsers
 from .errors import ApiError
 
 MAX_TOKEN_CHARACTERS = 128  # of the longest token in today's vocabularies
@@ -131,7 +131,7 @@ def served_model(
         other_names=[] if names else [model],
         tokenizer=tokenizer,
         chat_template=chat_template,
-        parsers=parsers_of(tokenizer, chat_template, *parsers),
+        parsers=model_parsers(tokenizer, chat_template, *parsers),
         recommended=recommended,
         max_model_len=max_model_len,
     )

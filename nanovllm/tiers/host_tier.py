@@ -59,7 +59,7 @@ class HostTier:
         self.pool = BlockPool(num_blocks, Observer(), self._evict)  # its events are not the device's: nobody hears them
         self.loads: list[Load] = []
         self.num_blocks_stored = self.num_blocks_loaded = 0
-        self.num_stores_loaded = 0  # stored blocks that were loaded at least once; the others were useless
+        self.num_useful_stores = 0  # stored blocks that were loaded at least once; the others were useless
         self._never_loaded: set[int] = set()  # host blocks whose store was useless so far
         self._device_blocks = device_blocks
         self._stream = torch.cuda.Stream(device_blocks.device) if is_cuda else None
@@ -130,7 +130,7 @@ class HostTier:
             raise
         self.num_blocks_loaded += len(copies)
         sources = {copy.source for copy in copies}
-        self.num_stores_loaded += len(self._never_loaded & sources)
+        self.num_useful_stores += len(self._never_loaded & sources)
         self._never_loaded -= sources
 
     def _record_event(self) -> "torch.cuda.Event | None":

@@ -18,8 +18,8 @@ from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM
 from ...quantization import GROUP, QuantizedLinear
 from ...requests.tokens import SampledToken, SamplingRow
-from ..torch.backend import ends_of
-from ..torch.sampler import no_probabilities, sample
+from ..torch.backend import end_positions
+from ..torch.sampler import invalid_logits_message, sample
 from .attention import PLACES, SPLIT, TILE, Pool
 from .int8_attention import Int8Pool, scratch_size
 from .likeliest import PART
@@ -127,7 +127,7 @@ class StepRunner:
     def _check(self, batch: list[Scheduled]) -> None:
         """Assert that all numbers are in range, because kernels do not check bounds."""
         assert batch and all(num_tokens > 0 for _, num_tokens in batch), "a step needs at least one token per sequence"
-        for length, (seq, num_tokens) in zip(ends_of(batch), batch, strict=True):
+        for length, (seq, num_tokens) in zip(end_positions(batch), batch, strict=True):
             token_ids = seq.input_ids(num_tokens, length - num_tokens)
             within = min(token_ids) >= 0 and max(token_ids) < self._vocab_size
             assert within, f"token ids must be from 0 to {self._vocab_size - 1}, got {token_ids}"
@@ -259,7 +259,7 @@ def plan_step(batch: list[Scheduled], block_size: int, tile: int) -> Plan:
     jobs: list[tuple[int, ...]] = []
     merges: list[int] = []
     ends: list[int] = []
-    last_tokens = ends_of(batch)
+    last_tokens = end_positions(batch)
     num_splits, width = 0, -(-max(last_tokens) // block_size)
     seqs = [(seq, [count for _, count in items]) for seq, items in groupby(batch, key=itemgetter(0))]
     for number, (seq, counts) in enumerate(seqs):
@@ -308,7 +308,7 @@ def sample_rows(
     tokens, logprobs = find_likeliest(logits)
     for i, logprob in enumerate(logprobs):
         if not math.isfinite(logprob):
-            raise FloatingPointError(no_probabilities(i))
+            raise FloatingPointError(invalid_logits_message(i))
     sampled = list(map(SampledToken, tokens, logprobs))
     not_greedy = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if not_greedy:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ...engine.executor import Scheduled
 from ...engine.sequence import Sequence
-from ..torch.backend import ends_of
+from ..torch.backend import end_positions
 from ..torch.model_runner import sampling_rows
 from ..torch.sampler import RowParams, noise_key, row_params
 
@@ -127,7 +127,7 @@ class StepInputs:
 
     def fill(self, batch: list[Scheduled]) -> None:
         """Copy the inputs of a step to the device. Row i holds the i-th item of the batch."""
-        seqs, positions = [seq for seq, _ in batch], [end - 1 for end in ends_of(batch)]
+        seqs, positions = [seq for seq, _ in batch], [end - 1 for end in end_positions(batch)]
         if not (self._is_prepared and seqs == self._seqs and positions == self._positions):
             self._begin(seqs, positions)
         self._is_prepared = False

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..torch.sampler import RowParams, ban_improbable, race_all, race_likeliest
+from ..torch.sampler import RowParams, ban_improbable, sample_from_all, sample_from_top_k
 
 
 def paged_decode(
@@ -187,7 +187,7 @@ def sample_rows(logits: Tensor, params: RowParams, workspace: object, tokens: Te
     tokens.copy_(numbers.argmax(dim=-1))
     for row in params.temperature[:, 0].nonzero()[:, 0].tolist():
         one_row, one_params = numbers[row : row + 1], RowParams(*(column[row : row + 1] for column in params))
-        method = race_likeliest if 0 < one_params.top_k < numbers.shape[1] else race_all
+        method = sample_from_top_k if 0 < one_params.top_k < numbers.shape[1] else sample_from_all
         tokens[row] = method(ban_improbable(one_row, one_params), one_params)[0]
     logprobs = numbers.gather(1, tokens[:, None])[:, 0] - numbers.logsumexp(dim=-1)  # [rows]
     out.copy_(torch.stack((tokens.float(), logprobs), dim=1))

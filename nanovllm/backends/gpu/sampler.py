@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...requests.tokens import SampledToken, SamplingRow
-from ..torch.sampler import RowParams, no_probabilities, row_params
+from ..torch.sampler import RowParams, invalid_logits_message, row_params
 from .inputs import SAMPLING_FIELDS, allocate_fields, field_views, sampling_params
 
 
@@ -27,7 +27,7 @@ class Sampling:
         sampled = [SampledToken(int(token), logprob) for token, logprob in self._copy.tolist()]
         for row, token in enumerate(sampled):
             if not math.isfinite(token.logprob):
-                raise FloatingPointError(no_probabilities(row))
+                raise FloatingPointError(invalid_logits_message(row))
         return sampled
 
 

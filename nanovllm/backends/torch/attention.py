@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...engine.kv_cache import KVCache
-from .online_softmax import Part, attend_part, merge_attn_states, merge_first
+from .online_softmax import Part, attend_part, merge_attn_states, merge_into_first_rows
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class PagedAttend:
         for tile in self._tiles:
             k, v = self._kv_cache.read(layer, tile.pieces, tile.num_slots)  # [num_seqs, num_slots, num_kv_heads, ...]
             part = attend_part(grouped[: tile.num_seqs], k.transpose(1, 2), v.transpose(1, 2), tile.mask)
-            whole = part if whole is None else merge_first(whole, part)
+            whole = part if whole is None else merge_into_first_rows(whole, part)
         assert whole is not None, "no sequence decodes"
         return whole.out.flatten(1, 2).to(q.dtype)
 

@@ -93,7 +93,7 @@ class TorchBackend:
         return sample(logits, rows)
 
 
-def ends_of(batch: list[Scheduled]) -> list[int]:
+def end_positions(batch: list[Scheduled]) -> list[int]:
     """Return each item's end position, at which the next item or the next step continues the sequence."""
     ends: list[int] = []
     for i, (seq, num_tokens) in enumerate(batch):
@@ -108,7 +108,7 @@ def flatten(batch: list[Scheduled], block_size: int, device: torch.device) -> tu
     These are input_ids and positions, int64 [num_tokens], and the step's metadata for attention. An item that continues
     the sequence of the item before it counts as a separate sequence with the same blocks.
     """
-    context_lens = ends_of(batch)
+    context_lens = end_positions(batch)
     token_ids, token_positions, tables, new_blocks = list[int](), list[int](), list[list[int]](), list[int]()
     for end, (seq, num_tokens) in zip(context_lens, batch, strict=True):
         start = end - num_tokens

@@ -12,7 +12,7 @@ from ...llama import LlamaForCausalLM
 from ...profiling import step_range
 from ...requests.tokens import Logprob, RowOutput, SampledToken, SamplingRow
 from .attention import PagedAttention
-from .backend import Backend, Computed, SamplerAhead, TorchBackend, ends_of, tensor_of
+from .backend import Backend, Computed, SamplerAhead, TorchBackend, end_positions, tensor_of
 from .pooler import pool
 from .sampler import named_logprobs, sample, top_logprobs
 
@@ -143,7 +143,7 @@ class ModelRunner:
 
 def complete_items(batch: list[Scheduled]) -> list[int]:
     """Return the indices of the items that need a sampled token: their sequences have no more tokens to compute."""
-    ends = ends_of(batch)
+    ends = end_positions(batch)
     return [i for i, (seq, _) in enumerate(batch) if ends[i] >= seq.num_tokens_with_placeholders]
 
 

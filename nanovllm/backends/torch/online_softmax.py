@@ -37,7 +37,7 @@ def merge_attn_states(a: Part, b: Part) -> Part:
     return Part(a.out * share_a + b.out * share_b, lse)
 
 
-def merge_first(whole: Part, part: Part) -> Part:
+def merge_into_first_rows(whole: Part, part: Part) -> Part:
     """Return `whole` merged with `part`, which has further keys for only the first len(part.lse) rows of the batch."""
     n = len(part.lse)
     merged = merge_attn_states(Part(whole.out[:n], whole.lse[:n]), part)

@@ -52,14 +52,14 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
         logprobs = part.log_softmax(dim=-1)  # [size, vocab_size]
         for i, is_nan in enumerate(logprobs[:, 0].isnan().tolist()):  # one NaN in a row makes the whole row NaN
             if is_nan:
-                raise FloatingPointError(no_probabilities(start + i))
+                raise FloatingPointError(invalid_logits_message(start + i))
         tokens = choose(part, rows[start : start + size])  # [size]
         chosen = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
         sampled += [SampledToken(*pair) for pair in zip(tokens.tolist(), chosen.tolist(), strict=True)]
     return sampled
 
 
-def no_probabilities(row: int) -> str:
+def invalid_logits_message(row: int) -> str:
     """Return the message of the FloatingPointError for a row without valid probabilities."""
     return f"the logits of row {row} are NaN, infinite or all -inf: no token can be sampled"
 
@@ -84,7 +84,7 @@ def method_for(params: SamplingParams, vocab_size: int) -> Method:
     """Return the function that samples rows with these parameters."""
     if params.temperature == 0:
         return greedy
-    return race_likeliest if 0 < params.top_k < vocab_size else race_all
+    return sample_from_top_k if 0 < params.top_k < vocab_size else sample_from_all
 
 
 def greedy(logits: Tensor, params: RowParams) -> Tensor:
@@ -135,7 +135,7 @@ def ban_improbable(logits: Tensor, params: RowParams) -> Tensor:
 # The race
 
 
-def race_all(logits: Tensor, params: RowParams) -> Tensor:
+def sample_from_all(logits: Tensor, params: RowParams) -> Tensor:
     """Sample each row from all tokens, or from the smallest set of tokens whose probabilities sum to top_p.
 
     A row that draws a token outside this set draws again, from likelier tokens only. With top_p 0.9, that is about one
@@ -194,16 +194,16 @@ def keep_likelier(probs: Tensor, tokens: Tensor) -> Tensor:
     return kept
 
 
-def race_likeliest(logits: Tensor, params: RowParams) -> Tensor:
+def sample_from_top_k(logits: Tensor, params: RowParams) -> Tensor:
     """Sample each row from its top_k likeliest tokens, or from the smallest set of them that sums to top_p.
 
     logits float32 [num_rows, vocab_size] -> tokens int64 [num_rows]
     """
-    return race_among(likeliest(logits, int(params.top_k.max())), logits, params)
+    return sample_among(likeliest(logits, int(params.top_k.max())), logits, params)
 
 
-def race_among(tokens: Tensor, logits: Tensor, params: RowParams) -> Tensor:
-    """Sample like race_likeliest(), given at least the top_k likeliest tokens of each row, likeliest first.
+def sample_among(tokens: Tensor, logits: Tensor, params: RowParams) -> Tensor:
+    """Sample like sample_from_top_k(), given at least the top_k likeliest tokens of each row, likeliest first.
 
     tokens int64 [num_rows, k]; logits float32 [num_rows, vocab_size] -> int64 [num_rows]
     """
