@@ -110,7 +110,7 @@ def test_a_folder_is_complete_if_it_has_all_files(tmp_path):
         (tmp_path / "kernels_1" / "step.1.nbc").write_bytes(damage)
         assert not compiler.is_complete(tmp_path)
     fill_by_hand(tmp_path)
-    (tmp_path / compiler.COMPLETE).write_text("{")
+    (tmp_path / compiler.MARKER).write_text("{")
     assert not compiler.is_complete(tmp_path)
 
 
