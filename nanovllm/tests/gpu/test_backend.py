@@ -25,7 +25,7 @@ from ...backends.gpu.tiles import PREFILL_ROWS
 from ...beam_search import BeamSearchParams
 from ...engine.sequence import Sequence
 from ...llm import LLM
-from ...options.attention_backend import VARIABLE, backend_of
+from ...options.attention_backend import BACKEND_VARIABLE, backend_of
 from ...requests.outputs import RequestOutput
 from ...requests.pooling_params import PoolingParams
 from ...requests.sampling_params import SamplingParams
@@ -477,6 +477,6 @@ def test_requiring_an_unavailable_backend_is_an_error(fake_triton):
 
 
 def test_enforce_eager_drops_graphs_on_a_gpu_and_kernels_on_a_cpu(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(BACKEND_VARIABLE, raising=False)
     assert backend_of("auto", True) == "torch" and backend_of("auto", True, is_gpu=True) == "auto"
     assert backend_of("triton", True, is_gpu=True) == backend_of("triton", True) == "triton"
