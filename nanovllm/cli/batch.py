@@ -21,7 +21,7 @@ from .terminal import StatsPrinter, ctrl_c_raises, ctrl_c_sets_event, finish_com
 from .trace import check_trace, trace_option, tracing
 
 if TYPE_CHECKING:
-    from ..chat.formats import Parsers
+    from ..chat.formats import ModelFormats
     from ..llm import LLM
     from ..requests.outputs import RequestOutput
     from .batch_files import Request, RequestsFile
@@ -258,17 +258,17 @@ def serve(
     little memory.
     """
     from ..requests.outputs import RequestOutput
-    from ..server.bodies import model_parsers
+    from ..server.bodies import model_formats
 
     engine, num_samples = llm.llm_engine, 0
-    parsers = model_parsers(llm.tokenizer, llm.chat_template)
+    formats = model_formats(llm.tokenizer, llm.chat_template)
     limit = OVERSUBSCRIPTION * engine.config.max_num_seqs
     added: dict[str, Request] = {}  # requests in the engine, by id
     request = next(requests, None)
     while (added or request) and not interrupted.is_set():
         while request and not interrupted.is_set() and (not added or num_samples + request.params.n <= limit):
             try:
-                added[request.id] = add_request(llm, request, parsers)
+                added[request.id] = add_request(llm, request, formats)
                 num_samples += request.params.n
             except ValueError as error:
                 yield request, RequestOutput.failed(request.id, request.prompt, str(error))
@@ -282,7 +282,7 @@ def serve(
             yield owner, output
 
 
-def add_request(llm: "LLM", request: "Request", parsers: "Parsers") -> "Request":
+def add_request(llm: "LLM", request: "Request", formats: "ModelFormats") -> "Request":
     """Add a request to the engine, with a chat rendered as a prompt. Return it with the format of its messages.
 
     Raise ValueError if it can never be served.
@@ -296,6 +296,6 @@ def add_request(llm: "LLM", request: "Request", parsers: "Parsers") -> "Request"
         return request
     text = render_chat(engine.get_tokenizer(), chat.messages, **{"chat_template": llm.chat_template} | chat.options)
     special = {"add_special_tokens": False}  # the template already adds BOS
-    format = request.body.message_format(parsers, text, request.params) if request.body else None
+    format = request.body.message_format(formats, text, request.params) if request.body else None
     engine.add_request(request.id, text, request.params, tokenization_kwargs=special)
     return replace(request, format=format)
