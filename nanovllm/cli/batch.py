@@ -21,7 +21,7 @@ from .terminal import StatsPrinter, ctrl_c_raises, ctrl_c_sets_event, finish_com
 from .trace import check_trace, trace_option, tracing
 
 if TYPE_CHECKING:
-    from ..chat.formats import Parsers
+    from ..chat.formats import ModelFormats
     from ..llm import LLM
     from ..requests.outputs import RequestOutput
     from .batch_files import Request, RequestsFile
@@ -259,17 +259,17 @@ def serve(
     any length takes little memory. Once `interrupted` is set, no other step runs.
     """
     from ..requests.outputs import RequestOutput
-    from ..server.bodies import model_parsers
+    from ..server.bodies import model_formats
 
     engine, num_samples = llm.llm_engine, 0
-    parsers = model_parsers(llm.tokenizer, llm.chat_template)
+    formats = model_formats(llm.tokenizer, llm.chat_template)
     max_samples = OVERSUBSCRIPTION * engine.config.max_num_seqs
     added: dict[str, Request] = {}  # requests in the engine, by id
     request = next(requests, None)
     while (added or request) and not interrupted.is_set():
         while request and not interrupted.is_set() and (not added or num_samples + request.params.n <= max_samples):
             try:
-                added[request.id] = add_request(llm, request, parsers)
+                added[request.id] = add_request(llm, request, formats)
                 num_samples += request.params.n
             except ValueError as error:
                 yield request, RequestOutput.failed(request.id, request.prompt, str(error))
@@ -283,7 +283,7 @@ def serve(
             yield request_of_output, output
 
 
-def add_request(llm: "LLM", request: "Request", parsers: "Parsers") -> "Request":
+def add_request(llm: "LLM", request: "Request", formats: "ModelFormats") -> "Request":
     """Add a request to the engine, with a chat rendered as text. Return the request, and set `format` for a chat.
 
     Raise ValueError if the request can never be served.
@@ -295,8 +295,15 @@ def add_request(llm: "LLM", request: "Request", parsers: "Parsers") -> "Request"
     if not isinstance(prompt, Chat):
         engine.add_request(request.id, prompt, request.params)
         return request
+<<<<<<< HEAD
     text = render_chat(engine.get_tokenizer(), prompt.messages, **{"chat_template": llm.chat_template} | prompt.options)
     tokenizer_options = {"add_special_tokens": False}  # the template already adds BOS
     format = request.body.message_format(parsers, text, request.params) if request.body else None
     engine.add_request(request.id, text, request.params, tokenization_kwargs=tokenizer_options)
+=======
+    text = render_chat(engine.get_tokenizer(), chat.messages, **{"chat_template": llm.chat_template} | chat.options)
+    special = {"add_special_tokens": False}  # the template already adds BOS
+    format = request.body.message_format(formats, text, request.params) if request.body else None
+    engine.add_request(request.id, text, request.params, tokenization_kwargs=special)
+>>>>>>> f2
     return replace(request, format=format)
