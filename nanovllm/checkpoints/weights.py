@@ -13,14 +13,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..distributed.layers import local_config, parallelize, part_of
+from ..distributed.layers import local_config, parallelize, local_slices
 from ..distributed.rank_group import RankGroup
 from ..host_memory import MADV_COLLAPSE, allocate, default_pool_bytes, use_huge_pages
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
 from ..log import logger, with_progress
 from ..quantization import (
-    OUTPUTS_PER_KERNEL,
+    OUTPUTS_AT_A_TIME,
     Format,
     Integers,
     QuantizedLinear,
@@ -67,7 +67,7 @@ def load_model(
     model, region = empty_model(config, dtype, device, max_model_len, format_of, ranks)
     if config.tie_word_embeddings:
         shape = (config.vocab_size, config.hidden_size)
-        reader.check_tied_head(part_of("lm_head.weight", shape, config, ranks))
+        reader.check_tied_head(local_slices("lm_head.weight", shape, config, ranks))
     shapes = dict(weight_shapes(config))
     for name, tensor in with_progress(dict(weights_of(model)).items(), "loading weights"):
         parts = checkpoint_tensors(name, shapes[name], config)
@@ -78,7 +78,7 @@ def load_model(
             tensor.quantize([reader.read(part) for part, _ in parts])
             continue
         # copy straight into the model, so that no tensor exists twice
-        fill(tensor, (reader.read(part, part_of(part, shape, config, ranks)) for part, shape in parts))
+        fill(tensor, (reader.read(part, local_slices(part, shape, config, ranks)) for part, shape in parts))
     if reader.widened and quantization is None:
         wide, first, count = str(dtype).removeprefix("torch."), min(reader.widened), len(reader.widened)
         logger.warning("integers that cannot be kept are widened to %s: %s (%d tensors in total)", wide, first, count)
@@ -117,7 +117,7 @@ def dummy_model(
             parts = checkpoint_tensors(name, whole[name], config)
             random = torch.empty(whole[name], dtype=dtype, device=device).normal_(std=STD, generator=generator)
             pieces = zip(random.split([shape[0] for _, shape in parts]), parts, strict=True)
-            fill(tensor, (piece[part_of(part, shape, config, ranks)] for piece, (part, shape) in pieces))
+            fill(tensor, (piece[local_slices(part, shape, config, ranks)] for piece, (part, shape) in pieces))
         else:
             tensor.normal_(std=STD, generator=generator)
     use_huge_pages(region, MADV_COLLAPSE)
@@ -230,8 +230,8 @@ def stored_format(reader: "TensorReader", config: ModelConfig, layer: str) -> Fo
     """Return the Format that represents a layer's stored integers exactly, or None to widen them to floating point."""
     name = "model.embed_tokens" if layer == "lm_head" and config.tie_word_embeddings else layer
     parts = checkpoint_tensors(f"{name}.weight", (0, 0), config)
-    if any(shape[0] % OUTPUTS_PER_KERNEL for _, shape in parts):
-        return None  # kernels compute OUTPUTS_PER_KERNEL rows at a time
+    if any(shape[0] % OUTPUTS_AT_A_TIME for _, shape in parts):
+        return None  # kernels compute OUTPUTS_AT_A_TIME rows at a time
     formats = [format for part, _ in parts if (format := reader.format(part)) is not None]
     are_compatible = len(set(formats)) == 1 or all(format.bits == 8 for format in formats)
     return max(formats) if len(formats) == len(parts) and are_compatible else None
