@@ -282,7 +282,7 @@ class TensorReader:
             self._file_of = shards_of(index)
         else:
             raise ValueError(f"{folder} has no model.safetensors and no {index.name}")
-        self._packed = PackedTensors.of(Entries.read_if_exists(folder / "config.json"), self._file_of)
+        self._packed = PackedTensors.from_config(Entries.read_if_exists(folder / "config.json"), self._file_of)
 
     def format(self, name: str) -> Format | None:
         """Return the Format of a tensor that is stored in integers, or None."""
@@ -300,7 +300,7 @@ class TensorReader:
         for weight, whole in chain(weight_shapes(config), head.items() if "lm_head.weight" in stored else ()):
             for name, shape in checkpoint_tensors(weight, whole, config):
                 packed = self._packed if self._packed and name in self._packed else None
-                known.update(packed.parts(name) if packed else [name])
+                known.update(packed.tensor_names(name) if packed else [name])
                 got = packed.shape(name, stored) if packed else stored.get(name)
                 if got is None:
                     raise ValueError(f"{self._folder}: tensor {name} {[*shape]} is missing")
