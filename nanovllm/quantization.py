@@ -30,7 +30,7 @@ from .llama import LlamaForCausalLM
 
 GROUP = 32  # numbers of a row in a group, which share a scale and a minimum in int4, and a scale in a kernel's input
 COLUMN = 16  # outputs in a column
-OUTPUTS_AT_A_TIME = 32  # outputs that a kernel computes at a time
+PAD_TO = 32  # the number of outputs is padded to a multiple of this, because a kernel computes 32 at a time
 NUMBERS_AT_A_TIME = 1 << 20  # numbers that are quantized at a time
 LOW_HALVES = 0x0F0F0F0F  # mask for the low 4 bits of four bytes
 
@@ -71,7 +71,7 @@ class QuantizedLinear(nn.Module):
         if size % GROUP:
             raise ValueError(f"a weight of {outputs} x {size} cannot be quantized: {size} is not a multiple of {GROUP}")
         self.out_features, self.in_features, self.format = outputs, size, format
-        columns, device = -(-outputs // OUTPUTS_AT_A_TIME) * OUTPUTS_AT_A_TIME // COLUMN, linear.weight.device
+        columns, device = -(-outputs // PAD_TO) * PAD_TO // COLUMN, linear.weight.device
         values = torch.zeros(columns, size // GROUP * format, COLUMN, 4, dtype=torch.uint8, device=device)
         scales = torch.zeros(columns if format == Format.INT8 else 0, COLUMN, dtype=torch.int32, device=device)
         self.values = nn.Parameter(values, requires_grad=False)
@@ -96,7 +96,7 @@ class QuantizedLinear(nn.Module):
             first_row += len(part.q)
 
     def _rows_at_a_time(self) -> int:
-        return max(1, NUMBERS_AT_A_TIME // self.in_features // OUTPUTS_AT_A_TIME) * OUTPUTS_AT_A_TIME
+        return max(1, NUMBERS_AT_A_TIME // self.in_features // PAD_TO) * PAD_TO
 
     def _store(self, start: int, integers: Integers) -> None:
         """Store consecutive rows of the weight from row `start`, a multiple of 16. The last column may be partial."""

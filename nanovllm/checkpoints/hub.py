@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .entries import shards_of
-from .gguf import TABLE, unpack
+from .gguf import TABLE_NAME, unpack
 from .model_config import read_model_config
 
 DEFAULT_MODEL = "models/storyteller"  # EngineConfig.model's default: a folder of the repository, not a name on the Hub
@@ -139,7 +139,7 @@ def find_problem(names: list[str]) -> str | None:
     >>> find_problem(["config.json", "pytorch_model.bin"])
     'has its weights in pytorch_model.bin, a pickle, and no safetensors'
     """
-    if not {WEIGHTS, INDEX, TABLE}.isdisjoint(names):
+    if not {WEIGHTS, INDEX, TABLE_NAME}.isdisjoint(names):
         return None
     if not names:
         return "is not a checkpoint folder: it is empty"

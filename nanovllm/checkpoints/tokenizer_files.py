@@ -170,12 +170,12 @@ def as_token(holder: Entries, name: str, value: Any) -> AddedToken:
 Vocabulary = dict[str, int]
 Merges = list[tuple[str, str]]
 
-QWEN2_WORDS = (
+QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
-def llama(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
+def llama_bpe(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
     """Build LlamaTokenizer. It writes spaces as U+2581, and prepends one to the text.
 
     With the entry `legacy`, it also adds one after each special token.
@@ -189,11 +189,11 @@ def llama(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
     return backend
 
 
-def qwen2(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
+def qwen2_bpe(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
     """Build Qwen2Tokenizer, a byte-level BPE."""
     backend = Tokenizer(BPE(vocab=vocab, merges=merges, continuing_subword_prefix="", end_of_word_suffix=""))
     backend.normalizer = normalizers.NFC()
-    words = pre_tokenizers.Split(Regex(QWEN2_WORDS), behavior="isolated")
+    words = pre_tokenizers.Split(Regex(QWEN2_PATTERN), behavior="isolated")
     adds_prefix = entries.flag("add_prefix_space", False)
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=adds_prefix, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([words, to_bytes])
@@ -201,7 +201,7 @@ def qwen2(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
     return backend
 
 
-def gpt2(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
+def gpt2_bpe(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
     """Build GPT2Tokenizer, a byte-level BPE."""
     backend = Tokenizer(BPE(vocab=vocab, merges=merges, continuing_subword_prefix="", end_of_word_suffix=""))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=entries.flag("add_prefix_space", False))
@@ -210,9 +210,9 @@ def gpt2(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
 
 
 BUILDERS: dict[str, Callable[[Vocabulary, Merges, Entries], Tokenizer]] = {
-    "LlamaTokenizer": llama,
-    "Qwen2Tokenizer": qwen2,
-    "GPT2Tokenizer": gpt2,
+    "LlamaTokenizer": llama_bpe,
+    "Qwen2Tokenizer": qwen2_bpe,
+    "GPT2Tokenizer": gpt2_bpe,
 }
 
 

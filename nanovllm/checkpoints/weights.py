@@ -13,14 +13,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..distributed.layers import local_config, parallelize, local_slices
+from ..distributed.layers import local_config, local_slices, parallelize
 from ..distributed.rank_group import RankGroup
 from ..host_memory import MADV_COLLAPSE, allocate, default_pool_bytes, use_huge_pages
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
 from ..log import logger, with_progress
 from ..quantization import (
-    OUTPUTS_AT_A_TIME,
+    PAD_TO,
     Format,
     Integers,
     QuantizedLinear,
@@ -230,8 +230,8 @@ def stored_format(reader: "TensorReader", config: ModelConfig, layer: str) -> Fo
     """Return the Format that represents a layer's stored integers exactly, or None to widen them to floating point."""
     name = "model.embed_tokens" if layer == "lm_head" and config.tie_word_embeddings else layer
     parts = checkpoint_tensors(f"{name}.weight", (0, 0), config)
-    if any(shape[0] % OUTPUTS_AT_A_TIME for _, shape in parts):
-        return None  # kernels compute OUTPUTS_AT_A_TIME rows at a time
+    if any(shape[0] % PAD_TO for _, shape in parts):
+        return None  # kernels compute PAD_TO rows at a time
     formats = [format for part, _ in parts if (format := reader.format(part)) is not None]
     are_compatible = len(set(formats)) == 1 or all(format.bits == 8 for format in formats)
     return max(formats) if len(formats) == len(parts) and are_compatible else None
@@ -273,9 +273,9 @@ class TensorReader:
         self._file_of: dict[str, str] = {}  # tensor -> file name
         self.widened: set[str] = set()  # integer tensors that were read as floating point
         index = folder / "model.safetensors.index.json"
-        self._gguf = gguf.GgufTensors(folder) if (folder / gguf.TABLE).exists() else None
+        self._gguf = gguf.GgufTensors(folder) if (folder / gguf.TABLE_NAME).exists() else None
         if self._gguf:
-            self._file_of = dict.fromkeys(self._gguf.keys(), gguf.FILE)
+            self._file_of = dict.fromkeys(self._gguf.keys(), gguf.LINK_NAME)
         elif (folder / "model.safetensors").is_file():
             self._file_of = dict.fromkeys(self._open("model.safetensors").keys(), "model.safetensors")
         elif index.exists():
