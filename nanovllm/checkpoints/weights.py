@@ -19,15 +19,7 @@ from ..host_memory import MADV_COLLAPSE, allocate, default_pool_bytes, use_huge_
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
 from ..log import logger, with_progress
-from ..quantization import (
-    PAD_TO,
-    Format,
-    Integers,
-    QuantizedLinear,
-    floats_of,
-    format_at_load,
-    quantize_layers,
-)
+from ..quantization import PAD_TO, Format, Integers, QuantizedLinear, floats_of, format_at_load, quantize_layers
 from . import gguf
 from .entries import Entries, shards_of
 from .packed import PackedTensors
