@@ -33,7 +33,7 @@ from ..llama.config import RopeScaling
 from ..llama.model import rope_frequencies
 from ..quantization import Format, Integers
 from .entries import Entries
-from .tokenizer_files import QWEN2_PATTERN, llama_bpe, merges_of
+from .tokenizer_files import QWEN2_PATTERN, derive_merges, llama_bpe
 
 LINK_NAME, TABLE_NAME = "model.gguf", "model.gguf.json"  # of the folder's link and its table of tensors
 ROWS_AT_A_TIME = 1024  # rows that are dequantized at a time, so that only one copy of a large tensor is in memory
@@ -487,7 +487,7 @@ def sentencepiece_bpe(metadata: Entries, texts: list[str]) -> Tokenizer:
     """Build a BPE tokenizer with sentencepiece's pieces, `texts`. Merges into pieces with higher scores come first."""
     scores = metadata.values["tokenizer.ggml.scores"]
     by_score = sorted(range(len(texts)), key=lambda i: -scores[i])
-    merges = merges_of({texts[i]: rank for rank, i in enumerate(by_score)})
+    merges = derive_merges({texts[i]: rank for rank, i in enumerate(by_score)})
     options = {"add_prefix_space": metadata.flag("tokenizer.ggml.add_space_prefix", True)}
     return llama_bpe({text: i for i, text in enumerate(texts)}, merges, Entries(options, metadata.path))
 
