@@ -33,8 +33,8 @@ def host_memory(root: Path = ROOT) -> HostMemory:
     Where /proc/meminfo cannot be read, `available` is the total.
     """
     try:
-        lines = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
-        total, available = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+        meminfo = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
+        total, available = (int(meminfo[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     except (OSError, KeyError, ValueError):  # for example, not on Linux
         total = available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for group, (limit_file, usage_file, inactive_file) in control_groups(root):
@@ -42,7 +42,7 @@ def host_memory(root: Path = ROOT) -> HostMemory:
             limit, usage = (int((group / name).read_text()) for name in (limit_file, usage_file))
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             reclaimable = int(stat[inactive_file])
-        except (OSError, KeyError, ValueError):  # no limit is set
+        except (OSError, KeyError, ValueError):  # no limit is set, or there is no such folder
             continue
         total, available = min(total, limit), min(available, limit - usage + reclaimable)
     return HostMemory(total, max(available, 0))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nanovllm.checkpoints.chat_template import PLAIN_TEMPLATE, read_template, loops_over_content, render_chat
+from nanovllm.checkpoints.chat_template import PLAIN_TEMPLATE, loops_over_content, read_template, render_chat
 from nanovllm.checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from nanovllm.tests.testing.tokenizers import write_form
 from tests.helpers import ROOT

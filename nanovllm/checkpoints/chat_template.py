@@ -102,7 +102,7 @@ def apply_chat_template(
 
 
 def check_messages(messages: Sequence[Any]) -> list[JsonDict]:
-    """Return copies of the messages without their None entries. Raise ValueError unless they are dicts in a list."""
+    """Return copies of the messages without their None entries. Raise ValueError unless they are a list of dicts."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise ValueError(f"messages must be a list of messages, got {type(messages).__name__}")
     if not messages:

@@ -211,11 +211,11 @@ class Repository:
 
 def hub_repository(model: str | Path, revision: str | None, **options: Any) -> Repository:
     """Return the Repository for a name on the Hub. Raise ValueError if `model` is not of the form ORG/NAME."""
-    missing_folder = f"the folder {Path(model).absolute()} does not exist"
+    folder_error = f"the folder {Path(model).absolute()} does not exist"
     if str(model) == DEFAULT_MODEL:
-        raise ValueError(f"{missing_folder}: name a checkpoint with LLM(model=...) or --model")
+        raise ValueError(f"{folder_error}: name a checkpoint with LLM(model=...) or --model")
     if not isinstance(model, str) or not HUB_NAME.fullmatch(model):
-        raise ValueError(f"{missing_folder}, and {str(model)!r} is not a name on the Hub, which looks like ORG/NAME")
+        raise ValueError(f"{folder_error}, and {str(model)!r} is not a name on the Hub, which looks like ORG/NAME")
     return Repository(model, revision, **options)
 
 
@@ -250,12 +250,12 @@ def weight_files(folder: Path) -> list[str]:
     return sorted({*shards_of(index).values()})
 
 
-def explain_missing(files: list[str], missing: str, name: str) -> str:
-    """Return the end of a sentence "NAME on the Hub ..." that says why a repository with `files` has no `missing`."""
+def explain_missing(files: list[str], missing_file: str, name: str) -> str:
+    """Return the end of a sentence "NAME on the Hub ..." that says why `files` do not include `missing_file`."""
     problem = find_problem([path for path in files if "/" not in path and path != ".gitattributes"])
     if problem and "pytorch_model.bin" in problem:
         problem += f": download it with `hf download {name} --local-dir FOLDER`; --model FOLDER shows how to convert it"
-    return problem or f"has no {missing}, although its {INDEX_FILE} lists it"
+    return problem or f"has no {missing_file}, although its {INDEX_FILE} lists it"
 
 
 @contextmanager
@@ -277,16 +277,16 @@ def explain_error(error: Exception, repository: Repository) -> str:
     from huggingface_hub import constants, errors
 
     name, cause = repository.name, error.__cause__ or error
-    missing_folder = f"the folder {Path(name).absolute()} does not exist"
+    folder_error = f"the folder {Path(name).absolute()} does not exist"
     if isinstance(error, errors.GatedRepoError):
         return f"{name} is gated: accept its terms at {constants.ENDPOINT}/{name} and set HF_TOKEN to your token"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name} on the Hub has no revision {repository.revision!r}: use a branch, a tag or a full commit hash"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{missing_folder}, and the Hub has no model {name}; if it is private, set HF_TOKEN to your token"
+        return f"{folder_error}, and the Hub has no model {name}; if it is private, set HF_TOKEN to your token"
     if status_of(cause) in (401, 403):
         return f"the Hub denies access to {name} (status {status_of(cause)}): set HF_TOKEN to a token with access"
-    no_copy = f"{missing_folder}, and {repository.cache_dir or constants.HF_HUB_CACHE} has no complete copy of {name}"
+    no_copy = f"{folder_error}, and {repository.cache_dir or constants.HF_HUB_CACHE} has no complete copy of {name}"
     if constants.HF_HUB_OFFLINE:
         return f"{no_copy}: unset HF_HUB_OFFLINE to download it"
     if isinstance(error, errors.LocalEntryNotFoundError):

@@ -26,7 +26,7 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         self._window = tokenizer.visible(prompt_token_ids)
         self._shorten(MAX_WINDOW // 2, tokenizer.decode(self._window[-MAX_WINDOW:]) or self._text())
-        self._returned = self._text()  # the part of the window's text that push() has returned
+        self._returned = self._text()  # the part of the window's text that is in the prompt or was returned
 
     def push(self, *token_ids: int) -> str:
         """Return the text that `token_ids` complete. It can be empty."""

@@ -117,7 +117,7 @@ class HFTokenizer:
         return self._texts[token_id]
 
     def json_without_prefix_space(self) -> str:
-        """Return the backend as JSON, but without prepending a space to a text in any step of its sequences."""
+        """Return the backend as JSON. Unlike the backend, no step of its sequences prepends a space to a text."""
         text = self.backend.to_str()
         if '"Metaspace"' not in text:
             return text

@@ -69,13 +69,13 @@ class TokenizerConfig:
 
 def find_tokenizer_class(folder: Path, config: Entries, is_byte_level: bool) -> str:
     """Return the name of the class that AutoTokenizer uses: one in BUILDERS, or TokenizersBackend."""
-    model = Entries.read_if_exists(folder / "config.json")
-    family = model.values.get("model_type")
-    source = config if config.values.get("tokenizer_class") else model
+    model_config = Entries.read_if_exists(folder / "config.json")
+    model_type = model_config.values.get("model_type")
+    source = config if config.values.get("tokenizer_class") else model_config
     name = source.text("tokenizer_class").removesuffix("Fast") if source.values.get("tokenizer_class") else ""
-    if family == "qwen2" or (family == "qwen3" and not name):
+    if model_type == "qwen2" or (model_type == "qwen3" and not name):
         return "Qwen2Tokenizer"
-    if family == "mistral" or (name == "LlamaTokenizer" and is_byte_level):
+    if model_type == "mistral" or (name == "LlamaTokenizer" and is_byte_level):
         return "TokenizersBackend"
     return name if name in DEFAULT_TOKENS else "TokenizersBackend"
 
@@ -108,7 +108,7 @@ class TokenFiles(NamedTuple):
         return named | {name: known.get(token.content, token) for name, token in named.items() if name in TOKEN_NAMES}
 
     def extra(self, in_vocabulary: list[AddedToken]) -> list[AddedToken]:
-        """Return the unnamed special tokens, from the first source that lists any."""
+        """Return the special tokens without a name, from the first of three places that lists any."""
         name = "additional_special_tokens"
         return self.listed() or in_vocabulary or (tokens_of(self.older, name) if name in self.older else [])
 

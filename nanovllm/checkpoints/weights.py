@@ -137,8 +137,8 @@ def empty_model(
         if format_of is not None:
             quantize_layers(model, format_of, dtype)
     parameters = dict(model.named_parameters())  # a tied head is listed once
-    types = {name: dtype if weight.is_floating_point() else weight.dtype for name, weight in parameters.items()}
-    num_bytes = {name: weight.numel() * types[name].itemsize for name, weight in parameters.items()}
+    dtypes = {name: dtype if weight.is_floating_point() else weight.dtype for name, weight in parameters.items()}
+    num_bytes = {name: weight.numel() * dtypes[name].itemsize for name, weight in parameters.items()}
     sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in num_bytes.values()]
     try:
         region = allocate((sum(sizes),), torch.uint8, device)
@@ -146,7 +146,7 @@ def empty_model(
         raise ValueError(f"{device} has no room for the weights, {sum(sizes):,} bytes") from None
     use_huge_pages(region)
     state = {
-        name: part[: num_bytes[name]].view(types[name]).view(parameters[name].shape)
+        name: part[: num_bytes[name]].view(dtypes[name]).view(parameters[name].shape)
         for name, part in zip(parameters, region.split(sizes), strict=True)
     }
     model.load_state_dict(state, assign=True, strict=False)  # only a tied head may be missing
@@ -188,12 +188,12 @@ def fill(tensor: Tensor, pieces: Iterable[Tensor]) -> None:
 def weights_of(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor | QuantizedLinear]]:
     """Yield the name of each weight with its tensor, or with its layer if it is quantized. Skip a tied head."""
     for name, parameter in model.named_parameters():
-        module, _, kind = name.rpartition(".")
-        if kind == "values":
+        module, _, attribute = name.rpartition(".")
+        if attribute == "values":
             layer = model.get_submodule(module)
             assert isinstance(layer, QuantizedLinear)
             yield f"{module.removesuffix('.head')}.weight", layer
-        elif kind != "scales":
+        elif attribute != "scales":
             yield name, parameter
 
 
@@ -258,7 +258,8 @@ class Sliceable(Protocol):
 class TensorReader:
     """The tensors of a checkpoint by name, from a GGUF file, model.safetensors or the shards that an index lists.
 
-    Each tensor is read through a new memory mapping: the pages that a mapping has read stay in memory until it closes.
+    A tensor in safetensors is read through a new memory mapping: the pages that a mapping has read stay in memory until
+    the mapping closes.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -154,7 +154,7 @@ class RankGroup:
         if self._followers is not None:
             self._followers.end()
 
-    # Commands, from rank 0 to its followers
+    # Commands, from rank 0 to its followers. Without followers, nothing is sent.
 
     def announce(self, method: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Queue a call for the other ranks, which make it just before the next call that send() sends."""
