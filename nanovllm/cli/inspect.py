@@ -157,7 +157,7 @@ def make_report(
         "block_size": block_size,
         "kv_bytes_per_block": fit.block_bytes,
         "memory": {
-            "of": available.of,
+            "of": available.source,
             "bytes": available.size,
             "share": share,
             "weights_and_pool": fit.room,
