@@ -295,15 +295,8 @@ def add_request(llm: "LLM", request: "Request", formats: "ModelFormats") -> "Req
     if not isinstance(prompt, Chat):
         engine.add_request(request.id, prompt, request.params)
         return request
-<<<<<<< HEAD
     text = render_chat(engine.get_tokenizer(), prompt.messages, **{"chat_template": llm.chat_template} | prompt.options)
     tokenizer_options = {"add_special_tokens": False}  # the template already adds BOS
-    format = request.body.message_format(parsers, text, request.params) if request.body else None
-    engine.add_request(request.id, text, request.params, tokenization_kwargs=tokenizer_options)
-=======
-    text = render_chat(engine.get_tokenizer(), chat.messages, **{"chat_template": llm.chat_template} | chat.options)
-    special = {"add_special_tokens": False}  # the template already adds BOS
     format = request.body.message_format(formats, text, request.params) if request.body else None
-    engine.add_request(request.id, text, request.params, tokenization_kwargs=special)
->>>>>>> f2
+    engine.add_request(request.id, text, request.params, tokenization_kwargs=tokenizer_options)
     return replace(request, format=format)
