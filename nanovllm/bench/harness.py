@@ -51,7 +51,7 @@ class Spread(NamedTuple):
         return f"{self.median:.2f} {unit} ({self.least:.2f} to {self.largest:.2f})"
 
     def as_ratio(self) -> dict[str, float]:
-        """Return three entries for a file of results."""
+        """Return three entries for a file of results: the median, the least and the largest number."""
         return {"ratio": self.median, "least": self.least, "largest": self.largest}
 
 

@@ -37,7 +37,7 @@ DEFAULT_OUTPUT_LEN = 256  # for requests of a dataset, as in vLLM
 REQUEST_ERRORS = (OSError, aiohttp.ClientError, ValueError)
 NUM_SINGLE_REQUESTS = 8  # requests per round that are sent one at a time
 SINGLE_OUTPUT_LEN = 2  # tokens in each of their outputs
-READY_LINE = re.compile(r"serving .* at (http://[^\s,]+), (.*)")
+READY_LINE = re.compile(r"serving .* at (http://[^\s,]+), (.*)")  # from `nanovllm serve`
 SECONDS_TO_END = 30.0  # until a server that hasn't ended is killed
 TasksOfRound = tuple[list[Task], list[Task]]  # tasks served together, and tasks served one at a time
 

@@ -52,7 +52,7 @@ class State:
 
 
 def begin(snapshot: Event) -> State:
-    """Return the state in a snapshot. Its dictionaries have strings as keys, as JSON requires."""
+    """Return the state in a snapshot, whose dictionaries have strings as keys, as JSON requires."""
     initial = snapshot["state"]
     sequences = {each["seq"]: SequenceState(**copy.deepcopy(each)) for each in initial["sequences"]}
     state = State(snapshot["pool"], snapshot["host"], snapshot["step"], sequences)

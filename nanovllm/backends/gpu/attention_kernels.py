@@ -217,7 +217,7 @@ def merge_splits(
 #
 #                keys   0 1 2 3 | 4 5 6 7 | 8 9
 #     program 0  q4     x x x x | x . . . |            x  seen
-#                q5     x x x x | x x . . |            .  read but masked: it comes after the query
+#                q5     x x x x | x x . . |            .  read but masked: the key comes after the query
 #                q6     x x x x | x x x . |               keys after the tile's last query are not read
 #     program 1  q7     x x x x | x x x x | . .
 #                q8     x x x x | x x x x | x .

@@ -33,7 +33,7 @@ from .plain import NormBefore
 from .tiles import MAX_GEMV_ROWS
 
 REPEATS = 5  # the fastest one counts
-MAX_TIME_RATIO = 0.97  # gemv must save 3% of the time: a near tie would be decided differently at each start
+MAX_TIME_RATIO = 0.97  # gemv must save 3% of the time; otherwise near ties would be decided at random
 MatmulShape = tuple[int, int, int]  # rows of x, outputs, size of a row
 Timer = Callable[[Launcher], float]  # returns how many seconds the device takes for a step
 

@@ -15,8 +15,8 @@ wins a tie. No two tokens share a key. Each parameter keeps the tokens at or abo
     min_p    the key of the lowest logit that is probable enough
     top_k    the k-th largest key, found digit by digit: count the tokens with each value of the top 8 bits, pick the
              value that has the k-th token, continue with the next 8 bits of those tokens
-    top_p    like the plain sampler, draw first and check afterwards: if the tokens likelier than the drawn one already
-             reach top_p, reject it, and draw again from those likelier tokens
+    top_p    like the plain sampler, draw first and check afterwards: if the likelier tokens already reach top_p
+             without the drawn token, reject it, and draw again from those likelier tokens
 
 The noise is the same as in the plain sampler, and so are the tokens, unless two scores tie within rounding errors.
 """

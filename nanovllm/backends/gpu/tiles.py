@@ -60,9 +60,9 @@ def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
 
 
 def tile_size(width: int, itemsize: int) -> int:
-    """Return how many keys a program reads at a time: 16 KiB, or the nearest number from 16 to 128.
+    """Return how many keys a program reads at a time: as many as fill 16 KiB, but at least 16 and at most 128.
 
-    Several such tiles can be in flight.
+    Tiles of this size are small enough to have several in flight.
 
     >>> tile_size(128, 2), tile_size(128, 4), tile_size(16, 4), tile_size(256, 4)
     (64, 32, 128, 16)
