@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...backends import choice as choice_module
 from ...backends.gpu import backend as backend_module
-from ...backends.gpu.backend import Build, GpuChoice, TritonBackend
+from ...backends.gpu.backend import BuildBackend, GpuChoice, TritonBackend
 from ...backends.gpu.capture import Capture, CudaCapture
 from ...backends.gpu.graphs import buckets
 from ...backends.gpu.inputs import HostBuffer, StepInputs
@@ -447,7 +447,7 @@ def test_a_failure_falls_back_and_gives_the_reason(
 
 
 def test_an_engine_on_a_gpu_builds_the_backend(checkpoint, monkeypatch):
-    builds = list[Build]()
+    builds = list[BuildBackend]()
     monkeypatch.setattr(choice_module, "GpuChoice", lambda backend, is_eager, runner, build: builds.append(build))
     engine = make_llm(checkpoint).llm_engine
     pool = copy(engine.kv_cache)
