@@ -87,7 +87,7 @@ class AsyncLLM:
     ) -> abc.AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a request as they are generated, in the form that sampling_params.output_kind selects.
 
-        Breaking out of the loop, or cancelling it, aborts the request and frees its blocks before the next step. Raise
+        Breaking out of the loop, or canceling it, aborts the request and frees its blocks before the next step. Raise
         ValueError for a request that cannot be served, and EngineDeadError if the engine has ended.
         """
         check_unsupported(lora_request=lora_request, trace_headers=trace_headers, priority=priority)
@@ -225,7 +225,7 @@ class Call(Generic[Result]):
     future: Future[Result] = field(default_factory=Future)
 
     def run(self, engine: LLMEngine) -> None:
-        """Run the function, unless the call was cancelled. Pass its result or its error to the caller."""
+        """Run the function, unless the call was canceled. Pass its result or its error to the caller."""
         if self.future.set_running_or_notify_cancel():
             try:
                 self.future.set_result(self.function(engine))

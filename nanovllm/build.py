@@ -1,4 +1,4 @@
-"""Build an engine from its options: checkpoint, pool, executor, tiers and scheduler, in this order."""
+"""Build an engine from its options: checkpoint, pool, executor, tiers and scheduler, in that order."""
 
 from collections import abc
 from dataclasses import dataclass, replace

@@ -23,7 +23,7 @@ def note_progress() -> None:
 
 @contextmanager
 def no_progress_due() -> Iterator[None]:
-    """Suspend the check during the block, which may take long: the engine waits for work or for a compiler."""
+    """Suspend the check during the block, which may take a long time: the engine waits for work or for a compiler."""
     _last_progress.value = math.inf
     try:
         yield

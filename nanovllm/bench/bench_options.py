@@ -106,7 +106,7 @@ class ServerLoad:
     endpoint: str = option("completions", "the endpoint to use", choices=("completions", "chat"))
     dataset_path: str | None = dataset()
     num_prompts: int = count(200, "number of requests, unless they come from a file")
-    request_rate: float = option(math.inf, "requests per second, as a Poisson process; inf: all together", type=ABOVE_0)
+    request_rate: float = option(math.inf, "requests per second, as a Poisson process; inf: all at once", type=ABOVE_0)
     max_concurrency: int | None = count(None, "maximum number of requests at a time")
     input_len: int | None = count(None, "words in each prompt; default: lengths typical of chats")
     output_len: int | None = count(None, "tokens in each output; default: lengths typical of chats")

@@ -13,7 +13,7 @@ from .workload import Task
 if TYPE_CHECKING:
     from ..llm import LLM
 
-NUM_BYTES, REPEATS = 1 << 28, 7  # bytes of a read, which are larger than a processor's caches; number of reads
+NUM_BYTES, REPEATS = 1 << 28, 7  # bytes per read, more than a processor's caches hold; number of reads
 GPU_SIZE_FACTOR = 16  # a GPU would read fewer bytes in less time than the launch takes
 
 
@@ -41,7 +41,7 @@ def floor_note(bandwidth: float) -> str:
 
 
 class Floor(NamedTuple):
-    """The fewest bytes that an engine can read. A Floor holds no reference to the engine, which can be freed."""
+    """The fewest bytes that an engine can read. It holds no reference to the engine, so the engine can be freed."""
 
     step_bytes: int  # the weights
     slot_bytes: int  # one token's keys and values

@@ -38,7 +38,7 @@ def throughput(
     if options.dataset_path:
         requests = read_dataset(options.dataset_path, options.output_len)
     elif options.prompts and not texts:
-        raise ValueError(f"{options.prompts} has no prompt")
+        raise ValueError(f"{options.prompts} has no prompts")
     llm, shown_settings = load_llm(engine), settings(options)
     if not requests:
         lengths = options.input_len, options.output_len, options.spread
@@ -60,7 +60,7 @@ def latency(engine: dict[str, Any], options: Latency, peers: Peers = no_peers) -
 
 
 def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, settings: dict[str, Any], peers: Peers) -> Report:
-    """Serve the tasks with this engine and its peers, in turns."""
+    """Serve the tasks with this engine and its peers, which take turns."""
     check_lengths(tasks, llm.max_model_len)
     own_call: dict[str, Call] = {OURS: partial(serve, llm, tasks)}
     with peers(llm, tasks) as (peer_calls, notes):

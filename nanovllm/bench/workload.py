@@ -85,7 +85,7 @@ def read_dataset(path: str, output_len: int) -> list[tuple[str, int]]:
             raise ValueError(f"{path}, line {number}: output_tokens must be an integer, at least 1, got {num_tokens!r}")
         requests.append((prompt, num_tokens))
     if not requests:
-        raise ValueError(f"{path} has no request")
+        raise ValueError(f"{path} has no requests")
     return requests
 
 
@@ -114,7 +114,7 @@ def log_normal(rng: random.Random, mean: float, width: float) -> int:
 def chats(count: int, lengths: tuple[int, int] | None, longest: int, seed: int) -> list[tuple[str, int]]:
     """Return prompts of random words, each with the number of tokens in its output.
 
-    `lengths` are the words of a prompt and the tokens of its output. By default, they are typical of chats.
+    `lengths` are the number of words in a prompt and of tokens in its output. By default, they are typical of chats.
     """
     rng, requests = random.Random(seed), []
     for _ in range(count):

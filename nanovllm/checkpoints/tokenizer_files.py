@@ -31,7 +31,7 @@ class TokenizerConfig:
 
     entries: Entries
     tokenizer_class: str
-    named: dict[str, AddedToken]  # by name: "bos_token", and names of one model, such as "image_token"
+    named: dict[str, AddedToken]  # by name: "bos_token", and model-specific names such as "image_token"
     extra: list[AddedToken]  # special tokens without a name
     added: dict[int, AddedToken]  # by token id
     add_bos: bool
@@ -51,7 +51,7 @@ class TokenizerConfig:
         added, extra = files.added(file.added), file.extra
         if isinstance(file, SentencepieceFile) and name not in BUILDERS:
             extra = [token for token in extra if token.special]  # the backend already splits at user-defined pieces
-            if file.adds_prefix:  # a space before each text between added tokens: match those before normalization
+            if file.adds_prefix:  # text between added tokens gets a leading space: match them in the original text
                 added = {i: AddedToken(**token.__getstate__() | {"normalized": False}) for i, token in added.items()}
         defaults = file.named if is_bare else DEFAULT_TOKENS.get(name, file.named)
         add_bos, add_eos = config.flag("add_bos_token", is_bare), config.flag("add_eos_token", False)
@@ -362,7 +362,7 @@ class SentencepieceFile:
 
 
 def derive_merges(vocab: Vocabulary) -> Merges:
-    """Return every pair of pieces that forms a piece, in the order of the latter. sentencepiece stores no merges.
+    """Return every pair of pieces that forms a piece, ordered by the piece it forms. sentencepiece stores no merges.
 
     >>> derive_merges({"a": 0, "b": 1, "ab": 2, "aab": 3, "aa": 4})
     [('a', 'b'), ('a', 'ab'), ('aa', 'b'), ('a', 'a')]

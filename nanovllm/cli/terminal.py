@@ -99,7 +99,7 @@ def signal_handled_by(handler: Callable[..., None], signal_number: int = signal.
 
 
 def ctrl_c_raises() -> AbstractContextManager[None]:
-    """Raise KeyboardInterrupt on Ctrl-C in the block, which has files to close."""
+    """Raise KeyboardInterrupt on Ctrl-C in the block, so that the block can close its files."""
     return signal_handled_by(raise_once)
 
 
@@ -117,7 +117,7 @@ def ctrl_c_sets_event() -> Iterator[Event]:
 
 
 def sigterm_exits() -> AbstractContextManager[None]:
-    """Exit on SIGTERM in the block, in which a server starts. By default, process 1 of a container ignores SIGTERM."""
+    """Exit on SIGTERM in the block, while a server starts. By default, process 1 of a container ignores SIGTERM."""
     return signal_handled_by(lambda *_: os._exit(0), signal.SIGTERM)
 
 

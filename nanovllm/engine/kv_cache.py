@@ -134,7 +134,7 @@ class PoolReport:
     """
 
     num_slots: int
-    promised: int  # slots of the blocks that the holders would hold if each grew to max_num_tokens
+    promised: int  # slots that the sequences in the pool would hold if each grew to max_num_tokens
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each block that is held, by start
 
     @cached_property  # kept, because it is read whenever a sequence is freed

@@ -1,7 +1,7 @@
 """Llama and its close relatives on flat tokens: the part of an engine that never changes.
 
     hidden = model(input_ids, positions, attend)
-    logits = model.compute_logits(hidden[rows])  # only for the tokens that the next tokens are sampled after
+    logits = model.compute_logits(hidden[rows])  # only for the rows after which a token is sampled
 
 The tokens of all sequences lie end to end, in one dimension. Everything here treats each token independently, except
 for attention, which the caller passes in: `attend` stores this step's keys and values, and lets each token attend to

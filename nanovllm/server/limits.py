@@ -35,7 +35,7 @@ MIN_CHUNK_BYTES = 64  # a smaller chunk of a body counts as this many, because e
 LINGER_SECONDS = 0.5  # time for a client to read an error before its connection is aborted
 MAX_IGNORED = 64  # the most unknown fields to log, because clients could invent any number of them
 MAX_REPEATED_BYTES = 1 << 23  # of sampling parameters, which are sent to the engine with each prompt of a body
-MAX_JSON_PARTS = 1 << 17  # objects, arrays and fields in a body; Python takes long to build more
+MAX_JSON_PARTS = 1 << 17  # objects, arrays and fields in a body; Python takes a long time to build more
 JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 

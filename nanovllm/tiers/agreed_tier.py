@@ -86,4 +86,4 @@ class AgreedTier:
     def check_integrity(self) -> None:
         """Raise AssertionError unless the tier is consistent, and all of its loads were started here."""
         self._tier.check_integrity()
-        assert {*self._tier.arriving()} <= {*self._local}, "a block arrives that was never loaded"
+        assert {*self._tier.arriving()} <= {*self._local}, "a block is arriving whose load was not started here"

@@ -2,8 +2,8 @@
 
     kv_disk_dir/                          mode 0700, as is every folder in it
         lock                              locked by the process that writes; contains the total size of all blocks
-        weights/6f0c...                   SHA-256 of a checkpoint, so that not every start reads all of the checkpoint
-        <namespace>/                      blocks that the same engines can use: see namespace_of()
+        weights/6f0c...                   a checkpoint's SHA-256, cached so that later starts needn't read all of it
+        <namespace>/                      blocks shared by engines that compute the same ones: see namespace_of()
             3a/3a41...c7.kv               a block, mode 0600: a header of 40 bytes, then its keys and values
 
 Each file is complete or absent, even after kill -9. A damaged file is deleted when it is read, and its block is lost.
@@ -170,7 +170,7 @@ class BlockFiles:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock that processes share, and yield its file descriptor. A killed process releases it, too."""
+        """Hold the lock that processes share, and yield its file descriptor. A killed process releases it."""
         import fcntl  # not on Windows
 
         try:
@@ -240,7 +240,7 @@ def namespace_of(
 
     It is a hash of everything that the keys and values of a text depend on: `weights`, from weights_digest(), the
     model's config with hf_overrides, the type of the weights, quantization, the type and layout of a block, the
-    backend's operations, this rank's share of the heads, and the version of the package.
+    device type, the backend, this rank's share of the heads, and the version of the package.
     """
     backend = backend_of(config.attention_backend, config.enforce_eager, config.device_type == "cuda")
     numerics = config.torch_dtype(model.dtype), config.quantization, config.device_type, backend

@@ -35,7 +35,7 @@ class Timeline:
         self._threads: dict[str, int] = {}  # by sequence, until it ends
         self._waits: dict[str, tuple[int, str]] = {}  # by sequence that isn't running, the start and the reason
         self._last_starts: dict[str, int] = {}  # when each sequence's last slice starts
-        self._arrows: dict[str, tuple[int, int]] = {}  # by sample that hasn't run, its source's thread and time
+        self._arrows: dict[str, tuple[int, int]] = {}  # by sample that hasn't run: thread and time of its arrow's start
         self._loads: set[int] = set()  # device blocks that are being loaded
         self._counts = dict.fromkeys(COUNTER_NAMES.values(), 0)
         self._num_threads = self._num_arrows = 0

@@ -1,4 +1,4 @@
-"""The compiler of the kernels, which runs once per machine: in this process, or in a spawned one in the background.
+"""The kernel compiler, which runs once per machine, either in this process or in a spawned one in the background.
 
     ~/.cache/nanovllm/kernels-0.2.0/bfloat16-1f0c.../   Numba's files, and `complete`, which lists them with their sizes
 
@@ -213,7 +213,7 @@ def fill(variant: Variant, folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a file lock, which a killed process releases, too. On a system without file locks, do not wait."""
+    """Hold a file lock, which is released even if the process is killed. Without system support, do not wait."""
     with open(path, "w") as file:
         with suppress(ImportError, OSError):
             import fcntl

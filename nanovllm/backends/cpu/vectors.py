@@ -360,7 +360,7 @@ def put(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 LOG2_E = np.float32(1.44269504)
 LN_2_HIGH, LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # their sum is ln 2 with twice the digits
-LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)  # outside this range exp(x) is not a normal float32
+LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)  # inside this range exp(x) is a normal float32
 # Reassociation would add the two parts of ln 2 first, and r would lose digits.
 IN_ORDER = INNER | {"fastmath": {"contract", "nsz"}}
 

@@ -133,7 +133,7 @@ def list_chunks(peak_keys, min_key, chunks, is_chunk, WIDTH: tl.constexpr):
 
 @triton.jit
 def kth_peak(peak_keys, k):
-    """Return the k-th largest key, rounded down to its top 16 bits: at least k keys reach it, and rarely many more."""
+    """Return the k-th largest key, rounded down to its top 16 bits, or 0 if there are fewer than k keys."""
     result = tl.full([], 0, tl.uint32)
     for i in range(16):
         candidate = result + (tl.full([], 0x80000000, tl.uint32) >> i)

@@ -13,8 +13,8 @@ ROPE_TYPES = ("default", "linear", "llama3")
 class RopeScaling:
     """Parameters that scale rotary angles for a longer context, by the rule of Llama 3.1.
 
-    The linear rule sets only `factor`, and divides all frequencies by that factor: with an original context of 0, they
-    all count as low.
+    The linear rule sets only `factor`. The original context is then 0, so all frequencies count as low, and are divided
+    by `factor`.
     """
 
     factor: float
