@@ -112,7 +112,7 @@ class AsyncLLM:
                 yield output
         finally:
             if not is_finished:
-                with suppress(EngineDeadError):  # don't wait for the result: a generator that is being closed can't
+                with suppress(EngineDeadError):  # don't wait for the result: the caller has left, and needs none
                     self._thread.call(partial(self._thread.abort, request_ids=[request_id], stream=stream))
 
     async def abort(self, request_id: str | abc.Iterable[str], internal: bool = False) -> None:

@@ -52,7 +52,7 @@ class BeamSearchParams:
     RULES: ClassVar[dict[str, Rule]] = {
         "beam_width": AT_LEAST_1,
         "max_tokens": AT_LEAST_1,
-        "length_penalty": ("from -16 to 16", lambda value: abs(value) <= 16),  # so length ** penalty fits a float
+        "length_penalty": ("from -16 to 16", lambda value: abs(value) <= 16),  # so length ** penalty fits in a float
         "early_stopping": ('True, False or "never"', lambda value: value in (True, False, "never")),
     }
 
@@ -150,7 +150,7 @@ class BeamSearch:
             raise ValueError(f"params must be BeamSearchParams, got {type(params).__name__}")
         if params.beam_width > engine.config.max_num_seqs:
             limit = engine.config.max_num_seqs
-            raise ValueError(f"beam_width must be at most max_num_seqs, {limit}, got {params.beam_width}")
+            raise ValueError(f"beam_width must be at most max_num_seqs ({limit}), got {params.beam_width}")
         self._engine, self._kv_cache_manager, self._observers = engine, engine.kv_cache_manager, engine.observers
         self._max_num_batched_tokens = engine.config.max_num_batched_tokens
         self._params = params

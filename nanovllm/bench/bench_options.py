@@ -1,4 +1,4 @@
-"""The options of each benchmark: fields and help texts for `nanovllm bench`. This module doesn't import torch."""
+"""The options of each benchmark: fields and help text for `nanovllm bench`. This module doesn't import torch."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
 def option(default: Any, help: str, **settings: Any) -> Any:
-    """Return a field with a help text. `settings` may be `choices`, or click's type, multiple, metavar and envvar."""
+    """Return a field with help text. `settings` may be `choices`, or click's type, multiple, metavar and envvar."""
     return field(default=default, metadata={"help": help, **settings})
 
 

@@ -26,7 +26,7 @@ class Family(NamedTuple):
 
 
 MISTRAL_DEFAULTS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
-MISTRAL_OVERRIDES = {  # every layer has a sliding window, and no entry turns it off
+MISTRAL_OVERRIDES = {  # sliding_window applies to every layer, and only a null turns it off
     "attention_bias": False,
     "mlp_bias": False,
     "use_sliding_window": True,

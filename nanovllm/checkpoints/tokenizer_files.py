@@ -159,13 +159,13 @@ def as_token(source: Entries, name: str, value: Any) -> AddedToken:
         raise Entries({name: value}, source.path, source.prefix).error(name, "a string or an object")
     entry = Entries(value, source.path, f"{source.prefix}{name}.")
     flags = {flag: entry.flag(flag, False) for flag in TOKEN_FLAGS}
-    # A token is special unless added_tokens_decoder lists it without the flag.
+    # Without this flag, a token is special, unless it is in added_tokens_decoder.
     flags["special"] = entry.flag("special", "added_tokens_decoder" not in source.prefix)
     flags["normalized"] = entry.flag("normalized", not flags["special"])
     try:
         return AddedToken(entry.text("content"), **flags)
     except UnicodeEncodeError:
-        raise entry.error("content", "a string of whole characters") from None
+        raise entry.error("content", "valid Unicode text") from None
 
 
 # Building a tokenizers.Tokenizer from a vocabulary, as transformers' classes do

@@ -125,7 +125,7 @@ def sigterm_exits() -> AbstractContextManager[None]:
 
 
 class StatsPrinter:
-    """A printer of the engine's state, which prints a line on standard error at regular intervals."""
+    """Prints a line about the engine's state on standard error at regular intervals."""
 
     def __init__(self, llm: "LLM", seconds: float | None) -> None:
         """Print a line every `seconds` seconds, or nothing if `seconds` is None."""

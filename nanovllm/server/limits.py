@@ -1,8 +1,9 @@
 """Limits on slow, large and numerous requests.
 
 uvicorn waits forever for a request's head and body, and for a client that doesn't read its response. Its answers to
-malformed HTTP are plain text. HttpProtocol adds timeouts, CheckedConnection adds size limits, and both send an error in
-OpenAI's format before they close the connection. The functions after these classes limit the cost of a valid request.
+malformed HTTP are plain text. HttpProtocol adds timeouts, CheckedConnection adds size limits, and HttpProtocol sends
+an error in OpenAI's format before it closes the connection. The functions after these classes limit the cost of a valid
+request.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class CheckedConnection(h11.Connection):
-    """An h11 connection that refuses requests that are too large or ambiguous. `error` is the last reason."""
+    """An h11 connection that refuses requests that are too large or ambiguous. `error` says why it last refused one."""
 
     def __init__(self, max_body_bytes: int) -> None:
         super().__init__(h11.SERVER, MAX_HEAD_BYTES)
@@ -155,7 +156,7 @@ class HttpProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse the client. uvicorn calls this after next_event() has raised."""
         error = self.conn.error
-        assert error is not None, "uvicorn must call this only after an error of the connection"
+        assert error is not None, "uvicorn must call this only after next_event() has raised"
         status = error.error_status_hint if error.error_status_hint < 500 else 400
         self._refuse(status, f"We could not read the HTTP request: {error}.")
 

@@ -38,7 +38,7 @@ class AgreedTier:
         self._tier.store(block, block_hash)
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
-        """Hold this rank's parts of these blocks."""
+        """Return this rank's parts of these blocks, and keep them from eviction until they are loaded or released."""
         return self._tier.hold(hashes)
 
     def release(self, held: list[int]) -> None:

@@ -190,7 +190,7 @@ class BlockFiles:
 
 
 def make_folders(*folders: Path) -> None:
-    """Create these folders, with access for only their owner. Outer folders must come first."""
+    """Create these folders, accessible only to their owner. Outer folders must come first."""
     for folder in folders:
         os.makedirs(folder, mode=0o700, exist_ok=True)
 

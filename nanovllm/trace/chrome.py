@@ -135,7 +135,7 @@ class Timeline:
         fields = {"name": "load", "cat": "load", "id": event["to"], "pid": PROCESS, "tid": STEPS}
         if event["kind"] == "loaded":
             self._loads.add(event["to"])
-            self._slices.append(fields | {"ph": "b", "ts": start, "args": {"block of the host": event["from"]}})
+            self._slices.append(fields | {"ph": "b", "ts": start, "args": {"host block": event["from"]}})
         elif event["to"] in self._loads:  # a load from before the trace has no start
             self._loads.remove(event["to"])
             self._slices.append(fields | {"ph": "e", "ts": end})

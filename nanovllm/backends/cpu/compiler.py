@@ -226,7 +226,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 class Compiler:
-    """A process that compiles into the cache. It is killed by close(), or when this object or this process ends.
+    """A process that compiles into the cache. It is killed by close(), or when this object is freed or Python exits.
 
     It is spawned, because Numba's OpenMP layer kills a forked child at its first parallel loop.
     """
