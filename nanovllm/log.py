@@ -14,12 +14,12 @@ LEVELS = ("debug", "info", "warning", "error")
 BAR_DELAY_SECONDS, LINE_INTERVAL_SECONDS = 1.0, 10.0  # before a bar appears, and between progress lines
 
 
-def tell(line: str, is_after_key: bool = False) -> None:
+def tell(line: str, is_after_ctrl_c: bool = False) -> None:
     """Print a line on standard error, ignoring write errors.
 
-    With `is_after_key`, start a new line first, because the terminal has just echoed a key such as Ctrl-C.
+    With `is_after_ctrl_c`, start a new line first, because the terminal has just echoed a key such as Ctrl-C.
     """
-    start = "\n" if is_after_key and sys.stderr.isatty() else ""
+    start = "\n" if is_after_ctrl_c and sys.stderr.isatty() else ""
     try:
         sys.stderr.write(start + " ".join(line.splitlines()) + "\n")
         sys.stderr.flush()

@@ -167,7 +167,7 @@ class ResultsWriter:
     def interrupted(self) -> click.Abort:
         """Print how many requests have results. Return the exception that ends the command."""
         line = f"interrupted: {self.num_written} of {self.num_requests} requests have results{self._earlier_results}"
-        tell_interrupted(line, is_after_key=False)  # the progress bar has already ended the line
+        tell_interrupted(line, is_after_ctrl_c=False)  # the progress bar has already ended the line
         return click.Abort()
 
     def finish(self, *details: str) -> int:

@@ -81,10 +81,10 @@ def raise_once(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def tell_interrupted(line: str = "interrupted", is_after_key: bool = True) -> None:
+def tell_interrupted(line: str = "interrupted", is_after_ctrl_c: bool = True) -> None:
     """Print why the command ends. From then on, Ctrl-C exits without printing another line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tell(line, is_after_key)
+    tell(line, is_after_ctrl_c)
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED_STATUS))
 
 

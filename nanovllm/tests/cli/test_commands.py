@@ -323,7 +323,7 @@ def test_nan_weights_are_a_one_line_error_at_the_start(run, tmp_path):
 def test_tell_starts_a_new_line_after_a_key_in_a_terminal(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    tell("interrupted", is_after_key=True)
+    tell("interrupted", is_after_ctrl_c=True)
     tell("a\nb")
     assert terminal.getvalue() == "\ninterrupted\na b\n"
 
