@@ -302,13 +302,13 @@ def test_the_compiler_fuses_where_a_kernel_says_so_and_nowhere_else(triple, cpu,
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("cpu", ["haswell", "nehalem"])
-def test_tokens_do_not_depend_on_company_on_older_processors(cpu):
+def test_tokens_do_not_depend_on_company_on_older_processors(cpu, tmp_path):
     """Haswell has AVX2, and nehalem cannot multiply and add in one instruction."""
     assert has_fma(binding.get_default_triple(), cpu, "") == (cpu == "haswell")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--part", "all", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={tmp_path}", "--part", "all", __file__]
     environment = os.environ | {"NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": "", "PYTEST_ADDOPTS": ""}
     chosen = ["-k", "company_or_chunks and dtype0 or company_or_chunks and dtype1"]
     done = subprocess.run(
-        [*command, *chosen], env=environment, capture_output=True, text=True, timeout=900, check=False
+        [*command, *chosen], env=environment, capture_output=True, text=True, timeout=1800, check=False
     )
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout[-2000:]
