@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers import ROOT
 from tests.mutants import kernels, sample
+from tests.mutants.copies import copy_repository
 from tests.mutants.mutations import Mutant, Source
 from tests.mutants.report import Result, insert, page, score, wilson
 
@@ -181,6 +182,15 @@ def test_faults_of_kernels_have_their_place_and_a_test():
         assert kernels.plant(each, text) != text
         file, test = re.split(r"::|\[", each.test)[:2]
         assert f"def {test}(" in (ROOT / kernels.TESTS / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.nightly  # some compile all kernels
+@pytest.mark.parametrize("fault", [each for each in kernels.read_faults() if "invariance" in each.test])
+def test_a_fault_that_makes_bits_depend_on_company_is_noticed(fault, tmp_path):
+    copy_repository(tmp_path)
+    path = tmp_path / kernels.KERNELS / fault.file
+    path.write_text(kernels.plant(fault, path.read_text(encoding="utf-8")), encoding="utf-8")
+    assert kernels.judge(*kernels.run_test(tmp_path, fault.test))[0] == kernels.NOTICED
 
 
 def test_page_lists_the_faults_of_kernels():

@@ -5,12 +5,16 @@ are queries x query heads of the KV head: row r belongs to query r // group, whe
 head. Keys are processed in tiles, which stay in the core's cache for two passes: the first computes the scores, and the
 second adds the weighted values.
 
-    scores of four rows, one vector:   key 0: row 0 1 2 3 | key 1: row 0 1 2 3 | key 2: ... | key 3: ...
+    scores of four rows, one vector:   row 0: key 0 1 2 3 | row 1: key 0 1 2 3 | row 2: ... | row 3: ...
 
-Four rows times four keys are sixteen dot products in registers, and their sums are the lanes of one vector. So the
-softmax also handles sixteen scores at a time. Two rows are multiplied by eight keys, and one row by sixteen.
+Four rows times four keys are sixteen dot products in registers, and their sums are the lanes of one vector. Two rows
+are multiplied by eight keys, and one row by sixteen. Then the scores are stored row by row, for the softmax.
 
 A long context is split, so that several workers attend to it at the same time. merge() combines the results.
+
+A row's result has the same bits whatever runs beside it, because its sums have one order: sixteen sums of the weights,
+key by key; keys that a row must not see weigh exactly 0; and the results of SPLIT keys each are joined in order, even
+where one worker attends to all of them.
 """
 
 from typing import Any, NamedTuple
@@ -22,17 +26,20 @@ from .blocks import (
     largest_of_rows,
     limits,
     load_block,
+    numbered,
     per_line,
     places_of,
     prefetch,
     scaled,
     spread,
     starts_of,
+    store_lanes,
     store_rows,
-    sums_of_rows,
+    sums_of,
     write_rows,
 )
-from .dot import add_weighted, depth_of, dots, store_weights
+from .dot import add_weighted, depth_of, dots
+from .elementwise import copy
 from .vectors import (
     WIDTH,
     Memory,
@@ -41,13 +48,14 @@ from .vectors import (
     at,
     exp,
     exp_of,
+    first_of,
     fma,
     get,
     kernel,
-    largest_of,
     load,
     maximum,
     multiply,
+    negative,
     put,
     read,
     splat,
@@ -58,9 +66,10 @@ from .vectors import (
 )
 
 TILE = 128  # keys per tile: their scores, keys and values fit in the core's cache
-SPLIT = 512  # keys per job of a decode: the keys of longer contexts are split
+SPLIT = 512  # keys whose results are joined as one: a job of a decode, or a part of a chunk's context
 AHEAD = 32  # keys to prefetch ahead: blocks are scattered in the pool, where no hardware prefetcher can predict them
 PLACES = TILE + AHEAD + WIDTH  # length of the `places` of a tile
+SCORES = 4 * (TILE + WIDTH)  # length of the scratch space: the scores of four rows, and sixteen sums of each
 MASKED = np.float32(-1e30)  # a score below all others
 
 
@@ -90,7 +99,7 @@ def attend(
     q [rows, head_dim], scaled, in float32 or the type of matmul.type_of(); out float32 [rows, head_dim]. The first
     query has position `first`. A query sees the keys up to its own position, which must be at least `start`.
     pool [as in `shape`]; table int64 [max_blocks]; peaks, sums float32 [rows]
-    scores float32 [4 * TILE] and places int64 [PLACES] are scratch space.
+    scores float32 [SCORES] and places int64 [PLACES] are scratch space.
     """
     size = shape.head_dim
     for i in range(rows * size):
@@ -149,92 +158,104 @@ def attend_rows(
 
     `rows` is a tuple of row numbers. The query of rows[i] sees the first before + rows[i] // group keys of the tile.
     """
-    count = min(count, before + rows[-1] // group)
-    starts, each = starts_of(rows, size), WIDTH // len(rows)
+    count = max(0, min(count, before + rows[-1] // group))
+    starts, by_row, each = starts_of(rows, size), starts_of(numbered(rows), TILE), WIDTH // len(rows)
     limit, masked = limits(rows, group, before, count), splat(MASKED)
-    old = spread(peaks, rows)
-    peak = old
+    highest, last = masked, -(-count // each) * each
     for t in range(0, count, each):
         if rows[0] == 0:  # the first rows load the tile, and later rows find it in the cache
             prefetch_all(keys, places, t + AHEAD, t + AHEAD + each, size)
             prefetch_all(values, places, t, t + each, size)
         score = where_below(splat(t), limit, dots(keys, places_of(places, t, rows), q, starts, size), masked)
-        store(scores, t * len(rows), score)
-        peak = maximum(peak, score)
-    peak = largest_of_rows(peak, rows)
-    minus, total, weights = multiply(peak, splat(-1)), zeros(), as_type_of(scores, q)
-    for t in range(0, count, each):
-        weight = exp_of(add(load(scores, t * len(rows)), minus))
-        store_weights(weights, values, t * len(rows), rows, weight)  # overwrites only scores that were already read
-        total = add(total, weight)
-    scale = exp_of(add(old, minus))
+        store_lanes(scores, by_row, t, score)
+        highest = maximum(highest, score)
+    for t in range(last, -(-count // WIDTH) * WIDTH, each):
+        store_lanes(scores, by_row, t, masked)
+    old = spread(peaks, rows)
+    peak = maximum(old, largest_of_rows(highest, rows))
+    scale, minus, weights = exp_of(add(old, negative(peak))), lanes_of_rows(negative(peak), rows), as_type_of(scores, q)
+    for r in range(len(rows)):
+        total = zeros()
+        for t in range(r * TILE, r * TILE + count, WIDTH):
+            weight = exp_of(add(load(scores, t), minus[r]))
+            store(weights, t, weight)  # overwrites only scores that were already read
+            total = add(total, weight)
+        store(scores, 4 * TILE + r * WIDTH, total)
+    totals = sums_of(load_block(scores, starts_of(numbered(rows), WIDTH), (4 * TILE,)))
     write_rows(peaks, rows, peak)
-    write_rows(sums, rows, fma(spread(sums, rows), scale, sums_of_rows(total, rows)))
-    add_values(values, places, count, weights, out, starts, lanes_of_rows(scale, rows), size)
+    write_rows(sums, rows, fma(spread(sums, rows), scale, totals))
+    add_values(values, places, count, weights, by_row, out, starts, lanes_of_rows(scale, rows), size)
 
 
 @kernel
 def add_values(
-    values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
-    scale: tuple[Any, ...], size: int,
+    values: Memory, places: Memory, count: int, weights: Memory, by_row: tuple[int, ...], out: Memory,
+    starts: tuple[int, ...], scale: tuple[Any, ...], size: int,
 ) -> None:  # fmt: skip
-    """Set out[r] to scale[r] * out[r] plus, for each key t, its weight in row r times the value at places[t].
-
-    `weights` are in the order of store_weights().
-    """
-    d, depth = 0, depth_of(weights, values)
+    """Set out[r] to scale[r] * out[r] plus, for each key t, weights[by_row[r] + t] times the value at places[t]."""
+    d = 0
     while d + 4 * WIDTH <= size:
-        add_columns(values, places, count, weights, out, starts, (d, d + WIDTH, d + 2 * WIDTH, d + 3 * WIDTH), scale)
+        four = d, d + WIDTH, d + 2 * WIDTH, d + 3 * WIDTH
+        add_columns(values, places, count, weights, by_row, out, starts, four, scale)
         d += 4 * WIDTH
     while d + WIDTH <= size:
-        add_columns(values, places, count, weights, out, starts, (d,), scale)
+        add_columns(values, places, count, weights, by_row, out, starts, (d,), scale)
         d += WIDTH
     for i in range(d, size):
         for r in range(len(starts)):
             if r == 0 or starts[r] != starts[r - 1]:  # the last row may appear twice
-                total = read(out, starts[r] + i) * largest_of(scale[r])
+                total = read(out, starts[r] + i) * first_of(scale[r])
                 for t in range(count):
-                    weight = read(weights, t // depth * depth * len(starts) + r * depth + t % depth)
-                    total += weight * read(values, get(places, t) + i)
+                    total += read(weights, by_row[r] + t) * read(values, get(places, t) + i)
                 write(out, starts[r] + i, total)
 
 
 @kernel
 def add_columns(
-    values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
-    columns: tuple[int, ...], scale: tuple[Any, ...],
+    values: Memory, places: Memory, count: int, weights: Memory, by_row: tuple[int, ...], out: Memory,
+    starts: tuple[int, ...], columns: tuple[int, ...], scale: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """Do the same as add_values() for the 16 numbers at each of `columns`, keeping the sums in registers."""
     sums, depth = scaled(load_block(out, starts, columns), scale), depth_of(weights, values)
     for t in range(0, count, depth):
         last = get(places, t + depth - 1)
-        sums = add_weighted(sums, weights, starts, t * len(starts), values, columns, get(places, t), last)
+        sums = add_weighted(sums, weights, by_row, t, values, columns, get(places, t), last)
     store_rows(out, starts, columns, sums)
 
 
 @kernel
+def join(
+    out: Memory, peaks: Memory, sums: Memory, more: Memory, more_peaks: Memory, more_sums: Memory, rows: int, size: int
+) -> None:
+    """Join attention to some keys, in place, with attention to the SPLIT keys that follow.
+
+    out, more [rows, size]; peaks, sums, more_peaks, more_sums [rows]
+    """
+    for r in range(rows):
+        old, new = read(peaks, r), read(more_peaks, r)
+        peak = max(old, new)
+        kept, added = exp(old - peak), exp(new - peak)
+        d = r * size
+        while d + WIDTH <= (r + 1) * size:
+            store(out, d, fma(load(more, d), splat(added), multiply(load(out, d), splat(kept))))
+            d += WIDTH
+        while d < (r + 1) * size:
+            write(out, d, read(more, d) * added + read(out, d) * kept)
+            d += 1
+        write(peaks, r, peak)
+        write(sums, r, read(more_sums, r) * added + read(sums, r) * kept)
+
+
+@kernel
 def merge(out: Memory, peaks: Memory, sums: Memory, splits: int, rows: int, size: int, merged: Memory) -> None:
-    """Merge the results of attend() for several splits of the keys, and divide them by the sums of the weights.
+    """Join the results of attend() for several splits of the keys, in order, and divide by the sums of the weights.
+
+    The first split's numbers change.
 
     out [splits, rows, size]; peaks, sums [splits, rows]; merged [rows, size] of any type
     """
+    for split in range(1, splits):
+        i = split * rows
+        join(out, peaks, sums, at(out, i * size), at(peaks, i), at(sums, i), rows, size)
     for r in range(rows):
-        peak, total = MASKED, np.float32(0)
-        for split in range(splits):
-            peak = max(peak, read(peaks, split * rows + r))
-        for split in range(splits):
-            total += exp(read(peaks, split * rows + r) - peak) * read(sums, split * rows + r)
-        d = 0
-        while d + WIDTH <= size:
-            whole = zeros()
-            for split in range(splits):
-                share = splat(exp(read(peaks, split * rows + r) - peak) / total)
-                whole = fma(load(out, (split * rows + r) * size + d), share, whole)
-            store(merged, r * size + d, whole)
-            d += WIDTH
-        while d < size:
-            number = np.float32(0)
-            for split in range(splits):
-                number += exp(read(peaks, split * rows + r) - peak) / total * read(out, (split * rows + r) * size + d)
-            write(merged, r * size + d, number)
-            d += 1
+        copy(at(out, r * size), size, np.float32(1) / read(sums, r), at(merged, r * size))

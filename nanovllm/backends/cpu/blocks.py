@@ -8,8 +8,7 @@ A product of two numbers from memory needs two loads. In a block, each loaded nu
 row of the other matrix, so the loads are shared. Rows are given as a tuple of their start positions. The compiler
 knows the length of a tuple, so it unrolls the loop over rows.
 
-The second half is for vectors of scores, which hold several rows: lane k * rows + r belongs to key k and row r. See
-attention.py.
+The second half is for vectors of scores, which hold several rows side by side: see attention.py.
 """
 
 from typing import Any
@@ -19,10 +18,8 @@ from numba import types
 
 from .vectors import (
     FLOATS,
-    FUSED,
     WIDTH,
     WORD,
-    WORDS,
     constant,
     element,
     intrinsic,
@@ -31,7 +28,6 @@ from .vectors import (
     reader,
     rounded,
     sixteen,
-    sum_2,
     vector,
 )
 
@@ -45,9 +41,14 @@ def parts_of(builder: Any, many: Any) -> list[Any]:
     return [builder.extract_value(many, i) for i in range(len(many.type))]
 
 
+def moved(builder: Any, starts: Any, distance: Any) -> list[Any]:
+    """Return the start positions, each moved by `distance`."""
+    return [builder.add(start, distance) for start in parts_of(builder, starts)]
+
+
 def shuffled(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
     """Return the given lanes of a, numbered from 0, and of b, numbered from 16."""
-    return builder.shuffle_vector(a, b, ir.Constant(WORDS, lanes))
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(WORD, len(lanes)), lanes))
 
 
 @intrinsic(lambda memory, starts, columns, block: types.void(memory, starts, columns, block))
@@ -80,7 +81,7 @@ def no_sums(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def add_blocks(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return a[i, j] + b[i, j] for each i and j."""
     pairs = zip(parts_of(builder, args[0]), parts_of(builder, args[1]), strict=True)
-    return tuple_of([sum_2(builder, x, y) for x, y in pairs], context, builder, signature)
+    return tuple_of([builder.fadd(x, y) for x, y in pairs], context, builder, signature)
 
 
 @intrinsic(lambda block, factors: block(block, factors))
@@ -88,7 +89,7 @@ def scaled(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return block[i, j] * factors[i] for each i and j."""
     values, factors = parts_of(builder, args[0]), parts_of(builder, args[1])
     columns = len(values) // len(factors)
-    products = [builder.fmul(x, factors[i // columns], flags=FUSED) for i, x in enumerate(values)]
+    products = [builder.fmul(x, factors[i // columns]) for i, x in enumerate(values)]
     return tuple_of(products, context, builder, signature)
 
 
@@ -101,6 +102,13 @@ def splats(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), number, WORD(0))
         values.append(shuffled(builder, first, first, [0] * WIDTH))
     return tuple_of(values, context, builder, signature)
+
+
+@intrinsic(lambda block, a: block(block, a))
+def turned(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return block[i, j] as block[j, i]. There are len(a) rows i."""
+    values, columns = parts_of(builder, args[0]), len(args[0].type) // len(args[1].type)
+    return tuple_of([value for j in range(columns) for value in values[j::columns]], context, builder, signature)
 
 
 @intrinsic(lambda sums: vector(sums))
@@ -118,23 +126,28 @@ def sums_of_few(builder: Any, values: list[Any]) -> Any:
 
     def join(a: Any, b: Any) -> Any:
         low = [start + i for start in range(0, 2 * WIDTH, each) for i in range(each // 2)]
-        return sum_2(builder, shuffled(builder, a, b, low), shuffled(builder, a, b, [i + each // 2 for i in low]))
+        return builder.fadd(shuffled(builder, a, b, low), shuffled(builder, a, b, [i + each // 2 for i in low]))
 
     count, each = len(values), WIDTH  # lanes per value
     while len(values) > 1:
         values, each = [join(a, b) for a, b in zip(values[::2], values[1::2], strict=True)], each // 2
-    (sums,), distance = values, each
+    return folded(builder, values[0], count, ir.IRBuilder.fadd)
+
+
+def folded(builder: Any, numbers: Any, count: int, combine: Any) -> Any:
+    """Combine the lanes of each row, which lie side by side. Lane i of the result belongs to row i % count."""
+    distance = each = WIDTH // count
     while distance := distance // 2:
-        moved = [i // each * each + (i + distance) % each for i in range(WIDTH)]
-        sums = sum_2(builder, sums, shuffled(builder, sums, sums, moved))
-    return shuffled(builder, sums, sums, [i % count * each for i in range(WIDTH)])
+        lanes = [i // each * each + (i + distance) % each for i in range(WIDTH)]
+        numbers = combine(builder, numbers, shuffled(builder, numbers, numbers, lanes))
+    return shuffled(builder, numbers, numbers, [i % count * each for i in range(WIDTH)])
 
 
 def sums_of_16(builder: Any, values: list[Any]) -> Any:
     """Sum the lanes of each of 16 vectors. Every step joins pairs of vectors, so half as many are left."""
 
     def join(a: Any, b: Any, low: list[int], high: list[int]) -> Any:
-        return sum_2(builder, shuffled(builder, a, b, low), shuffled(builder, a, b, high))
+        return builder.fadd(shuffled(builder, a, b, low), shuffled(builder, a, b, high))
 
     def join_all(values: list[Any], low: list[int], high: list[int]) -> list[Any]:
         return [join(a, b, low, high) for a, b in zip(values[::2], values[1::2], strict=True)]
@@ -186,7 +199,7 @@ def places_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def products_at(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return the products of number i of each row of a and number i of each row of b.
 
-    Lane k * len(starts_b) + r holds the product of row k of a and row r of b.
+    Lane r * len(starts_a) + k holds the product of row k of a and row r of b.
     """
     read = reader(one)
 
@@ -196,7 +209,7 @@ def products_at(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return [read(context, builder, typed, (args[memory], start)) for start in where]
 
     whole, left, right = ir.Constant(FLOATS, ir.Undefined), numbers(0), numbers(2)
-    products = [builder.fmul(x, y, flags=FUSED) for x in left for y in right]
+    products = [builder.fmul(x, y) for y in right for x in left]
     for lane, product in enumerate(products):
         whole = builder.insert_element(whole, product, WORD(lane))
     return whole
@@ -215,21 +228,10 @@ def spread(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return shuffled(builder, whole, whole, [i % len(numbers) for i in range(WIDTH)])
 
 
-def folding(combine: Any) -> Any:
-    """Return a generator of code that combines the lanes of each row, and puts the result in all of them."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        numbers, distance = args[0], WIDTH
-        while (distance := distance // 2) >= len(signature.args[1]):
-            moved = shuffled(builder, numbers, numbers, [(i + distance) % WIDTH for i in range(WIDTH)])
-            numbers = combine(builder, numbers, moved)
-        return numbers
-
-    return generate
-
-
-largest_of_rows = intrinsic(lambda numbers, rows: vector(vector, rows))(folding(larger))
-sums_of_rows = intrinsic(lambda numbers, rows: vector(vector, rows))(folding(sum_2))
+@intrinsic(lambda numbers, rows: vector(vector, rows))
+def largest_of_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return the largest number of each row, whose lanes lie side by side, in the lanes that spread() uses."""
+    return folded(builder, args[0], len(signature.args[1]), larger)
 
 
 @intrinsic(lambda numbers, rows: types.UniTuple(vector, len(rows))(vector, rows))
@@ -248,16 +250,34 @@ def write_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return context.get_dummy_value()
 
 
+@intrinsic(lambda memory, places, i, numbers: types.void(memory, places, types.intp, vector))
+def store_lanes(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Set memory[places[r] + i ..] to the lanes of row r, which lie side by side, for each row."""
+    places = moved(builder, args[1], args[2])
+    each = WIDTH // len(places)
+    for r, place in enumerate(places):
+        few = shuffled(builder, args[3], args[3], list(range(r * each, r * each + each)))
+        builder.store(few, element(context, builder, args[0], place, few.type), align=4)
+    return context.get_dummy_value()
+
+
 @intrinsic(lambda rows, group, before, count: vector(rows, types.intp, types.intp, types.intp))
 def limits(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return which keys each row may see: row r sees key t + k if t is less than lane k * len(rows) + r.
+    """Return limits: row r may see key t + k if t is below lane k of the row's lanes, which lie side by side.
 
     That lane holds min(count, before + rows[r] // group) - k.
     """
     seen = [builder.add(args[2], builder.sdiv(row, args[1])) for row in parts_of(builder, args[0])]
     seen = [builder.select(builder.icmp_signed("<", x, args[3]), x, args[3]) for x in seen]
-    whole = ir.Constant(FLOATS, ir.Undefined)
+    whole, each = ir.Constant(FLOATS, ir.Undefined), WIDTH // len(seen)
     for lane in range(WIDTH):
-        number = builder.sub(seen[lane % len(seen)], ir.Constant(args[2].type, lane // len(seen)))
+        number = builder.sub(seen[lane // each], ir.Constant(args[2].type, lane % each))
         whole = builder.insert_element(whole, builder.sitofp(number, FLOATS.element), WORD(lane))
     return whole
+
+
+@intrinsic(lambda rows: rows(rows))
+def numbered(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return 0, 1, ..., as many as there are rows."""
+    numbers = [ir.Constant(row.type, i) for i, row in enumerate(parts_of(builder, args[0]))]
+    return tuple_of(numbers, context, builder, signature)

@@ -14,11 +14,10 @@ from typing import Any
 from llvmlite import binding, ir
 from numba import types
 
-from .blocks import no_sums, parts_of, products_at, shuffled, spread, starts_of, sums_of, tuple_of, write_rows
+from .blocks import moved, no_sums, parts_of, products_at, spread, starts_of, sums_of, tuple_of, turned, write_rows
 from .vectors import (
     BITS,
     FLOATS,
-    FUSED,
     WIDTH,
     WORD,
     WORDS,
@@ -26,15 +25,13 @@ from .vectors import (
     add,
     constant,
     element,
+    fused,
     intrinsic,
     kernel,
     one,
     reader,
-    rounded,
     sixteen,
     splat,
-    sum_2,
-    vector,
 )
 
 
@@ -100,45 +97,20 @@ def add_outer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return multiply_all(use, left, right, context, builder, signature, args[0])
 
 
-@intrinsic(lambda memory, values, i, rows, numbers: types.void(memory, values, types.intp, rows, vector))
-def store_weights(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Store 16 weights for add_weighted(). Lane k * len(rows) + r belongs to key k and row r.
-
-    With pairs, the weights of two keys are side by side: for row 0, row 1, ...; then those of the next two keys.
-    """
-    (memory, _, i, rows, numbers), dtype = args, signature.args[0].dtype
-    if are_pairs(signature.args[0], signature.args[1]):
-        count = len(rows.type)
-        lanes = [
-            (2 * k + each) * count + r for k in range(WIDTH // 2 // count) for r in range(count) for each in (0, 1)
-        ]
-        numbers = shuffled(builder, numbers, numbers, lanes)
-    value = rounded(builder, dtype, numbers, sixteen)
-    builder.store(value, element(context, builder, memory, i, value.type), align=2)
-    return context.get_dummy_value()
-
-
 @intrinsic(lambda sums, weights, rows, i, values, columns, a, b: sums(
     sums, weights, rows, types.intp, values, columns, types.intp, types.intp
 ))  # fmt: skip
 def add_weighted(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return sums[r, c] + the weight of row r * the value at `a`, for 16 numbers from each column c.
 
-    With pairs, also add the weight of the next key * the value at `b`. The weights of these keys start at i.
+    With pairs, also add the weight of the next key * the value at `b`. The weights of row r start at rows[r] + i.
     """
     sums, weights, rows, i, values, columns, a, b = args
     of_weights, of_values = signature.args[1], signature.args[4]
-    depth = 2 if are_pairs(of_weights, of_values) else 1
-    use = Pairs if depth == 2 else Widened
-    places = [builder.add(i, ir.Constant(i.type, depth * row)) for row in range(len(rows.type))]
-    left = use.splats(context, builder, of_weights, weights, places)
+    use = Pairs if are_pairs(of_weights, of_values) else Widened
+    left = use.splats(context, builder, of_weights, weights, moved(builder, rows, i))
     right = use.columns(context, builder, of_values, values, moved(builder, columns, a), moved(builder, columns, b))
     return multiply_all(use, left, right, context, builder, signature, sums)
-
-
-def moved(builder: Any, starts: Any, distance: Any) -> list[Any]:
-    """Return the start positions, each moved by `distance`."""
-    return [builder.add(start, distance) for start in parts_of(builder, starts)]
 
 
 def multiply_all(
@@ -175,7 +147,7 @@ class Widened:
 
     @staticmethod
     def add_product(builder: Any, total: Any, x: Any, y: Any) -> Any:
-        return sum_2(builder, builder.fmul(x, y, flags=FUSED), total)
+        return fused(builder, x, y, total)
 
 
 class Pairs:
@@ -208,7 +180,7 @@ class Pairs:
 
 @kernel
 def dots(a: Memory, rows_a: tuple[int, ...], b: Memory, rows_b: tuple[int, ...], size: int) -> Any:
-    """Return a vector whose lane k * len(rows_b) + r is the dot product of row k of a and row r of b.
+    """Return a vector whose lane r * len(rows_a) + k is the dot product of row k of a and row r of b.
 
     `rows_a` and `rows_b` are start positions of rows of `size` numbers, and make at most 16 pairs.
     """
@@ -221,6 +193,7 @@ def dots(a: Memory, rows_a: tuple[int, ...], b: Memory, rows_b: tuple[int, ...],
     while i + each <= size:
         sums = add_products(sums, a, rows_a, b, rows_b, i)
         i += each
+    sums, more = turned(sums, rows_a), turned(more, rows_a)
     result = add(sums_of(sums), sums_of(more)) if len(sums) <= 4 else sums_of(sums)
     while i < size:
         result = add(result, products_at(a, rows_a, b, rows_b, i))

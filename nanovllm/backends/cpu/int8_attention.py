@@ -24,7 +24,9 @@ from .attention import MASKED, TILE
 from .blocks import (
     add_blocks,
     load_block,
+    moved,
     no_sums,
+    numbered,
     parts_of,
     prefetch,
     scaled,
@@ -34,12 +36,11 @@ from .blocks import (
     store_rows,
     tuple_of,
 )
-from .dot import moved, splatted
+from .dot import splatted
 from .quantized import BYTE, LINE, add_dot, builder_tuple, octets, store_bytes
 from .vectors import (
     FLOAT,
     FLOATS,
-    FUSED,
     WIDTH,
     WORD,
     WORDS,
@@ -197,18 +198,19 @@ def attend_int8(
         count, before = min(TILE, end - tile), first + 1 - tile
         if tile > start:
             find_places(shape, pool, layer, kv, table, tile, end, places)
-        highest, r = copy_scales(shape, pool, layer, kv, table, tile, count, floats(scratch.scales)), 0
+        copy_scales(shape, pool, layer, kv, table, tile, count, floats(scratch.scales))
+        r = 0
         while rows - r >= ROWS:
             four = (r, r + 1, r + 2, r + 3)
-            attend_rows(four, group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
+            attend_rows(four, group, before, pool, shape, places, count, scratch, out, peaks, sums)
             r += ROWS
         if rows - r == 3:
             three = (r, r + 1, r + 2)
-            attend_rows(three, group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
+            attend_rows(three, group, before, pool, shape, places, count, scratch, out, peaks, sums)
         if rows - r == 2:
-            attend_rows((r, r + 1), group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
+            attend_rows((r, r + 1), group, before, pool, shape, places, count, scratch, out, peaks, sums)
         if rows - r == 1:
-            attend_rows((r,), group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
+            attend_rows((r,), group, before, pool, shape, places, count, scratch, out, peaks, sums)
 
 
 @kernel
@@ -239,9 +241,9 @@ def find_places(
 @kernel
 def copy_scales(
     shape: Int8Pool, pool: int, layer: int, kv: int, table: Memory, start: int, count: int, scales: Memory
-) -> float:
-    """Copy the scales of a tile to scales [2, TILE], padded with zeros. Return the highest of the values' scales."""
-    slots, highest = shape.block_size, zeros()
+) -> None:
+    """Copy the scales of a tile to scales [2, TILE], padded with zeros."""
+    slots = shape.block_size
     for which in range(2):
         t = 0
         while t < count:
@@ -253,10 +255,6 @@ def copy_scales(
             t += few
         for i in range(count, TILE):
             write(scales, which * TILE + i, np.float32(0))
-    for t in range(TILE, 2 * TILE, WIDTH):
-        highest = maximum_or_nan(highest, load(scales, t))
-    result: float = largest_or_nan(highest)
-    return result
 
 
 @kernel
@@ -284,7 +282,7 @@ def prefetch_lines(pool: Memory, place: int, size: int) -> None:
 @kernel
 def attend_rows(
     rows: tuple[int, ...], group: int, before: int, pool: int, shape: Int8Pool, places: Memory, count: int,
-    highest: float, scratch: Scratch, out: Memory, peaks: Memory, sums: Memory,
+    scratch: Scratch, out: Memory, peaks: Memory, sums: Memory,
 ) -> None:  # fmt: skip
     """Attend to a tile of keys with up to four rows of q, and rescale earlier sums to the new peak.
 
@@ -310,7 +308,7 @@ def attend_rows(
             score = where_below(lane_numbers(), seen, multiply(found[j], load(scales, t)), splat(MASKED))
             store(scores, j * TILE + t, score)
     for j in range(len(rows)):
-        weigh(j, rows[j], count, highest, scratch, peaks, sums)
+        weigh(j, rows[j], before + rows[j] // group, count, scratch, peaks, sums)
     kept, new = splats(floats(scratch.factors), 0, rows), splats(floats(scratch.factors), ROWS, rows)
     shift, starts, by_row = shape.block_size * size, starts_of(rows, size), starts_of(numbered(rows), 2 * TILE)
     for i in range(0, size, WIDTH):
@@ -325,22 +323,19 @@ def attend_rows(
 
 
 @kernel
-def weigh(j: int, row: int, count: int, highest: float, scratch: Scratch, peaks: Memory, sums: Memory) -> None:
+def weigh(j: int, row: int, seen: int, count: int, scratch: Scratch, peaks: Memory, sums: Memory) -> None:
     """Turn a row's scores into weights times the values' scales, in two bytes each, and set the row's factors.
 
-    `j` is the row's place in the scratch space, and `row` its number in q.
+    `j` is the row's place in the scratch space, and `row` its number in q. Only the scales of the `seen` keys decide
+    how the weights are rounded, because other keys may come later.
     """
-    scores, scales, peak, total = (
-        at(floats(scratch.scores), j * TILE),
-        at(floats(scratch.scales), TILE),
-        MASKED,
-        zeros(),
-    )
-    if count > 0:
-        largest = load(scores, 0)
-        for t in range(WIDTH, count, WIDTH):
-            largest = maximum(largest, load(scores, t))
-        peak = largest_of(largest)
+    scores, scales = at(floats(scratch.scores), j * TILE), at(floats(scratch.scales), TILE)
+    tops, scales_seen, total = splat(MASKED), zeros(), zeros()
+    for t in range(0, count, WIDTH):
+        tops = maximum(tops, load(scores, t))
+        scale = where_below(lane_numbers(), splat(np.float32(seen - t)), load(scales, t), zeros())
+        scales_seen = maximum_or_nan(scales_seen, scale)
+    peak, highest = largest_of(tops), largest_or_nan(scales_seen)
     per_step = HIGHEST_WEIGHT / highest if highest > 0 else np.float32(0)
     for t in range(0, count, WIDTH):
         weight = exp_of(add(load(scores, t), splat(-peak)))
@@ -467,12 +462,5 @@ def scores_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         dots = join(*halves, (0, 2, 4, 6))
         above, scale = (splatted(builder, builder.load(builder.gep(args[i], [row]))) for i in (2, 3))
         dots = builder.sub(dots, builder.fptosi(above, WORDS))
-        values.append(builder.fmul(builder.sitofp(dots, FLOATS), scale, flags=FUSED))
+        values.append(builder.fmul(builder.sitofp(dots, FLOATS), scale))
     return tuple_of(values, context, builder, signature)
-
-
-@intrinsic(lambda rows: rows(rows))
-def numbered(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return the numbers 0, 1, ..., one for each row."""
-    numbers = [ir.Constant(row.type, i) for i, row in enumerate(parts_of(builder, args[0]))]
-    return tuple_of(numbers, context, builder, signature)

@@ -25,7 +25,6 @@ from .dot import splatted
 from .matmul import COLUMNS
 from .vectors import (
     FLOATS,
-    FUSED,
     WIDTH,
     WORD,
     WORDS,
@@ -34,6 +33,7 @@ from .vectors import (
     constant,
     element,
     floats,
+    fused,
     inlined,
     intrinsic,
     kernel,
@@ -46,7 +46,6 @@ from .vectors import (
     read,
     sixteen,
     splat,
-    sum_2,
     vector,
     write,
 )
@@ -142,9 +141,8 @@ def add_group(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         x_scale, x_sum = (splatted(builder, builder.load(builder.gep(each, [i]))) for each, i in both)
         for c, (scale, minimum) in enumerate(zip(scales, minima, strict=True)):
             number = builder.sitofp(builder.bitcast(sums[m * len(scales) + c], WORDS), FLOATS)
-            below = builder.fmul(minimum, x_sum, flags=FUSED)
-            group = sum_2(builder, builder.fmul(number, scale, flags=FUSED), below)
-            values.append(sum_2(builder, builder.fmul(group, x_scale, flags=FUSED), totals[m * len(scales) + c]))
+            group = fused(builder, number, scale, builder.fmul(minimum, x_sum))
+            values.append(fused(builder, group, x_scale, totals[m * len(scales) + c]))
     return tuple_of(values, context, builder, signature)
 
 
@@ -170,7 +168,7 @@ load_upper = loader_of(lambda builder, words: builder.and_(words, constant(WORDS
 def scaled_columns(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return totals[m, c] * scales[c] for each m and c."""
     totals, scales = parts_of(builder, args[0]), parts_of(builder, args[1])
-    values = [builder.fmul(total, scales[i % len(scales)], flags=FUSED) for i, total in enumerate(totals)]
+    values = [builder.fmul(total, scales[i % len(scales)]) for i, total in enumerate(totals)]
     return tuple_of(values, context, builder, signature)
 
 
@@ -198,7 +196,7 @@ def quantize_rows(x: Memory, rows: int, size: int, values: Memory, scales: Memor
         per_step = splat(np.float32(127) / peak if peak > 0 else np.float32(0))
         first = store_bytes(values, g * GROUP, multiply(a, per_step))
         second = store_bytes(values, g * GROUP + WIDTH, multiply(b, per_step))
-        write(scales, g, peak / np.float32(127))
+        write(scales, g, peak * np.float32(1 / 127))
         write(sums, g * SUMS, first + second)
         write(sums, g * SUMS + 1, first)
         write(sums, g * SUMS + 2, second)

@@ -20,7 +20,7 @@ from ...quantization import GROUP, QuantizedLinear
 from ...requests.tokens import SampledToken, SamplingRow
 from ..torch.backend import end_positions
 from ..torch.sampler import invalid_logits_message, sample
-from .attention import PLACES, SPLIT, TILE, Pool
+from .attention import PLACES, SCORES, SPLIT, Pool
 from .int8_attention import Int8Pool, scratch_size
 from .likeliest import PART
 from .matmul import COLUMNS, pack, type_of
@@ -49,7 +49,7 @@ class StepRunner:
         group = heads // num_kv_heads
         widest = max(config.hidden_size, config.intermediate_size, heads * head_dim)
         job_rows = max(QUERY_TILE, group)
-        scratch = scratch_size(job_rows, head_dim) if kv_cache.is_int8 else 4 * TILE
+        scratch = scratch_size(job_rows, head_dim) if kv_cache.is_int8 else SCORES
         sizes = config.hidden_size, heads, group, config.intermediate_size, job_rows, widest, scratch
         self._sizes = Sizes(workers, *sizes)
         # Kernels hold addresses, which must stay valid even if the model gets new weights. A helper may read them
@@ -188,8 +188,8 @@ class StepRunner:
             values=numbers(workers, CHUNK, widest, dtype=torch.int8),
             scales=numbers(workers, CHUNK, -(-widest // GROUP)),
             sums=numbers(workers, CHUNK, -(-widest // GROUP), SUMS),
-            heads=numbers(workers, 2 * job_rows + 1, size),
-            peaks=numbers(workers, 2, job_rows),
+            heads=numbers(workers, 3 * job_rows + 1, size),
+            peaks=numbers(workers, 4, job_rows),
             scratch=numbers(workers, self._sizes.scratch),
             places=numbers(workers, PLACES, dtype=torch.int64),
             counters=numbers(num_layers * PHASES + LAST_PHASES, STRIDE, dtype=torch.int64),

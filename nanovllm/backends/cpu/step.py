@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...quantization import GROUP
-from .attention import PLACES, Pool, attend, merge, slot
+from .attention import PLACES, SPLIT, Pool, attend, join, merge, slot
 from .dot import depth_of
 from .elementwise import copy, norm_and_rotate, rms_norm, silu_and_mul
 from .int8_attention import Int8Pool, attend_int8, scratch_of, store_int8
@@ -107,8 +107,8 @@ class Workspace(NamedTuple):
     values: int  # int8 [workers, CHUNK, widest], quantized x
     scales: int  # [workers, CHUNK, widest / GROUP]
     sums: int  # [workers, CHUNK, widest / GROUP, SUMS]
-    heads: int  # [workers, 2 * job_rows + 1, head_dim]
-    peaks: int  # [workers, 2, job_rows], peaks and sums
+    heads: int  # [workers, 3 * job_rows + 1, head_dim]
+    peaks: int  # [workers, 4, job_rows], and the sums
     scratch: int  # [workers, scratch] for attention
     places: int  # int64 [workers, PLACES]
     counters: int  # int64 [num_layers * PHASES + LAST_PHASES, STRIDE]
@@ -322,7 +322,7 @@ def attend_all(worker: int, phase: int, layer: int, step: Step, work: Buffers, m
 
 @kernel
 def attend_job(worker: int, layer: int, number: int, kv: int, step: Step, work: Buffers, model: Model) -> None:
-    """Attend with the query heads that share a KV head, for one or several queries."""
+    """Attend with the query heads that share a KV head, of one or several queries, to SPLIT keys at a time."""
     job, shape, group, size = (
         at(integers(step.jobs), number * JOB),
         model.shape,
@@ -335,22 +335,34 @@ def attend_job(worker: int, layer: int, number: int, kv: int, step: Step, work: 
     if get(job, 6):
         block = get(table, position // shape.block_size)
         write_key_and_value(worker, layer, row, kv, block, position % shape.block_size, step, work, model)
-    q, sizes = heads_of(worker, model), model.sizes
+    heads, sizes = heads_of(worker, model), model.sizes
+    q = queries_of(shape, heads, model)
     for r in range(rows):
         query, scale = row + r // group, np.float32(1) / np.sqrt(np.float32(size))
         rotate_head(worker, layer, query, kv * group + r % group, 0, scale, at(q, r * size), step, work, model)
-    result = at(q, sizes.job_rows * size)
-    peaks = at(floats(model.work.peaks), worker * 2 * sizes.job_rows)
-    sums = at(peaks, sizes.job_rows)
+    result, more = at(heads, sizes.job_rows * size), at(heads, 2 * sizes.job_rows * size)
+    peaks = at(floats(model.work.peaks), worker * 4 * sizes.job_rows)
+    sums, more_peaks = at(peaks, sizes.job_rows), at(peaks, 2 * sizes.job_rows)
+    more_sums = at(more_peaks, sizes.job_rows)
     if split >= 0:
         i = (kv * step.num_splits + split) * group
         result, peaks, sums = at(floats(work.out), i * size), at(floats(work.peaks), i), at(floats(work.sums), i)
-    attend_keys(shape, q, rows, position, layer, kv, table, start, end, result, peaks, sums, worker, model)
+    for first in range(start, end, SPLIT):
+        is_first, last = first == start, min(first + SPLIT, end)
+        out, tops, totals = (result, peaks, sums) if is_first else (more, more_peaks, more_sums)
+        early = max(0, first - position)  # queries that see none of these keys
+        r = early * group
+        attend_keys(
+            shape, at(q, r * size), rows - r, position + early, layer, kv, table, first, last, out, tops, totals,
+            worker, model,
+        )  # fmt: skip
+        if not is_first:
+            join(at(result, r * size), at(peaks, r), at(sums, r), out, tops, totals, rows - r, size)
     if split < 0:
         for r in range(rows):
             place = (to + r // group * sizes.num_heads + r % group) * size
-            out = at(stored(work.attended, model.like_x), place)
-            copy(at(result, r * size), size, np.float32(1) / read(sums, r), out)
+            attended = at(stored(work.attended, model.like_x), place)
+            copy(at(result, r * size), size, np.float32(1) / read(sums, r), attended)
 
 
 def attend_floats(
@@ -359,9 +371,7 @@ def attend_floats(
 ) -> None:  # fmt: skip
     pool, group, work = stored(model.weights.pool, model.like), model.sizes.group, model.work
     scratch, places = at(floats(work.scratch), worker * model.sizes.scratch), at(integers(work.places), worker * PLACES)
-    queries = as_type_of(q, stored(0, model.like_x))  # converted in place to the type that is multiplied fastest
-    copy(q, rows * shape.head_dim, np.float32(1), queries)
-    attend(queries, rows, group, first, pool, shape, layer, kv, table, start, end, scratch, places, out, peaks, sums)
+    attend(q, rows, group, first, pool, shape, layer, kv, table, start, end, scratch, places, out, peaks, sums)
 
 
 def attend_integers(
@@ -377,6 +387,17 @@ def attend_integers(
 
 
 attend_keys = choose(attend_floats, lambda shape: attend_integers if is_int8(shape) else attend_floats)
+
+
+def as_multiplied(shape: Pool, q: Memory, model: Model) -> Memory:
+    return as_type_of(q, stored(0, model.like_x))  # the type that is multiplied fastest
+
+
+def as_float32(shape: Int8Pool, q: Memory, model: Model) -> Memory:
+    return q
+
+
+queries_of = choose(as_multiplied, lambda shape: as_float32 if is_int8(shape) else as_multiplied)
 
 
 @kernel
@@ -500,8 +521,8 @@ def normed_of(worker: int, model: Model) -> Memory:
 
 @kernel
 def heads_of(worker: int, model: Model) -> Memory:
-    """Return the worker's buffer [2 * job_rows + 1, head_dim]: rotated queries, their results, and scratch space."""
-    return at(floats(model.work.heads), worker * (2 * model.sizes.job_rows + 1) * model.shape.head_dim)
+    """Return the worker's [3 * job_rows + 1, head_dim]: rotated queries, results, results of a part, and one head."""
+    return at(floats(model.work.heads), worker * (3 * model.sizes.job_rows + 1) * model.shape.head_dim)
 
 
 @kernel
@@ -546,7 +567,7 @@ def rotate_head(
     position = get(integers(step.positions), row)
     cos, sin = at(stored(weights.cos, like), position * size), at(stored(weights.sin, like), position * size)
     norm = weights.head_norms + 4 * (layer * 2 + which) * size if weights.head_norms else 0
-    scratch = at(heads_of(worker, model), 2 * model.sizes.job_rows * size)
+    scratch = at(heads_of(worker, model), 3 * model.sizes.job_rows * size)
     norm_and_rotate(head_of(row, head, work, model), norm, cos, sin, model.eps, scale, size, scratch, out)
 
 

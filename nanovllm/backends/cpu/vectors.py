@@ -16,23 +16,26 @@ Numba has neither bfloat16 nor float16: pointers to uint16 and int16 stand for t
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import njit, types
 from numba.core import extending
 from numba.core.cgutils import get_or_insert_function
+from numba.core.registry import cpu_target
 
 WIDTH = 16
 Memory = Any  # in a signature: a pointer to float32 or int64 numbers, or to numbers of a model's dtype
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Sums may be computed in any order; NaN and infinity are preserved.
-ENTRY: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
+# No fastmath: a token's bits must not depend on the tokens beside it. The code for one row and the code for four are
+# compiled separately, and a flag would let the compiler add or fuse in one of them in another way. A product and a sum
+# that take one rounding are written as fma().
+ENTRY: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 # Without the wrappers that Python and C need to call them, functions compile in half the time.
 INNER: dict[str, Any] = ENTRY | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-FUSED = ("reassoc", "contract", "nsz")
 
 FLOAT, WORD, HALF, BITS = ir.FloatType(), ir.IntType(32), ir.HalfType(), ir.IntType(16)
 FLOATS, WORDS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(WORD, WIDTH)
@@ -210,18 +213,18 @@ def zeros(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda a, b, c: vector(vector, vector, vector))
 def fma(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return a * b + c."""
-    return builder.fadd(builder.fmul(args[0], args[1], flags=FUSED), args[2], flags=FUSED)
+    """Return a * b + c, with one rounding if the processor can."""
+    return fused(builder, *args)
 
 
 @intrinsic(lambda a, b: vector(vector, vector))
 def multiply(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    return builder.fmul(*args, flags=FUSED)
+    return builder.fmul(*args)
 
 
 @intrinsic(lambda a, b: vector(vector, vector))
 def add(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    return sum_2(builder, *args)
+    return builder.fadd(*args)
 
 
 @intrinsic(lambda a, b: vector(vector, vector))
@@ -239,8 +242,21 @@ def divide(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return builder.fdiv(*args)
 
 
-def sum_2(builder: Any, a: Any, b: Any) -> Any:
-    return builder.fadd(a, b, flags=FUSED)
+def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Generate code for a * b + c in each of 16 lanes."""
+    if not has_fma(*cpu_target.target_context.codegen().magic_tuple()):
+        return builder.fadd(builder.fmul(a, b), c)
+    function_type = ir.FunctionType(FLOATS, [FLOATS] * 3)
+    return builder.call(get_or_insert_function(builder.module, function_type, "llvm.fma.v16f32"), [a, b, c])
+
+
+@cache
+def has_fma(triple: str, cpu: str, features: str) -> bool:
+    """Return whether a processor multiplies and adds in one instruction: for others, LLVM calls a slow function."""
+    machine = binding.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features)
+    text = "declare float @llvm.fma.f32(float, float, float) define float @f(float %a) {"
+    text += " %b = call float @llvm.fma.f32(float %a, float %a, float %a) ret float %b }"
+    return "fmaf" not in machine.emit_assembly(binding.parse_assembly(text))
 
 
 def larger(builder: Any, a: Any, b: Any) -> Any:
@@ -299,7 +315,12 @@ def reduction(combine: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
     return generate
 
 
-sum_of = intrinsic(lambda numbers: types.float32(vector))(reduction(sum_2))
+sum_of = intrinsic(lambda numbers: types.float32(vector))(reduction(ir.IRBuilder.fadd))
+
+
+@intrinsic(lambda numbers: types.float32(vector))
+def first_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    return builder.extract_element(args[0], WORD(0))
 
 
 largest_of = intrinsic(lambda numbers: types.float32(vector))(reduction(larger))
@@ -360,40 +381,15 @@ def put(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 LOG2_E = np.float32(1.44269504)
 LN_2_HIGH, LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # their sum is ln 2 with twice the digits
-LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)  # inside this range exp(x) is a normal float32
-# Reassociation would add the two parts of ln 2 first, and r would lose digits.
-IN_ORDER = INNER | {"fastmath": {"contract", "nsz"}}
-
-
-@intrinsic(lambda bits: types.float32(types.int32))
-def float_of_bits(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return the float32 with these 32 bits."""
-    return builder.bitcast(args[0], FLOAT)
-
-
-@njit(**IN_ORDER)
-def exp(x: float) -> float:
-    """Return e to the power of a float32, to within 2 units in the last place. x is clamped to [-87, 88].
-
-    exp(x) is 2**k * exp(r) with an integer k and |r| at most ln(2) / 2; exp(r) is computed by its Taylor series.
-    """
-    x = min(max(x, LOWEST), HIGHEST)
-    k = np.floor(x * LOG2_E + np.float32(0.5))
-    r = (x - k * LN_2_HIGH) - k * LN_2_LOW
-    p = np.float32(1 / 5040)
-    p = p * r + np.float32(1 / 720)
-    p = p * r + np.float32(1 / 120)
-    p = p * r + np.float32(1 / 24)
-    p = p * r + np.float32(1 / 6)
-    p = p * r + np.float32(0.5)
-    p = p * r + np.float32(1)
-    p = p * r + np.float32(1)
-    return p * float_of_bits((np.int32(k) + np.int32(127)) << np.int32(23))
+LOWEST, HIGHEST = np.float32(-88.0), np.float32(88.0)  # the range of exp()
 
 
 @kernel
 def exp_of(x: Memory) -> Any:
-    """Return exp of 16 numbers, which must not exceed 88. Numbers below -87 are clamped."""
+    """Return e to the power of each of 16 numbers up to 88, to within 3 units in the last place, and 0 below -87.7.
+
+    exp(x) is 2**k * exp(r) with a whole k and |r| at most ln(2) / 2; exp(r) is its Taylor series.
+    """
     x = maximum(x, splat(LOWEST))
     k = floor(fma(x, splat(LOG2_E), splat(0.5)))
     r = fma(k, splat(-LN_2_LOW), fma(k, splat(-LN_2_HIGH), x))
@@ -405,3 +401,10 @@ def exp_of(x: Memory) -> Any:
     p = fma(p, r, splat(1))
     p = fma(p, r, splat(1))
     return multiply(p, power_of_2(k))
+
+
+@kernel
+def exp(x: float) -> float:
+    """Return e to the power of one number, or of 88 if it is larger."""
+    result: float = first_of(exp_of(splat(min(x, HIGHEST))))
+    return result

@@ -3,6 +3,8 @@
 All twins compute in float32, whatever the storage type.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,9 @@ def linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
 
 
 def exp(x: Tensor) -> Tensor:
-    """Return e to the power of x, clamped to [-87, 88]."""
-    return x.double().clamp(-87, 88).exp().float()
+    """Return e to the power of x, or of 88 if x is larger. Powers below 2**-126.5 are 0."""
+    x = x.double()
+    return torch.where(x < -126.5 * math.log(2), 0, x.clamp(max=88).exp()).float()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
