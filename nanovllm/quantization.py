@@ -1,6 +1,7 @@
 """Weights in 8 or 4 bits. A step of few rows spends its time reading weights, so fewer bytes make it faster.
 
     int8   weight = scale * (q - 128)        q from 0 to 255; a scale per output, or per 32 or 16 numbers of a row
+                    ... + minimum            for checkpoints with 2, 3 or 5 bits, or several types in a layer
     int4   weight = scale * q + minimum      q from 0 to 15; a scale and a minimum per 32 numbers
 
 Floating-point weights are quantized as they load, with a scale per output in int8, and bfloat16 scales and minima in
@@ -43,17 +44,23 @@ class Format(IntEnum):
     INT8 = 8  # a scale per output, outside of the lines
     INT8_GROUPS = 9  # a line of float32 scales
     INT8_HALF_GROUPS = 10  # two of them, for 16 numbers each
+    INT8_MINIMA = 12  # two of them, and two of minima: the only format that holds the numbers of all others
 
     @property
     def bits(self) -> int:
         """Return the bits of an integer."""
         return 4 if self <= Format.INT4_FLOAT32 else 8
 
+    @property
+    def has_minima(self) -> bool:
+        """Return whether numbers are scale * q + minimum."""
+        return self.bits == 4 or self == Format.INT8_MINIMA
+
 
 class Integers(NamedTuple):
     """A weight in integers: q uint8 [outputs, size]; scales, minima float32 [outputs, groups], groups of any one size.
 
-    Only 4-bit integers have minima.
+    With minima, weight = scale * q + minimum; without, scale * (q - 128).
     """
 
     q: Tensor
@@ -77,6 +84,13 @@ class QuantizedLinear(nn.Module):
         self.values = nn.Parameter(values, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)  # the bits of float32, which model.to() leaves alone
         self.bias = linear.bias
+        self.keeps_wide = False
+        self._wide: Tensor | None = None  # the weight in floating point
+
+    def keep_wide(self, keeps_wide: bool) -> None:
+        """Keep the weight in floating point from its first use on, or drop it: it makes plain operations fast."""
+        self.keeps_wide = keeps_wide
+        self._wide = self._wide if keeps_wide else None
 
     def quantize(self, parts: Sequence[Tensor]) -> None:
         """Set the weight to these floating-point parts [rows, in_features], one below the other."""
@@ -122,7 +136,10 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x [num_rows, in_features] times the weight: [num_rows, out_features]."""
-        return F.linear(x, self.dequantize().to(x.dtype), self.bias)
+        weight = self.dequantize().to(x.dtype) if self._wide is None else self._wide
+        if self.keeps_wide:
+            self._wide = weight
+        return F.linear(x, weight, self.bias)
 
 
 class QuantizedEmbedding(nn.Module):
@@ -135,6 +152,15 @@ class QuantizedEmbedding(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings [num_tokens, size] of `input_ids`, int64 [num_tokens]."""
         return self.head.rows(input_ids).to(self._dtype)
+
+
+def keep_wide(model: nn.Module, num_bytes: int, dtype: torch.dtype) -> None:
+    """Let quantized layers keep their weights in `dtype`, too, as far as `num_bytes` allow. With 0, drop all of them."""
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLinear):
+            size = layer.out_features * layer.in_features * dtype.itemsize
+            layer.keep_wide(size <= num_bytes)
+            num_bytes -= size if layer.keeps_wide else 0
 
 
 def format_at_load(quantization: str) -> Callable[[str], Format]:
@@ -197,16 +223,18 @@ def floats_of(integers: Integers) -> Tensor:
 def lines_of(integers: Integers, format: Format) -> Tensor:
     """Return each row's part of the lines, in words of four bytes: int32 [outputs, groups, format]."""
     q, scales, minima = integers
+    if format == Format.INT8_MINIMA and minima is not None:
+        q = q + 128
     fours: Tensor = q.contiguous().view(torch.int32).unflatten(1, (-1, GROUP // 4))  # [outputs, groups, 8]
     if format == Format.INT8:
         return fours
-    times = fours.shape[1] * (2 if format == Format.INT8_HALF_GROUPS else 1) // scales.shape[1]
-    scales = scales.repeat_interleave(times, 1)
-    if minima is None:
-        more = scales.unflatten(1, (fours.shape[1], -1))
-    else:
+    times = fours.shape[1] * (2 if format >= Format.INT8_HALF_GROUPS else 1) // scales.shape[1]
+    more = scales.repeat_interleave(times, 1).unflatten(1, (fours.shape[1], -1))  # [outputs, groups, scales of a group]
+    if format.has_minima:
+        below = torch.zeros_like(scales) if minima is None else minima
+        more = torch.cat((more, below.repeat_interleave(times, 1).view_as(more)), 2)
+    if format.bits == 4:
         fours = fours[..., 0::2] | fours[..., 1::2] << 4
-        more = torch.stack((scales, minima.repeat_interleave(times, 1)), 2)  # [outputs, groups, 2]
     return torch.cat((fours, (more.to(torch.bfloat16) if format == Format.INT4 else more).view(torch.int32)), 2)
 
 
@@ -222,6 +250,7 @@ def weight_of(lines: Tensor, format: Format, scales: Tensor | None) -> Tensor:
         weight: Tensor = q * scale + minimum
         return weight.flatten(1)
     each = more.contiguous().view(torch.float32) if scales is None else scales[:, None, None]
+    each, *minima = each.chunk(2 if format.has_minima else 1, 2)
     parts = (q - 128).unflatten(2, (each.shape[2], -1))  # [num_rows, groups, scales of a group, numbers]
     weight = parts * each[..., None]
-    return weight.flatten(1)
+    return (weight + minima[0][..., None] if minima else weight).flatten(1)

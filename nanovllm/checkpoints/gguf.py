@@ -185,6 +185,16 @@ def halves_of(data: np.ndarray) -> np.ndarray:
     return np.concatenate((data & 15, data >> 4), axis=-1)
 
 
+def quarters_of(data: np.ndarray) -> np.ndarray:
+    """Return the lowest two bits of bytes, then the next two, and so on: uint8 [..., 4 * n]."""
+    return np.concatenate([data >> np.uint8(shift) & 3 for shift in (0, 2, 4, 6)], axis=-1)
+
+
+def bits_of(data: np.ndarray) -> np.ndarray:
+    """Return the bits of bytes, from the lowest of the first one on: uint8 [blocks, 8 * n]."""
+    return np.unpackbits(data, axis=1, bitorder="little")
+
+
 def float16(data: np.ndarray) -> np.ndarray:
     """Return numbers from two bytes each, as float32."""
     return np.ascontiguousarray(data).view(np.float16).astype(np.float32)
@@ -195,13 +205,33 @@ def unpack_q8_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def unpack_q5_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-    fifth = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")  # [blocks, 32]
-    return (halves_of(blocks[:, 6:]) | fifth << 4) + np.uint8(128 - 16), float16(blocks[:, :2])
+    return (halves_of(blocks[:, 6:]) | bits_of(blocks[:, 2:6]) << 4) + np.uint8(128 - 16), float16(blocks[:, :2])
 
 
 def unpack_q4_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     scales = float16(blocks[:, :2])
     return halves_of(blocks[:, 2:]), scales, -8 * scales
+
+
+def unpack_q4_1(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    return halves_of(blocks[:, 4:]), float16(blocks[:, :2]), float16(blocks[:, 2:4])
+
+
+def unpack_q5_1(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    return halves_of(blocks[:, 8:]) | bits_of(blocks[:, 4:8]) << 4, float16(blocks[:, :2]), float16(blocks[:, 2:4])
+
+
+def unpack_q2_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    scales, minima = float16(blocks[:, 80:82]) * (blocks[:, :16] & 15), float16(blocks[:, 82:]) * (blocks[:, :16] >> 4)
+    return quarters_of(blocks[:, 16:80].reshape(-1, 2, 32)), scales, -minima  # [blocks, 2, 128], [blocks, 16] twice
+
+
+def unpack_q3_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    lower = quarters_of(blocks[:, 32:96].reshape(-1, 2, 32))  # [blocks, 2, 128]
+    upper = np.unpackbits(blocks[:, None, :32], axis=1, bitorder="little")  # [blocks, 8, 32]
+    scales = halves_of(blocks[:, 96:104]) | quarters_of(blocks[:, 104:108]) << 4  # [blocks, 16]
+    q = (lower | upper.reshape(lower.shape) << 2) + np.uint8(128 - 4)
+    return q, float16(blocks[:, 108:]) * (scales.astype(np.float32) - 32)
 
 
 def unpack_q4_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -211,11 +241,38 @@ def unpack_q4_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     return halves_of(blocks[:, 16:].reshape(-1, 4, 32)), scales, -minima
 
 
+def unpack_q5_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    q, scales, minima = unpack_q4_k(np.delete(blocks, np.s_[16:48], axis=1))  # the same, but for the fifth bits
+    fifth = np.unpackbits(blocks[:, None, 16:48], axis=1, bitorder="little")  # [blocks, 8, 32]
+    return q.reshape(fifth.shape) | fifth << 4, scales, minima
+
+
 def unpack_q6_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     lower = halves_of(blocks[:, :128].reshape(-1, 2, 64))  # [blocks, 2, 128]
-    upper = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+    upper = quarters_of(blocks[:, 128:192].reshape(-1, 2, 32))
     scales = float16(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8)  # [blocks, 16]
-    return (lower | upper.reshape(lower.shape) << 4) + np.uint8(128 - 32), scales
+    return (lower | upper << 4) + np.uint8(128 - 32), scales
+
+
+# The numbers that four bits stand for, plus 128
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8).view(np.uint8) ^ 128
+MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8).view(np.uint8) ^ 128
+
+
+def unpack_iq4_nl(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    return IQ4[halves_of(blocks[:, 2:])], float16(blocks[:, :2])
+
+
+def unpack_iq4_xs(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    lower = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), 2).reshape(-1, 8)
+    upper = blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3  # [blocks, 2, 4]
+    scales = float16(blocks[:, :2]) * ((lower | upper.reshape(-1, 8) << 4).astype(np.float32) - 32)
+    return IQ4[halves_of(blocks[:, 8:].reshape(-1, 8, 16))], scales
+
+
+def unpack_mxfp4(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    half = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)  # of the scale, because MXFP4 is doubled
+    return MXFP4[halves_of(blocks[:, 1:])], half
 
 
 class Exact(NamedTuple):
@@ -230,8 +287,16 @@ FORMATS = {
     "Q8_0": Exact(Format.INT8_GROUPS, 34, unpack_q8_0),
     "Q5_0": Exact(Format.INT8_GROUPS, 22, unpack_q5_0),
     "Q4_0": Exact(Format.INT4_FLOAT32, 18, unpack_q4_0),
+    "Q4_1": Exact(Format.INT4_FLOAT32, 20, unpack_q4_1),
     "Q4_K": Exact(Format.INT4_FLOAT32, 144, unpack_q4_k),
+    "Q5_1": Exact(Format.INT8_MINIMA, 24, unpack_q5_1),
+    "Q5_K": Exact(Format.INT8_MINIMA, 176, unpack_q5_k),
+    "Q2_K": Exact(Format.INT8_MINIMA, 84, unpack_q2_k),
+    "Q3_K": Exact(Format.INT8_HALF_GROUPS, 110, unpack_q3_k),
     "Q6_K": Exact(Format.INT8_HALF_GROUPS, 210, unpack_q6_k),
+    "IQ4_NL": Exact(Format.INT8_GROUPS, 18, unpack_iq4_nl),
+    "IQ4_XS": Exact(Format.INT8_GROUPS, 136, unpack_iq4_xs),
+    "MXFP4": Exact(Format.INT8_GROUPS, 17, unpack_mxfp4),
 }
 
 

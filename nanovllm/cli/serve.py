@@ -8,7 +8,16 @@ import click
 from ..options.engine_args import EngineArgs
 from ..options.vllm_options import ServeCompatibilityOptions
 from ..server.options import ServerOptions
-from .click_options import PATH, engine_options, options, usage_errors, vllm_options, with_checkpoint
+from .click_options import (
+    PATH,
+    choose_model,
+    engine_options,
+    model_argument,
+    options,
+    usage_errors,
+    vllm_options,
+    with_checkpoint,
+)
 from .terminal import sigterm_ends_at_once
 
 OPTIONS = options(ServerOptions, chat_template={"type": PATH}) + engine_options()
@@ -16,7 +25,7 @@ ANY_DASH = {"token_normalize_func": lambda name: name.replace("_", "-")}  # --ma
 
 
 @click.command(params=OPTIONS + vllm_options(OPTIONS), context_settings=ANY_DASH)
-@click.argument("name", required=False, metavar="[MODEL]")
+@model_argument
 @click.option("--served-model-name", multiple=True, help="name of the model for clients; may be given several times")
 @click.option(
     "--api-key",
@@ -28,7 +37,7 @@ ANY_DASH = {"token_normalize_func": lambda name: name.replace("_", "-")}  # --ma
 def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -> int:
     """Serve a model over an OpenAI-compatible API.
 
-    MODEL is a checkpoint folder or a model on the hub, the same as --model. The server has /v1/completions,
+    MODEL is a checkpoint folder, a model on the hub, a GGUF file, or smollm2, which is downloaded. The server has /v1/completions,
     /v1/chat/completions, /v1/models and more. Ctrl-C and SIGTERM let running requests finish; a second Ctrl-C aborts
     them.
 
@@ -36,8 +45,7 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
     """
     server = {field.name: values.pop(field.name) for field in fields(ServerOptions)}
     others = {field.name: values.pop(field.name) for field in fields(ServeCompatibilityOptions)}
-    if name is not None:
-        values["model"] = name
+    values["model"] = choose_model(name, values["model"])
     with usage_errors(), sigterm_ends_at_once():
         from ..server.run import run_server
 
