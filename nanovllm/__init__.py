@@ -1,11 +1,11 @@
 """nanovllm: an LLM inference engine with vLLM's interface, as a package and a command.
 
 llm.py, async_llm.py   LLM and AsyncLLM: start reading here
-engine/                schedules requests and manages the memory of their keys and values; it grew in the stages
+engine/                schedules requests and manages the KV cache; the stages build it step by step
 llama/                 the model: Llama, Mistral, Qwen 2.5 and Qwen 3, the same as in the stages
 backends/              computes a step: torch/ (plain operations), cpu/ (Numba), gpu/ (Triton, CUDA graphs)
-checkpoints/           finds and checks a checkpoint; tokenizer, chat template, sizes
-server/                `nanovllm serve`: the OpenAI API over HTTP, metrics, and a page that shows the memory
+checkpoints/           finds and validates a checkpoint; tokenizer, chat template, memory sizes
+server/                `nanovllm serve`: the OpenAI API over HTTP, metrics, and a web page that shows the KV cache
 trace/                 records the events of an engine, replays them, and converts them for a viewer
 bench/                 measures the throughput and latency of this engine and others
 cli/                   the commands
@@ -71,7 +71,7 @@ __all__ = [
     "TokensPrompt",
     "Vector",
 ]
-# The modules of these names. Each imports those before it, so a name is in the first one that has it.
+# The modules that define these names. Later ones import from earlier ones: the first that has a name defines it.
 MODULES = (
     *("options.config", "options.engine_args", "requests.sampling_params", "requests.pooling_params"),
     *("requests.prompts", "requests.tokens", "requests.outputs", "metrics", "stats"),
@@ -83,7 +83,7 @@ sys.meta_path.insert(0, Finder())
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, and torch with it, on first use: `--help` needs neither."""
+    """Import a public name, and torch with it, on first use, so that `--help` appears immediately."""
     if name not in __all__:
         raise missing_name(__name__, name)
     modules = (import_module(f"{__name__}.{module}") for module in MODULES)

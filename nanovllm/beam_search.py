@@ -2,11 +2,11 @@
 
     the cat     sat (-1.2)    ran (-1.9)    is (-2.0)       width 2: two are kept, "is" is dropped
                  |              |
-                on (-1.5)     off (-2.3)   to (-2.6)        the two best both come from "sat", which is forked
+                on (-1.5)     off (-2.3)   to (-2.6)        the best two both come from "sat", which is forked
                 by (-2.1)
 
 A beam is a sequence. It is forked once for each continuation that is kept, and then freed. The algorithm is by Wu et
-al. 2016 (arXiv:1609.08144); scores and stopping follow `generate` of transformers.
+al. 2016 (arXiv:1609.08144); scores and stopping follow transformers' generate().
 """
 
 import copy
@@ -38,7 +38,7 @@ class BeamSearchParams:
     max_tokens: int = 16
     ignore_eos: bool = False
     length_penalty: float = 1.0  # score = logprob / length ** length_penalty; above 0 favors long outputs
-    early_stopping: bool | str = False  # True: stop at beam_width hypotheses; False, "never": once none can improve
+    early_stopping: bool | str = False  # True: stop at beam_width hypotheses; False, "never": when none can improve
 
     # Only the defaults are supported.
     temperature: float = field(default=0.0, kw_only=True)
@@ -50,7 +50,7 @@ class BeamSearchParams:
     RULES: ClassVar[dict[str, Rule]] = {
         "beam_width": AT_LEAST_1,
         "max_tokens": AT_LEAST_1,
-        "length_penalty": ("from -16 to 16", lambda value: abs(value) <= 16),  # any length to this power is a float
+        "length_penalty": ("from -16 to 16", lambda value: abs(value) <= 16),  # so length ** penalty fits a float
         "early_stopping": ('True, False or "never"', lambda value: value in (True, False, "never")),
     }
 
@@ -88,7 +88,7 @@ class Candidate(NamedTuple):
     parent: Sequence
     token_id: int
     logprob: float  # of the whole output
-    position: Position | None = None  # the likeliest tokens where this one is
+    position: Position | None = None  # the likeliest tokens at this position
 
     @property
     def logprobs(self) -> list[Position]:
@@ -124,7 +124,7 @@ class Hypotheses:
         self.best = sorted([*self.best, hypothesis], key=lambda h: -h.score)[: self._params.beam_width]
 
     def are_final(self, logprob: float, num_tokens: int, max_tokens: int) -> bool:
-        """Return True if even the best beam, with `logprob` after `num_tokens` tokens, cannot enter the list."""
+        """Return True if even the best running beam, with `logprob` after `num_tokens` tokens, can't enter the list."""
         if len(self.best) < self._params.beam_width:
             return False
         if self._params.early_stopping is True:
@@ -138,7 +138,7 @@ class Hypotheses:
 
 
 class BeamSearch:
-    """A search, one prompt at a time. It uses the engine's pool and model, so no request may be running."""
+    """A beam search, one prompt at a time. It uses the engine's pool and model, so no request may be running."""
 
     def __init__(self, engine: LLMEngine, params: BeamSearchParams) -> None:
         if not isinstance(params, BeamSearchParams):
@@ -212,19 +212,19 @@ class BeamSearch:
         return hypotheses.best
 
     def _allocate(self, root: Sequence) -> None:
-        """Let `root` hold its blocks, all of them loaded. Start over if one is lost on its way."""
-        manager, is_whole = self._kv_cache_manager, False
-        while not is_whole:
+        """Allocate the blocks of `root` and wait until they are loaded. Start over if a load fails."""
+        manager, is_loaded = self._kv_cache_manager, False
+        while not is_loaded:
             manager.allocate(root, manager.find_hits(root))
             try:
                 manager.collect_loads(wait=True)
-                is_whole = root not in manager.broken
+                is_loaded = root not in manager.broken
             finally:
-                if not is_whole:
+                if not is_loaded:
                     manager.free(root)
 
     def _step(self, beams: list[Sequence], hypotheses: Hypotheses) -> list[Sequence]:
-        """Fork the next beams and free these. Return the new ones, or an empty list once the search is over."""
+        """Fork the next beams, then free `beams`. Return the next beams, or an empty list when the search is over."""
         if beams[0].num_uncomputed_tokens > self._max_num_batched_tokens:  # compute one chunk of the prompt
             self._compute(beams)
             return beams
@@ -236,7 +236,7 @@ class BeamSearch:
     def _most_likely(self, beams: list[Sequence]) -> list[Candidate]:
         """Return the most likely continuations of all beams by one token, best first.
 
-        They are enough to keep beam_width beams even if every other candidate is a stop token.
+        They are enough to continue beam_width beams even if each beam's stop tokens are all among them.
         """
         copies = [copy for beam in beams if (copy := self._kv_cache_manager.append_slot(beam))]
         self._engine.kv_cache.copy_blocks(copies)
@@ -269,9 +269,9 @@ class BeamSearch:
         return logits.float().log_softmax(dim=-1)
 
     def _choose(self, candidates: list[Candidate], hypotheses: Hypotheses) -> list[Candidate]:
-        """Return the beam_width best candidates that continue, or an empty list once the search is over.
+        """Return the beam_width best candidates that continue, or an empty list when the search is over.
 
-        Finished candidates among the beam_width best of all become hypotheses.
+        Add the finished candidates among the beam_width best overall to `hypotheses`.
         """
         width = self._params.beam_width
         for candidate in candidates[:width]:
@@ -294,5 +294,5 @@ class BeamSearch:
 
 
 def search(engine: LLMEngine, params: BeamSearchParams, request_id: str, prompt: ParsedPrompt) -> BeamSearchOutput:
-    """Return the output of a search on an engine whose requests have all ended."""
+    """Search on an engine without unfinished requests, and return the output."""
     return BeamSearch(engine, params).run(request_id, prompt)

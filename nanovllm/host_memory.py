@@ -1,4 +1,4 @@
-"""The memory of this machine: how much a process may use, which a container may limit, and in pages of which size."""
+"""Host memory: how much this process may use, which a container can limit, and how to get huge pages."""
 
 import ctypes
 import math
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 ROOT = Path("/")
 HUGE_PAGE = 1 << 21  # bytes
-MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # Linux: use huge pages from the first write on; make them of pages in use
-# For each version: the files of a group's limit and usage, and the entry of memory.stat for the part of the page cache
-# that the system drops first. The usage includes the page cache.
+MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # Linux: use huge pages on first write; turn pages in use into huge ones
+# For each version of control groups: the files with the limit and the usage, and the entry of memory.stat for the part
+# of the page cache that the system drops first. The usage includes the page cache.
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 V2 = ("memory.max", "memory.current", "inactive_file")
 
@@ -28,7 +28,7 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(root: Path = ROOT) -> HostMemory:
-    """Return the memory of this machine, or of the tightest control group around this process if that is less."""
+    """Return the memory of this machine, limited by the tightest control group around this process."""
     try:
         lines = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
         total, available = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
@@ -46,10 +46,10 @@ def host_memory(root: Path = ROOT) -> HostMemory:
 
 
 def control_groups(root: Path) -> list[tuple[Path, tuple[str, str, str]]]:
-    """Return the folders of the groups around this process, which all limit it, each with V1 or V2.
+    """Return the folder of each control group around this process, with V1 or V2. Each of them limits the process.
 
-    In a container, the path of a group may be one of the host. Then only the folder where groups are mounted exists,
-    and it is the container's own group.
+    In a container, a group's path may be its path on the host. Then only the mount point exists, and it is the
+    container's group.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -66,9 +66,9 @@ def control_groups(root: Path) -> list[tuple[Path, tuple[str, str, str]]]:
 
 
 def default_pool_bytes(limit: int) -> int:
-    """Return the default size of a pool of KV cache: at most `limit`, and a quarter of the available memory.
+    """Return the default size of a KV cache pool: `limit`, or a quarter of the available memory if that is less.
 
-    There are two pools, and a step needs memory, too.
+    The rest is for a second pool and for the steps.
     """
     return min(limit, host_memory().available // 4)
 
@@ -76,9 +76,9 @@ def default_pool_bytes(limit: int) -> int:
 def allocate(
     shape: tuple[int, ...], dtype: "torch.dtype", device: "torch.device", pin_memory: bool = False
 ) -> "Tensor":
-    """Return a tensor without values. Raise RuntimeError if there is no room for it.
+    """Return an uninitialized tensor. Raise RuntimeError if memory has no room for it.
 
-    Linux may promise more memory than a machine or a container has, and end the process when it is used.
+    Linux may promise more memory than a machine or a container has, and kill the process once it uses that memory.
     """
     import torch
 
@@ -89,9 +89,9 @@ def allocate(
 
 
 def use_huge_pages(tensor: "Tensor", advice: int = MADV_HUGEPAGE) -> None:
-    """Ask Linux for huge pages, where the tensor fills them: reading memory in order is faster with fewer pages.
+    """Ask Linux for huge pages where the tensor fills them: sequential reads are faster with fewer pages.
 
-    The default advice is for a tensor that has not been written yet. Refusals are ignored: they only cost time.
+    The default advice is for a tensor that has not been written yet. A refusal is ignored, as it only costs speed.
     """
     if sys.platform == "linux" and tensor.device.type == "cpu":
         start = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE

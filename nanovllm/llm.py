@@ -1,4 +1,4 @@
-"""LLM: prompts in, outputs out, with vLLM's interface. Each call adds requests and steps the engine until they end."""
+"""LLM: prompts in, outputs out, with vLLM's interface. A call adds requests and steps the engine until they finish."""
 
 import copy
 import itertools
@@ -37,7 +37,7 @@ OneParams = TypeVar("OneParams", SamplingParams, PoolingParams)
 
 
 class Bar(Protocol):
-    """The part of tqdm that a progress bar needs."""
+    """The part of tqdm's interface that ProgressBar uses."""
 
     postfix: str
 
@@ -82,7 +82,7 @@ class LLM:
 
     @property
     def peak(self) -> PoolReport:
-        """The state of the pool when most of it was held, since the start."""
+        """The state of the KV cache's pool at its fullest since the start."""
         return self.llm_engine.kv_cache_manager.peak
 
     def generate(
@@ -96,11 +96,11 @@ class LLM:
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Return one finished output for each prompt, in their order.
+        """Return one finished output per prompt, in the order of the prompts.
 
-        The default sampling_params come from the model's generation_config.json. A request that cannot be served has
-        finish_reason "error", RequestOutput.error says why, and a warning names it. Raise ValueError, before anything
-        is computed, for an invalid prompt.
+        By default, sampling_params come from the model's generation_config.json. If a request cannot be served, its
+        finish_reason is "error", RequestOutput.error gives the reason, and a warning is issued. Raise ValueError for an
+        invalid prompt before computing anything.
         """
         check_unsupported(lora_request=lora_request, priority=priority, mm_processor_kwargs=mm_processor_kwargs)
         self.llm_engine.check_thread()
@@ -108,10 +108,10 @@ class LLM:
         return self._generate(self._requests(parsed, sampling_params), use_tqdm)
 
     def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
-        """Yield the output of a request so far whenever it has a new token. Close the iterator to abort the rest.
+        """Yield a request's output so far whenever it has a new token. Close the iterator to abort unfinished requests.
 
-        Raise ValueError if the numbers of prompts and sampling_params differ; and, on the first iteration, if another
-        stream() is open or requests were added to `llm_engine` directly.
+        Raise ValueError if the numbers of prompts and sampling_params differ. The first iteration does so if another
+        stream() is open or if `llm_engine` has unfinished requests.
         """
         self.llm_engine.check_thread()
         return self._serve(self._requests(as_prompts(prompts), sampling_params))
@@ -132,9 +132,9 @@ class LLM:
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Return the model's answers to one conversation or several, in their order.
+        """Return the model's answers to one or more conversations, in order.
 
-        The chat template, the model's own by default, turns each conversation into a prompt. Raise ValueError if there
+        The chat template, by default the model's own, turns each conversation into a prompt. Raise ValueError if there
         is no template, or if it rejects a conversation.
         """
         check_unsupported(lora_request=lora_request, priority=priority, mm_processor_kwargs=mm_processor_kwargs)
@@ -144,7 +144,7 @@ class LLM:
         options["continue_final_message"] = continue_final_message
         options |= options_of("chat_template_kwargs", chat_template_kwargs)
         conversations = as_conversations(messages, chat_template_content_format)
-        # The template itself writes BOS.
+        # The template already adds BOS.
         special = {"add_special_tokens": False} | options_of("tokenization_kwargs", tokenization_kwargs)
         texts = (render_chat(self.get_tokenizer(), each, **options) for each in conversations)
         prompts = [self.llm_engine.tokenized(text, special) for text in texts]
@@ -159,9 +159,9 @@ class LLM:
         lora_request: object = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Return the embedding of each prompt, in their order: the normalized hidden state of its last token.
+        """Return the embedding of each prompt, in order: the normalized hidden state of its last token.
 
-        Raise ValueError, before anything is computed, for an invalid prompt or one that doesn't fit.
+        Raise ValueError, before computing anything, for an invalid prompt or one that doesn't fit.
         """
         check_unsupported(lora_request=lora_request)
         self.llm_engine.check_thread()
@@ -169,7 +169,7 @@ class LLM:
         params = PoolingParams() if pooling_params is None else pooling_params
         outputs, requests = [], pair(parsed, params, PoolingParams, "pooling_params")
         with ProgressBar(use_tqdm, len(requests)) as bar, closing(self._serve(requests)) as stream:
-            for output in stream:  # those that are refused come first
+            for output in stream:  # rejected requests come first
                 outputs.append(EmbeddingRequestOutput.from_base(output))
                 bar.add(output)
         return sorted(outputs, key=lambda output: int(output.request_id))
@@ -182,9 +182,9 @@ class LLM:
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """Return one output for each prompt, in their order, with beam_width sequences, best first.
+        """Return one output per prompt, in order, each with beam_width sequences, best first.
 
-        Prompts are searched one at a time; concurrency_limit has no effect. Raise ValueError if the engine has
+        Prompts are processed one at a time; concurrency_limit has no effect. Raise ValueError if the engine has
         unfinished requests.
         """
         check_unsupported(lora_request=lora_request)
@@ -217,7 +217,7 @@ class LLM:
         return self.llm_engine.stats()
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record a profile until stop_profile(): with names for the parts of each step, as profiler_config says."""
+        """Record a profile until stop_profile(), as configured by profiler_config. See profiling.py."""
         self.llm_engine.start_profile(profile_prefix)
 
     def stop_profile(self) -> None:
@@ -236,7 +236,7 @@ class LLM:
         return pair(prompts, params, SamplingParams, "sampling_params")
 
     def _generate(self, requests: list[Request], use_tqdm: UseTqdm) -> list[RequestOutput]:
-        """Return the final outputs, whatever output_kind is."""
+        """Return the final outputs, regardless of output_kind."""
         requests = [(prompt, final_only(params)) for prompt, params in requests]
         # Without closing(), the traceback of an error would keep the generator alive and its requests unfinished.
         outputs, num_samples = [], sum(params.n for _, params in requests)
@@ -270,7 +270,7 @@ class LLM:
                         yield from outputs
             finally:
                 self._is_streaming = False
-                with ExitStack() as stack:  # even if one raises, all others are aborted
+                with ExitStack() as stack:  # abort every request, even if aborting one raises
                     for request_id in request_ids:
                         stack.callback(self.llm_engine.abort_request, request_id)
 
@@ -278,7 +278,7 @@ class LLM:
 def pair(
     prompts: list[ParsedPrompt], params: OneParams | abc.Sequence[OneParams], kind: type[OneParams], name: str
 ) -> list[tuple[ParsedPrompt, OneParams]]:
-    """Return each prompt with its params, the argument `name`. Raise ValueError if their numbers differ.
+    """Pair each prompt with its params. Raise ValueError, naming the argument `name`, if their numbers differ.
 
     >>> pairs = pair(["a", "b"], SamplingParams(max_tokens=4), SamplingParams, "sampling_params")
     >>> [params.max_tokens for _, params in pairs]
@@ -286,26 +286,26 @@ def pair(
     """
     if isinstance(params, kind):
         params = [params] * len(prompts)
-    several = params if isinstance(params, abc.Sequence) else [params]
-    others = [type(each).__name__ for each in several if not isinstance(each, kind)]
-    if others:
-        raise ValueError(f"{name} must be {kind.__name__} or a list of them, got {others[0]}")
-    if len(prompts) != len(several):
-        raise ValueError(f"{name} must be one for each of the {len(prompts)} prompts, got {len(several)}")
-    return list(zip(prompts, several, strict=True))
+    params_list = params if isinstance(params, abc.Sequence) else [params]
+    wrong_types = [type(each).__name__ for each in params_list if not isinstance(each, kind)]
+    if wrong_types:
+        raise ValueError(f"{name} must be {kind.__name__} or a list of them, got {wrong_types[0]}")
+    if len(prompts) != len(params_list):
+        raise ValueError(f"{name} must have one entry for each of the {len(prompts)} prompts, got {len(params_list)}")
+    return list(zip(prompts, params_list, strict=True))
 
 
 def final_only(params: SamplingParams) -> SamplingParams:
-    """Return a copy whose only output is the final one."""
+    """Return a copy of `params` that asks for the final output only."""
     params = copy.copy(params)
     params.output_kind = RequestOutputKind.FINAL_ONLY
     return params
 
 
 def warn_of_errors(outputs: abc.Sequence[RequestOutput], stacklevel: int) -> None:
-    """Warn about requests that were not served, whose empty outputs are easy to miss.
+    """Warn about requests that were not served, because their empty outputs are easy to miss.
 
-    The warning points at the line of the script, `stacklevel` calls above this function.
+    The warning points to the script's line, `stacklevel` calls above this function.
     """
     failed = [output for output in outputs if output.error]
     if failed:
@@ -316,11 +316,11 @@ def warn_of_errors(outputs: abc.Sequence[RequestOutput], stacklevel: int) -> Non
 class ProgressBar:
     """A progress bar for finished samples, with tokens per second, as in vLLM.
 
-    It is not an Observer, because a user's own bar may raise, which is safe only between steps.
+    It is not an Observer, because a user-supplied bar may raise, which is safe only between steps.
     """
 
     def __init__(self, use_tqdm: UseTqdm, total: int) -> None:
-        """Show a bar for `total` samples. True shows it only in a terminal, so log files stay clean."""
+        """Show a bar for `total` samples. With use_tqdm=True it appears only in a terminal, so log files stay clean."""
         self._start = time.perf_counter()
         self._num_prompt_tokens = self._num_output_tokens = 0
         options: dict[str, Any] = {"total": total, "desc": "Processed prompts", "dynamic_ncols": True}

@@ -3,7 +3,7 @@
 from collections import abc
 from typing import Any, Self
 
-from .build import ChooseExecutor, build, find_folder, start_ranks
+from .build import ChooseExecutor, build, start_ranks, with_checkpoint_folder
 from .checkpoints.model_config import read_model_config
 from .checkpoints.tokenizer import HFTokenizer
 from .checks import check_unsupported
@@ -21,7 +21,7 @@ from .stats import EngineStats, collect, get_metrics
 
 
 class LLMEngine(EngineCore):
-    """An engine for one thread: add requests, and step until they end. Only stats() is for all threads."""
+    """An engine for one thread: add requests, then step until they finish. Other threads may call only stats()."""
 
     def __init__(
         self,
@@ -32,11 +32,11 @@ class LLMEngine(EngineCore):
     ) -> None:
         """Load the checkpoint and allocate the pools. Raise ValueError for an invalid option or checkpoint.
 
-        `config.model` is a folder or a name on the Hugging Face Hub. If `choose` is given, it returns the executor and
-        its kernels for the pool, and no weights are loaded. With tensor_parallel_size, start the other `ranks`, unless
-        this engine is one of them: each is a whole engine with its part of the model, and makes the same calls.
+        `config.model` is a folder or a name on the Hugging Face Hub. With `choose`, which returns an executor and its
+        kernels for a pool, no weights are loaded. With tensor parallelism, rank 0 starts the other ranks, whose engines
+        get `ranks`. Each rank is a complete engine with its part of the model, and makes the same calls.
         """
-        config = find_folder(config)
+        config = with_checkpoint_folder(config)
         model_config = read_model_config(config.model, config.hf_overrides)
         ranks = start_ranks(config, model_config, self.follow) if ranks is None else ranks
         try:
@@ -53,14 +53,14 @@ class LLMEngine(EngineCore):
 
     @classmethod
     def follow(cls, config: EngineConfig, ranks: RankGroup) -> None:
-        """Run the engine of a rank other than the first: repeat each call that the first one makes."""
+        """Run the engine of a rank other than 0, and repeat each call that rank 0 makes."""
         engine = cls(config, ranks=ranks)
         for method, args, kwargs in ranks.commands():
             try:
                 method(engine, *args, **kwargs)
             except RankError:
                 raise
-            except Exception:  # it has failed on rank 0, too, which reports it
+            except Exception:  # it failed on rank 0, too, which reports it
                 continue
 
     @classmethod
@@ -92,8 +92,8 @@ class LLMEngine(EngineCore):
     ) -> str:
         """Queue a request, and return its id. It starts in the first step that has room for it.
 
-        With PoolingParams, its only output is the embedding of the prompt. Raise ValueError, and add nothing, if it can
-        never be served. If the prompt is token ids, `prompt_text` is the prompt that outputs show.
+        With PoolingParams, its only output is the embedding of the prompt. If the prompt is token ids, `prompt_text` is
+        the text to show for it in outputs. Raise ValueError, and add nothing, if the request can never be served.
         """
         self.check_thread()
         options: dict[str, Any] = {"tokenization_kwargs": tokenization_kwargs, "prompt_text": prompt_text}
@@ -113,7 +113,7 @@ class LLMEngine(EngineCore):
         return request_id
 
     def tokenized(self, prompt: ParsedPrompt, tokenization_kwargs: dict[str, Any] | None) -> ParsedPrompt:
-        """Return text as token ids if options for the tokenizer are given. Raise ValueError for unsupported ones."""
+        """Tokenize a text prompt if tokenizer options are given. Raise ValueError for an unsupported option."""
         options = options_of("tokenization_kwargs", tokenization_kwargs)
         text, _, cache_salt = parts_of(prompt)
         if not options or not isinstance(text, str):
@@ -134,9 +134,10 @@ class LLMEngine(EngineCore):
         return self.tokenizer
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record a profile, as profiler_config says, until stop_profile(). Its ranges are those of ../profiling.py.
+        """Record a profile until stop_profile(), as configured by profiler_config. profiling.py lists its ranges.
 
-        The prefix begins the name of a trace. Raise ValueError without profiler_config, or during another profile.
+        The trace's file name starts with `profile_prefix`. Raise ValueError without profiler_config, or if a profile is
+        already being recorded.
         """
         self.check_thread()
         if self.config.profiler_config is None:

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# Bounds of buckets, as in vLLM
+# Bounds of histogram buckets, as in vLLM
 SECONDS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
@@ -33,7 +33,7 @@ class Counter(Metric):
 
 @dataclass
 class Vector(Metric):
-    """A list of counters, by position in a draft."""
+    """A list of counters, one for each position in a draft."""
 
     values: list[int]
 
@@ -83,11 +83,11 @@ class Observations:
         return Histogram(name, labels, total, self._sum, buckets)
 
 
-def up_to(most: int) -> tuple[int, ...]:
-    """Return bucket bounds for counts of tokens up to `most`.
+def token_bounds(limit: int) -> tuple[int, ...]:
+    """Return bucket bounds for counts of tokens up to `limit`.
 
-    >>> up_to(64), up_to(0)
+    >>> token_bounds(64), token_bounds(0)
     ((1, 2, 5, 10, 20, 50), ())
     """
-    bounds = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
-    return tuple(bound for bound in bounds if bound <= most)
+    bounds = (digit * 10**power for power in range(len(str(limit))) for digit in (1, 2, 5))
+    return tuple(bound for bound in bounds if bound <= limit)

@@ -5,8 +5,8 @@
       sample    choose a token for each sequence; on a GPU, this waits for the model
     update      append the tokens, and free the blocks of finished sequences
 
-Ranges exist only while a profile is recorded, which is a matter of the whole process: PyTorch and CUDA record one
-profile at a time.
+Ranges exist only while a profile is recorded. A process has one at a time, because PyTorch and CUDA
+record only one.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Range = Callable[[str], AbstractContextManager[Any]]
 NO_RANGE = nullcontext()
 
 _recording: ExitStack | None = None  # the profile that is being recorded
-_range: Range | None = None  # how that profile names ranges
+_range: Range | None = None  # opens a named range in that profile
 
 
 def step_range(name: str) -> AbstractContextManager[Any]:
@@ -28,12 +28,12 @@ def step_range(name: str) -> AbstractContextManager[Any]:
 
 
 def start_profile(config: dict[str, Any], worker_name: str | None = None) -> None:
-    """Start to record a profile. `config` has the entries of vLLM's profiler_config.
+    """Start recording a profile. `config` has the entries of vLLM's profiler_config.
 
     {"profiler": "torch", "torch_profiler_dir": FOLDER}    stop_profile() writes a trace, for ui.perfetto.dev
     {"profiler": "cuda"}                                   nsys and ncu record until stop_profile()
 
-    Raise ValueError if a profile is being recorded, or if "cuda" finds no GPU.
+    Raise ValueError if a profile is already being recorded, or if "cuda" finds no GPU.
     """
     global _recording, _range
     if _recording is not None:

@@ -1,22 +1,22 @@
-"""Weights in 8 or 4 bits. A step of few rows spends its time reading weights, so fewer bytes make it faster.
+"""Weights in 8 or 4 bits. A step with few tokens spends its time reading weights, so smaller weights make it faster.
 
     int8   weight = scale * (q - 128)        q from 0 to 255; a scale per output, or per 32 or 16 numbers of a row
                     ... + minimum            for checkpoints with 2, 3 or 5 bits, or several types in a layer
     int4   weight = scale * q + minimum      q from 0 to 15; a scale and a minimum per 32 numbers
 
-Floating-point weights are quantized as they load, with a scale per output in int8, and bfloat16 scales and minima in
-int4, where the head is in int8. The other formats are for checkpoints that were quantized before: they hold the same
+Floating-point weights are quantized as they load: int8 has a scale per output; int4 has bfloat16 scales and minima,
+and its head is in int8. The other formats are for checkpoints that are already quantized, and represent their
 numbers exactly.
 
-The integers lie in the order in which CPU kernels read them, four of an output side by side, for 16 outputs. These 64
-bytes are a line. A group of 32 numbers takes 8 lines in int8, 4 in int4:
+The integers are stored in the order in which CPU kernels read them. A line of 64 bytes has four bytes of each of 16
+outputs. A group of 32 numbers takes 8 lines in int8, and 4 in int4:
 
     weight [outputs, size]      int8                                     int4
     row 0    a0 a1 a2 a3 ...    a0 a1 a2 a3 b0 b1 b2 b3 ...              a0|a4 a1|a5 a2|a6 a3|a7 b0|b4 ...
     row 1    b0 b1 b2 b3 ...    a4 a5 a6 a7 b4 b5 b6 b7 ...              lower half | upper half of a byte
 
-The scales and minima of a group follow in lines of their own, so that a kernel reads one stream. Rows are padded with
-zeros to a multiple of 32. Plain operations turn a weight back into floating point to use it.
+The scales and minima of a group follow in separate lines, so that a kernel reads a single stream. The number of outputs
+is padded to a multiple of 32. Without a kernel, a layer converts its weight back to floating point to use it.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,26 +29,26 @@ from torch.nn import functional as F
 
 from .llama import LlamaForCausalLM
 
-GROUP = 32  # numbers of a row that share a scale and a minimum in int4, and a scale in a kernel's x
-COLUMN = 16  # outputs side by side
-PADDED = 32  # outputs that a kernel computes at a time
-AT_A_TIME = 1 << 20  # numbers that are quantized at a time
-LOWER = 0x0F0F0F0F  # halves of four bytes
+GROUP = 32  # numbers of a row that share a scale and a minimum in int4, and a scale in x, the kernels' input
+COLUMN = 16  # outputs in a line
+OUTPUTS_PER_KERNEL = 32  # outputs that a kernel computes at a time
+NUMBERS_AT_A_TIME = 1 << 20  # numbers that are quantized at a time
+LOWER = 0x0F0F0F0F  # mask for the low 4 bits of four bytes
 
 
 class Format(IntEnum):
-    """The layout of a weight. The value is the number of lines of a group."""
+    """The layout of a weight. The value is the number of lines per group."""
 
-    INT4 = 5  # one line of scales and minima, bfloat16
-    INT4_FLOAT32 = 6  # a line of scales, and one of minima
-    INT8 = 8  # a scale per output, outside of the lines
+    INT4 = 5  # a line of bfloat16 scales and minima
+    INT4_FLOAT32 = 6  # a line of float32 scales, and one of minima
+    INT8 = 8  # a float32 scale per output, stored outside the lines
     INT8_GROUPS = 9  # a line of float32 scales
-    INT8_HALF_GROUPS = 10  # two of them, for 16 numbers each
-    INT8_MINIMA = 12  # two of them, and two of minima: the only format that holds the numbers of all others
+    INT8_HALF_GROUPS = 10  # two lines of float32 scales, each for 16 numbers
+    INT8_MINIMA = 12  # two of scales and two of minima: the only format that holds the numbers of all others
 
     @property
     def bits(self) -> int:
-        """Return the bits of an integer."""
+        """Return the number of bits per weight."""
         return 4 if self <= Format.INT4_FLOAT32 else 8
 
     @property
@@ -58,7 +58,7 @@ class Format(IntEnum):
 
 
 class Integers(NamedTuple):
-    """A weight in integers: q uint8 [outputs, size]; scales, minima float32 [outputs, groups], groups of any one size.
+    """An integer weight: q uint8 [outputs, size]; scales, minima float32 [outputs, groups], for groups of any size.
 
     With minima, weight = scale * q + minimum; without, scale * (q - 128).
     """
@@ -72,17 +72,17 @@ class QuantizedLinear(nn.Module):
     """A linear layer with a weight in 8 or 4 bits."""
 
     def __init__(self, linear: nn.Linear, format: Format) -> None:
-        """Make room on the layer's device. Raise ValueError if 32 does not divide `in_features`."""
+        """Allocate the weight on the layer's device. Raise ValueError if 32 does not divide `in_features`."""
         super().__init__()
         outputs, size = linear.out_features, linear.in_features
         if size % GROUP:
             raise ValueError(f"a weight of {outputs} x {size} cannot be quantized: its rows need a multiple of {GROUP}")
         self.out_features, self.in_features, self.format = outputs, size, format
-        columns, device = -(-outputs // PADDED) * PADDED // COLUMN, linear.weight.device
+        columns, device = -(-outputs // OUTPUTS_PER_KERNEL) * OUTPUTS_PER_KERNEL // COLUMN, linear.weight.device
         values = torch.zeros(columns, size // GROUP * format, COLUMN, 4, dtype=torch.uint8, device=device)
         scales = torch.zeros(columns if format == Format.INT8 else 0, COLUMN, dtype=torch.int32, device=device)
         self.values = nn.Parameter(values, requires_grad=False)
-        self.scales = nn.Parameter(scales, requires_grad=False)  # the bits of float32, which model.to() leaves alone
+        self.scales = nn.Parameter(scales, requires_grad=False)  # float32 bits, as model.to() would convert float32
         self.bias = linear.bias
         self.keeps_wide = False
         self._wide: Tensor | None = None  # the weight in floating point
@@ -93,13 +93,13 @@ class QuantizedLinear(nn.Module):
         self._wide = self._wide if keeps_wide else None
 
     def quantize(self, parts: Sequence[Tensor]) -> None:
-        """Set the weight to these floating-point parts [rows, in_features], one below the other."""
+        """Quantize these floating-point parts [rows, in_features], stacked along dimension 0, and store them."""
         for start in range(0, self.out_features, step := self._rows_at_a_time()):
             rows = rows_between(parts, start, min(start + step, self.out_features)).to(self.values.device).float()
             self._store(start, quantize_int4(rows) if self.format.bits == 4 else quantize_int8(rows))
 
     def store(self, parts: Sequence[Integers]) -> None:
-        """Set the weight to these parts, one below the other. Their numbers must fit the format."""
+        """Store these parts, stacked along dimension 0. Their numbers must fit the format."""
         first = 0
         for part in parts:
             assert first % COLUMN == 0, f"a part begins at row {first}"
@@ -110,10 +110,10 @@ class QuantizedLinear(nn.Module):
             first += len(part.q)
 
     def _rows_at_a_time(self) -> int:
-        return max(1, AT_A_TIME // self.in_features // PADDED) * PADDED
+        return max(1, NUMBERS_AT_A_TIME // self.in_features // OUTPUTS_PER_KERNEL) * OUTPUTS_PER_KERNEL
 
     def _store(self, start: int, integers: Integers) -> None:
-        """Set some rows of the weight. The last chunk may be partial."""
+        """Store rows of the weight from `start` on. The last column of 16 may be partial."""
         rows = lines_of(integers, self.format)  # [num_rows, groups, lines]
         padding, columns = -len(rows) % COLUMN, slice(start // COLUMN, -(-(start + len(rows)) // COLUMN))
         lines = F.pad(rows.flatten(1), (0, 0, 0, padding)).unflatten(0, (-1, COLUMN))
@@ -126,12 +126,12 @@ class QuantizedLinear(nn.Module):
         """Return the weight, float32 [out_features, in_features]."""
         return self.rows(torch.arange(self.out_features, device=self.values.device))
 
-    def rows(self, numbers: Tensor) -> Tensor:
-        """Return rows of the weight, float32 [len(numbers), in_features]: `numbers` is int64."""
-        column, place = numbers // COLUMN, numbers % COLUMN
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return rows of the weight, float32 [len(indices), in_features], by int64 indices."""
+        column, offset = indices // COLUMN, indices % COLUMN
         words = self.values.detach().view(torch.int32)[..., 0]  # [columns, lines of all groups, 16]
-        lines = words[column, :, place].unflatten(1, (-1, self.format))  # [len(numbers), groups, lines]
-        scales = self.scales.detach()[column, place].view(torch.float32) if self.format == Format.INT8 else None
+        lines = words[column, :, offset].unflatten(1, (-1, self.format))  # [len(indices), groups, lines]
+        scales = self.scales.detach()[column, offset].view(torch.float32) if self.format == Format.INT8 else None
         return weight_of(lines, self.format, scales)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class QuantizedLinear(nn.Module):
 
 
 class QuantizedEmbedding(nn.Module):
-    """An embedding that is tied to a quantized head."""
+    """An embedding that shares the weight of a quantized head."""
 
     def __init__(self, head: QuantizedLinear, dtype: torch.dtype) -> None:
         super().__init__()
@@ -164,13 +164,13 @@ def keep_wide(model: nn.Module, num_bytes: int, dtype: torch.dtype) -> None:
 
 
 def format_at_load(quantization: str) -> Callable[[str], Format]:
-    """Return a function from a layer's name to its format, for a model whose weights are floating-point numbers."""
-    of_layers = {"int8": Format.INT8, "int4": Format.INT4}[quantization]
-    return lambda name: Format.INT8 if name == "lm_head" else of_layers
+    """Return a function that maps a layer's name to its format, for a model with floating-point weights."""
+    layer_format = {"int8": Format.INT8, "int4": Format.INT4}[quantization]
+    return lambda name: Format.INT8 if name == "lm_head" else layer_format
 
 
 def quantize_layers(model: LlamaForCausalLM, format_of: Callable[[str], Format | None], dtype: torch.dtype) -> None:
-    """Replace the linear layers of a model without weights that have a format, and an embedding tied to such a head."""
+    """Replace linear layers that have a format, and an embedding tied to a quantized head. Load the weights later."""
     for parent_name, parent in list(model.named_modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, nn.Linear) and (format := format_of(f"{parent_name}.{name}".lstrip("."))):
@@ -181,23 +181,23 @@ def quantize_layers(model: LlamaForCausalLM, format_of: Callable[[str], Format |
 
 
 def rows_between(parts: Sequence[Tensor], start: int, end: int) -> Tensor:
-    """Return rows start to end - 1 of parts that lie one below the other."""
-    found, first = [], 0
+    """Return rows start to end - 1 of parts that are stacked along dimension 0."""
+    slices, first = [], 0
     for part in parts:
-        found.append(part[max(0, start - first) : max(0, end - first)])
+        slices.append(part[max(0, start - first) : max(0, end - first)])
         first += len(part)
-    return torch.cat(found)
+    return torch.cat(slices)
 
 
 def quantize_int8(rows: Tensor) -> Integers:
-    """Return integers with a scale for each row [num_rows, size]."""
+    """Quantize rows [num_rows, size] to 8 bits, with a scale for each row."""
     scales = rows.abs().amax(1, keepdim=True) / 127
     q = (rows / divisor(scales)).round_().clamp_(-127, 127).add_(128)
     return Integers(q.to(torch.uint8), scales)
 
 
 def quantize_int4(rows: Tensor) -> Integers:
-    """Return integers with bfloat16 scales and minima for each 32 numbers of the rows [num_rows, size]."""
+    """Quantize rows [num_rows, size] to 4 bits, with a bfloat16 scale and minimum for each group of 32 numbers."""
     groups = rows.unflatten(1, (-1, GROUP))  # [num_rows, groups, 32]
     lowest, highest = groups.aminmax(dim=2)  # [num_rows, groups]
     minima = lowest.to(torch.bfloat16).float()
@@ -207,12 +207,12 @@ def quantize_int4(rows: Tensor) -> Integers:
 
 
 def divisor(scales: Tensor) -> Tensor:
-    """Return scales to divide by: a group of equal numbers has scale 0."""
+    """Return the scales to divide by: 1 instead of 0, the scale of a group of equal numbers."""
     return torch.where(scales == 0, 1, scales)
 
 
 def floats_of(integers: Integers) -> Tensor:
-    """Return a weight in floating point, float32 [outputs, size]."""
+    """Convert an integer weight to floating point, float32 [outputs, size]."""
     q, scales, minima = integers
     groups = q.float().unflatten(1, (scales.shape[1], -1))
     scale = scales[..., None]
@@ -221,36 +221,36 @@ def floats_of(integers: Integers) -> Tensor:
 
 
 def lines_of(integers: Integers, format: Format) -> Tensor:
-    """Return each row's part of the lines, in words of four bytes: int32 [outputs, groups, format]."""
+    """Return each row's share of the lines, a word of four bytes per line: int32 [outputs, groups, format]."""
     q, scales, minima = integers
     if format == Format.INT8_MINIMA and minima is not None:
         q = q + 128
-    fours: Tensor = q.contiguous().view(torch.int32).unflatten(1, (-1, GROUP // 4))  # [outputs, groups, 8]
+    words: Tensor = q.contiguous().view(torch.int32).unflatten(1, (-1, GROUP // 4))  # [outputs, groups, 8]
     if format == Format.INT8:
-        return fours
-    times = fours.shape[1] * (2 if format >= Format.INT8_HALF_GROUPS else 1) // scales.shape[1]
-    more = scales.repeat_interleave(times, 1).unflatten(1, (fours.shape[1], -1))  # [outputs, groups, scales of a group]
+        return words
+    times = words.shape[1] * (2 if format >= Format.INT8_HALF_GROUPS else 1) // scales.shape[1]
+    tail = scales.repeat_interleave(times, 1).unflatten(1, (words.shape[1], -1))  # [outputs, groups, scales of a group]
     if format.has_minima:
-        below = torch.zeros_like(scales) if minima is None else minima
-        more = torch.cat((more, below.repeat_interleave(times, 1).view_as(more)), 2)
+        lowest = torch.zeros_like(scales) if minima is None else minima
+        tail = torch.cat((tail, lowest.repeat_interleave(times, 1).view_as(tail)), 2)
     if format.bits == 4:
-        fours = fours[..., 0::2] | fours[..., 1::2] << 4
-    return torch.cat((fours, (more.to(torch.bfloat16) if format == Format.INT4 else more).view(torch.int32)), 2)
+        words = words[..., 0::2] | words[..., 1::2] << 4
+    return torch.cat((words, (tail.to(torch.bfloat16) if format == Format.INT4 else tail).view(torch.int32)), 2)
 
 
 def weight_of(lines: Tensor, format: Format, scales: Tensor | None) -> Tensor:
-    """Return rows of a weight, float32 [num_rows, size], the inverse of lines_of(). Only INT8 has scales [num_rows]."""
-    words, more = lines.split((format.bits, format - format.bits), 2)
+    """Return rows of a weight, float32 [num_rows, size]: the inverse of lines_of(). Only INT8 has scales [num_rows]."""
+    words, tail = lines.split((format.bits, format - format.bits), 2)
     if format.bits == 4:
         words = torch.stack((words & LOWER, words >> 4 & LOWER), 3).flatten(2)
     q = words.contiguous().view(torch.uint8).float()  # [num_rows, groups, 32]
     if format.bits == 4:
-        pairs = more.contiguous().view(torch.bfloat16 if format == Format.INT4 else torch.float32).float()
+        pairs = tail.contiguous().view(torch.bfloat16 if format == Format.INT4 else torch.float32).float()
         scale, minimum = pairs.unsqueeze(2).unbind(3)  # [num_rows, groups, 1]
         weight: Tensor = q * scale + minimum
         return weight.flatten(1)
-    each = more.contiguous().view(torch.float32) if scales is None else scales[:, None, None]
-    each, *minima = each.chunk(2 if format.has_minima else 1, 2)
-    parts = (q - 128).unflatten(2, (each.shape[2], -1))  # [num_rows, groups, scales of a group, numbers]
-    weight = parts * each[..., None]
+    scale = tail.contiguous().view(torch.float32) if scales is None else scales[:, None, None]
+    scale, *minima = scale.chunk(2 if format.has_minima else 1, 2)
+    parts = (q - 128).unflatten(2, (scale.shape[2], -1))  # [num_rows, groups, scales per group, numbers]
+    weight = parts * scale[..., None]
     return (weight + minima[0][..., None] if minima else weight).flatten(1)

@@ -1,4 +1,4 @@
-"""choose_backend() picks the fastest operations that an engine's options and its machine allow."""
+"""choose_backend() picks the fastest backend that the engine's options and the machine allow."""
 
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from .torch.model_runner import ModelRunner
 
 
 class Chosen(NamedTuple):
-    """An executor, and the choice of its kernels, which replaces the executor's backend once they are compiled."""
+    """An executor, and the Kernels object that switches its backend to compiled kernels when they are ready."""
 
     executor: ModelRunner
     kernels: Kernels
@@ -34,10 +34,10 @@ def choose_backend(
     enforce_eager: bool = False,
     unsupported: str | None = None,
 ) -> Chosen:
-    """Return an executor with the fastest operations that `attention_backend` and the machine allow.
+    """Return an executor with the fastest backend that `attention_backend` and the machine allow.
 
-    `tile_size` applies to plain operations, which are used if kernels are `unsupported`, for this reason. Raise
-    ValueError if kernels are required and unavailable.
+    `tile_size` applies to plain operations. They are always used if `unsupported` is not None: it is the reason why
+    kernels cannot serve this engine. Otherwise, raise ValueError if kernels are required but unavailable.
     """
     device, variant = kv_cache.blocks.device, Variant(kv_cache.dtype, kv_cache.is_int8)
     backend = backend_of(attention_backend, enforce_eager, is_gpu=device.type == "cuda")

@@ -1,4 +1,4 @@
-"""The engine under test: how it is loaded, and one round of requests, with the time of each token."""
+"""The engine under test: functions to load it, and to serve one round of requests and time each token."""
 
 import gc
 import itertools
@@ -21,7 +21,7 @@ IDS = map(str, itertools.count())
 
 
 def load_llm(options: dict[str, Any]) -> LLM:
-    """Return an LLM whose kernels, if it uses any, are compiled."""
+    """Return an LLM, once its kernels, if any, are compiled."""
     llm = LLM(**options)
     llm.llm_engine.kernels.wait(SECONDS_TO_COMPILE)
     llm.llm_engine.kernels.switch_when_ready()
@@ -29,7 +29,7 @@ def load_llm(options: dict[str, Any]) -> LLM:
 
 
 def free_memory() -> None:
-    """Return the memory of freed engines to the device, so that the next pool can take it."""
+    """Return the memory of freed engines to the device, so that the next pool can use it."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def step_seconds(self) -> float:
-        """The mean decode step of a batch whose tasks end together.
+        """The mean time of a decode step, if all tasks end together.
 
         >>> Run([[5, 6, 7], [8, 9, 4]], [[1.0, 1.5, 2.0], [1.0, 1.5, 2.0]]).step_seconds
         0.5
@@ -110,7 +110,7 @@ class Run:
 def serve(llm: LLM, tasks: Sequence[Task], *, is_cold: bool = True, detokenize: bool = True) -> Run:
     """Serve all tasks together, from an empty prefix cache if `is_cold`. Raise ValueError if a request fails.
 
-    With `detokenize`, outputs have text, as users get them. Without it they are token ids, as peers return them.
+    With `detokenize`, outputs have text, as users get them. Without it, they are only token ids, as peers return them.
     """
     engine, numbers = llm.llm_engine, dict[str, int]()
     run = Run([[] for _ in tasks], [[] for _ in tasks])
@@ -144,7 +144,7 @@ def num_blocks_loaded(llm: LLM) -> int:
 
 
 def params_of(task: Task, detokenize: bool) -> SamplingParams:
-    """Return parameters for exactly the task's number of tokens."""
+    """Return parameters that generate exactly the task's number of tokens."""
     options: dict[str, Any] = {} if detokenize else {"detokenize": False, "output_kind": RequestOutputKind.DELTA}
     return SamplingParams(temperature=task.temperature, max_tokens=task.num_output_tokens, ignore_eos=True, **options)
 

@@ -16,13 +16,13 @@ from tqdm import tqdm
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
-Scores = dict[str, Any]  # numbers by name, with the spread of those that were timed
+Scores = dict[str, Any]  # numbers by name, with spreads for timed ones
 Number = Callable[[Any], float]
 speed: Number = itemgetter("tokens_per_second")  # of Scores
 
 
 class Spread(NamedTuple):
-    """The median of some rounds, with the least and the largest."""
+    """The median, the least and the largest number of several rounds."""
 
     median: float
     least: float
@@ -34,7 +34,7 @@ class Spread(NamedTuple):
         return cls(statistics.median(numbers), min(numbers), max(numbers))
 
     def named(self, name: str) -> dict[str, Any]:
-        """Return the two entries that results.json has for a figure.
+        """Return the two entries of a figure in results.json.
 
         >>> Spread(2.0, 1.0, 3.0).named("gain")
         {'gain': 2.0, 'gain_spread': [1.0, 3.0]}
@@ -42,7 +42,7 @@ class Spread(NamedTuple):
         return {name: self.median, f"{name}_spread": [self.least, self.largest]}
 
     def text(self, unit: str) -> str:
-        """Return the numbers for a report.
+        """Format the numbers for a report.
 
         >>> Spread(2.0, 1.0, 3.0).text("times as fast")
         '2.00 times as fast (1.00 to 3.00)'
@@ -50,7 +50,7 @@ class Spread(NamedTuple):
         return f"{self.median:.2f} {unit} ({self.least:.2f} to {self.largest:.2f})"
 
     def as_ratio(self) -> dict[str, float]:
-        """Return the three numbers as results.json has them for a ratio."""
+        """Return the three entries of a ratio in results.json."""
         return {"ratio": self.median, "least": self.least, "largest": self.largest}
 
 
@@ -65,9 +65,9 @@ def take_turns(
 ) -> list[dict[Key, Result]]:
     """Make every call once per round, and return the results of each round.
 
-    The order is random in each round: a call that always follows the same other one would find its memory in the
-    processor's caches. The first `warm_ups` rounds are not returned. With `seconds`, no round begins after that time
-    once there are `least_rounds`. `title` shows a progress bar in a terminal.
+    The order is random in each round: a call that always followed the same other call would always find the same data
+    in the processor's caches. The first `warm_ups` rounds are not returned. With `seconds`, no round starts after that
+    time, once `least_rounds` are done. `title` shows a progress bar in a terminal.
     """
     rounds: list[dict[Key, Result]] = []
     order, rng, started = list(calls), random.Random(0), time.perf_counter()
@@ -100,7 +100,7 @@ def timed(call: Callable[[], object], wait: Callable[[], object] = lambda: None)
 
 
 def medians(rounds: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
-    """Return the median of each number.
+    """Return the median of each number over the rounds.
 
     >>> medians([{"a": 1.0}, {"a": 5.0}, {"a": 2.0}])
     {'a': 2.0}
@@ -116,11 +116,11 @@ def with_spreads(rounds: Sequence[Scores], scale: float = 1) -> Scores:
     """
     rounds = [{key: scale * value for key, value in each.items()} for each in rounds] if scale != 1 else rounds
     spreads = {key: [min(each[key] for each in rounds), max(each[key] for each in rounds)] for key in rounds[0]}
-    return medians(rounds) | {f"{key}_spread": both for key, both in spreads.items() if both[0] < both[1]}
+    return medians(rounds) | {f"{key}_spread": spread for key, spread in spreads.items() if spread[0] < spread[1]}
 
 
 def median_scores(rounds: Sequence[Mapping[Key, Scores]]) -> dict[Key, Scores]:
-    """Return with_spreads() for calls that return several numbers by name."""
+    """Return with_spreads() of each call, for calls that return several numbers by name."""
     return {key: with_spreads([each[key] for each in rounds]) for key in rounds[0]}
 
 
@@ -134,7 +134,7 @@ def figures(series: Mapping[str, Sequence[float]]) -> Scores:
 
 
 def ratio(rounds: Sequence[Mapping[Key, Any]], above: Key, below: Key, number: Number = float) -> Spread:
-    """Return the ratio of two results over the rounds. `number` returns the number of a result that is not one.
+    """Return the ratio of two results over the rounds. `number` gets the number from a result that is not one itself.
 
     >>> ratio([{"a": 2.0, "b": 1.0}, {"a": 9.0, "b": 3.0}, {"a": 4.0, "b": 4.0}], "a", "b")
     Spread(median=2.0, least=1.0, largest=3.0)

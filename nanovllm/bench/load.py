@@ -30,16 +30,16 @@ from .harness import Spread, percentiles, ratio, take_turns
 from .report import Report, machine, report_of
 from .workload import Task, arrivals, chats, check_lengths, random_tasks, read_dataset
 
-NOTE = "times in ms: p50 / p90 / p99 (ttft: first piece; itl: between two; tpot: a request's mean; e2el: its end)"
+NOTE = "times in ms: p50 / p90 / p99 (ttft: first piece; itl: between pieces; tpot: mean of a request; e2el: its end)"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MAX_LINE_BYTES = 1 << 24
 DEFAULT_MAX_MODEL_LEN = 2048  # for a server that does not report one
 DEFAULT_OUTPUT_LEN = 256  # of a dataset's requests, as in vLLM
 ERRORS = (OSError, aiohttp.ClientError, ValueError)
-ALONE = 8  # requests per round that are sent one at a time
-ALONE_TOKENS = 2  # in each of their outputs
+NUM_SINGLE_REQUESTS = 8  # requests per round that are sent one at a time
+SINGLE_OUTPUT_LEN = 2  # in each of their outputs
 ADDRESS = re.compile(r"serving .* at (http://[^\s,]+), (.*)")
-SECONDS_TO_END = 30.0
+SECONDS_TO_END = 30.0  # for a server, before it is killed
 TasksOfRound = tuple[list[Task], list[Task]]  # served together, and one at a time
 
 
@@ -63,11 +63,11 @@ class Streamed(NamedTuple):
 
     outcomes: list[Outcome]
     seconds: float
-    client: float  # processor time of this process
+    cpu_seconds: float  # processor time of this client
 
 
 class Client:
-    """A client of one server. Each request has a connection of its own, as many users would."""
+    """A client of one server. Each request opens its own connection, as with many users."""
 
     def __init__(self, session: aiohttp.ClientSession, base_url: URL) -> None:
         self._session, self._base_url = session, str(base_url).rstrip("/")
@@ -98,20 +98,24 @@ class Client:
         return outcome
 
     async def stream_all(
-        self, path: str, bodies: Sequence[dict[str, Any]], times: Sequence[float] | None = None, most: int | None = None
+        self,
+        path: str,
+        bodies: Sequence[dict[str, Any]],
+        times: Sequence[float] | None = None,
+        max_concurrency: int | None = None,
     ) -> Streamed:
-        """Send each request at its scheduled time, or all at once, with at most `most` requests in flight."""
-        gate = asyncio.Semaphore(most) if most else nullcontext()
-        client, start = time.process_time(), time.perf_counter()
+        """Send each request at its scheduled time, or all at once, with at most `max_concurrency` in flight."""
+        semaphore = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
+        cpu_start, start = time.process_time(), time.perf_counter()
 
-        async def one(body: dict[str, Any], when: float) -> Outcome:
+        async def send(body: dict[str, Any], when: float) -> Outcome:
             await asyncio.sleep(start + when - time.perf_counter())
-            async with gate:
+            async with semaphore:
                 return await self.stream(path, body)
 
         pairs = zip(bodies, times or [0.0] * len(bodies), strict=True)
-        outcomes = await asyncio.gather(*(one(body, when) for body, when in pairs))
-        return Streamed(outcomes, time.perf_counter() - start, time.process_time() - client)
+        outcomes = await asyncio.gather(*(send(body, when) for body, when in pairs))
+        return Streamed(outcomes, time.perf_counter() - start, time.process_time() - cpu_start)
 
     async def first_model(self) -> tuple[str, int]:
         """Return the server's first model and its max_model_len. Raise ValueError if there is none."""
@@ -128,7 +132,7 @@ class Client:
 
 @asynccontextmanager
 async def connect(base_url: str, api_key: str | None = None) -> AsyncIterator[Client]:
-    """Yield a client. An address may end in /v1. Raise ValueError for an invalid one."""
+    """Yield a client of the server at `base_url`, which may end in /v1. Raise ValueError if it is invalid."""
     try:
         url = URL(base_url.rstrip("/").removesuffix("/v1"))
         is_valid = url.scheme in ("http", "https") and bool(url.host)
@@ -146,7 +150,7 @@ async def connect(base_url: str, api_key: str | None = None) -> AsyncIterator[Cl
 def note_event(outcome: Outcome, event: dict[str, Any], now: float) -> bool:
     """Add an event to the outcome, and return whether it has a finish_reason. Raise BadResponse for an error.
 
-    A token may have no text: its character is not complete yet, or there is no tokenizer.
+    A token may have no text, because its character is not complete yet or the server has no tokenizer.
     """
     if "error" in event:
         raise BadResponse(f"an error event: {str(event)[:200]}")
@@ -192,9 +196,9 @@ async def measure(options: ServerLoad) -> Report:
             bodies.append({"model": model, **text, "max_tokens": num_tokens, "temperature": 0, **extra})
         streamed = await client.stream_all(path, bodies, times, options.max_concurrency)
     measured = numbers(streamed.outcomes, streamed.seconds)
-    measured["client_share_of_a_core"] = streamed.client / streamed.seconds
+    measured["client_share_of_a_core"] = streamed.cpu_seconds / streamed.seconds
     errors = [each.error for each in streamed.outcomes if each.error]
-    named = {
+    settings = {
         "num_prompts": count,
         "request_rate": "all at once" if options.request_rate == math.inf else options.request_rate,
         "max_concurrency": options.max_concurrency or "no limit",
@@ -202,12 +206,12 @@ async def measure(options: ServerLoad) -> Report:
         "lengths": options.dataset_path or (f"{lengths[0]} + {lengths[1]}" if lengths else "typical of chats"),
     }
     where = {"nanovllm": __version__, "server": client.server, "model": model}
-    says = [NOTE, *([f"{len(errors)} requests failed, the first: {errors[0]}"] if errors else [])]
-    return report_of("serve", named, where, {"server": measured}, says)
+    notes = [NOTE, *([f"{len(errors)} requests failed, the first: {errors[0]}"] if errors else [])]
+    return report_of("serve", settings, where, {"server": measured}, notes)
 
 
 def numbers(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
-    """Return numbers under the names of vLLM's benchmark. A piece may hold several tokens."""
+    """Return the results, named as in vLLM's benchmark. A piece may hold several tokens."""
     complete = [each for each in outcomes if each.error is None]
     if not complete:
         raise ValueError(f"no request was answered: {outcomes[0].error}")
@@ -235,7 +239,7 @@ def numbers(outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
 
 
 class HttpTurn(NamedTuple):
-    """One round of one side. Times are in seconds."""
+    """One round, with or without HTTP. Times are in seconds."""
 
     run: Run  # of the requests that are served together
     alone: list[float]  # times to first token of requests that are sent one at a time
@@ -244,35 +248,40 @@ class HttpTurn(NamedTuple):
 def http(engine: dict[str, Any], options: Http) -> Report:
     """Compare throughput and the time to first token with and without HTTP."""
     llm = load_llm(engine)
-    loads = make_loads(llm, options)
+    loads = make_rounds(llm, options)
     with own_server(engine) as (url, kernels):
-        own, other = iter(loads), iter(loads)
-        calls = {"offline": lambda: offline(llm, next(own))}
-        calls["http"] = lambda: asyncio.run(through_http(url, next(other)))
+        offline_loads, http_loads = iter(loads), iter(loads)
+        calls = {"offline": lambda: offline(llm, next(offline_loads))}
+        calls["http"] = lambda: asyncio.run(through_http(url, next(http_loads)))
         results = take_turns(calls, options.rounds, title="http")
     share = ratio(results, "http", "offline", lambda turn: turn.run.tokens_per_second)
     alone = [{name: 1000 * statistics.median(turn.alone) for name, turn in each.items()} for each in results]
-    later = Spread.of([each["http"] - each["offline"] for each in alone])
-    says = [
+    delay = Spread.of([each["http"] - each["offline"] for each in alone])
+    notes = [
         "times in ms: p50 / p90 / p99 of all rounds; alone: one request at a time",
         "HTTP reaches " + share.text("of the engine's throughput"),
-        "HTTP adds " + later.text("ms to the first token, alone"),
+        "HTTP adds " + delay.text("ms to the time to first token, one request at a time"),
     ]
     if kernels != llm.llm_engine.kernels.description:
-        says.append(f"the kernels differ: the server has {kernels}")
+        notes.append(f"the kernels differ: the server has {kernels}")
     measured = {name: numbers_of([each[name] for each in results]) for name in calls}
-    more = {"throughput_share": share._asdict(), "first_token_later_ms": later._asdict()}
-    return report_of("http", options, machine(llm), measured, says, **more)
+    more = {"throughput_share": share._asdict(), "first_token_later_ms": delay._asdict()}
+    return report_of("http", options, machine(llm), measured, notes, **more)
 
 
-def make_loads(llm: LLM, options: Http) -> list[TasksOfRound]:
+def make_rounds(llm: LLM, options: Http) -> list[TasksOfRound]:
     """Return the tasks of each round. No prompt is used twice, because clients can't clear a server's cache."""
     count, vocab_size = 1 + options.rounds, llm.model_config.vocab_size
     size, input_len = options.num_prompts, options.input_len
     together = random_tasks(vocab_size, count * size, input_len, options.output_len, options.spread)
-    alone = random_tasks(vocab_size, count * ALONE, input_len + 1, ALONE_TOKENS)  # other lengths have other tokens
+    alone = random_tasks(
+        vocab_size, count * NUM_SINGLE_REQUESTS, input_len + 1, SINGLE_OUTPUT_LEN
+    )  # another length gives other tokens
     check_lengths([*together, *alone], llm.max_model_len)
-    return [(together[i * size : (i + 1) * size], alone[i * ALONE : (i + 1) * ALONE]) for i in range(count)]
+    return [
+        (together[i * size : (i + 1) * size], alone[i * NUM_SINGLE_REQUESTS : (i + 1) * NUM_SINGLE_REQUESTS])
+        for i in range(count)
+    ]
 
 
 def offline(llm: LLM, load: TasksOfRound) -> HttpTurn:
@@ -304,14 +313,14 @@ async def serve_by(client: Client, tasks: Sequence[Task]) -> Run:
 
 def numbers_of(turns: Sequence[HttpTurn]) -> dict[str, Any]:
     """Return medians of the rounds, and percentiles of the times of all rounds together."""
-    speed = statistics.median(turn.run.tokens_per_second for turn in turns)  # each round has tasks of its own
+    speed = statistics.median(turn.run.tokens_per_second for turn in turns)  # each round has different tasks
     alone = percentiles([each for turn in turns for each in turn.alone])
     return numbers_of_runs([turn.run for turn in turns]) | {"tokens_per_second": speed, "first_token_alone_ms": alone}
 
 
 @contextmanager
 def own_server(engine: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Run `nanovllm serve` with these options on a free port. Yield its address and its kernels.
+    """Run `nanovllm serve` with these options on a free port. Yield its address and the kernels it uses.
 
     Raise ValueError with its output if it doesn't start.
     """
@@ -342,6 +351,6 @@ def flags_of(engine: Mapping[str, Any]) -> list[str]:
     """
     flags = []
     for flag, value in ((name.replace("_", "-"), value) for name, value in engine.items() if value is not None):
-        on = {True: f"--{flag}", False: f"--no-{flag}"}
-        flags.append(on[value] if isinstance(value, bool) else f"--{flag}={value}")
+        switch = {True: f"--{flag}", False: f"--no-{flag}"}
+        flags.append(switch[value] if isinstance(value, bool) else f"--{flag}={value}")
     return flags

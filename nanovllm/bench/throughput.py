@@ -1,4 +1,4 @@
-"""Throughput, latency and cached prefixes, of this engine alone or beside another one that takes turns with it."""
+"""Throughput, latency and cached prefixes of this engine, and of other engines (peers) that take turns with it."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -14,21 +14,23 @@ from .bench_options import Latency, Offload, Prefix, Throughput
 from .engine import Run, load_llm, numbers, serve
 from .floor import Floor, device_bandwidth, floor_note
 from .harness import Spread, ratio, take_turns
-from .report import OWN, Report, machine, report_of, settings
+from .report import THIS_ENGINE, Report, machine, report_of, settings
 from .workload import Task, check_lengths, random_tasks, random_tokens, read_dataset
 
 NOTE = "times in ms: p50 / p90 / p99 of all rounds"
-TIMES_ON_HOST = 4  # the host's pool, in pools of the device
+TIMES_ON_HOST = 4  # the size of the host's pool, as a multiple of the device's
 Call = Callable[[], Run]
 Peers = Callable[[LLM, Sequence[Task]], AbstractContextManager[tuple[Mapping[str, Call], list[str]]]]
 
 
-def alone(llm: LLM, tasks: Sequence[Task]) -> AbstractContextManager[tuple[Mapping[str, Call], list[str]]]:
-    """Return no calls of peers, and no notes about them."""
+def no_peers(llm: LLM, tasks: Sequence[Task]) -> AbstractContextManager[tuple[Mapping[str, Call], list[str]]]:
+    """Return no peers, and no notes about them."""
     return nullcontext(({}, []))
 
 
-def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str] = (), peers: Peers = alone) -> Report:
+def throughput(
+    engine: dict[str, Any], options: Throughput, texts: Sequence[str] = (), peers: Peers = no_peers
+) -> Report:
     """Serve random prompts, `texts`, or the requests of options.dataset_path, all at once."""
     if options.prompts and options.dataset_path:
         raise ValueError(f"--prompts {options.prompts} and --dataset-path {options.dataset_path} must not both be set")
@@ -50,7 +52,7 @@ def throughput(engine: dict[str, Any], options: Throughput, texts: Sequence[str]
     return compare("throughput", llm, tasks, options.rounds, named, peers)
 
 
-def latency(engine: dict[str, Any], options: Latency, peers: Peers = alone) -> Report:
+def latency(engine: dict[str, Any], options: Latency, peers: Peers = no_peers) -> Report:
     """Serve a few random prompts on an idle engine."""
     llm = load_llm(engine)
     tasks = random_tasks(llm.model_config.vocab_size, options.batch_size, options.input_len, options.output_len)
@@ -60,7 +62,7 @@ def latency(engine: dict[str, Any], options: Latency, peers: Peers = alone) -> R
 def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, named: dict[str, Any], peers: Peers) -> Report:
     """Serve the tasks with this engine and its peers, in turns."""
     check_lengths(tasks, llm.max_model_len)
-    own: dict[str, Call] = {OWN: partial(serve, llm, tasks)}
+    own: dict[str, Call] = {THIS_ENGINE: partial(serve, llm, tasks)}
     with peers(llm, tasks) as (calls, says):
         results = take_turns({**own, **calls}, rounds, title=name)
     bandwidth = device_bandwidth(llm.llm_engine.device)
@@ -71,22 +73,22 @@ def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, named: dict[str
 def scores(
     results: Sequence[Mapping[str, Run]], tasks: Sequence[Task], floor: Floor, bandwidth: float
 ) -> dict[str, dict[str, Any]]:
-    """Return each engine's numbers, its share of the floor of the tokens that it generated, and this one's speedup."""
+    """Return each engine's numbers, the floor as a share of its time, and this engine's speedup over it."""
     measured = {name: numbers([each[name] for each in results]) for name in results[0]}
     for name, run in results[0].items():
-        done = [task._replace(num_output_tokens=len(each)) for task, each in zip(tasks, run.tokens, strict=True)]
-        least = floor.num_bytes(done, measured[name]["steps"]) / bandwidth
-        measured[name] |= {"tokens": run.num_tokens, "floor_share": least / measured[name]["seconds"]}
-        if name != OWN:
-            speedup = ratio(results, OWN, name, lambda run: run.tokens_per_second)
-            measured[name][f"{OWN}'s speedup"] = speedup._asdict()
+        generated = [task._replace(num_output_tokens=len(each)) for task, each in zip(tasks, run.tokens, strict=True)]
+        floor_seconds = floor.num_bytes(generated, measured[name]["steps"]) / bandwidth
+        measured[name] |= {"tokens": run.num_tokens, "floor_share": floor_seconds / measured[name]["seconds"]}
+        if name != THIS_ENGINE:
+            speedup = ratio(results, THIS_ENGINE, name, lambda run: run.tokens_per_second)
+            measured[name][f"{THIS_ENGINE}'s speedup"] = speedup._asdict()
     return measured
 
 
 # ---- cached prefixes
 
 
-def prefix(engine: dict[str, Any], options: Prefix, peers: Peers = alone) -> Report:
+def prefix(engine: dict[str, Any], options: Prefix, peers: Peers = no_peers) -> Report:
     """Serve a prompt whose beginning is cached, and the same prompt from an empty cache."""
     llm = load_llm(engine | {"enable_prefix_caching": True})
     task, beginning, _ = prompts_of(llm, options)
@@ -101,7 +103,7 @@ def prefix(engine: dict[str, Any], options: Prefix, peers: Peers = alone) -> Rep
 def offload(engine: dict[str, Any], options: Offload) -> Report:
     """Serve a prompt whose beginning is on the device, on the host, on the disk, or recomputed.
 
-    The disk's folder is a temporary one, in kv_disk_dir if that is given.
+    The disk tier uses a temporary folder, in kv_disk_dir if that is set.
     """
     with TemporaryDirectory(dir=engine["kv_disk_dir"]) as folder:
         length = options.prefix_len + options.input_len + options.output_len
@@ -145,7 +147,7 @@ def offload_report(llm: LLM, options: Offload) -> Report:
 
 
 def first_token_ratio(results: Sequence[Mapping[str, Run]], above: str, below: str) -> Spread:
-    """Return how many times as soon the first token of `below` comes, over all rounds."""
+    """Return the ratio of the times to first token of `above` and `below`, over all rounds."""
     return ratio(results, above, below, lambda run: run.first_tokens[0])
 
 
@@ -160,7 +162,7 @@ def first_tokens(results: Sequence[Mapping[str, Run]]) -> dict[str, dict[str, An
 
 
 def with_host_tier(engine: dict[str, Any], length: int) -> dict[str, Any]:
-    """Return the engine's options, with a pool that two prompts fill, so that the older one goes to the host."""
+    """Return the engine's options, with a pool too small for two prompts, so that the older one moves to the host."""
     slots = length + 2 * engine["block_size"]
     pool = {} if any(engine[size] for size in POOL_SIZES) else {"kv_cache_tokens": slots}
     host: dict[str, Any] = {"offload_policy": "load", "enable_prefix_caching": True}
@@ -170,7 +172,7 @@ def with_host_tier(engine: dict[str, Any], length: int) -> dict[str, Any]:
 
 
 def prompts_of(llm: LLM, options: Prefix) -> tuple[Task, list[int], list[int]]:
-    """Return a task, the beginning of its prompt, and another prompt of its length."""
+    """Return a task, the beginning of its prompt, and another prompt of the same length."""
     rng, vocab_size = random.Random(0), llm.model_config.vocab_size
     lengths = options.prefix_len, options.input_len, options.prefix_len + options.input_len
     beginning, end, other = (random_tokens(rng, vocab_size, length) for length in lengths)
@@ -180,14 +182,14 @@ def prompts_of(llm: LLM, options: Prefix) -> tuple[Task, list[int], list[int]]:
 
 
 def serve_after(llm: LLM, task: Task, *prompts: list[int]) -> Run:
-    """Serve the prompts one by one, then the task. A second prompt takes the blocks of the first one."""
+    """Serve the prompts one by one, then the task. A second prompt takes over the blocks of the first one."""
     for number, prompt in enumerate(prompts):
         serve(llm, [Task(prompt, 1)], is_cold=number == 0)
     return serve(llm, [task], is_cold=False)
 
 
 def serve_from_disk(llm: LLM, task: Task, beginning: list[int], drops_page_cache: bool = False) -> Run:
-    """Serve the beginning, forget what is in memory, and serve the task, as an engine does that was started again."""
+    """Serve the beginning, clear the caches on the device and the host, and serve the task, as after a restart."""
     serve(llm, [Task(beginning, 1)])
     engine = llm.llm_engine
     assert engine.disk_tier, "the engine has no kv_disk_dir"

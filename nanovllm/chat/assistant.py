@@ -1,10 +1,10 @@
-"""AssistantParser: the text of one sample, fed in pieces, becomes the parts of a message.
+"""AssistantParser: turn the text of one sample, which arrives in pieces, into the parts of a message.
 
     thought -> content -> opening of a call -> call -> end of a call
                   ^                                        |
                   +----------------------------------------+
 
-Any split of the text gives the same message. Arguments are passed on as the model writes them, never rewritten.
+The message doesn't depend on how the text is split. Arguments are passed on exactly as the model writes them.
 """
 
 import re
@@ -17,11 +17,11 @@ from pydantic_core import from_json
 
 from .formats import MessageFormat
 
-MAX_OPENING = 300  # characters before the arguments: a longer text is no call
-ARGUMENTS = {"arguments", "parameters"}  # keys of a call
+MAX_OPENING = 300  # characters before the arguments of a call; a text with more isn't a call
+ARGUMENTS = {"arguments", "parameters"}  # keys that can hold a call's arguments
 CALL_KEYS = {"name", "type", "id"} | ARGUMENTS
-OPENING = re.compile(r"(?:\[\s*)?|([\w.-]+)\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*")  # of a list, or name[ARGS]
-JSON_CHARACTERS = frozenset(' \t\r\n"{}[]:,0123456789+-.Etruefalsn')  # outside strings
+OPENING = re.compile(r"(?:\[\s*)?|([\w.-]+)\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*")  # "[" of a list, or name[ARGS]
+JSON_CHARACTERS = frozenset(' \t\r\n"{}[]:,0123456789+-.Etruefalsn')  # allowed outside strings
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ToolCallDelta:
     """The new part of a call."""
 
     index: int  # of the call within the message
-    id: str | None = None  # in the first part, with the name
+    id: str | None = None  # set in the first part, like the name
     name: str | None = None
     arguments: str = ""  # the next characters of the JSON text
 
@@ -44,37 +44,38 @@ class MessageDelta:
 
 
 def read_message(text: str, format: MessageFormat, is_cut: bool = False) -> MessageDelta:
-    """Return the whole message of an output. A call that breaks or has invalid JSON comes back as content.
+    """Parse a whole output. A malformed call, or one with invalid JSON, becomes content.
 
-    So does an incomplete call, unless the output was cut: then the call has the arguments that were written.
+    So does an incomplete call, unless `is_cut` says that the output was cut off: then the call keeps the arguments that
+    were written.
     """
     return AssistantParser(format, streams=False).feed(text, is_last=True, is_cut=is_cut)
 
 
 class AssistantParser:
-    """The parser of one sample.
+    """A parser for one sample.
 
-    Whitespace around a thought and before a call is dropped. Special tokens are dropped everywhere. A call that breaks
-    before its arguments begin becomes content again.
+    Whitespace around a thought and before a call is dropped. Special tokens are dropped everywhere. A call that turns
+    out to be malformed before its arguments begin becomes content.
     """
 
     def __init__(self, format: MessageFormat, *, streams: bool = True) -> None:
         """Start at the end of the prompt.
 
-        With `streams`, arguments are returned as they come. Without it, a call is returned once it is complete, in one
-        part, and a call whose arguments are not valid JSON becomes content.
+        If `streams`, return arguments as they arrive. Otherwise return each call in one part, once it is complete, and
+        turn a call whose arguments are not valid JSON into content.
         """
         self._format, self._streams = format, streams
         self._tools = None if format.forced else format.tools
         thought = format.reasoning
         self._thought_start, self._thought_end = (thought.start, thought.end) if thought else ("", "")
-        own = {self._thought_start, self._thought_end, *(self._tools.tags if self._tools else ())} - {""}
+        tags = {self._thought_start, self._thought_end, *(self._tools.tags if self._tools else ())} - {""}
         self._special = frozenset(format.special_tokens)
-        self._dropped = self._special - own
-        self._tags = tag_pattern(self._special | own)
-        self._unread = ""  # may begin a tag
+        self._dropped = self._special - tags
+        self._tags = tag_pattern(self._special | tags)
+        self._unread = ""  # text that may be the beginning of a tag
         self._held: list[str] = []  # whitespace that is dropped if a call or the end of a thought follows
-        self._raw: list[str] = []  # the text of a call, until it is certain to be one
+        self._raw: list[str] = []  # text that may turn out to be a call
         self._opening = ""
         self._reasoning, self._content, self._calls = list[str](), list[str](), list[ToolCallDelta]()  # new parts
         self._num_calls = 0
@@ -87,9 +88,10 @@ class AssistantParser:
     def feed(self, text: str, is_last: bool = False, is_cut: bool = False) -> MessageDelta:
         """Return the part of the message that `text` completes. It can be empty.
 
-        With the last text of an output, nothing is held back. If the output was cut there, so may be its last call.
+        `is_last` marks the end of the output, after which nothing is held back. `is_cut` means that the output was cut
+        off there, so its last call may be incomplete.
         """
-        *items, last = self._tags.split(self._unread + text)  # text and tags by turns
+        *items, last = self._tags.split(self._unread + text)  # texts and tags alternate
         end = len(last) if is_last else self._tags.beginning(last)
         self._unread = last[end:]
         self._read([*items, last[:end]])
@@ -108,13 +110,13 @@ class AssistantParser:
             self._content += self._held
 
     def _read(self, items: Sequence[str]) -> None:
-        """Let the states read text and tags. Each returns the rest, for the next state."""
+        """Pass texts and tags to the current state, which returns the rest for the next state."""
         for item in items:
             while item and item not in self._dropped:
                 item = self._state(item)
 
     def _write(self, parts: list[str], text: str) -> None:
-        """Add text to the parts of the thought or the content. Whitespace at its end waits for what follows."""
+        """Add text to `parts`, which belong to the thought or the content. Hold back whitespace at its end."""
         if text in self._special:
             return
         if self._skips_space:
@@ -126,7 +128,7 @@ class AssistantParser:
         self._held.append(text[len(body) :])
 
     def _hold_space(self, text: str, separators: str = "") -> str:
-        """Return the text without the space at its start, which may be dropped."""
+        """Hold back whitespace and separators at the start of the text, and return the rest."""
         rest = text.lstrip(" \t\r\n" + separators)
         self._held.append(text[: len(text) - len(rest)])
         return rest
@@ -197,7 +199,7 @@ class AssistantParser:
         return item[count:]
 
     def _pass_on(self, call: "CallReader") -> None:
-        """Return the new part of a call, unless it is one too many."""
+        """Add the new part of a call to the message, unless parallel calls are off and this isn't the first call."""
         id = name = None
         if not call.is_passed_on:
             self._num_calls += 1
@@ -208,7 +210,7 @@ class AssistantParser:
             self._calls.append(ToolCallDelta(self._num_calls - 1, id, name, arguments))
 
     def _after_call(self, item: str) -> str:
-        """Read the end of a call, and find out whether the list goes on."""
+        """Read the end of a call, and find out whether another call follows in the list."""
         text = self._hold_space(item, "," if self._in_list else "")
         if not text or (self._tools and text == self._tools.end):
             self._in_list = self._in_list and not text
@@ -223,41 +225,41 @@ class AssistantParser:
         return text
 
     def _give_up(self) -> None:
-        """Return what was read of a broken call to the content."""
+        """Turn the text of a malformed call into content."""
         text = "".join(part for part in self._raw if part not in self._special)
         self._raw, self._opening, self._in_list, self._state = [], "", False, self._read_content
         self._write(self._content, text)
 
 
 class CallReader:
-    """The reader of one call: {"name": ..., "arguments": {...}}, or the arguments alone if the name is known.
+    """A reader of one call: {"name": ..., "arguments": {...}}, or only the arguments if the name is known.
 
-    It takes keys in any order, and follows strings and brackets only, one character at a time.
+    Keys may come in any order. The reader goes from character to character, and tracks only strings and brackets.
     """
 
     def __init__(self, name: str | None = None, known: Collection[str] | None = None) -> None:
-        """Read only arguments if `name` is given. Take no other names than `known`, if given."""
+        """Read only arguments if `name` is given. Accept only names in `known`, if it is given."""
         self.name = name
-        self.arguments: list[str] = []  # read, and not passed on
+        self.arguments: list[str] = []  # read but not passed on yet
         self.is_broken = self.is_complete = self.is_passed_on = False
         self._known = known
-        self._header = ""  # the object, with null for each object or list in it
-        self._level = 2 if name is None else 1  # brackets around the arguments, with their own
+        self._header = ""  # the object read so far, with null in place of each object or list in it
+        self._level = 2 if name is None else 1  # the depth of brackets inside the arguments
         self._depth = 0
         self._in_string = self._is_escaped = self._in_arguments = self._has_arguments = False
 
     @property
     def is_ready(self) -> bool:
-        """True if this is certain to be a call."""
+        """True if this is definitely a call."""
         return self.name is not None and self._has_arguments
 
     @property
     def is_valid(self) -> bool:
-        """True if the call is complete, and its arguments, none of which was passed on, are JSON."""
+        """True if the call is complete and its arguments are JSON. No part of them may have been passed on."""
         return self.is_complete and not self.is_broken and parse("".join(self.arguments)) is not None
 
     def read(self, text: str) -> int:
-        """Read up to the end of the call, or to where it breaks. Return the number of characters."""
+        """Read up to the end of the call, or up to an error in it. Return the number of characters read."""
         for i, char in enumerate(text):
             before, is_in_string = self._depth, self._in_string
             self._in_string = (char == '"') != is_in_string if not self._is_escaped else is_in_string
@@ -282,7 +284,7 @@ class CallReader:
         return len(text)
 
     def ends_early(self, is_forced: bool) -> bool:
-        """Return whether a text that was cut is a call. A forced one is, as soon as its name is complete."""
+        """Return whether a text that was cut off is a call. A forced call needs only a complete name."""
         if is_forced and self.name is None:
             self._read_header(is_partial=True)
         return self.is_ready or (is_forced and self.name is not None)
@@ -300,7 +302,7 @@ class CallReader:
             self.arguments, self._has_arguments = ["{}"], True
 
     def _read_header(self, rest: str = "", is_partial: bool = False) -> dict[str, Any]:
-        """Return the object so far, completed by `rest`. It has to be JSON, or the beginning of it."""
+        """Parse the object so far, completed by `rest`. Set `name`, or `is_broken` if it can't be a call."""
         parsed = parse(self._header + rest, is_partial)
         fields = parsed or {}
         name = fields.get("name")
@@ -312,7 +314,7 @@ class CallReader:
 
 
 def parse(text: str, is_partial: bool = False) -> dict[str, Any] | None:
-    """Return the fields of a JSON object, or None if the text is no JSON. A partial one has its complete fields."""
+    """Return the fields of a JSON object, or None for invalid JSON. If `is_partial`, the object may be unfinished."""
     try:
         fields: dict[str, Any] = from_json(text, allow_inf_nan=False, allow_partial=is_partial)
     except ValueError:
@@ -321,18 +323,18 @@ def parse(text: str, is_partial: bool = False) -> dict[str, Any] | None:
 
 
 class TagPattern:
-    """A search for tags in text that arrives in pieces."""
+    """A pattern that finds tags in text that arrives in pieces."""
 
     def __init__(self, tags: Collection[str]) -> None:
-        """Take the tags. If one begins another, the shorter one is found."""
+        """Compile a pattern for the tags. If one tag is the beginning of another, the shorter one is found."""
         self.split = re.compile(f"({'|'.join(map(re.escape, sorted(tags, key=len))) or '(?!)'})").split
         self._beginnings = {tag[:i] for tag in tags for i in range(1, len(tag))}
         self._longest = max(map(len, tags), default=0)
 
     def beginning(self, text: str) -> int:
-        """Return where a text without tags ends in the beginning of one: at its length, if it does not."""
+        """Return where a partial tag begins at the end of `text`, which has no whole tag, or the length of `text`."""
         starts = range(max(0, len(text) - self._longest), len(text))
         return next((i for i in starts if text[i:] in self._beginnings), len(text))
 
 
-tag_pattern = lru_cache(maxsize=32)(TagPattern)  # a vocabulary can have hundreds of special tokens
+tag_pattern = lru_cache(maxsize=32)(TagPattern)  # cached: a vocabulary can have hundreds of special tokens

@@ -1,9 +1,9 @@
 """GGUF, llama.cpp's format: the metadata, the tokenizer and the tensors of a model in one file.
 
-unpack() writes a folder that all loaders understand: config.json, the tokenizer, a table of the tensors and a link to
-the file, from which GgufTensors reads one tensor at a time. The gguf package, llama.cpp's own, knows the types of
-tensors and dequantizes them. Its reader makes several arrays of each token of a vocabulary, which takes seconds, so
-Header reads the rest.
+unpack() writes a folder that the loaders understand: config.json, the tokenizer, a table of the tensors and a link to
+the file, from which GgufTensors reads one tensor at a time. llama.cpp's gguf package knows the types of tensors and
+dequantizes them, but its reader takes seconds, because it makes several arrays for each token of the vocabulary. So
+Header reads the metadata and the list of tensors instead.
 """
 
 import json
@@ -35,8 +35,8 @@ from ..quantization import Format, Integers
 from .entries import Entries
 from .tokenizer_files import QWEN2_WORDS, llama, merges_of
 
-FILE, TABLE = "model.gguf", "model.gguf.json"  # in the folder: a link, and the tensors
-ROWS = 1024  # to dequantize at a time, so that only one copy of a large tensor is in memory
+FILE, TABLE = "model.gguf", "model.gguf.json"  # in the folder: the link, and the table of tensors
+ROWS = 1024  # dequantized at a time, so that only one copy of a large tensor is in memory
 
 
 class Stored(NamedTuple):
@@ -46,12 +46,12 @@ class Stored(NamedTuple):
     offset: int
     num_bytes: int
     shape: list[int]
-    num_heads: int = 0  # of a q or k whose rows are in the order of llama.cpp's RoPE
+    num_heads: int = 0  # of a q or k whose rows are ordered for llama.cpp's RoPE
 
-    def in_order(self, rows: Tensor) -> Tensor:
+    def reordered(self, rows: Tensor) -> Tensor:
         """Return the rows of the tensor, or of its scales, in this engine's order.
 
-        llama.cpp rotates neighbors, this engine numbers that are half a head apart.
+        RoPE rotates pairs of numbers: neighbors in llama.cpp, and numbers half a head apart in this engine.
         """
         if not self.num_heads:
             return rows
@@ -59,7 +59,7 @@ class Stored(NamedTuple):
 
 
 class GgufTensors:
-    """The tensors of an unpacked file, by the names that they have in safetensors."""
+    """The tensors of an unpacked file, under their names in safetensors."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -74,7 +74,7 @@ class GgufTensors:
         return {name: stored.shape for name, stored in self._table.items()}
 
     def get_tensor(self, name: str) -> Tensor:
-        """Read a tensor and dequantize it to float32. Raise ValueError if the file has become shorter."""
+        """Read a tensor and dequantize it to float32. Raise ValueError if the file has been cut short."""
         from gguf import GGMLQuantizationType, dequantize
 
         stored = self._table[name]
@@ -85,23 +85,23 @@ class GgufTensors:
         for i in range(0, len(rows), ROWS):
             part = dequantize(data[i : i + ROWS], GGMLQuantizationType[stored.type])
             rows[i : i + ROWS] = torch.from_numpy(part)
-        return stored.in_order(tensor)
+        return stored.reordered(tensor)
 
     def get_slice(self, name: str) -> Tensor:
-        """Return the whole tensor: its parts cannot be read alone."""
+        """Return the whole tensor, to be sliced in memory."""
         return self.get_tensor(name)
 
     def format(self, name: str) -> Format | None:
-        """Return the format that holds a matrix exactly, or None."""
+        """Return the Format that represents a matrix exactly, or None."""
         stored = self._table[name]
         return FORMATS[stored.type].format if stored.type in FORMATS and len(stored.shape) == 2 else None
 
     def is_quantized(self, name: str) -> bool:
-        """Return whether a tensor is in integers, with a format or without."""
+        """Return whether a tensor is stored in integers, whether or not it has a Format."""
         return self._table[name].type not in ("F32", "F16", "BF16")
 
     def get_integers(self, name: str) -> Integers:
-        """Read a matrix that has a format. Raise ValueError if the file has become shorter."""
+        """Read a matrix that has a Format. Raise ValueError if the file has been cut short."""
         stored = self._table[name]
         _, block_bytes, unpack_blocks = FORMATS[stored.type]
         data, outputs = self._read(name), stored.shape[0]
@@ -109,7 +109,7 @@ class GgufTensors:
         for rows in np.split(data.reshape(outputs, -1), range(ROWS, outputs, ROWS)):
             unpacked = unpack_blocks(rows.reshape(-1, block_bytes))  # [blocks, ...] each
             parts.append([torch.from_numpy(np.ascontiguousarray(part)).view(len(rows), -1) for part in unpacked])
-        return Integers(*(stored.in_order(torch.cat(each)) for each in zip(*parts, strict=True)))
+        return Integers(*(stored.reordered(torch.cat(each)) for each in zip(*parts, strict=True)))
 
     def _read(self, name: str) -> np.ndarray:
         stored = self._table[name]
@@ -120,13 +120,13 @@ class GgufTensors:
 
 
 def tensor_types(folder: Path) -> dict[str, int]:
-    """Return the number of tensors of each type, most frequent first. A folder of another format has none."""
+    """Return the number of tensors of each type, most frequent first; empty if the folder is not from a GGUF file."""
     table = Entries.read_if_exists(folder / TABLE).values
     return dict(Counter(Stored(*row).type for row in table.values()).most_common())
 
 
 def unpack(path: Path) -> Path:
-    """Return the folder of a GGUF file in the user's cache. It is written when the file is new or has changed.
+    """Return the folder of a GGUF file in the user's cache. Write it if the file is new or has changed.
 
     Raise ValueError with one line for a file that is damaged or not supported.
     """
@@ -149,7 +149,7 @@ def unpack(path: Path) -> Path:
             (new / FILE).symlink_to(path.resolve())
             new.rename(folder)
     except OSError as error:
-        if not folder.exists():  # else another process was faster
+        if not folder.exists():  # otherwise another process has just written it
             raise ValueError(
                 f"{folder.parent} cannot be written ({error.strerror}): set XDG_CACHE_HOME to another folder"
             ) from None
@@ -157,7 +157,7 @@ def unpack(path: Path) -> Path:
 
 
 def files_of(path: Path) -> dict[str, str]:
-    """Return the text of each file of the folder."""
+    """Return the text of each file to write, by file name."""
     metadata, tensors = read_header(path)
     architecture = metadata.text("general.architecture")
     if architecture not in ARCHITECTURES:
@@ -177,11 +177,12 @@ def files_of(path: Path) -> dict[str, str]:
     return {"config.json": json.dumps(config), TABLE: json.dumps(table), **tokenizer_files(metadata)}
 
 
-# Types that formats hold exactly. Layouts as in ggml's ggml-common.h; each function returns q, scales and maybe minima
+# Types that a Format represents exactly. ggml's ggml-common.h has their layouts. Each function returns the fields of
+# Integers: q and scales, and in 4 bits the minima.
 
 
 def halves_of(data: np.ndarray) -> np.ndarray:
-    """Return the lower halves of bytes, then the upper ones: uint8 [..., 2 * n]."""
+    """Return the low 4 bits of all bytes, then the high 4 bits: uint8 [..., n] -> uint8 [..., 2 * n]."""
     return np.concatenate((data & 15, data >> 4), axis=-1)
 
 
@@ -196,7 +197,7 @@ def bits_of(data: np.ndarray) -> np.ndarray:
 
 
 def float16(data: np.ndarray) -> np.ndarray:
-    """Return numbers from two bytes each, as float32."""
+    """Return the float16 numbers in pairs of bytes, as float32."""
     return np.ascontiguousarray(data).view(np.float16).astype(np.float32)
 
 
@@ -275,8 +276,8 @@ def unpack_mxfp4(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     return MXFP4[halves_of(blocks[:, 1:])], half
 
 
-class Exact(NamedTuple):
-    """A type of tensors, and the format that holds it."""
+class ExactType(NamedTuple):
+    """The Format that represents a type of tensors exactly, and how to unpack the type's blocks."""
 
     format: Format
     block_bytes: int
@@ -284,30 +285,31 @@ class Exact(NamedTuple):
 
 
 FORMATS = {
-    "Q8_0": Exact(Format.INT8_GROUPS, 34, unpack_q8_0),
-    "Q5_0": Exact(Format.INT8_GROUPS, 22, unpack_q5_0),
-    "Q4_0": Exact(Format.INT4_FLOAT32, 18, unpack_q4_0),
-    "Q4_1": Exact(Format.INT4_FLOAT32, 20, unpack_q4_1),
-    "Q4_K": Exact(Format.INT4_FLOAT32, 144, unpack_q4_k),
-    "Q5_1": Exact(Format.INT8_MINIMA, 24, unpack_q5_1),
-    "Q5_K": Exact(Format.INT8_MINIMA, 176, unpack_q5_k),
-    "Q2_K": Exact(Format.INT8_MINIMA, 84, unpack_q2_k),
-    "Q3_K": Exact(Format.INT8_HALF_GROUPS, 110, unpack_q3_k),
-    "Q6_K": Exact(Format.INT8_HALF_GROUPS, 210, unpack_q6_k),
-    "IQ4_NL": Exact(Format.INT8_GROUPS, 18, unpack_iq4_nl),
-    "IQ4_XS": Exact(Format.INT8_GROUPS, 136, unpack_iq4_xs),
-    "MXFP4": Exact(Format.INT8_GROUPS, 17, unpack_mxfp4),
+    "Q8_0": ExactType(Format.INT8_GROUPS, 34, unpack_q8_0),
+    "Q5_0": ExactType(Format.INT8_GROUPS, 22, unpack_q5_0),
+    "Q4_0": ExactType(Format.INT4_FLOAT32, 18, unpack_q4_0),
+    "Q4_1": ExactType(Format.INT4_FLOAT32, 20, unpack_q4_1),
+    "Q4_K": ExactType(Format.INT4_FLOAT32, 144, unpack_q4_k),
+    "Q5_1": ExactType(Format.INT8_MINIMA, 24, unpack_q5_1),
+    "Q5_K": ExactType(Format.INT8_MINIMA, 176, unpack_q5_k),
+    "Q2_K": ExactType(Format.INT8_MINIMA, 84, unpack_q2_k),
+    "Q3_K": ExactType(Format.INT8_HALF_GROUPS, 110, unpack_q3_k),
+    "Q6_K": ExactType(Format.INT8_HALF_GROUPS, 210, unpack_q6_k),
+    "IQ4_NL": ExactType(Format.INT8_GROUPS, 18, unpack_iq4_nl),
+    "IQ4_XS": ExactType(Format.INT8_GROUPS, 136, unpack_iq4_xs),
+    "MXFP4": ExactType(Format.INT8_GROUPS, 17, unpack_mxfp4),
 }
 
 
 # The header
 
+# Types of values, with the struct module's codes for numbers
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY = 8, 9
 
 
 class Header:
-    """The values of a file, read in order. No count can make it read beyond the file's end."""
+    """A reader of a file's values, in order. A damaged count cannot make it read past the end of the file."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -321,11 +323,11 @@ class Header:
         return self._data[start : self.offset]
 
     def numbers(self, code: str, count: int = 1) -> tuple[Any, ...]:
-        """Return the next `count` numbers. `code` is of the struct module."""
+        """Return the next `count` numbers of the struct module's type `code`."""
         return struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}")))
 
     def text(self) -> str:
-        """Return the next text."""
+        """Return the next string."""
         return self.take(*self.numbers("Q")).decode()
 
     def value(self, type: int) -> Any:
@@ -336,11 +338,11 @@ class Header:
             return self.text()
         if type != ARRAY:
             raise ValueError(f"its header has a value of the unknown type {type}")
-        (item,), (count,) = self.numbers("I"), self.numbers("Q")
-        return [*self.numbers(NUMBERS[item], count)] if item in NUMBERS else [self.value(item) for _ in range(count)]
+        (each,), (count,) = self.numbers("I"), self.numbers("Q")  # the type of each element
+        return [*self.numbers(NUMBERS[each], count)] if each in NUMBERS else [self.value(each) for _ in range(count)]
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Return the name of the next tensor, its shape (innermost first), the number of its type, and its offset."""
+        """Return the next tensor's name, shape (innermost dimension first), type number and offset."""
         return self.text(), self.numbers("Q", *self.numbers("I")), *self.numbers("I"), *self.numbers("Q")
 
 
@@ -380,7 +382,7 @@ def read_header(path: Path) -> tuple[Entries, dict[str, Stored]]:
 
 
 class TensorType(NamedTuple):
-    """A type of tensors: blocks of a few numbers."""
+    """A type of tensors, which are stored in blocks of a few numbers."""
 
     name: str
     block_size: int = 1  # numbers
@@ -390,12 +392,12 @@ class TensorType(NamedTuple):
 
 @cache
 def tensor_type(number: int) -> TensorType:
-    """Return a type by its number in files."""
+    """Return the type that files store as this number."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
     try:
         type = GGMLQuantizationType(number)
-    except ValueError:  # of a later version
+    except ValueError:  # a type that this version of the package does not know
         return TensorType(str(number))
     size, num_bytes = GGML_QUANT_SIZES[type]
     try:
@@ -408,7 +410,7 @@ def tensor_type(number: int) -> TensorType:
 # The configuration
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files are "llama"
-NAMES = {  # of tensors; the parts of a layer follow its number
+NAMES = {  # GGUF's name: the name in safetensors. A layer's names follow its number
     **{"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
     **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
     **{"attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
@@ -416,18 +418,18 @@ NAMES = {  # of tensors; the parts of a layer follow its number
     **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
 }
 EMBEDDING = "token_embd.weight"
-ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, as a factor for each frequency
-SIZES = {
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's RoPE scaling, as a factor for each frequency
+SIZES = {  # entry of config.json: key of the metadata
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
 }
-DTYPES = {"F32": "float32", "F16": "float16"}  # all others are widened to bfloat16
+DTYPES = {"F32": "float32", "F16": "float16"}  # all other types run in bfloat16
 
 
 def full_name(name: str) -> str:
-    """Return the name of a tensor in safetensors. An unknown one keeps its name.
+    """Return the name in safetensors of a GGUF tensor. An unknown tensor keeps its name.
 
     >>> full_name("blk.3.attn_q.weight"), full_name("output.weight"), full_name("blk.0.ffn_gate_exps.weight")
     ('model.layers.3.self_attn.q_proj.weight', 'lm_head.weight', 'blk.0.ffn_gate_exps.weight')
@@ -470,15 +472,15 @@ def config_of(metadata: Entries, architecture: str, tensors: dict[str, Stored]) 
 
 
 def rope_of(metadata: Entries, start: str, head_dim: int, factors: Stored | None) -> dict[str, Any]:
-    """Return the entries of rope_parameters. Llama 3's scaling follows from its factors."""
+    """Return the entries of rope_parameters. Llama 3's scaling is derived from its factors."""
     theta = metadata.number(f"{start}rope.freq_base", 10000.0)
     if factors is None:
         kind = metadata.text(f"{start}rope.scaling.type", "linear").replace("none", "default")
         return {"rope_theta": theta, "rope_type": kind, "factor": metadata.number(f"{start}rope.scaling.factor", 1.0)}
-    given = torch.from_numpy(np.fromfile(metadata.path, np.float32, factors.shape[-1], offset=factors.offset))
-    scaling = RopeScaling(given.max().item(), original_max_position_embeddings=8192)
+    actual = torch.from_numpy(np.fromfile(metadata.path, np.float32, factors.shape[-1], offset=factors.offset))
+    scaling = RopeScaling(actual.max().item(), original_max_position_embeddings=8192)
     expected = rope_frequencies(head_dim, theta, None) / rope_frequencies(head_dim, theta, scaling)
-    if given.shape != expected.shape or not torch.allclose(given, expected, rtol=1e-4):
+    if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=1e-4):
         raise ValueError(f"{metadata.path}: tensor {ROPE_FACTORS} must be Llama 3's scaling of frequencies")
     return {"rope_theta": theta, "rope_type": "llama3", **asdict(scaling)}
 
@@ -486,13 +488,13 @@ def rope_of(metadata: Entries, start: str, head_dim: int, factors: Stored | None
 # The tokenizer
 
 LLAMA3_WORDS = QWEN2_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-TEKKEN_WORDS = (  # Mistral Nemo's
+TEKKEN_WORDS = (  # for Mistral Nemo
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-WITH_BOS = (LLAMA3_WORDS, TEKKEN_WORDS)  # they add BOS by default, and a word in the vocabulary needs no merges
-WORDS = {  # pre-tokenizer: its regular expression, or "" for GPT-2's
+WITH_BOS = (LLAMA3_WORDS, TEKKEN_WORDS)  # these add BOS by default, and a word in the vocabulary becomes one token
+WORDS = {  # pre-tokenizer: the regular expression that splits text, or "" for GPT-2's
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3_WORDS),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2_WORDS),
     "tekken": TEKKEN_WORDS,
@@ -503,7 +505,7 @@ SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padd
 
 
 def tokenizer_files(metadata: Entries) -> dict[str, str]:
-    """Return the files of the tokenizer; none if there is no tokenizer. Raise ValueError if it is not supported."""
+    """Return the tokenizer's files, or none if there is no tokenizer. Raise ValueError if it is not supported."""
     model = metadata.text("tokenizer.ggml.model", "none")
     pre = metadata.text("tokenizer.ggml.pre", "default")
     if model in ("none", "no_vocab"):
@@ -527,14 +529,14 @@ def tokenizer_files(metadata: Entries) -> dict[str, str]:
         eos = [named["eos_token"]] if adds_eos else []
         special = [(text, backend.token_to_id(text)) for text in dict.fromkeys(bos + eos)]
         backend.post_processor = TemplateProcessing(single=[*bos, "$A", *eos], special_tokens=special)
-    except Exception as error:  # of the tokenizers library, too
+    except Exception as error:  # the tokenizers library raises plain Exceptions
         raise ValueError(f"{metadata.path}: its tokenizer is damaged: {error!r}") from None
     config = {"chat_template": metadata.values.get("tokenizer.chat_template"), **named}
     return {"tokenizer.json": backend.to_str(), "tokenizer_config.json": json.dumps(config)}
 
 
 def sentencepiece(metadata: Entries, texts: list[str]) -> Tokenizer:
-    """Build a tokenizer from the pieces of sentencepiece. The one with the highest score is merged first."""
+    """Build a tokenizer from sentencepiece's pieces. Merges into pieces with higher scores come first."""
     scores = metadata.values["tokenizer.ggml.scores"]
     by_score = sorted(range(len(texts)), key=lambda i: -scores[i])
     merges = merges_of({texts[i]: rank for rank, i in enumerate(by_score)})
@@ -543,7 +545,7 @@ def sentencepiece(metadata: Entries, texts: list[str]) -> Tokenizer:
 
 
 def byte_level(metadata: Entries, texts: list[str], pre: str) -> Tokenizer:
-    """Build a byte-level BPE with the pre-tokenizer `pre`."""
+    """Build a byte-level BPE tokenizer with the pre-tokenizer `pre`."""
     merges = [tuple(merge.split(" ")) for merge in metadata.values["tokenizer.ggml.merges"]]
     words = WORDS[pre]
     backend = Tokenizer(BPE({text: i for i, text in enumerate(texts)}, merges, ignore_merges=words in WITH_BOS))

@@ -1,7 +1,7 @@
 """Find a checkpoint: a folder, or a model on the Hugging Face Hub, which is downloaded into the Hub's cache.
 
-Start with find_checkpoint(). Folders in other formats (pickles, adapters) raise an error that says what to do.
-The cache, the token and offline mode are huggingface_hub's: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT.
+Start with find_checkpoint(). For folders in other formats (pickles, adapters), it raises an error that says what to do.
+huggingface_hub reads the environment as usual: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE and HF_ENDPOINT.
 """
 
 import fnmatch
@@ -25,7 +25,7 @@ DEFAULT_MODEL = "models/storyteller"  # EngineConfig.model's default: a folder o
 HUB_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 GGUF_ON_HUB = re.compile(rf"({HUB_NAME.pattern}):([\w./-]+\.gguf)", re.ASCII)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-FILES = [  # everything but the weights; patterns match the top folder only, so no "original/..."
+FILES = [  # everything but the weights; the patterns match only in the top folder, so nothing in "original/"
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -47,8 +47,8 @@ def find_checkpoint(
 
     It can also be a GGUF file, ORG/NAME:FILE.gguf on the Hub (see gguf.py), or a known name such as "smollm2".
 
-    `revision` is a branch, a tag or a commit on the Hub; `options` are cache_dir and token, with the environment's as
-    defaults. A folder ignores them and never touches the network. `hf_overrides` replaces entries of config.json.
+    `revision` is a branch, a tag or a commit on the Hub; `options` are cache_dir and token, which default to the
+    environment's. Folders need none of them, nor the network. `hf_overrides` replaces entries of config.json.
 
     Raise ValueError with one line that says what to do.
     """
@@ -59,7 +59,7 @@ def find_checkpoint(
 
 
 def find_tokenizer(model: str | Path, revision: str | None = None, **options: Any) -> Path:
-    """Return a folder with the tokenizer of a model. It downloads no weights, except in a GGUF file."""
+    """Return a folder with a model's tokenizer. Download no weights, except as part of a GGUF file."""
     if path := local_folder(model, revision, **options):
         return path
     repository = hub_repository(model, revision, **options)
@@ -77,7 +77,7 @@ def find_config(model: str | Path, revision: str | None = None) -> Path:
 
 
 def local_folder(model: str | Path, revision: str | None, **options: Any) -> Path | None:
-    """Return `model` if it exists, or the folder of a GGUF file, which may be on the Hub; None for other names."""
+    """Return `model` if it exists, or the folder of a GGUF file, on disk or on the Hub, or None for other names."""
     path, on_hub = Path(model), GGUF_ON_HUB.fullmatch(str(model))
     if on_hub and not os.path.exists(path):
         name, file = on_hub.groups()
@@ -104,7 +104,7 @@ CONVERT = (
     "sys.argv[1] + '/model.safetensors', {'format': 'pt'})"
 )
 DOWNLOAD_INSTEAD = "download the safetensors version of this model instead"
-OTHER_FORMATS = {  # file name pattern: the format, and what to do about it. The first match counts
+OTHER_FORMATS = {  # file name pattern: a description, and what to do about it. The first match counts
     "adapter_config.json": "an adapter and not a full model: merge it into its base model and save the result",
     "*.gguf": "llama.cpp's GGUF format: name the file, as in FOLDER/FILE.gguf or ORG/NAME:FILE.gguf",
     "consolidated*": "the publisher's own format: download the version for transformers instead",
@@ -118,11 +118,11 @@ OTHER_FORMATS = {  # file name pattern: the format, and what to do about it. The
 
 
 def check_format(path: Path) -> None:
-    """Raise ValueError, saying what `path` is instead, unless it is a folder with safetensors weights."""
+    """Raise ValueError unless `path` is a folder with safetensors weights. The error says what it is instead."""
     if path.is_file() and path.suffix == ".safetensors":
         raise ValueError(f"{path} is a single file of a checkpoint: pass the folder that contains it")
     if path.is_file():
-        formats = (f": it is {what}" for pattern, what in OTHER_FORMATS.items() if fnmatch.fnmatch(path.name, pattern))
+        formats = (f": it is {text}" for pattern, text in OTHER_FORMATS.items() if fnmatch.fnmatch(path.name, pattern))
         raise ValueError(f"{path} is a file, not a checkpoint folder{next(formats, '')}")
     try:
         names = sorted(entry.name for entry in path.iterdir())
@@ -130,13 +130,13 @@ def check_format(path: Path) -> None:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     if problem := find_problem(names):
         if "config.json" in names:
-            read_model_config(path)  # first of all, the architecture must be supported
+            read_model_config(path)  # report an unsupported architecture first
         command = f': convert it with: python -c "{CONVERT}" {shlex.quote(str(path))}' if has_pickle(names) else ""
         raise ValueError(f"{path} {problem}{command}")
 
 
 def find_problem(names: list[str]) -> str | None:
-    """Return the end of a sentence "FOLDER ..." that says why these files are not a checkpoint; None if they are.
+    """Return the end of a sentence "FOLDER ..." that says why these files are not a checkpoint, or None if they are.
 
     >>> find_problem(["config.json", "model.safetensors", "pytorch_model.bin"])
     >>> find_problem(["config.json", "pytorch_model.bin"])
@@ -148,14 +148,14 @@ def find_problem(names: list[str]) -> str | None:
         return "is not a checkpoint folder: it is empty"
     if has_pickle(names):
         return "has its weights in pytorch_model.bin, a pickle, and no safetensors"
-    for pattern, what in OTHER_FORMATS.items():
+    for pattern, text in OTHER_FORMATS.items():
         if matches := fnmatch.filter(names, pattern):
-            return f"has {matches[0]}, {what}"
+            return f"has {matches[0]}, {text}"
     return f"is not a checkpoint folder: it has no {WEIGHTS} and no {INDEX}"
 
 
 def has_pickle(names: list[str]) -> bool:
-    """Return whether the weights are in pytorch_model.bin, in one file or in shards."""
+    """Return whether the weights are in pytorch_model.bin, as one file or in shards."""
     return bool(fnmatch.filter(names, "pytorch_model*.bin*"))
 
 
@@ -174,14 +174,14 @@ class Repository:
     token: str | bool | None = None  # default: HF_TOKEN, or the one from `hf auth login`
 
     def snapshot(self, patterns: list[str]) -> Path:
-        """Download the files that match and are not in the cache. Return their folder, which is named by the commit."""
+        """Download the matching files that are not in the cache. Return their folder, named after the commit."""
         from huggingface_hub import snapshot_download
         from huggingface_hub.utils.tqdm import tqdm
 
         bars: list[Any] = []
 
         class Bar(tqdm):
-            """A progress bar that appears only in a terminal, and only for a download that takes a while."""
+            """A progress bar that appears only in a terminal, and only if the download takes a while."""
 
             def __init__(self, *args: Any, **options: Any) -> None:
                 # the base class has no type annotations
@@ -201,29 +201,29 @@ class Repository:
             tqdm_class=Bar,
         )
         for bar in bars:
-            bar.close()  # otherwise some show again when the process exits
+            bar.close()  # otherwise some bars reappear when the process exits
         return Path(folder)
 
 
 def hub_repository(model: str | Path, revision: str | None, **options: Any) -> Repository:
-    """Return the repository of a name on the Hub. Raise ValueError if `model` is not of the form ORG/NAME."""
-    missing = f"the folder {Path(model).absolute()} does not exist"
+    """Return a repository on the Hub. Raise ValueError if `model` is not of the form ORG/NAME."""
+    no_folder = f"the folder {Path(model).absolute()} does not exist"
     if str(model) == DEFAULT_MODEL:
         known = next(iter(KNOWN))
-        raise ValueError(f"{missing}: name a checkpoint with --model or LLM(model=...); {known} is a small one")
+        raise ValueError(f"{no_folder}: name a checkpoint with --model or LLM(model=...); {known} is a small one")
     if not isinstance(model, str) or not HUB_NAME.fullmatch(model):
-        raise ValueError(f"{missing}, and {str(model)!r} is not a name on the Hub, which looks like ORG/NAME")
+        raise ValueError(f"{no_folder}, and {str(model)!r} is not a name on the Hub, which looks like ORG/NAME")
     return Repository(model, revision, **options)
 
 
 def download(repository: Repository, hf_overrides: Mapping[str, Any] | None = None) -> Path:
-    """Return the folder of a complete checkpoint, after downloading all files that the cache does not have."""
+    """Return the folder of a complete checkpoint. Download the files that are not in the cache."""
     with one_line_errors(repository):
         folder = repository.snapshot(FILES)
     if (folder / "config.json").exists():
-        read_model_config(folder, hf_overrides)  # rejects an unsupported architecture before downloading its weights
+        read_model_config(folder, hf_overrides)  # raises for unsupported models, before the download
     weights = weight_files(folder)
-    repository = replace(repository, revision=folder.name)  # stay on this commit if somebody pushes another
+    repository = replace(repository, revision=folder.name)  # stay on this commit even if another one is pushed
     with one_line_errors(repository):  # weights come last, so that a folder with weights is complete
         repository.snapshot(weights)
     missing = [file for file in weights if not (folder / file).exists()]
@@ -237,7 +237,7 @@ def download(repository: Repository, hf_overrides: Mapping[str, Any] | None = No
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Return the names of the shards in the index or, without an index, the name of the only weights file."""
+    """Return the names of the shards in the index or, without an index, of the single weights file."""
     index = folder / INDEX
     if not index.exists():
         return [WEIGHTS]
@@ -245,7 +245,7 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def explain_missing(files: list[str], missing: str, name: str) -> str:
-    """Return the end of a sentence "NAME on the Hub ..." for a repository that has `files`, but not `missing`."""
+    """Return the end of a sentence "NAME on the Hub ..." for a repository with `files`, which lack `missing`."""
     problem = find_problem([path for path in files if "/" not in path and path != ".gitattributes"])
     if problem and "pytorch_model.bin" in problem:
         problem += f": download it with `hf download {name} --local-dir FOLDER`; --model FOLDER shows how to convert it"
@@ -271,16 +271,16 @@ def explain(error: Exception, repository: Repository) -> str:
     from huggingface_hub import constants, errors
 
     name, cause = repository.name, error.__cause__ or error
-    missing = f"the folder {Path(name).absolute()} does not exist"
+    no_folder = f"the folder {Path(name).absolute()} does not exist"
     if isinstance(error, errors.GatedRepoError):
         return f"{name} is gated: accept its terms at {constants.ENDPOINT}/{name} and set HF_TOKEN to your token"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name} on the Hub has no revision {repository.revision!r}: use a branch, a tag or a full commit hash"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{missing}, and the Hub has no model {name}; if it is private, set HF_TOKEN to your token"
+        return f"{no_folder}, and the Hub has no model {name}; if it is private, set HF_TOKEN to your token"
     if status_of(cause) in (401, 403):
         return f"the Hub denies access to {name} (status {status_of(cause)}): set HF_TOKEN to a token with access"
-    no_copy = f"{missing}, and {repository.cache_dir or constants.HF_HUB_CACHE} has no complete copy of {name}"
+    no_copy = f"{no_folder}, and {repository.cache_dir or constants.HF_HUB_CACHE} has no complete copy of {name}"
     if constants.HF_HUB_OFFLINE:
         return f"{no_copy}: unset HF_HUB_OFFLINE to download it"
     if isinstance(error, errors.LocalEntryNotFoundError):
@@ -294,7 +294,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the status or the first line of an error.
+    r"""Return the HTTP status of an error, or else its first line.
 
     >>> first_line(ConnectionError("refused\nfor the third time"))
     'ConnectionError: refused'

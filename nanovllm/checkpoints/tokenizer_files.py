@@ -13,12 +13,12 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.processors import TemplateProcessing
 
 from .chat_template import find_chat_template
-from .entries import Entries, brief
+from .entries import Entries, short_repr
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 HAS_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-DEFAULTS = {  # special tokens of a tokenizer class that no file names
+DEFAULTS = {  # tokenizer class: the special tokens that it has unless a file names others
     "LlamaTokenizer": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
     "Qwen2Tokenizer": dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>"),
     "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
@@ -31,9 +31,9 @@ class TokenizerConfig:
 
     entries: Entries
     tokenizer_class: str
-    named: dict[str, AddedToken]  # "bos_token" and its token; also a model's own names, such as "image_token"
-    extra: list[AddedToken]
-    added: dict[int, AddedToken]
+    named: dict[str, AddedToken]  # by name: "bos_token", and names of one model, such as "image_token"
+    extra: list[AddedToken]  # special tokens without a name
+    added: dict[int, AddedToken]  # by token id
     add_bos: bool
     add_eos: bool
     chat_template: str | dict[str, str] | None  # one, or several by name
@@ -43,15 +43,15 @@ class TokenizerConfig:
         """Read the files next to `file`. Raise ValueError, naming the file and the entry, for an invalid value."""
         path = folder / "tokenizer_config.json"
         config = Entries.read_if_exists(path)
-        is_bare = not path.exists() and not file.has_template  # tokenizer.model alone follows Llama's conventions
+        is_bare = not path.exists() and not file.has_template  # then Llama's conventions apply
         name = "LlamaTokenizer" if is_bare else find_tokenizer_class(folder, config, file.is_byte_level)
         older_path = folder / "special_tokens_map.json"
         has_decoder = "added_tokens_decoder" in config
         files = TokenFiles(config, Entries({}, older_path) if has_decoder else Entries.read_if_exists(older_path))
         added, extra = files.added(file.added), file.extra
         if isinstance(file, SentencepieceFile) and name not in BUILDERS:
-            extra = [token for token in extra if token.special]  # the backend knows the user-defined pieces
-            if file.adds_prefix:  # as it does to each text between added tokens, which are therefore found first
+            extra = [token for token in extra if token.special]  # the backend already splits at user-defined pieces
+            if file.adds_prefix:  # to each text between added tokens, so they are matched before normalization
                 added = {i: AddedToken(**token.__getstate__() | {"normalized": False}) for i, token in added.items()}
         defaults = file.named if is_bare else DEFAULTS.get(name, file.named)
         add_bos, add_eos = config.flag("add_bos_token", is_bare), config.flag("add_eos_token", False)
@@ -81,7 +81,7 @@ def find_tokenizer_class(folder: Path, config: Entries, is_byte_level: bool) -> 
 
 
 class TokenFiles(NamedTuple):
-    """tokenizer_config.json, and the older special_tokens_map.json, whose entries win if it is read at all."""
+    """tokenizer_config.json, and the older special_tokens_map.json, whose entries take precedence if it is read."""
 
     config: Entries
     older: Entries
@@ -91,7 +91,7 @@ class TokenFiles(NamedTuple):
         return self.older if name in self.older.values else self.config
 
     def named(self, added: dict[int, AddedToken], defaults: dict[str, str]) -> dict[str, AddedToken]:
-        """Return special tokens by name. A name that is null in a file has no token."""
+        """Return special tokens by name. A null in a file removes the default token of that name."""
         known = {token.content: token for token in added.values()}
         values: dict[str, AddedToken | None] = {name: AddedToken(text, special=True) for name, text in defaults.items()}
         for name in [*self.config.values, *self.older.values]:
@@ -117,7 +117,7 @@ class TokenFiles(NamedTuple):
         return tokens_of(self.config, name) if (name := "additional_special_tokens") in self.config else []
 
     def added(self, in_vocabulary: dict[int, AddedToken]) -> dict[int, AddedToken]:
-        """Return added tokens by id: added_tokens_decoder's, or else those of added_tokens.json and the vocabulary."""
+        """Return added tokens by id, from added_tokens_decoder or else from added_tokens.json and the vocabulary."""
         if "added_tokens_decoder" in self.config:
             decoder = self.config.entries("added_tokens_decoder")
             return {
@@ -134,7 +134,7 @@ class TokenFiles(NamedTuple):
 
 
 def tokens_of(holder: Entries, name: str) -> list[AddedToken]:
-    """Return the tokens of a list in a file."""
+    """Return the tokens in a list of a file."""
     values = holder.values[name]
     if not isinstance(values, list):
         raise holder.error(name, "a list of tokens")
@@ -142,14 +142,14 @@ def tokens_of(holder: Entries, name: str) -> list[AddedToken]:
 
 
 def token_id(decoder: Entries, key: str) -> int:
-    """Return a key of added_tokens_decoder as a number."""
+    """Return a key of added_tokens_decoder as an integer. Raise ValueError if it is not a token id."""
     if not key.isdecimal() or len(key) > 8:
         raise ValueError(f"{decoder.path}: added_tokens_decoder has the key {key[:80]!r}, which is not a token id")
     return int(key)
 
 
 def as_token(holder: Entries, name: str, value: Any) -> AddedToken:
-    """Return a token from a file, where it is a string, or {"content": string} with flags."""
+    """Return a token that a file gives as a string, or as {"content": string} with flags."""
     if isinstance(value, str) and value:
         value = {"content": value, "special": True}
     if not isinstance(value, dict):
@@ -165,7 +165,7 @@ def as_token(holder: Entries, name: str, value: Any) -> AddedToken:
         raise entry.error("content", "a string of whole characters") from None
 
 
-# A tokenizers.Tokenizer from a vocabulary, as transformers' classes build it
+# Building a tokenizers.Tokenizer from a vocabulary, as transformers' classes do
 
 Vocabulary = dict[str, int]
 Merges = list[tuple[str, str]]
@@ -176,9 +176,9 @@ QWEN2_WORDS = (
 
 
 def llama(vocab: Vocabulary, merges: Merges, entries: Entries) -> Tokenizer:
-    """Build LlamaTokenizer. It writes spaces as U+2581 and puts one before the text.
+    """Build LlamaTokenizer. It writes spaces as U+2581, and prepends one to the text.
 
-    With `legacy` it also puts one after each special token.
+    With the entry `legacy`, it also adds one after each special token.
     """
     adds_prefix = entries.flag("add_prefix_space", True)
     scheme = "never" if not adds_prefix else "always" if entries.flag("legacy", False) else "first"
@@ -217,7 +217,7 @@ BUILDERS: dict[str, Callable[[Vocabulary, Merges, Entries], Tokenizer]] = {
 
 
 class TokenizerFile:
-    """tokenizer.json. It is used as it is, unless a class in BUILDERS rebuilds it from its vocabulary."""
+    """A tokenizer.json file. It is used unchanged, unless a function in BUILDERS rebuilds it from its vocabulary."""
 
     has_template = True
 
@@ -229,13 +229,13 @@ class TokenizerFile:
                 merges_in(json.loads(text)["model"])
             self._backend = Tokenizer.from_str(text)
         except Exception as error:
-            Entries.read(path)  # raises ValueError if it is not JSON
+            Entries.read(path)  # raises a clearer ValueError if it is not JSON
             raise ValueError(f"{path} is unsupported by the tokenizers library: {error}") from None
         self._backend.no_truncation()
         self._backend.no_padding()
         self.is_byte_level = '"ByteLevel"' in text
         self.added = self._backend.get_added_tokens_decoder()
-        self.named: dict[str, str] = {}  # only the other files name special tokens
+        self.named: dict[str, str] = {}  # special tokens are named only in the other files
         self.extra: list[AddedToken] = []
 
     def build(self, config: TokenizerConfig) -> Tokenizer:
@@ -253,23 +253,26 @@ class TokenizerFile:
 def merges_in(model: dict[str, Any]) -> list[tuple[Any, ...]]:
     """Return the merges of a BPE: each is a pair, or a string with a space. Raise ValueError if one lacks the prefix.
 
-    The library cuts the prefix off a merge's second token unseen, and aborts the process if it cuts a character in two.
+    The library strips the prefix from a merge's second token unchecked, and aborts the process if that splits a
+    character.
     """
     merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model.get("merges", [])]
     prefix = model.get("continuing_subword_prefix") or ""
     for merge in merges:
         if not merge[-1].startswith(prefix):
-            raise ValueError(f"{brief(merge[-1])} in model.merges lacks continuing_subword_prefix {brief(prefix)}")
+            raise ValueError(
+                f"{short_repr(merge[-1])} in model.merges lacks continuing_subword_prefix {short_repr(prefix)}"
+            )
     return merges
 
 
 FIRST_SPACE = "\\A\u2581"
-UNIGRAM = 1  # sentencepiece_model.proto: a type of model
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of a piece
+UNIGRAM = 1  # a model type in sentencepiece_model.proto
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of pieces in the same file
 
 
 class SentencepieceFile:
-    """tokenizer.model: its pieces, and a few fields of its training. The sentencepiece library checks the file."""
+    """A tokenizer.model file: its pieces, and a few of its settings. The sentencepiece library validates the file."""
 
     has_template = is_byte_level = False
 
@@ -308,7 +311,7 @@ class SentencepieceFile:
         return self._build_plain(vocab, config)
 
     def _build_plain(self, vocab: Vocabulary, config: TokenizerConfig) -> Tokenizer:
-        """Return a tokenizer that encodes as the sentencepiece library does, like transformers if no class is named."""
+        """Build a tokenizer that encodes as sentencepiece does, which transformers uses if no class is named."""
         pieces = {i: piece for piece, i in vocab.items()}
         names = {i: token.content for i, token in config.added.items()}
         if not self._is_unigram:  # added tokens rename pieces
@@ -324,13 +327,13 @@ class SentencepieceFile:
         if self._escapes:
             steps.append(normalizers.Replace(" ", "\u2581"))
         if self.adds_prefix:
-            if legacy:  # Metaspace adds none to a text that starts with one
+            if legacy:  # Metaspace does not add another one
                 steps.append(normalizers.Replace(Regex(FIRST_SPACE), "\u2581\u2581"))
             scheme = "always" if legacy else "first"
             before.append(pre_tokenizers.Metaspace("\u2581", prepend_scheme=scheme, split=False))
         if user_defined := [piece for i, piece in pieces.items() if self._types[i] == USER_DEFINED]:
             pattern = "|".join(re.escape(piece) for piece in sorted(user_defined, key=len, reverse=True))
-            before.append(pre_tokenizers.Split(Regex(pattern), behavior="isolated"))  # never merged with a neighbor
+            before.append(pre_tokenizers.Split(Regex(pattern), behavior="isolated"))  # never merged
         if after or self.adds_prefix:
             after.append(decoders.Fuse())
         if self.adds_prefix:
@@ -341,7 +344,7 @@ class SentencepieceFile:
         return backend
 
     def _plain_model(self, pieces: dict[int, str]) -> BPE | Unigram:
-        """Return the model, which merges normal pieces only, those with the highest scores first."""
+        """Return the model. It merges only into normal pieces, and into those with the highest scores first."""
         scores = {i: self._sp.get_score(i) for i in pieces}
         if self._is_unigram:
             scored = [(piece, scores[i]) for i, piece in pieces.items()]
@@ -358,7 +361,7 @@ class SentencepieceFile:
 
 
 def merges_of(vocab: Vocabulary) -> Merges:
-    """Return every pair of pieces that makes a piece, in the order of the pieces: sentencepiece stores no merges.
+    """Return every pair of pieces that forms a piece, in order of that piece. sentencepiece stores no merges.
 
     >>> merges_of({"a": 0, "b": 1, "ab": 2, "aab": 3, "aa": 4})
     [('a', 'b'), ('a', 'ab'), ('aa', 'b'), ('a', 'a')]
@@ -368,7 +371,7 @@ def merges_of(vocab: Vocabulary) -> Merges:
 
 
 def protobuf_fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield the number and value of each field of a protobuf message: an int, or bytes for everything else.
+    """Yield the number and value of each field of a protobuf message. A value is an int, or else bytes.
 
     >>> list(protobuf_fields(bytes([8, 150, 1, 18, 2, 72, 105])))
     [(1, 150), (2, b'Hi')]
@@ -398,7 +401,7 @@ def protobuf_fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def add_tokens(backend: Tokenizer, config: TokenizerConfig) -> Tokenizer:
-    """Add the special and added tokens that are missing in `backend`, in the order in which transformers adds them."""
+    """Add the special and added tokens that `backend` lacks, in the order in which transformers adds them."""
     backend.encode_special_tokens = config.entries.flag("split_special_tokens", False)
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     tokens = [token for _, token in sorted(config.added.items(), key=lambda item: item[0]) if repr(token) not in known]
@@ -416,7 +419,7 @@ def add_tokens(backend: Tokenizer, config: TokenizerConfig) -> Tokenizer:
 
 
 def special_tokens(config: TokenizerConfig) -> list[AddedToken]:
-    """Return each special token once, the named ones first."""
+    """Return each special token once, named ones first."""
     tokens: dict[str, AddedToken] = {}
     for token in [*config.named.values(), *config.extra]:
         tokens.setdefault(token.content, token)
@@ -424,7 +427,7 @@ def special_tokens(config: TokenizerConfig) -> list[AddedToken]:
 
 
 def add_bos_and_eos(backend: Tokenizer, config: TokenizerConfig) -> None:
-    """Make `backend` put BOS before a text and EOS after it, if the checkpoint adds them and names them."""
+    """Make `backend` add BOS before a text and EOS after it, if the checkpoint sets the flags and names the tokens."""
     bos = [config.named["bos_token"].content] if config.add_bos and "bos_token" in config.named else []
     eos = [config.named["eos_token"].content] if config.add_eos and "eos_token" in config.named else []
     tokens = [(text, backend.token_to_id(text)) for text in dict.fromkeys(bos + eos)]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..requests.outputs import RequestOutput
     from .batch_files import Request, RequestsFile
 
-REQUESTS_PER_TASK = 128  # of an engine on Ray: with fewer, it would idle more often at the end of a task
-SAMPLES_PER_SEAT = 2  # samples in the engine per sample that can run, so the next one is ready when one ends
+REQUESTS_PER_TASK = 128  # on Ray; with fewer, an engine would idle more often at the end of a task
+OVERSUBSCRIPTION = 2  # samples in the engine per sample that can run, so that the next one is ready when one ends
 
 
 @click.command(params=sampling_options() + engine_options() + [stats_option()])
@@ -40,7 +40,7 @@ SAMPLES_PER_SEAT = 2  # samples in the engine per sample that can run, so the ne
 @click.option(
     "--resume", is_flag=True, help="continue the file of results: requests with a result are not served again"
 )
-@click.option("--ray", "on_ray", is_flag=True, help="serve on a Ray cluster: RAY_ADDRESS, or this machine")
+@click.option("--ray", "on_ray", is_flag=True, help="serve on the Ray cluster at RAY_ADDRESS, or on this machine")
 @click.option(
     "--data-parallel-size",
     type=click.IntRange(min=1),
@@ -64,15 +64,15 @@ def batch(
 ) -> int:
     """Serve a file of requests, and write the results as lines of JSON.
 
-    FILE is {"requests": [{"prompt": "Once upon a time", "max_tokens": 64}, ...]}, or one such request per line, or
-    lines of OpenAI's batches; - is standard input. A request may have an "id" and any field of SamplingParams; the
-    options are defaults for requests that leave a field out. In OpenAI's lines, the model's own recommendations replace
-    the defaults below. A result is written as soon as its request finishes.
+    FILE is {"requests": [{"prompt": "Once upon a time", "max_tokens": 64}, ...]}, or one such request per line, or a
+    batch in OpenAI's format; - is standard input. A request may have an "id" and any field of SamplingParams; the
+    options are defaults for requests that leave a field out. For OpenAI's format, the model's own recommendations
+    replace the defaults below. A result is written as soon as its request finishes.
 
     Exit status 1: a request could not be served, and its result says why. 2: invalid input, and nothing was served.
     """
     engine, sampling = split(values)
-    # Only options that were given count, because a checkpoint may recommend other defaults.
+    # Keep only the options that the user gave, because a checkpoint may recommend other defaults.
     source = context.get_parameter_source
     given = {name: value for name, value in sampling.items() if source(name) != ParameterSource.DEFAULT}
     with usage_errors():
@@ -85,7 +85,7 @@ def batch(
             raise ValueError(f"--data-parallel-size is {data_parallel_size}, but --ray is missing: set both")
         for name, value in (("--trace", trace), ("--stats", stats)):
             if on_ray and value is not None:
-                raise ValueError(f"{name} watches an engine in this process: it excludes --ray")
+                raise ValueError(f"{name} needs an engine in this process: it cannot be combined with --ray")
         if on_ray:
             import_module("ray")  # raises before the file is read
 
@@ -128,7 +128,7 @@ class Result(NamedTuple):
 
     @classmethod
     def of(cls, request: "Request", output: "RequestOutput", model: str) -> "Result":
-        """Return the result of a request. OpenAI's form names the `model`."""
+        """Return the result of a request. In OpenAI's format, it names the `model`."""
         from .batch_files import result_line
 
         num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
@@ -141,14 +141,14 @@ class ResultsWriter:
 
     stream: IO[bytes]
     num_requests: int  # to serve
-    num_earlier: int  # of other requests, which had results before
+    num_earlier: int  # requests that already had results
     num_written: int = 0
     num_failed: int = 0
     num_tokens: int = 0
     start: float = field(default_factory=time.perf_counter)
 
     def write(self, results: Iterable[Result | None]) -> None:
-        """Write results as they come. None stands for a step that ended no request."""
+        """Write results as they arrive. None stands for an update that finished no request."""
         from tqdm import tqdm
 
         from .batch_files import write_line
@@ -157,7 +157,7 @@ class ResultsWriter:
         with progress as bar:
             for result in results:
                 if result is not None:
-                    with bar.external_write_mode(sys.stdout):  # hides the bar for the write
+                    with bar.external_write_mode(sys.stdout):  # hides the bar during the write
                         write_line(self.stream, result.line)
                     self.num_written += 1
                     self.num_failed += result.is_failed
@@ -165,20 +165,20 @@ class ResultsWriter:
                 bar.update(result is not None)
 
     def interrupted(self) -> click.Abort:
-        """Print what was done before Ctrl-C. Return the exception that ends the command."""
-        line = f"interrupted: {self.num_written} of {self.num_requests} requests have results{self._earlier}"
-        tell_interrupted(line, is_after_key=False)  # the bar has ended its line
+        """Print how many requests have results. Return the exception that ends the command."""
+        line = f"interrupted: {self.num_written} of {self.num_requests} requests have results{self._earlier_results}"
+        tell_interrupted(line, is_after_key=False)  # the progress bar has already ended the line
         return click.Abort()
 
     def finish(self, *details: str) -> int:
-        """Print what was done, and details of the engine. Return the exit status."""
+        """Print the counts, the speed and `details` of the engine. Return the exit status."""
         speed = f"{self.num_tokens:,} tokens, {self.num_tokens / (time.perf_counter() - self.start):.0f} tokens/s"
         counts = f"{self.num_written} requests, {self.num_failed} failed"
-        tell(", ".join([counts, speed, *details]) + self._earlier)
+        tell(", ".join([counts, speed, *details]) + self._earlier_results)
         return 1 if self.num_failed else 0
 
     @property
-    def _earlier(self) -> str:
+    def _earlier_results(self) -> str:
         return f"; {self.num_earlier} already had results" if self.num_earlier else ""
 
 
@@ -192,7 +192,7 @@ def serve_all(
 ) -> int:
     """Write a result for each request whose id is not in `done`. Return the exit status.
 
-    OpenAI's form names the `model`. With `stats`, print the engine's state every `stats` seconds.
+    Results in OpenAI's format name the `model`. With `stats`, print the engine's state every `stats` seconds.
     """
     writer = ResultsWriter(stream, len(requests) - len(done), len(done))
     todo = (request for request in requests if request.id not in done)
@@ -207,7 +207,7 @@ def serve_all(
 
 
 class RayWorker:
-    """An engine in an actor of Ray's, for a part of the requests at a time."""
+    """An engine in a Ray actor, which serves a part of the requests at a time."""
 
     def __init__(self, options: dict[str, Any], chat_template: str | None, model: str) -> None:
         from ..llm import LLM
@@ -228,7 +228,7 @@ def serve_on_ray(
     num_engines: int | None,
     device: str | None,
 ) -> int:
-    """Do the same as serve_all() with workers on Ray. Ctrl-C discards the requests that are running.
+    """Do the same as serve_all(), with workers on Ray. Ctrl-C discards the running requests.
 
     Raise ClickException if a worker or the cluster fails.
     """
@@ -254,15 +254,15 @@ def serve(
 ) -> "Iterator[tuple[Request, RequestOutput]]":
     """Yield each request with its output so far, whenever it has a new token or an error.
 
-    Requests enter the engine in the order of the file, and only while there is room for them just ahead of the running
-    ones, so a file of any length takes little memory.
+    Requests enter the engine in the order of the file, and only a few of them wait there, so a file of any length takes
+    little memory.
     """
     from ..requests.outputs import RequestOutput
-    from ..server.bodies import parsers_of
+    from ..server.bodies import model_parsers
 
     engine, num_samples = llm.llm_engine, 0
-    parsers = parsers_of(llm.tokenizer, llm.chat_template)
-    limit = SAMPLES_PER_SEAT * engine.config.max_num_seqs
+    parsers = model_parsers(llm.tokenizer, llm.chat_template)
+    limit = OVERSUBSCRIPTION * engine.config.max_num_seqs
     added: dict[str, Request] = {}  # requests in the engine, by id
     request = next(requests, None)
     while (added or request) and not interrupted.is_set():
@@ -283,7 +283,7 @@ def serve(
 
 
 def add_request(llm: "LLM", request: "Request", parsers: "Parsers") -> "Request":
-    """Add a request to the engine, with a chat as its rendered prompt. Return it with the format of its messages.
+    """Add a request to the engine, with a chat rendered as a prompt. Return it with the format of its messages.
 
     Raise ValueError if it can never be served.
     """
@@ -295,7 +295,7 @@ def add_request(llm: "LLM", request: "Request", parsers: "Parsers") -> "Request"
         engine.add_request(request.id, chat, request.params)
         return request
     text = render_chat(engine.get_tokenizer(), chat.messages, **{"chat_template": llm.chat_template} | chat.options)
-    special = {"add_special_tokens": False}  # the template itself writes BOS
+    special = {"add_special_tokens": False}  # the template already adds BOS
     format = request.body.message_format(parsers, text, request.params) if request.body else None
     engine.add_request(request.id, text, request.params, tokenization_kwargs=special)
     return replace(request, format=format)

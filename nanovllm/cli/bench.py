@@ -1,4 +1,4 @@
-"""nanovllm bench: measure this engine, and any server. The benchmarks are in ../bench."""
+"""nanovllm bench: measure this engine, or any server. The benchmarks are in ../bench."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -20,15 +20,15 @@ WithModel = Callable[[dict[str, Any], Any], dict[str, Any]]
 
 
 class Benchmark(NamedTuple):
-    """A command: a function, with the options and the help of a dataclass."""
+    """A benchmark: a function, and the dataclass with its options and help text."""
 
     function: str  # module:name
     options: type
     takes_engine: bool = True
-    engine: Mapping[str, dict[str, Any]] = MappingProxyType({})  # other defaults and help texts of engine options
+    engine: Mapping[str, dict[str, Any]] = MappingProxyType({})  # overrides for engine options, by name
 
 
-OFFLOAD = {  # its engine needs a pool that overflows to the host
+OFFLOAD = {  # its pool must overflow to the host
     "offload_policy": {"default": "load"},
     "kv_cache_tokens": {"help": "size of the KV cache in tokens; default: too few for two prompts"},
     "kv_offloading_tokens": {"help": "size of the host's KV cache in tokens; default: enough for several prompts"},
@@ -41,7 +41,7 @@ BENCHMARKS = {
     "http": Benchmark("nanovllm.bench.load:http", bench_options.Http),
     "serve": Benchmark("nanovllm.bench.load:serve_load", bench_options.ServerLoad, takes_engine=False),
 }
-# Benchmarks that moved to stages/bench: their old names in the package, and their new ones.
+# Benchmarks that have moved to stages/bench: {old name: new name}.
 MOVED = {name: name for name in ("speculation", "published", "paged", "routing", "launches")} | {"peers": "race"}
 
 
@@ -55,21 +55,21 @@ def bench(context: click.Context) -> None:
 
 def command_of(name: str, benchmark: Benchmark, with_model: WithModel) -> click.Command:
     """Return the command of a benchmark. `with_model` returns the engine's options with the folder of its model."""
-    names, to_json = fields(benchmark.options), "write JSON to a file; - is standard output"
-    given: list[click.Parameter] = [option(each, **settings_of(each)) for each in names]
-    given.append(click.Option(["--json", "json_file"], type=PATH, help=to_json))
+    option_fields, json_help = fields(benchmark.options), "write JSON to a file; - is standard output"
+    params: list[click.Parameter] = [option(each, **settings_of(each)) for each in option_fields]
+    params.append(click.Option(["--json", "json_file"], type=PATH, help=json_help))
     if benchmark.takes_engine:
-        given += engine_options(**benchmark.engine)
+        params += engine_options(**benchmark.engine)
 
     def run(json_file: str | None, **values: Any) -> int:
-        chosen = benchmark.options(**{each.name: values.pop(each.name) for each in names})
+        options = benchmark.options(**{each.name: values.pop(each.name) for each in option_fields})
 
         def measure() -> Report:
-            arguments = [chosen]
+            arguments = [options]
             if benchmark.takes_engine:
-                arguments.insert(0, with_model(split(values)[0], chosen))
-            if isinstance(chosen, bench_options.Throughput) and chosen.prompts:
-                arguments.append([line for line in read_prompt(chosen.prompts).split("\n") if line.strip()])
+                arguments.insert(0, with_model(split(values)[0], options))
+            if isinstance(options, bench_options.Throughput) and options.prompts:
+                arguments.append([line for line in read_prompt(options.prompts).split("\n") if line.strip()])
             module, _, function = benchmark.function.partition(":")
             report: Report = getattr(import_module(module), function)(*arguments)
             return report
@@ -77,7 +77,7 @@ def command_of(name: str, benchmark: Benchmark, with_model: WithModel) -> click.
         report = show(measure, json_file)
         return 1 if report["measured"].get("server", {}).get("failed") else 0
 
-    return click.Command(name, callback=run, params=given, help=getdoc(benchmark.options))
+    return click.Command(name, callback=run, params=params, help=getdoc(benchmark.options))
 
 
 def settings_of(field: Field[Any]) -> dict[str, Any]:
@@ -102,8 +102,8 @@ def show(measure: Callable[[], Report], json_file: str | None) -> Report:
     return report
 
 
-def moved(name: str) -> click.Command:
-    """Return a command that only says where the benchmark is now."""
+def moved_command(name: str) -> click.Command:
+    """Return a hidden command that fails with the benchmark's new name."""
 
     def run(arguments: tuple[str, ...]) -> NoReturn:
         new = f"python -m stages.bench {MOVED[name]}"
@@ -117,4 +117,4 @@ def moved(name: str) -> click.Command:
 for _name, _benchmark in BENCHMARKS.items():
     bench.add_command(command_of(_name, _benchmark, lambda engine, options: with_checkpoint(engine)))
 for _name in MOVED:
-    bench.add_command(moved(_name))
+    bench.add_command(moved_command(_name))

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ..requests.sampling_params import SamplingParams
 
 Message = dict[str, str]
-ANSWER_SHARE = 4  # a quarter of the model's room is kept for the answer
-PROMPT, MORE = "> ", "… "
+ANSWER_SHARE = 4  # a quarter of the context is reserved for the answer
+PROMPT, CONTINUATION = "> ", "… "
 HELP = """\
 /reset   start over
 /undo    remove the last message and its answer
@@ -42,7 +42,7 @@ Ctrl-C stops an answer; pressed twice, or at the prompt, it exits."""
 
 
 def options() -> list[click.Parameter]:
-    """Return the engine's options and those of one answer, without defaults: the model has its own."""
+    """Return the sampling and engine options. Sampling options have no defaults, because the model has its own."""
     sampling = [option for option in sampling_options() if option.name != "n"]
     for option in sampling:
         option.default = () if option.multiple else None
@@ -68,7 +68,8 @@ def chat(name: str | None, system: str | None, chat_template: str | None, **valu
 
     From a pipe, each line is a message, and only the answers go to standard output.
 
-    Sampling options default to the model's own recommendations. Without --max-tokens, the model ends its answers.
+    Sampling options default to the model's own recommendations. Without --max-tokens, the model decides when an
+    answer ends.
 
     Exit status 1: a message got no answer. 2: invalid options, and nothing was sent.
     """
@@ -107,7 +108,7 @@ def check_template(folder: str, chat_template: str | None) -> None:
 
 
 def answer_params(llm: "LLM", given: dict[str, Any], stop: Sequence[str]) -> "SamplingParams":
-    """Return the model's sampling parameters, updated with `given`. Without max_tokens the model ends its answers."""
+    """Return the model's sampling parameters, updated with `given`. By default, max_tokens is None: no limit."""
     params = llm.get_default_sampling_params()
     params.max_tokens = None
     for name, value in given.items():
@@ -120,10 +121,10 @@ def answer_params(llm: "LLM", given: dict[str, Any], stop: Sequence[str]) -> "Sa
 
 
 class Conversation:
-    """The turns so far, as a prompt that fits the model. A turn is a message and its answer; the oldest are dropped."""
+    """A conversation as a prompt. A turn is a message and its answer; the oldest are dropped until the prompt fits."""
 
     def __init__(self, tokenizer: "HFTokenizer", template: str | None, room: int, system: str | None) -> None:
-        """Start without turns. `room` counts tokens of prompt and answer; without a `template` the model's is used."""
+        """Start without turns. `room` limits the tokens of prompt plus answer; `template` defaults to the model's."""
         self._tokenizer, self._template, self.room = tokenizer, template, room
         self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.turns: list[list[Message]] = []
@@ -131,7 +132,7 @@ class Conversation:
     def ask(self, text: str) -> tuple[list[int], int]:
         """Start a turn. Return the prompt's token ids, and how many turns were dropped to make it fit.
 
-        Raise ValueError, and change nothing, if the message alone is too long.
+        Raise ValueError, and change nothing, if even the message by itself is too long.
         """
         before = self.turns
         turns = [*before, [{"role": "user", "content": text}]]
@@ -157,18 +158,18 @@ class Conversation:
 
         messages = [*self._system, *(message for turn in turns for message in turn)]
         text = render_chat(self._tokenizer, messages, chat_template=self._template)
-        return self._tokenizer.encode(text, add_special_tokens=False)  # the template itself writes BOS
+        return self._tokenizer.encode(text, add_special_tokens=False)  # the template already adds BOS
 
 
 def talk(llm: "LLM", conversation: Conversation, params: "SamplingParams") -> bool:
-    """Answer messages until they end. Return False if one of them got no answer."""
+    """Answer messages until the input ends. Return False if one of them got no answer."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         tell(dim("/help lists the commands; Ctrl-D exits"))
     request_ids = map(str, itertools.count())
     all_answered = True
     for message in messages():
         if message.startswith("/") and not message.startswith("//"):
-            if not obey(message, conversation):
+            if not run_command(message, conversation):
                 break
             continue
         text = message[1:] if message.startswith("//") else message
@@ -177,7 +178,7 @@ def talk(llm: "LLM", conversation: Conversation, params: "SamplingParams") -> bo
     return all_answered
 
 
-def obey(command: str, conversation: Conversation) -> bool:
+def run_command(command: str, conversation: Conversation) -> bool:
     """Carry out a command. Return False if it ends the conversation."""
     name = command.strip()
     if name == "/exit":
@@ -251,7 +252,7 @@ def closing_line(output: "RequestOutput") -> str:
 
 
 def messages() -> Iterator[str]:
-    """Yield messages from a prompt with a history, or from a pipe, until they end."""
+    """Yield messages from a terminal or from a pipe, until the input ends."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal:
         with suppress(ImportError):  # not available on every platform
@@ -259,7 +260,7 @@ def messages() -> Iterator[str]:
     elif isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # invalid bytes become U+FFFD
     lines: list[str] = []
-    while (line := next_line(MORE if lines else PROMPT, is_terminal)) is not None:
+    while (line := next_line(CONTINUATION if lines else PROMPT, is_terminal)) is not None:
         if line.endswith("\\"):
             lines.append(line[:-1])
             continue
@@ -270,12 +271,12 @@ def messages() -> Iterator[str]:
 
 
 def next_line(prompt: str, is_terminal: bool) -> str | None:
-    """Return a line without its newline, or None at the end."""
+    """Return a line without its newline, or None at the end of the input."""
     if is_terminal:
         try:
             return input(prompt)
         except EOFError:
-            sys.stdout.write("\n")  # Ctrl-D leaves the cursor behind the prompt
+            sys.stdout.write("\n")  # Ctrl-D leaves the cursor after the prompt
             return None
     line = sys.stdin.readline()
     return line.rstrip("\n") if line else None

@@ -1,4 +1,4 @@
-"""Command-line options, read from dataclasses, and the engine options that they set.
+"""Command-line options, made from the fields of dataclasses.
 
 A field with a help text in its metadata is an option: `max_num_seqs: int = field(default=32, metadata={"help": ...})`
 becomes `--max-num-seqs INTEGER`. Nothing here imports torch, so `--help` appears immediately.
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def option(field: Field[Any], **changes: Any) -> click.Option:
-    """Return the option of a field. `changes` replace its type, its default or its help text."""
+    """Return the option for a field. `changes` replace its type, its default or its help text."""
     name = "--" + field.name.replace("_", "-")
-    kinds = get_args(field.type) or (field.type,)
-    kind: Any = next((kind for kind in (bool, int, float) if kind in kinds and str not in kinds), str)
+    types = get_args(field.type) or (field.type,)
+    kind: Any = next((kind for kind in (bool, int, float) if kind in types and str not in types), str)
     if kind is bool:
         name = f"{name}/--no-{name[2:]}"
-    if dict[str, Any] in kinds:
+    if dict[str, Any] in types:
         kind = json_option
     kind = SIZE if kind is int and is_size(field.name) else kind
     kind = GIB if kind is float and field.name.endswith("_size") else kind
@@ -41,7 +41,7 @@ def option(field: Field[Any], **changes: Any) -> click.Option:
 
 
 def json_option(text: str) -> dict[str, Any]:
-    """Return the JSON object that an option holds."""
+    """Parse an option's JSON object."""
     try:
         return json_object(text)
     except (ValueError, RecursionError):
@@ -49,14 +49,14 @@ def json_option(text: str) -> dict[str, Any]:
 
 
 def file_name(text: str) -> str:
-    """Return the name of a file that an option holds. A shell passes an empty one for a variable that is not set."""
+    """Parse an option's file name. Reject an empty one, which a shell passes for an unset variable."""
     if not text or "\0" in text:
         raise click.BadParameter(f"{text!r} is not the name of a file.")
     return text
 
 
 def size(text: str | int) -> int:
-    """Return the number that an option holds, such as 4096, 4k or 2GiB."""
+    """Parse an option's number, such as 4096, 4k or 2GiB."""
     try:
         return int(text) if isinstance(text, int) or text.removeprefix("-").isdecimal() else parse_size(text)
     except ValueError as error:
@@ -64,14 +64,14 @@ def size(text: str | int) -> int:
 
 
 def gibibytes(text: str | float) -> float:
-    """Return the number of GiB that an option holds, with a unit or without."""
+    """Parse an option's number of GiB, with or without a unit."""
     return size(text) / 2**30 if isinstance(text, str) and text[-1:].isalpha() else float(text)
 
 
 SIZE, GIB = click.types.FuncParamType(size), click.types.FuncParamType(gibibytes)
 SIZE.name, GIB.name = "size", "size in GiB"
 PATH = click.types.FuncParamType(file_name)
-PATH.name = "path"  # as help shows it
+PATH.name = "path"  # shown in --help
 
 
 def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[click.Parameter]:
@@ -80,7 +80,7 @@ def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[
 
 
 def engine_options(**changes: dict[str, Any]) -> list[click.Parameter]:
-    """Return the engine's options. A command downloads a model from the hub. Some defaults depend on the device."""
+    """Return the engine's options and --revision. Defaults that depend on the device are left unset."""
     revision = click.Option(["--revision"], help="branch, tag or commit of a model on the hub")
     by_device: dict[str, dict[str, Any]] = {name: {"default": None} for name in ("device", *DEFAULTS_ON_CUDA)}
     return [revision, *options(EngineConfig, **by_device | changes)]
@@ -116,9 +116,9 @@ def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def with_checkpoint(engine: dict[str, Any]) -> dict[str, Any]:
-    """Return engine options with the checkpoint's folder as the model: a model on the hub is downloaded.
+    """Return engine options with the checkpoint's folder as the model, downloaded from the hub if needed.
 
-    Raise ValueError if it is missing.
+    Raise ValueError if there is no such checkpoint.
     """
     from ..checkpoints.hub import find_checkpoint
     from ..checkpoints.known import KNOWN

@@ -1,4 +1,4 @@
-"""The commands as one program, and how it ends: exit statuses, and one line for each error."""
+"""The command-line program: its list of commands, its exit statuses, and errors as one line."""
 
 import sys
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from .terminal import INTERRUPTED, open_closed_streams, replace_unprintable, tel
 
 BROKEN_PIPE = 141  # a shell's exit status for a command that SIGPIPE has ended
 
-# Where each command is, and its line in the list: commands are imported when they run, and the engine after that.
+# Each command's module and attribute, and its line in --help. A command is imported only when it runs.
 COMMANDS = {
     "generate": ("generate:generate", "Continue each PROMPT, or six built-in ones."),
     "chat": ("chat:chat", "Chat with a model in the terminal."),
@@ -29,7 +29,7 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """The group of all commands. It imports a command when it is called."""
+    """The group of all commands, each of which is imported only when it runs."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str] | None = None, program: click.Command = nanovll
     except click.Abort:
         return INTERRUPTED
     except (BrokenPipeError, SystemExit):  # click turns the first into the second
-        sys.stdout = None  # or Python retries the write when it exits
+        sys.stdout = None  # otherwise, Python retries the write at exit
         return BROKEN_PIPE
     except OSError as error:  # a write to a full disk, for example
         sys.stdout = None

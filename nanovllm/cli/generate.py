@@ -26,7 +26,7 @@ PROMPTS = [
     "Dorothy looked at the Scarecrow",
     "Long ago, when animals could talk,",
 ]
-POOL_TOKENS, MAX_MODEL_LEN = 2048, 1024  # by default the pool is small enough that six stories nearly fill it
+POOL_TOKENS, MAX_MODEL_LEN = 2048, 1024  # defaults: a pool that six stories nearly fill
 OPTIONS = [
     *sampling_options(temperature=0.7, top_p=0.9, max_tokens=120),
     *engine_options(
@@ -50,9 +50,9 @@ class GenerateCommand(click.Command):
     """A command that rejects a model or another path among the prompts, unless it follows a double dash."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        num_behind = len(args) - args.index("--") - 1 if "--" in args else 0
+        num_after_dashes = len(args) - args.index("--") - 1 if "--" in args else 0
         rest = super().parse_args(context, args)
-        for prompt in context.params["prompts"][: -num_behind or None]:
+        for prompt in context.params["prompts"][: -num_after_dashes or None]:
             if prompt in KNOWN or is_checkpoint(prompt):
                 raise click.UsageError(f"{prompt} is a model: write --model {prompt}, or -- in front of a prompt")
             if os.path.exists(prompt):
@@ -104,7 +104,7 @@ def generate(
 
 
 def with_small_pool(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the engine's options, with a pool that holds a few stories unless they set its size."""
+    """Return the engine's options. Unless they set the pool's size, make it fit a few stories."""
     from ..checkpoints.model_config import read_model_config
 
     if any(options[size] is not None for size in POOL_SIZES):
@@ -150,12 +150,12 @@ def print_stories(stream: "Iterator[RequestOutput]") -> "list[RequestOutput]":
 
 
 def story(output: "RequestOutput", completion: "CompletionOutput") -> str:
-    """Return the prompt and its continuation, or an empty string if an error left none."""
+    """Return the prompt and its continuation, or an empty string if an error left no text."""
     return f"{output.prompt}{completion.text}" if completion.text or not output.error else ""
 
 
 def print_ending(output: "RequestOutput") -> None:
-    """Print the end of a finished request, with its text unless it is already on the screen."""
+    """Print how a request ended, after its text unless that is already on the screen."""
     for completion in output.outputs:
         is_printed = output.request_id == "0" and completion.index == 0
         text = "" if is_printed else story(output, completion)

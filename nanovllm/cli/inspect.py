@@ -1,4 +1,4 @@
-"""nanovllm inspect: a calculator for parameters, bytes, and how many sequences fit, from config.json alone."""
+"""nanovllm inspect: calculate parameters, bytes, and how many sequences fit, from config.json only."""
 
 import json
 import os
@@ -40,21 +40,21 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
 @click.option(
     "--weight-bits",
     type=click.FloatRange(1, 32),
-    help="bits of a weight in a quantized checkpoint, such as 4; default: those of --dtype",
+    help="bits per weight of a quantized checkpoint, such as 4; default: the size of --dtype",
 )
 @click.option(
     "--quantization",
     type=click.Choice(QUANTIZATIONS),
-    help="weights that are quantized while they load, instead of --weight-bits",
+    help="quantize the weights while they load; excludes --weight-bits",
 )
 @click.option(
     "--kv-cache-dtype",
     type=click.Choice(["auto", "int8"]),
     default="auto",
     show_default=True,
-    help="type of keys and values; auto: that of --dtype",
+    help="type of keys and values; auto: same as --dtype",
 )
-@click.option("--memory", metavar="SIZE", help="memory such as 24GiB; default: this machine's GPU, or else its memory")
+@click.option("--memory", metavar="SIZE", help="memory such as 24GiB; default: this machine's GPU, or else its RAM")
 @click.option(
     "--gpu-memory-utilization",
     "share",
@@ -127,7 +127,7 @@ def make_report(
 ) -> dict[str, Any]:
     """Return the numbers that --json prints. Raise ValueError for an invalid value."""
     available = sizes.Memory(sizes.parse_size(memory), "given", True) if memory else sizes.find_memory()
-    if dtype == "auto":  # as EngineConfig.torch_dtype
+    if dtype == "auto":  # the rule of EngineConfig.torch_dtype()
         dtype = model.dtype if available.is_gpu and model.dtype in sizes.DTYPE_BYTES else "float32"
     limit = min(model.max_position_embeddings, model.sliding_window or model.max_position_embeddings)
     max_model_len = limit if max_model_len is None else max_model_len
@@ -176,7 +176,7 @@ def make_report(
 
 
 def sequences(fit: sizes.Fit, length: int, bandwidth: int | None) -> dict[str, Any]:
-    """Return how many sequences of one length fit, and the least time for a step of all that fit in blocks."""
+    """Return how many sequences of one length fit, and the minimum time of a step with as many as fit in blocks."""
     batch = fit.paged(length)
     row: dict[str, Any] = {"length": length, "contiguous": fit.contiguous, "paged": batch}
     if bandwidth:
@@ -232,4 +232,4 @@ def table(model: str, report: dict[str, Any]) -> Iterator[str]:
     yield f"Contiguous: a sequence reserves {report['max_model_len']:,} slots. In blocks: only those it fills."
     if is_timed:
         yield "A step takes at least the time to read all weights, keys and values once."
-        yield f"One sequence alone takes at least {show_seconds(report['seconds_per_token_alone'])} per token."
+        yield f"A single sequence takes at least {show_seconds(report['seconds_per_token_alone'])} per token."

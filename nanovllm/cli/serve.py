@@ -18,13 +18,13 @@ from .click_options import (
     vllm_options,
     with_checkpoint,
 )
-from .terminal import sigterm_ends_at_once
+from .terminal import sigterm_exits
 
 OPTIONS = options(ServerOptions, chat_template={"type": PATH}) + engine_options()
-ANY_DASH = {"token_normalize_func": lambda name: name.replace("_", "-")}  # --max_model_len, as in vLLM
+UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # accept --max_model_len, as vLLM does
 
 
-@click.command(params=OPTIONS + vllm_options(OPTIONS), context_settings=ANY_DASH)
+@click.command(params=OPTIONS + vllm_options(OPTIONS), context_settings=UNDERSCORES)
 @model_argument
 @click.option("--served-model-name", multiple=True, help="name of the model for clients; may be given several times")
 @click.option(
@@ -46,9 +46,9 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
     server = {field.name: values.pop(field.name) for field in fields(ServerOptions)}
     others = {field.name: values.pop(field.name) for field in fields(ServeCompatibilityOptions)}
     values["model"] = choose_model(name, values["model"])
-    with usage_errors(), sigterm_ends_at_once():
+    with usage_errors(), sigterm_exits():
         from ..server.run import run_server
 
-        ServeCompatibilityOptions(**others)  # raises for a value that asks for something else
+        ServeCompatibilityOptions(**others)  # raises for an unsupported value
         args = EngineArgs(**with_checkpoint(values), served_model_name=list(served_model_name) or None)
         return run_server(values["model"], args, ServerOptions(**server))

@@ -24,27 +24,27 @@ COMPILE_SECONDS = 120
 
 
 def open_closed_streams() -> None:
-    """Open a null device for each closed standard stream."""
+    """Replace each closed standard stream with the null device."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def replace_unprintable() -> None:
-    """Print `?` for characters that the terminal's encoding does not have."""
+    """Print `?` for characters that the terminal's encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def dim(text: str) -> str:
-    """Return text that a terminal shows dimmed on standard error."""
+    """Return text that appears dimmed if standard error is a terminal that supports it."""
     is_plain = not sys.stderr.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
     return text if is_plain else f"\x1b[2m{text}\x1b[0m"
 
 
 def read_prompt(file: str) -> str:
-    """Return the text of a file, or of standard input for `-`, without the newlines at its end.
+    """Return the text of a file, or of standard input for `-`, without trailing newlines.
 
     Raise ValueError if it is not text or too long for a prompt (/dev/zero never ends), OSError if it is unreadable.
     """
@@ -63,25 +63,25 @@ def read_prompt(file: str) -> str:
 # Ctrl-C ends a command immediately, unless there is something to clean up first.
 
 
-def end_at_once(*_: object) -> None:
-    """Handle SIGINT where nothing is left half done: while importing, loading a model, reading a file, measuring.
+def exit_immediately(*_: object) -> None:
+    """Handle SIGINT by exiting while nothing needs cleanup: in imports, model loading, file reading and measurements.
 
-    A KeyboardInterrupt there may turn into another error, or into a traceback that Python prints and forgets.
+    There, a KeyboardInterrupt could turn into another error, or into a traceback that Python prints and ignores.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one line is enough
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # print only one line
     with suppress(OSError):
-        os.write(2, b"\ninterrupted\n" if os.isatty(2) else b"interrupted\n")  # a terminal has shown ^C on the line
+        os.write(2, b"\ninterrupted\n" if os.isatty(2) else b"interrupted\n")  # a terminal has echoed ^C
     os._exit(INTERRUPTED)
 
 
 def raise_once(*_: object) -> None:
-    """Handle SIGINT: raise KeyboardInterrupt the first time, and end at once the second time."""
-    signal.signal(signal.SIGINT, end_at_once)
+    """Raise KeyboardInterrupt on the first SIGINT, and exit immediately on the second."""
+    signal.signal(signal.SIGINT, exit_immediately)
     raise KeyboardInterrupt
 
 
 def tell_interrupted(line: str = "interrupted", is_after_key: bool = True) -> None:
-    """Print why a command ends. From then on, Ctrl-C ends it without another line."""
+    """Print why a command ends. From then on, Ctrl-C exits without printing another line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tell(line, is_after_key)
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
@@ -106,17 +106,17 @@ def ctrl_c_raises() -> AbstractContextManager[None]:
 def ctrl_c_sets_event() -> Iterator[Event]:
     """Set the event on the first Ctrl-C, so that the current step finishes. The second Ctrl-C ends the command."""
 
-    def note(*_: object) -> None:
+    def on_first_press(*_: object) -> None:
         interrupted.set()
         signal.signal(signal.SIGINT, raise_once)
 
     interrupted = Event()
-    with handled_by(note):
+    with handled_by(on_first_press):
         yield interrupted
 
 
-def sigterm_ends_at_once() -> AbstractContextManager[None]:
-    """End on SIGTERM while a server starts: as process 1 of a container it would otherwise ignore the signal."""
+def sigterm_exits() -> AbstractContextManager[None]:
+    """Exit on SIGTERM while a server starts. As process 1 of a container, it would otherwise ignore the signal."""
     return handled_by(lambda *_: os._exit(0), signal.SIGTERM)
 
 
@@ -124,7 +124,7 @@ def sigterm_ends_at_once() -> AbstractContextManager[None]:
 
 
 class StatsPrinter:
-    """A line about the engine on standard error at a regular interval."""
+    """A printer of the engine's state, as a line on standard error at regular intervals."""
 
     def __init__(self, llm: "LLM", seconds: float | None) -> None:
         """Print nothing if `seconds` is None."""

@@ -1,4 +1,4 @@
-"""nanovllm trace: summarize or convert a file of events. The option --trace of other commands records one."""
+"""nanovllm trace: summarize or convert a file of events. Other commands record one with --trace."""
 
 import json
 from collections import Counter
@@ -31,7 +31,7 @@ trace_option = click.option("--trace", type=PATH, metavar="FILE", help="write th
 
 @click.command()
 @click.argument("file", type=PATH)
-@click.option("--chrome", type=PATH, help="convert it to this file, for chrome://tracing and ui.perfetto.dev")
+@click.option("--chrome", type=PATH, help="convert the trace to this file, for chrome://tracing and ui.perfetto.dev")
 def trace(file: str, chrome: str | None) -> int:
     """Summarize a trace, or convert it for a viewer.
 
@@ -60,5 +60,5 @@ def check_trace(file: str | None) -> None:
 
 
 def tracing(llm: "LLM", file: str | None) -> AbstractContextManager[object]:
-    """Trace `llm` in the block if there is a file. An error in writing it is raised at the end of the block."""
+    """Trace `llm` in the block if there is a file. A write error is raised at the end of the block."""
     return nullcontext() if file is None else traced(llm, file)

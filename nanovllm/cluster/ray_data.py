@@ -3,7 +3,7 @@
     requests --> [rows][rows][rows] ...  --> actor 1: an engine  --> results, in the order in which batches finish
                                          --> actor 2: an engine
 
-If an actor dies, Ray starts another and gives it the batch again, so a result is missing or repeated in no case.
+If an actor dies, Ray starts another and gives it the batch again, so no result is ever missing or repeated.
 """
 
 import logging
@@ -27,7 +27,7 @@ __all__ = ["BatchLLM", "Cluster", "RayError", "WorkerError"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Worker = Callable[[Sequence[Item]], Iterable[Result]]
-Columns = dict[str, Any]  # a batch: an array or a list by the column's name
+Columns = dict[str, Any]  # a batch: an array or a list for each column
 
 
 class BatchLLM:
@@ -37,7 +37,7 @@ class BatchLLM:
             BatchLLM, fn_constructor_kwargs={"model": "models/storyteller"}, batch_size=64, concurrency=2
         )
 
-    New columns are named as in RequestOutput: text, token_ids, finish_reason and error, with one sample a row.
+    New columns are named as in RequestOutput: text, token_ids, finish_reason and error, with one sample per row.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class BatchLLM:
         prompt_column: str = "prompt",
         **options: Any,
     ) -> None:
-        """Build the engine. `options` are those of LLM. Raise ValueError for an invalid option or checkpoint."""
+        """Build the engine. `options` are passed to LLM. Raise ValueError for an invalid option or checkpoint."""
         if sampling_params is not None and sampling_params.n != 1:
             raise ValueError(f"sampling_params.n must be 1, since a row has one output, got {sampling_params.n}")
         self._llm = LLM(model, **options)
@@ -59,7 +59,7 @@ class BatchLLM:
         A request that cannot be served has an empty text, and `error` says why. Raise ValueError for an invalid prompt.
         """
         if self._prompt_column not in batch:
-            raise ValueError(f"the batch has no column {self._prompt_column!r}, but {', '.join(batch)}")
+            raise ValueError(f"the batch must have the column {self._prompt_column!r}, got {', '.join(batch)}")
         prompts = [each if isinstance(each, str) else list(each) for each in batch[self._prompt_column]]
         outputs = self._llm.generate(prompts, self._params, use_tqdm=False)
         samples = [output.outputs[0] for output in outputs]
@@ -72,18 +72,18 @@ class BatchLLM:
 
 
 class WorkerError(RuntimeError):
-    """A worker could not be built, or has raised an error."""
+    """An error from building or calling a worker."""
 
 
 class Actor(Generic[Item, Result]):
-    """A worker in an actor of Ray's. Rows hold pickled items and results, so they may be any objects."""
+    """A Ray actor that holds a worker. Rows hold pickled items and results, so they may be any objects."""
 
     def __init__(self, build: Callable[[], Worker[Item, Result]]) -> None:
         self._build = build
         self._worker: Worker[Item, Result] | None = None
 
     def __call__(self, batch: Columns) -> Columns:
-        """Return a row for each result, or a WorkerError, since Ray logs pages about an error that is raised."""
+        """Return a row for each result, or a WorkerError. Ray would log pages if the error were raised."""
         try:
             self._worker = self._worker or self._build()
             results = [pickle.dumps(each) for each in self._worker([pickle.loads(item) for item in batch["item"]])]
@@ -93,15 +93,15 @@ class Actor(Generic[Item, Result]):
 
 
 class Cluster:
-    """A connection to Ray: to the cluster that RAY_ADDRESS names, or to one that it starts on this machine."""
+    """A connection to the Ray cluster at RAY_ADDRESS, or to a new one on this machine."""
 
     def __init__(self, num_engines: int | None, device: str | None) -> None:
-        """Connect. The default is an engine for each GPU, unless `device` is "cpu", or for each machine without GPUs.
+        """Connect. The default is one engine per GPU, or one per machine without GPUs or if `device` is "cpu".
 
-        Raise ValueError if `num_engines` are more than the cluster has GPUs or cores for.
+        Raise ValueError if the cluster has too few GPUs or cores for `num_engines`.
         """
-        self._is_ours = not ray.is_initialized()
-        if self._is_ours:
+        self._started_ray = not ray.is_initialized()
+        if self._started_ray:
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         ray.data.DataContext.get_current().enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)
@@ -118,9 +118,9 @@ class Cluster:
     def map(
         self, build: Callable[[], Worker[Item, Result]], items: Iterable[Item], batch_size: int
     ) -> Iterator[Result]:
-        """Yield the results of workers, which `build` builds in the actors, batch by batch as they finish.
+        """Yield the results of workers, which actors create with `build`, batch by batch as they finish.
 
-        All items go to Ray's object store first, which moves them to disk if they are many. Raise WorkerError, or
+        All items go to Ray's object store first, which moves them to disk if there are many. Raise WorkerError, or
         RayError if the cluster fails.
         """
         source, blocks = iter(items), []
@@ -143,6 +143,6 @@ class Cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Disconnect, and end a cluster that was started here."""
-        if self._is_ours:
+        """Shut Ray down if it was started here."""
+        if self._started_ray:
             ray.shutdown()

@@ -1,15 +1,15 @@
-"""Parallel layers: each rank has some heads, some columns of the MLP and some tokens of the vocabulary.
+"""Parallel layers: each rank has some of the heads, of the MLP's columns and of the vocabulary's tokens.
 
-    embed_tokens    rows of the vocabulary        tokens of other ranks are zeros, then one all-reduce
-    qkv_proj        heads          no communication: attention is done head by head
-    o_proj          their columns                 a part of each sum, then one all-reduce
-    gate_up_proj    rows           no communication
-    down_proj       their columns                 a part of each sum, then one all-reduce
+    embed_tokens    rows of the vocabulary        zeros for the tokens of other ranks, then one all-reduce
+    qkv_proj        rows of some heads            no communication: heads are independent
+    o_proj          columns of the same heads     a part of each sum, then one all-reduce
+    gate_up_proj    some of the rows              no communication
+    down_proj       the matching columns          a part of each sum, then one all-reduce
     lm_head         rows of the vocabulary        the logits are gathered, so that every rank samples the same token
 
-The layout is Megatron-LM's (Shoeybi et al. 2019, arXiv:1909.08053). The model itself never changes: a rank builds it
-from a config with its own heads, and the four layers that communicate are swapped. They are not DTensor's, which
-dispatches every operation of a step in Python and does not keep a tied head tied.
+The layout is Megatron-LM's (Shoeybi et al. 2019, arXiv:1909.08053). The model's code does not change: a rank builds the
+model from a config with fewer heads, and replaces the four layers that communicate. torch's DTensor would dispatch
+every operation of a step in Python, and would untie a tied head.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ COLUMNS = ("o_proj.weight", "down_proj.weight")
 
 
 def local_config(model: ModelConfig, world_size: int) -> ModelConfig:
-    """Return the config of one rank's part, with the whole vocabulary. KV heads are replicated if there are too few.
+    """Return the config of one rank's part, with the whole vocabulary. If KV heads are too few, ranks share them.
 
     Raise ValueError if the heads or the MLP cannot be divided.
     """
@@ -47,7 +47,7 @@ def local_config(model: ModelConfig, world_size: int) -> ModelConfig:
 
 
 def part_of(name: str, shape: tuple[int, ...], model: ModelConfig, ranks: RankGroup) -> tuple[slice, ...]:
-    """Return an index of this rank's part of a checkpoint's tensor, which has `shape`. An empty one is all of it."""
+    """Return the index of this rank's part of a checkpoint tensor of `shape`. An empty index selects all of it."""
     dim = 0 if any(part in name for part in ROWS) else 1 if name.endswith(COLUMNS) else None
     if dim is None or ranks.world_size == 1:
         return ()
@@ -59,7 +59,7 @@ def part_of(name: str, shape: tuple[int, ...], model: ModelConfig, ranks: RankGr
 
 
 def parallelize(model: LlamaForCausalLM, ranks: RankGroup) -> None:
-    """Swap the layers that communicate, before they have weights. The model was built from local_config()."""
+    """Replace the layers that communicate, before weights are loaded. The model must be built from local_config()."""
     embedding = model.model.embed_tokens
     model.model.embed_tokens = VocabParallelEmbedding(embedding.num_embeddings, embedding.embedding_dim, ranks)
     model.lm_head = VocabParallelHead(model.lm_head.in_features, model.lm_head.out_features, ranks)
@@ -71,7 +71,7 @@ def parallelize(model: LlamaForCausalLM, ranks: RankGroup) -> None:
 
 
 class RowParallelLinear(nn.Linear):
-    """A linear layer whose inputs are split over the ranks. Each has the columns of the weight for its inputs."""
+    """A linear layer whose inputs are split over the ranks. Each rank has the weight's columns for its inputs."""
 
     def __init__(self, local: nn.Linear, ranks: RankGroup) -> None:
         super().__init__(local.in_features, local.out_features, local.bias is not None)
@@ -81,11 +81,11 @@ class RowParallelLinear(nn.Linear):
         """Return the sum over all ranks, [num_tokens, out_features], for x [num_tokens, in_features]."""
         out = F.linear(x, self.weight)
         self._ranks.all_reduce(out)
-        return out if self.bias is None else out + self.bias  # once, not once for each rank
+        return out if self.bias is None else out + self.bias  # after the sum, so that it counts only once
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """An embedding whose rows are split over the ranks. The last rank's may end with rows of zeros."""
+    """An embedding whose rows are split over the ranks. The last ranks may be padded with rows of zeros."""
 
     def __init__(self, vocab_size: int, hidden_size: int, ranks: RankGroup) -> None:
         super().__init__(cdiv(vocab_size, ranks.world_size), hidden_size)
@@ -94,8 +94,8 @@ class VocabParallelEmbedding(nn.Embedding):
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return [num_tokens, hidden_size] for int64 [num_tokens]. Exactly one rank has each token's row."""
         rows = input_ids - self._ranks.rank * self.num_embeddings
-        is_here = (rows >= 0) & (rows < self.num_embeddings)
-        out = F.embedding(rows.where(is_here, 0), self.weight).where(is_here.unsqueeze(1), 0)
+        is_local = (rows >= 0) & (rows < self.num_embeddings)
+        out = F.embedding(rows.where(is_local, 0), self.weight).where(is_local.unsqueeze(1), 0)
         self._ranks.all_reduce(out)
         return out
 

@@ -1,12 +1,12 @@
-"""BlockManager: which sequence holds which blocks of the pool: as many as its tokens fill, wherever they lie.
+"""BlockManager: which sequence holds which blocks of the pool. Each has as many as its tokens fill, wherever they lie.
 
     block size 4     tokens of A       tokens of B       block tables
                      0  1  2  3  4     0  1  2           A: [3, 0]   token 4 is in block 0, offset 0
                                                          B: [1]      token 2 is in block 1, offset 2
     blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
 
-The idea is an operating system's: fixed pages, and a table for each process. No slot is lost between blocks, and at
-most block_size - 1 are empty in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
+The idea comes from operating systems: fixed pages, and a page table for each process. No slot is lost between blocks,
+and at most block_size - 1 are empty in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
 """
 
 from collections.abc import Callable
@@ -33,15 +33,17 @@ class BlockManager:
         minimum: Callable[[list[int]], list[int]] = list,
         num_worth_loading: Callable[[list[BlockHash | None]], int] = len,
     ) -> None:
-        """Build a manager with all blocks free. `minimum` returns the elementwise minimum of a list over all ranks.
+        """Build a manager with all blocks free.
 
-        `num_worth_loading` gets the hash of each hit, or None if it is on the device, and returns how many to use.
+        `minimum` takes numbers, and returns the minimum of each over all ranks; list() will do for one rank.
+        `num_worth_loading` takes the hash of each hit, or None if it is on the device, and returns how many hits to
+        use; len() uses all.
         """
         self.num_blocks, self.block_size = num_blocks, block_size
         self.tier = tier  # where evicted blocks go, and return from
         self.pool = BlockPool(num_blocks, observer, tier.store)
         self.prefix_cache_stats = PrefixCacheStats()
-        self.broken: set[Sequence] = set()  # they hold a block that was lost on its way, and must start over
+        self.broken: set[Sequence] = set()  # they hold a block whose load failed, and must start over
         self._enable_caching = enable_caching
         self._observer, self._minimum, self._num_worth_loading = observer, minimum, num_worth_loading
         self._holders: set[Sequence] = set()
@@ -70,35 +72,35 @@ class BlockManager:
         return [self.pool.cached.get(block_hash) for block_hash in hashes[:num_hits]]
 
     def num_needed(self, seq: Sequence, hits: list[int | None]) -> int:
-        """Return how many free blocks allocate() takes. A hit that no sequence holds is one of them."""
+        """Return how many blocks allocate() takes off the free queue. That includes hits that nothing holds."""
         num_held = sum(block is not None and self.pool.ref_counts[block] > 0 for block in hits)
         return cdiv(seq.num_tokens, self.block_size) - num_held
 
     def allocate(self, seq: Sequence, hits: list[int | None]) -> None:
         """Take blocks for all tokens that `seq` has now, beginning with `hits`, which are computed or will be loaded.
 
-        Change nothing if too few are free or a copy raises.
+        Give all of them back if too few are free or a copy raises.
         """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
-        here = [block for block in hits if block is not None]
-        self.pool.touch(here)  # first: taking the others could evict them
-        held = self.tier.hold([seq.block_hashes[i] for i, block in enumerate(hits) if block is None])  # and these
+        on_device = [block for block in hits if block is not None]
+        self.pool.touch(on_device)  # before taking others, which could evict these
+        held = self.tier.hold([seq.block_hashes[i] for i, block in enumerate(hits) if block is None])  # likewise
         taken: list[int] = []
         try:
-            taken = self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(here))
+            taken = self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(on_device))
             copies = [BlockCopy(*pair) for pair in zip(held, taken, strict=False)]  # the first blocks taken are targets
             if copies:
                 self.tier.load(copies)
         except Exception:
-            self.pool.free_blocks(here + taken)
+            self.pool.free_blocks(on_device + taken)
             self.tier.release(held)
             raise
-        new = iter(taken)
+        new = iter(taken)  # those between the hits first, then the rest
         seq.block_table = [next(new) if block is None else block for block in hits] + list(new)
         seq.num_computed_tokens = len(hits) * self.block_size
         if seq.num_preemptions == 0:
             seq.num_cached_tokens = seq.num_computed_tokens
-        elif seq.num_output_tokens == 0:  # what was a hit then may have been lost on its way
+        elif seq.num_output_tokens == 0:  # a hit of the first time may have been lost while it was loaded
             seq.num_cached_tokens = min(seq.num_cached_tokens, seq.num_computed_tokens)
         self._holders.add(seq)
         self.prefix_cache_stats.queries += seq.num_tokens
@@ -108,23 +110,24 @@ class BlockManager:
             self._hold_targets(seq, copies)
 
     def _hold_targets(self, seq: Sequence, copies: list[BlockCopy]) -> None:
-        """Let the load hold its targets, too, until it is collected, and tell the observer "load".
+        """Make the load a holder of its targets, too, until collect_loads() frees them. Tell the observer "load".
 
-        They enter the index at once: another sequence may hit them, and wait with this one.
+        They are cached at once, so another sequence can hit them and wait for the same load.
         """
         self.pool.touch([copy.target for copy in copies])
         self._observer.tell("load", seq, copies)
         self._add_to_index(seq, seq.num_computed_tokens)
 
     def is_ready(self, seq: Sequence) -> bool:
-        """Return True if no block of `seq` is still on its way or lost, so that it may run."""
+        """Return True if `seq` may run: none of its blocks is still loading, and none was lost."""
         return seq not in self.broken and self.tier.has_arrived(seq.block_table)
 
     def collect_loads(self, wait: bool = False) -> None:
         """Free the targets of finished loads. With `wait`, wait for all loads first.
 
-        Lost blocks leave the cache, and the sequences that hold one are `broken` until they are freed. All of their
-        blocks go, because others may share the blocks behind a lost one. Tell the observer "lose" if there are any.
+        Lost blocks leave the cache. A sequence that holds one is `broken` until it is preempted, which frees all of its
+        blocks: those behind the lost one may be shared, so it must not compute them again in place. Tell the observer
+        "lose" if there are any.
         """
         arrived, lost = self.tier.collect(wait)
         if lost:
@@ -144,7 +147,7 @@ class BlockManager:
             self.tier.save(seq.block_table[i], seq.block_hashes[i], is_prompt)
 
     def _add_to_index(self, seq: Sequence, num_tokens: int) -> range:
-        """Cache blocks, computed or on their way, and return their places in the block table."""
+        """Cache the blocks that these tokens fill, computed or still loading. Return their indices in the table."""
         end = seq.num_computed_tokens
         places = range((end - num_tokens) // self.block_size, end // self.block_size)
         if not places or not self._enable_caching:
@@ -164,7 +167,7 @@ class BlockManager:
         return True
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child` hold the blocks in which `parent` has computed tokens, too. Nothing is copied.
+        """Let `child` share the blocks that hold the computed tokens of `parent`. Nothing is copied.
 
         The tokens in them count as computed by `child`, and from now on report() counts it among the holders. Tell the
         observer "fork".
@@ -178,7 +181,7 @@ class BlockManager:
         self._observer.tell("fork", parent, child)
 
     def can_append(self, seq: Sequence) -> bool:
-        """Return True if append_slot() finds the block that it needs."""
+        """Return True if append_slot() can succeed: it needs no new block, or one is free."""
         return self._has_slot(seq) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> BlockCopy | None:
@@ -217,7 +220,7 @@ class BlockManager:
             self._observer.tell("trim", seq, blocks)
 
     def free(self, seq: Sequence) -> None:
-        """Record the peak, give back all blocks of `seq`, uncompute its tokens, and tell the observer "free"."""
+        """Record the peak, give back all blocks of `seq`, reset its computed tokens, and tell the observer "free"."""
         self._peak = self.peak
         self._holders.remove(seq)
         self.broken.discard(seq)
@@ -252,10 +255,9 @@ class BlockManager:
         self.tier.check_integrity()
         assert self.broken <= self._holders, "a sequence without blocks is broken"
         for seq in self._holders:
-            least, most = (
-                cdiv(num, self.block_size) for num in (seq.num_launched_tokens, seq.num_tokens_with_placeholders)
-            )
-            assert least <= len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
+            lengths = seq.num_launched_tokens, seq.num_tokens_with_placeholders
+            low, high = (cdiv(length, self.block_size) for length in lengths)
+            assert low <= len(seq.block_table) <= high, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
 
     def _has_slot(self, seq: Sequence) -> bool:
         """Return True if the last token of `seq` has a slot, in a block that no other sequence holds."""

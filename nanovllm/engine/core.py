@@ -14,9 +14,9 @@ What becomes of a step:
        |                                        and one that raises again ends with finish_reason "error"
        '-- it raises, or a copy does: all sequences start over
 
-A step that was launched before the failure was read used keys and values that were never computed. It is dropped, and
-its sequences are scheduled again. If an update raises, sequences that have ended leave at once; the next step returns
-their outputs.
+When the failure of step n is read, step n + 1 may be in flight. It used keys and values that step n never computed, so
+it is dropped, and its sequences are scheduled again. If an update raises, finished sequences are removed at once, and
+the next step returns their outputs.
 """
 
 import threading
@@ -51,7 +51,7 @@ class Parts:
     """The parts of an engine, which ../build.py makes from the options."""
 
     config: EngineConfig
-    ranks: RankGroup  # the processes of tensor parallelism; with just one, announce() and send() do nothing
+    ranks: RankGroup  # the tensor-parallel processes; with only one, announce() and send() do nothing
     input_processor: InputProcessor
     kv_cache: KVCache
     executor: Executor
@@ -89,7 +89,7 @@ class EngineCore:
     ) -> None:
         """Queue a request. Raise ValueError, and add nothing, if it can never be served."""
         if not self.requests:
-            with no_progress_due():  # switching may take long: the engine is not stuck
+            with no_progress_due():  # switching may take long, which must not look like a stuck engine
                 self.kernels.switch_when_ready()
         if request_id in self.requests:
             raise ValueError(f"request_id must be unique, got {request_id!r}, which is in use")
@@ -100,7 +100,8 @@ class EngineCore:
         self.requests[request_id] = samples
         for seq in samples:
             seq.prompt = prompt_text if seq.prompt is None else seq.prompt
-        size = self.config.max_num_seqs  # samples that can run at once: the first one computes the prompt for all
+        # More samples than can run at once make several groups. The first of each computes the prompt for its group.
+        size = self.config.max_num_seqs
         for first, *others in (samples[start : start + size] for start in range(0, len(samples), size)):
             first.to_fork = others
             self.scheduler.add(first)
@@ -117,9 +118,9 @@ class EngineCore:
     def abort_request(
         self, request_ids: str | abc.Iterable[str], internal: bool = False
     ) -> RequestOutput | list[RequestOutput] | None:
-        """End a request, whatever its state, and return its last output. Return None if it is unknown.
+        """End a request in any state, and return its last output, or None if the id is unknown.
 
-        Given several ids, return the outputs of the known ones.
+        Given several ids, return the outputs of the known ones. `internal`, of vLLM's interface, has no effect.
         """
         self.check_thread()
         if isinstance(request_ids, str):
@@ -164,18 +165,19 @@ class EngineCore:
         self.observers.tell("begin")
         try:
             with step_range("schedule"):
-                output = self.ranks.call_on_all(self._schedule, plan_of)
+                # Each rank schedules for itself. All must choose the same tokens, and an error on one is one on all.
+                output = self.ranks.call_on_all(self._schedule, batch_checksum)
             with step_range("launch"):
-                last, self._in_flight = self._in_flight, self._launch(output.batch) if output.batch else None
-            can_wait = last is None and self._in_flight is None  # only if nothing else can run
+                previous, self._in_flight = self._in_flight, self._launch(output.batch) if output.batch else None
+            can_wait = previous is None and self._in_flight is None  # only if nothing else can run
             self.kv_cache_manager.collect_loads(wait=can_wait)
             with step_range("update"):
                 updated = [*self._unreported, *output.failed]
-                if last is not None:
-                    updated += self._update(last)
+                if previous is not None:
+                    updated += self._update(previous)
                 if self._in_flight is not None and (not self._is_async or self._in_flight.must_read_first):
-                    last, self._in_flight = self._in_flight, None
-                    updated += self._update(last)
+                    current, self._in_flight = self._in_flight, None  # it can't overlap the next step
+                    updated += self._update(current)
                 self._unreported = []
                 outputs = self._outputs(updated)
             self._drop_wasted_step()
@@ -227,14 +229,15 @@ class EngineCore:
         except RankError:
             raise
         except Exception as error:
-            batch = [scheduled for scheduled in batch if scheduled[0].num_in_flight_tokens]  # the others hold no blocks
-            num_rows = len(with_drafts(step.batch))
+            # the others were preempted or have ended
+            batch = [scheduled for scheduled in batch if scheduled[0].num_in_flight_tokens]
+            num_rows = len(with_drafts(step.batch))  # before the drafts are dropped
             self.observers.tell("raise", batch, error)
             for seq, _ in [*batch, *(self._in_flight.batch if self._in_flight is not None else [])]:
                 seq.forget_launched()
                 self.kv_cache_manager.trim(seq)
             self._in_flight = None
-            if num_rows > 1:
+            if num_rows > 1:  # find the sequence at fault
                 return [row for scheduled in batch for row in self._read(self._launch([scheduled]))]
             for seq, _ in batch:
                 for sample in [seq, *seq.to_fork]:
@@ -246,7 +249,7 @@ class EngineCore:
     def _update(self, step: InFlight) -> list[Sequence]:
         """Add the new tokens and embeddings, and remove the sequences that have ended.
 
-        Return the sequences that got one or have failed.
+        Return the sequences that got a token or an embedding, or have failed.
         """
         updated, batch = [], []
         for (seq, num_tokens), outputs in self._read(step):
@@ -267,8 +270,9 @@ class EngineCore:
             batch.append((seq, num_tokens + num_accepted))
         self.observers.tell("step", batch, updated)
         for seq in updated:
-            for ended in [seq, *seq.to_fork] if seq.finished else ():
-                self.scheduler.remove(ended)
+            if seq.finished:
+                for ended in [seq, *seq.to_fork]:
+                    self.scheduler.remove(ended)
         return updated
 
     def _remove_ended(self) -> None:
@@ -279,11 +283,11 @@ class EngineCore:
                     self.scheduler.remove(ended)
 
     def _drop_steps(self) -> None:
-        """Forget all launched steps after a failure. If there was one ahead, all sequences start over."""
+        """Forget all launched steps after a failure. If one was launched ahead, all sequences start over."""
         for seq in self.scheduler.running:
             seq.forget_launched()
             self.kv_cache_manager.trim(seq)
-        if self._in_flight is not None:  # sequences may hold blocks for tokens that are not sampled now
+        if self._in_flight is not None:  # sequences may hold blocks for tokens that will never be sampled
             self._in_flight = None
             self.scheduler.preempt_all()
 
@@ -316,8 +320,9 @@ class EngineCore:
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Empty the prefix cache in all tiers. Return False, and change nothing, while a request runs.
 
-        With `reset_running_requests`, preempt all running requests first, so that they start over. In kv_disk_dir, the
-        blocks of this model with these options are removed, also for other engines.
+        With `reset_running_requests`, preempt all running requests first, so that they start over. This also removes
+        the blocks in kv_disk_dir that belong to this model and these options, so other engines lose them.
+        `reset_connector`, of vLLM's interface, has no effect.
         """
         self.check_thread()
         self.ranks.send(EngineCore.reset_prefix_cache, reset_running_requests)
@@ -339,7 +344,7 @@ class EngineCore:
             )
 
 
-def plan_of(output: SchedulerOutput) -> int:
-    """Return a number that two ranks share only if they are about to compute the same tokens."""
+def batch_checksum(output: SchedulerOutput) -> int:
+    """Return a checksum of the batch: if it differs, two ranks are about to compute different tokens."""
     rows = [(seq.request_id, seq.sample_index, seq.input_ids(num_tokens)) for seq, num_tokens in output.batch]
     return crc32(repr(rows).encode())

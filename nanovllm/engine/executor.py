@@ -24,9 +24,9 @@ class Pending(Protocol):
     def tokens(self) -> list[RowOutput | None]:
         """Wait for the step, and return one item for each item of the batch, in order. Call it once.
 
-        An item is the token that follows, or the embedding of a prompt with pooling_params. None stands for a sequence
-        with more tokens to compute before that. If the step failed, raise its error: then no sequence has changed, and
-        the slots of the step may be written again.
+        An item is the sampled token, the embedding of a prompt with pooling_params, or None if the sequence has more
+        tokens to compute first. If the step failed, raise its error: then no sequence has changed, and the slots of the
+        step may be written again.
         """
         ...
 
@@ -58,10 +58,11 @@ class Executor(Protocol):
     def launch(self, batch: list[Scheduled]) -> Pending:
         """Start a step. Copy what is needed from the sequences, since they may change before the tokens are read.
 
-        Steps run in the order of their launches, and some are never read. If the tokens of the step before have not
-        been read, a sequence has a placeholder for its newest token, which the executor must know. A sequence may
-        appear several times in a row, to get several rows of logits: each item continues where the previous one ends,
-        and returns its own token. Items after the first one compute the tokens of its draft.
+        Steps run in the order of their launches, and some are never read. A sequence whose newest token has not been
+        read yet has a placeholder for it: launch() sets its placeholder_id, and the next launch() must know which token
+        that stands for. A sequence may appear several times in a row, to get several rows of logits: each item
+        continues where the previous one ends, and returns its own token. Items after the first one compute the tokens
+        of its draft.
         """
         ...
 
@@ -91,19 +92,20 @@ class FinishedStep:
 
 
 class Kernels:
-    """The choice between kernels and plain operations. It belongs to the engine's thread.
+    """The choice between compiled kernels and plain operations of PyTorch. Only the engine's thread calls it.
 
-    This class chooses plain operations for good. backends/cpu and backends/gpu extend it.
+    On a CPU, kernels may be compiled while requests run on plain operations; the engine switches once no request is
+    running. This class never switches. CpuChoice and GpuChoice (../backends) extend it.
     """
 
     uses_kernels = False
 
     def __init__(self, reason: str | None) -> None:
-        self.reason = reason  # for plain operations, or for kernels without CUDA graphs
+        self.reason = reason  # why there are no kernels, or no CUDA graphs
 
     @property
     def description(self) -> str:
-        """Describe the choice, for the last line of a command."""
+        """Describe the choice in a few words, for a command's summary or the server's log."""
         return f"plain operations: {self.reason}"
 
     @property

@@ -1,4 +1,4 @@
-"""Scheduler: choose, before every step, the sequences that run and how many tokens of each.
+"""Scheduler: chooses, before every step, the sequences that run and how many tokens of each are computed.
 
     add -> waiting -- admit, first come first served --> running -> finish
               ^                                             |
@@ -26,7 +26,7 @@ class SchedulerOutput:
     """The work of the next step."""
 
     budget: int  # how many more tokens the step may compute
-    batch: list[Scheduled] = field(default_factory=list)  # in any order
+    batch: list[Scheduled] = field(default_factory=list)  # in no particular order
     copies: list[BlockCopy] = field(default_factory=list)  # to make before the step writes
     failed: list[Sequence] = field(default_factory=list)  # sequences that have outgrown the pool
 
@@ -62,16 +62,16 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Fill a step with up to max_num_batched_tokens tokens, and take the blocks that they are written to.
 
-        A sequence decodes if exactly one of its tokens is uncomputed. Decodes go first, the oldest first. What is left
-        of the budget goes to running prompts, the oldest first, and then to waiting sequences in order, as far as
-        _may_admit() lets them in. A sequence whose blocks have not arrived does not run. A decode that finds no block
-        preempts the newest sequence; one that runs alone waits while loads hold blocks, or fails. A step that preempts
-        admits none: the first in line has just lost its blocks, and doesn't fit. While budget is left, the first in
-        line fails if it is larger than the pool. A sequence whose last token is in flight does not run, and one that
-        lacks a block fails only after its tokens are read. Drafts get what is left of the budget and the blocks. Tell
-        the observer "schedule" at the end.
+        1. Preempt sequences, the newest first, until no running one holds a lost block.
+        2. Decodes, with exactly one uncomputed token, the oldest first. One that finds no block preempts the newest
+           sequence. If it runs alone, it waits while its token is in flight or loads hold blocks, and otherwise fails.
+        3. Running prompts, the oldest first, with what is left of the budget.
+        4. Waiting sequences in order, until _may_admit() refuses one. One larger than the pool fails. After a
+           preemption in this step none is admitted: the first in line has just lost its blocks.
+        5. Drafts, with what is left of the budget and the blocks.
 
-        Before all this, sequences are preempted, the newest first, until none that runs holds a lost block.
+        A sequence does not run while its blocks are loading, or once its last token is in flight. Tell the observer
+        "schedule" at the end.
         """
         output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions
@@ -80,8 +80,8 @@ class Scheduler:
         for seq in [seq for seq in self.running if seq.to_fork]:
             self._fork_samples(seq)
 
-        # First, one token for each sequence that decodes. The one preempted is the last of `running`, so it comes after
-        # all sequences that are in the batch already: none of these loses a block.
+        # First, one token for each sequence that decodes. Preemption takes the last of `running`, which comes after
+        # every sequence that is in the batch already: none of these loses a block.
         index = 0
         while index < len(self.running) and output.budget > 0:
             seq = self.running[index]
@@ -128,10 +128,10 @@ class Scheduler:
         return output
 
     def _take(self, seq: Sequence, output: SchedulerOutput) -> None:
-        """Add as many tokens of `seq` to the step as the budget allows, and the copy that it needs to write them.
+        """Add as many tokens of `seq` to the step as the budget allows, and the copy that writing them requires.
 
-        Add nothing if its blocks have not arrived, or without a token to add. A sequence that carries samples leaves
-        out its last token: each sample computes that one for itself.
+        Add nothing if its blocks have not arrived or no token is left to add. A sequence with samples to fork leaves
+        out its last token, which each sample computes for itself.
         """
         num_tokens = min(seq.num_uncomputed_tokens - bool(seq.to_fork), output.budget)
         if num_tokens == 0 or not self._kv_cache_manager.is_ready(seq):
@@ -143,9 +143,9 @@ class Scheduler:
         output.budget -= num_tokens
 
     def _draft(self, seq: Sequence, drafter: NgramDrafter, output: SchedulerOutput) -> None:
-        """Add a draft to the last token of `seq`, as far as it finds slots. Tell the observer "draft" if there is one.
+        """Add a draft after the last token of `seq`, in free blocks. Tell the observer "draft" if there is one.
 
-        The token after the draft is the last one that max_num_tokens allows.
+        The draft leaves room for the token sampled after it: together they stay within max_num_tokens.
         """
         draft = drafter.propose(seq.token_ids, min(output.budget, seq.max_num_tokens - seq.num_tokens - 1))
         seq.draft_token_ids = draft[: self._kv_cache_manager.append_draft_slots(seq, len(draft))]
@@ -154,9 +154,9 @@ class Scheduler:
             self._observer.tell("draft", seq)
 
     def _fork_samples(self, seq: Sequence) -> list[Sequence]:
-        """Fork the samples that `seq` carries, once it has only its last token left to compute. Return them.
+        """Fork the samples in `seq.to_fork`, once only the last token of `seq` is left to compute. Return them.
 
-        They run right behind it, so that `running` stays in order of arrival, and it carries none from then on.
+        They follow `seq` in `running`, which stays in order of arrival.
         """
         if not seq.to_fork or seq.num_uncomputed_tokens > 1 or seq.num_in_flight_tokens:
             return []
@@ -168,11 +168,11 @@ class Scheduler:
         return samples
 
     def _may_admit(self, seq: Sequence, hits: list[int | None]) -> bool:
-        """Return True if there are seats for `seq` and its samples, and blocks for its tokens.
+        """Return True if max_num_seqs allows `seq` and its samples, and there are blocks for its tokens.
 
         If other sequences run, it must leave the watermark free for them to grow into, and a block for each of its
-        samples. If it may not be admitted, tell the observer "wait", with the reason ("seat" or "blocks") and how many
-        are needed and free. The blocks needed include those that must stay free.
+        samples. If it is not admitted, tell the observer "wait", with the reason ("seat" or "blocks") and how many are
+        needed and free. The blocks needed include those that must stay free.
         """
         seats = self._max_num_seqs - sum(1 + len(other.to_fork) for other in self.running)
         if 1 + len(seq.to_fork) > seats:
@@ -199,7 +199,7 @@ class Scheduler:
         self._observer.tell("preempt", seq, makes_room_for)
 
     def preempt_all(self) -> None:
-        """Preempt all running sequences after a failed step: they must compute its tokens again."""
+        """Preempt all running sequences, so that they start over: after a failed step, or to reset the prefix cache."""
         while self.running:
             self._preempt(self.running[-1], makes_room_for=None)
 

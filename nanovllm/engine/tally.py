@@ -8,7 +8,7 @@ from collections import Counter as Counts
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
-from ..metrics import PER_TOKEN, SAMPLES_PER_REQUEST, SECONDS, TO_FIRST_TOKEN, Histogram, Observations, up_to
+from ..metrics import PER_TOKEN, SAMPLES_PER_REQUEST, SECONDS, TO_FIRST_TOKEN, Histogram, Observations, token_bounds
 from .prefix_cache import PrefixCacheStats
 from .sequence import Sequence
 
@@ -33,7 +33,7 @@ class Tally:
         self._block_size, self._enable_prefix_caching, self._has_tier = block_size, enable_prefix_caching, has_tier
         self._admitted_times: WeakKeyDictionary[Sequence, float] = WeakKeyDictionary()  # of unfinished sequences
         self._lengths: dict[str, list[int]] = {}  # of the ended samples of unfinished requests
-        tokens = up_to(max_model_len)
+        tokens = token_bounds(max_model_len)
         self.observed = {
             "vllm:request_prompt_tokens": Observations(tokens),
             "vllm:request_generation_tokens": Observations(tokens),

@@ -1,4 +1,4 @@
-"""Tier: a place that keeps blocks and gives them back. HostTier keeps them in host memory, DiskTier in files.
+"""Tier: storage that keeps blocks and loads them back. HostTier keeps them in host memory, DiskTier in files.
 
     device    a hit costs nothing
     host      a hit costs a copy; has blocks that were evicted from the device
@@ -14,19 +14,23 @@ from .prefix_cache import BlockHash
 
 
 class Tier(Protocol):
-    """The interface between BlockManager and the tiers behind the device. Each tier numbers its own blocks."""
+    """The interface between BlockManager and the tiers behind the device. Each tier numbers its own blocks.
+
+    BlockManager offers each block twice: to save() once it is computed, and to store() when it is evicted. A tier keeps
+    it at one of these times.
+    """
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         """Return True if the tier has a block with this hash."""
 
     def save(self, block: int, block_hash: BlockHash, is_prompt: bool) -> None:
-        """Keep a copy of a device block that has just been computed, if the tier does not wait for its eviction."""
+        """Keep a copy of a device block that has just been computed, unless the tier waits for its eviction."""
 
     def store(self, block: int, block_hash: BlockHash) -> None:
         """Keep a copy of a device block that is about to be reused, if there is room."""
 
     def touch(self, hashes: list[BlockHash]) -> None:
-        """Note that a sequence has used its blocks with these hashes until now. The tier need not have them."""
+        """Mark the blocks with these hashes as recently used by a sequence, if the tier has them."""
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
         """Return the blocks with these hashes, and keep them from eviction until they are loaded or released."""
@@ -37,7 +41,7 @@ class Tier(Protocol):
     def load(self, copies: list[BlockCopy]) -> None:
         """Start copying held blocks (sources) to blocks of the device (targets). collect() releases them.
 
-        If a copy raises, stop everything: the sources are still held.
+        If a copy raises, stop the whole load and raise its error. The sources are still held.
         """
 
     def has_arrived(self, blocks: list[int]) -> bool:

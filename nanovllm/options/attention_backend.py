@@ -1,16 +1,16 @@
-"""The engine's choice of backend, from the options attention_backend and enforce_eager."""
+"""The choice of a backend from the options attention_backend and enforce_eager."""
 
 import os
 
 BACKENDS = ("auto", "numba", "triton", "torch")
-VARIABLE = "NANOVLLM_ATTENTION_BACKEND"  # environment variable with the default of attention_backend
+VARIABLE = "NANOVLLM_ATTENTION_BACKEND"  # the environment variable that sets the default of attention_backend
 
 
 def backend_of(attention_backend: str | None, enforce_eager: bool, is_gpu: bool = False) -> str:
     """Return one of BACKENDS. Raise ValueError if the options contradict each other, or VARIABLE has an unknown value.
 
-    On a GPU, eager means without CUDA graphs, as in vLLM. A CPU's kernels are compiled as a whole, so there eager means
-    without kernels.
+    On a GPU, enforce_eager turns off CUDA graphs, as in vLLM. On a CPU, where the kernels are compiled as a whole, it
+    turns off the kernels.
     """
     if enforce_eager and attention_backend == "numba":
         raise ValueError("enforce_eager excludes kernels, but attention_backend 'numba' requires them: use only one")

@@ -1,11 +1,11 @@
-"""vLLM's options that have no meaning here: which ones scripts and commands may still pass, and at which values."""
+"""vLLM's options that have no effect here, and the values that scripts and commands may still pass for them."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 
 def only(*accepted: Any, flags: tuple[str, ...] = ()) -> Any:
-    """Return a field for which any other value asks for something that nanovllm does not do. The first is the default.
+    """Return a field that accepts only the given values, because others are unsupported. The first is the default.
 
     `flags` are vLLM's short forms for a command line.
     """
@@ -16,7 +16,7 @@ def only(*accepted: Any, flags: tuple[str, ...] = ()) -> Any:
 class CompatibilityOptions:
     """Options that scripts written for vLLM pass, and that change no result here."""
 
-    # Any value: how vLLM computes, loads and logs.
+    # Any value is accepted: these only change how vLLM computes, loads and logs.
     attention_config: Any = None
     code_revision: str | None = None
     compilation_config: Any = None
@@ -39,7 +39,7 @@ class CompatibilityOptions:
     trust_remote_code: bool = False
     use_tqdm_on_load: bool = True
     use_v2_block_manager: bool | None = None
-    # These values alone: any other asks for something that nanovllm does not do.
+    # Only these values are accepted: nanovllm does not support others.
     convert: str = only("auto", "none", "embed")
     cpu_offload_gb: float = only(0)
     data_parallel_size: int = only(1, flags=("-dp",))
@@ -58,7 +58,7 @@ class CompatibilityOptions:
 class ServeCompatibilityOptions:
     """More flags of `vllm serve` that change no response here."""
 
-    # Any value.
+    # Any value is accepted.
     allowed_local_media_path: str | None = None
     cudagraph_capture_sizes: str | None = None
     disable_fastapi_docs: bool = False
@@ -68,7 +68,7 @@ class ServeCompatibilityOptions:
     enable_flashinfer_autotune: bool | None = None
     enable_log_requests: bool = False
     enable_prompt_tokens_details: bool = False  # responses always have them
-    enable_request_id_headers: bool = False  # and these headers
+    enable_request_id_headers: bool = False  # responses always have them
     enable_server_load_tracking: bool = False
     h11_max_header_count: int | None = None
     h11_max_incomplete_event_size: int | None = None
@@ -82,7 +82,7 @@ class ServeCompatibilityOptions:
     performance_mode: str | None = None
     safetensors_load_strategy: str | None = None
     skip_mm_profiling: bool = False
-    # These values alone.
+    # Only these values are accepted.
     allow_credentials: bool = only(False)
     allowed_headers: str = only('["*"]')
     allowed_methods: str = only('["*"]')

@@ -5,8 +5,8 @@ make_processors() puts them in vLLM's order:
     bans           allowed_token_ids, bad_words, min_tokens
     adjustments    logit_bias, then repetition_penalty, then frequency_penalty and presence_penalty
 
-Temperature, min_p, top-k and top-p follow in the sampler. A processor depends only on the output so far, so preempted
-and forked sequences continue unchanged.
+Temperature, min_p, top-k and top-p follow in the sampler. A processor depends only on the output so far, so
+preempted and forked sequences continue unchanged.
 """
 
 import math
@@ -53,11 +53,11 @@ class BadWords:
 class MinTokens:
     """A ban on stop tokens until the output has min_tokens tokens."""
 
-    def __init__(self, min_tokens: int, stop_token_ids: set[int], may_restore: bool = False) -> None:
-        """Take the tokens to ban. With `may_restore`, they stay if no others are left: a grammar may force the end."""
+    def __init__(self, min_tokens: int, stop_token_ids: set[int], allow_if_alone: bool = False) -> None:
+        """Take the tokens to ban. With `allow_if_alone`, allow them if no others are left: a grammar may force EOS."""
         self._min_tokens = min_tokens
         self._stop_token_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)  # [num_stop_tokens]
-        self._may_restore = may_restore
+        self._allow_if_alone = allow_if_alone
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
         if len(output_token_ids) >= self._min_tokens:
@@ -65,7 +65,7 @@ class MinTokens:
         token_ids = self._stop_token_ids.to(logits.device)
         kept = logits[token_ids]  # [num_stop_tokens], a copy
         logits[token_ids] = -math.inf
-        if self._may_restore and logits.isneginf().all():
+        if self._allow_if_alone and logits.isneginf().all():
             logits[token_ids] = kept
 
 
@@ -131,11 +131,11 @@ def make_processors(
 def bad_words_token_ids(words: list[str], tokenizer: HFTokenizer | None, vocab_size: int) -> list[list[int]]:
     """Return the tokens of each word at the start of a text, and after a space if they differ there.
 
-    The second spelling is used only if it has as many tokens as the first but starts with another one. Otherwise the
-    space is a separate token, and the first spelling matches too. Raise ValueError for a word without tokens.
+    The second spelling is used only if it has as many tokens as the first but starts with a different one. Otherwise,
+    the space is a separate token, and the first spelling matches too. Raise ValueError for a word without tokens.
     """
     if tokenizer is None:
-        return []  # then `words` is empty
+        return []  # the caller has checked that `words` is empty
     spellings: list[list[int]] = []
     for word in words:
         at_start, after_space = (tokenizer.encode(space + word.lstrip(), add_bos=False) for space in ("", " "))

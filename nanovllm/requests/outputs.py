@@ -8,7 +8,7 @@ from ..checkpoints.stream_decoder import MAX_BEFORE, decoded_token
 from ..checkpoints.tokenizer import HFTokenizer
 from .tokens import Logprob
 
-Position = dict[int, Logprob]  # the likeliest tokens at one position, and the token that is there
+Position = dict[int, Logprob]  # the likeliest tokens at one position, and its actual token
 
 
 @dataclass
@@ -52,11 +52,11 @@ class RequestOutput:
     prompt_logprobs: list[Position | None] | None = None  # None for the first token
     num_cached_tokens: int = 0  # tokens of the prompt that were in the prefix cache
     lora_request: None = None
-    embedding: list[float] | None = None  # of a request with PoolingParams
+    embedding: list[float] | None = None  # for a request with PoolingParams
 
     @classmethod
     def failed(cls, request_id: str, prompt: object, error: str) -> "RequestOutput":
-        """Return the output of a request that could not be served, whatever its prompt is."""
+        """Return the output of a request that could not be served. The prompt may have any type."""
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
         ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
         now = time.perf_counter()
@@ -73,7 +73,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EmbeddingOutput:
-    """The embedding of a prompt, of length 1 unless use_activation is False."""
+    """The embedding of a prompt, normalized unless use_activation is False."""
 
     embedding: list[float]
 
@@ -90,7 +90,7 @@ class EmbeddingRequestOutput:
 
     @classmethod
     def from_base(cls, output: RequestOutput) -> "EmbeddingRequestOutput":
-        """Return the last output of a request in this form. Raise ValueError if the request has failed."""
+        """Convert the final output of a request. Raise ValueError if the request failed."""
         if output.embedding is None:
             raise ValueError(output.error or f"request {output.request_id} was aborted")
         embedding, cached = EmbeddingOutput(output.embedding), output.num_cached_tokens
@@ -98,7 +98,7 @@ class EmbeddingRequestOutput:
 
 
 def with_decoded_tokens(position: Position, before: list[int], tokenizer: HFTokenizer) -> Position:
-    """Return `position` with the text of each token. `before` holds the preceding tokens, MAX_BEFORE or more."""
+    """Return `position` with the text of each token. `before` has preceding tokens; the last MAX_BEFORE are used."""
     before = before[-MAX_BEFORE:]
     return {
         token_id: logprob._replace(decoded_token=decoded_token(token_id, before, tokenizer))

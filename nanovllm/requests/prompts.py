@@ -1,17 +1,17 @@
-"""Prompts and conversations in all of vLLM's forms, and as arrays, converted to text and token ids.
+"""Convert prompts and conversations, in any of vLLM's forms or as arrays, to text and token ids.
 
     text | token ids | {"prompt": text} | {"prompt_token_ids": ids} | a list or tuple that mixes these
 
 A dictionary may also have a "cache_salt": prompts with different salts share no blocks of the prefix cache.
 Token ids are a list, a tuple, a numpy array or a tensor. A two-dimensional array holds one prompt per row. A value in
-any other form raises a ValueError that says where it is.
+any other form raises a ValueError that names its position.
 """
 
 from collections import abc
 from typing import Any, NotRequired, TypedDict, final
 
 from ..checkpoints.chat_template import content_text
-from ..checks import is_integer, nearest
+from ..checks import did_you_mean, is_integer
 
 
 @final
@@ -64,7 +64,7 @@ def from_mapping(prompt: dict[str, Any], name: str) -> ParsedPrompt:
     """Return a prompt given in vLLM's dictionary form. Fields that are None count as unset."""
     for field, value in prompt.items():
         if field not in FIELDS and value is not None:
-            raise ValueError(f"{name}: field {field!r} is unsupported{nearest(str(field), FIELDS)}")
+            raise ValueError(f"{name}: field {field!r} is unsupported{did_you_mean(str(field), FIELDS)}")
     text, token_ids = prompt.get("prompt"), without_array(prompt.get("prompt_token_ids"))
     salt = prompt.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and salt):
@@ -133,11 +133,11 @@ def options_of(name: str, options: Any) -> dict[str, Any]:
 
 
 def valid_text(text: str) -> str:
-    """Return `text`. Raise ValueError if it contains a lone surrogate, half of a character: tokenizers reject those."""
+    """Return `text`. Raise ValueError if it contains a lone surrogate (half a character), which tokenizers reject."""
     try:
         text.encode()
-    except UnicodeEncodeError as half:
-        raise ValueError(f"the prompt is not valid Unicode: {text[half.start]!r} at index {half.start}") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the prompt is not valid Unicode: {text[error.start]!r} at index {error.start}") from None
     return text
 
 
@@ -151,8 +151,8 @@ def as_conversations(messages: Any, content_format: str = "auto") -> list[list[M
         raise ValueError(f"chat_template_content_format must be auto, string or openai, got {content_format!r}")
     if not isinstance(messages, list | tuple):
         raise ValueError(f"messages must be a list of messages or of conversations, got {type(messages).__name__}")
-    is_one = bool(messages) and all(isinstance(message, abc.Mapping) for message in messages)
-    conversations = [messages] if is_one else messages
+    is_single = bool(messages) and all(isinstance(message, abc.Mapping) for message in messages)
+    conversations = [messages] if is_single else messages
     for i, conversation in enumerate(conversations):
         check_conversation(conversation, f"conversation {i}")
     return [[in_format(message, content_format) for message in conversation] for conversation in conversations]

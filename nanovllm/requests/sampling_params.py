@@ -1,4 +1,4 @@
-"""SamplingParams: the fields of vLLM 0.32, in its order and with its defaults; and the classes of its nested fields.
+"""SamplingParams: the fields of vLLM 0.32, in its order and with its defaults, and the classes of nested fields.
 
 Values are normalized first (a seed of -1 becomes None, one stop string becomes a list), then checked one by one, then
 checked against each other.
@@ -22,29 +22,29 @@ from ..checks import (
     check_fields,
     check_unsupported,
     cli_option,
+    did_you_mean,
     is_integer,
     is_number,
-    nearest,
     short_repr,
 )
 
-MIN_TEMPERATURE = 0.01  # dividing logits by less loses their order in float32
-MAX_STOP = 4096  # characters of all stop strings: a state of the search for each
-MAX_NESTING = 64  # levels of objects and lists in a JSON schema; each one makes the grammar larger
+MIN_TEMPERATURE = 0.01  # dividing logits by a smaller number loses their order in float32
+MAX_STOP = 4096  # characters in all stop strings together: the search has a state for each
+MAX_NESTING = 64  # levels of objects and lists in a JSON schema; each level makes the grammar larger
 
 
 class RequestOutputKind(Enum):
     CUMULATIVE = 0  # each output of a stream holds everything so far
-    DELTA = 1  # each output holds only what is new
+    DELTA = 1  # each output holds only the new part
     FINAL_ONLY = 2  # the only output is the last one
 
 
 @dataclass
 class RepetitionDetectionParams:
-    """Stop an output that repeats a pattern of min_pattern_size to max_pattern_size tokens min_count times."""
+    """A rule that ends an output once it repeats a pattern of tokens min_count times in a row."""
 
-    max_pattern_size: int = 0  # 0 turns the detection off
-    min_pattern_size: int = 0  # 0 means 1
+    max_pattern_size: int = 0  # longest pattern, in tokens; 0 turns the detection off
+    min_pattern_size: int = 0  # shortest pattern, in tokens; 0 means 1
     min_count: int = 0  # at least 2 if the detection is on
 
     def __post_init__(self) -> None:
@@ -72,9 +72,9 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False  # objects have only the properties that the schema names
     whitespace_pattern: str | None = None  # a regular expression for the whitespace between the parts of JSON
     structural_tag: str | None = None  # unsupported
-    reasoning_end_str: str | None = None  # the format begins after this text, which ends the model's thought
-    reasoning_start_str: str | None = None  # begins a thought that the model may skip; default: the prompt began it
-    tool_call_start_str: str | None = None  # begins a tool call, which the model may write instead of the format
+    reasoning_end_str: str | None = None  # this text ends the model's thought; the format applies after it
+    reasoning_start_str: str | None = None  # begins an optional thought; None: the prompt has begun it
+    tool_call_start_str: str | None = None  # begins a tool call, which is allowed instead of the format
 
     FORMATS: ClassVar = ("json", "regex", "choice", "grammar", "json_object")
     RULES: ClassVar[dict[str, Rule]] = {
@@ -105,7 +105,7 @@ class StructuredOutputsParams:
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> "StructuredOutputsParams":
-        """Build them from a dictionary. Raise ValueError for an unknown name."""
+        """Build the parameters from a dictionary. Raise ValueError for an unknown name."""
         names = [option.name for option in fields(cls)]
         for name in options:
             if name not in names:
@@ -122,23 +122,23 @@ class StructuredOutputsParams:
 class SamplingParams:
     """A request's rules: how to choose tokens, when to stop, and which outputs to return.
 
-    The fields can be set later too: the engine checks them again when a request is added, and keeps a copy.
+    You can also set fields later: when a request is added, the engine checks them again and keeps a copy.
     """
 
     n: int = cli_option(1, "samples per prompt")
-    presence_penalty: float = cli_option(0.0, "subtracted from the logits of tokens in the text")
-    frequency_penalty: float = cli_option(0.0, "the same, once per occurrence of the token")
-    repetition_penalty: float = cli_option(1.0, "above 1 discourages tokens that occurred before")
-    temperature: float = cli_option(1.0, "0 picks the likeliest token; above 1 flattens")
+    presence_penalty: float = cli_option(0.0, "subtracted from the logits of tokens in the output so far")
+    frequency_penalty: float = cli_option(0.0, "the same, but once per occurrence of the token")
+    repetition_penalty: float = cli_option(1.0, "above 1 discourages tokens of the prompt and the output so far")
+    temperature: float = cli_option(1.0, "0 picks the likeliest token; above 1 flattens the distribution")
     watermarking: bool | None = None
-    top_p: float = cli_option(1.0, "sample from the likeliest tokens that add up to this share")
+    top_p: float = cli_option(1.0, "sample from the likeliest tokens whose probabilities add up to this")
     top_k: int = cli_option(0, "sample from this many likeliest tokens; 0 or -1 means all")
-    min_p: float = cli_option(0.0, "least probability of a token, relative to the likeliest one")
-    seed: int | None = None  # the same seed and prompt give the same text, alone or in a batch; -1 means None
+    min_p: float = cli_option(0.0, "minimum probability of a token, relative to the likeliest one")
+    seed: int | None = None  # the same seed and prompt give the same text, even in a batch; -1 means None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
-    max_tokens: int | None = cli_option(16, "most tokens to generate")  # None: to max_model_len
+    max_tokens: int | None = cli_option(16, "maximum number of tokens to generate")  # None: up to max_model_len
     min_tokens: int = cli_option(0, "ignore stop tokens and strings before this many tokens")
     logprobs: int | None = None  # list this many of the likeliest tokens at each position; -1 means all
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
@@ -157,7 +157,7 @@ class SamplingParams:
     logit_bias: dict[int, float] | None = None  # added to the logits of these tokens
     allowed_token_ids: list[int] | None = None  # sample no other tokens
     extra_args: dict[str, Any] | None = None
-    bad_words: list[str] | None = None  # never sample the last token of one of these where it would complete the word
+    bad_words: list[str] | None = None  # never sample a token that completes one of these
     skip_reading_prefix_cache: bool | None = None  # True: compute cached blocks again; they still enter the cache
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
@@ -171,7 +171,7 @@ class SamplingParams:
         names = [option.name for option in fields(cls)]
         for name in options:
             if name not in names:
-                raise ValueError(f"SamplingParams has no field {name!r}{nearest(name, names)}")
+                raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, names)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -187,9 +187,9 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **options: Any) -> "SamplingParams":
-        """Build them from a request of the OpenAI API, where None means the default.
+        """Build the parameters from a request of the OpenAI API, where None means the default.
 
-        `max_tokens` of None stands for no limit. Values of `logit_bias` are clamped to -100 and 100.
+        The exception is `max_tokens`: None means no limit. Values of `logit_bias` are clamped to -100 and 100.
         """
         values = {name: value for name, value in options.items() if value is not None}
         if isinstance(bias := values.get("logit_bias"), dict):
@@ -200,7 +200,7 @@ class SamplingParams:
 
     @classmethod
     def of(cls, params: "SamplingParams") -> "SamplingParams":
-        """Return `params`. Raise ValueError if they have another type."""
+        """Return `params`. Raise ValueError if it is not a SamplingParams."""
         if not isinstance(params, cls):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         return params
@@ -210,7 +210,7 @@ class SamplingParams:
         return copy.copy(self) if self.skip_clone else copy.deepcopy(self)
 
     def checked(self) -> "SamplingParams":
-        """Return a copy for one request, with its own lists. Raise ValueError if a field has an invalid value."""
+        """Return a checked copy, whose lists are copies, too. Raise ValueError if a field has an invalid value."""
         params = copy.copy(self)
         params.__post_init__()
         return params
@@ -223,7 +223,7 @@ class SamplingParams:
         return self.logprobs
 
     def _normalize(self) -> None:
-        """Convert equivalent values into one form. A value of a wrong type stays, so that the checks can report it."""
+        """Convert equivalent values to one form. Leave values of a wrong type unchanged for the checks to report."""
         self.stop = as_list([self.stop] if isinstance(self.stop, str) else self.stop, [])
         self.stop_token_ids = as_list(self.stop_token_ids, [])
         self.bad_words = as_list(self.bad_words, [])
@@ -240,12 +240,12 @@ class SamplingParams:
             self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
         if is_number(self.temperature) and 0 < self.temperature < MIN_TEMPERATURE:
             message = f"temperature {self.temperature} is too small for float32, using {MIN_TEMPERATURE}"
-            warnings.warn(message, stacklevel=4)  # at the line that builds the parameters
+            warnings.warn(message, stacklevel=4)  # the warning shows the line that builds the parameters
             self.temperature = MIN_TEMPERATURE
 
     def _check_together(self) -> None:
         if self.structured_outputs is not None:
-            self.structured_outputs.__post_init__()  # one of its fields may have been set since
+            self.structured_outputs.__post_init__()  # a field may have been set since then
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}")
         check_length("stop", self.stop or ())
@@ -265,38 +265,38 @@ SamplingParams.__signature__ = inspect.Signature(
     [each for each in inspect.signature(SamplingParams.__init__).parameters.values() if each.name != "self"]
 )
 
-COUNT: Rule = ("at least 0, or -1 for all", lambda number: number >= -1)
+COUNT_OR_ALL: Rule = ("at least 0, or -1 for all", lambda number: number >= -1)
 PENALTY: Rule = ("between -2 and 2", lambda penalty: -2 <= penalty <= 2)
 TOKEN_IDS: Rule = ("a non-empty list of token ids", bool)
 RULES: dict[str, Rule] = {
-    "n": ("between 1 and 16,384", lambda n: 1 <= n <= 1 << 14),  # all samples are made when the request arrives
+    "n": ("between 1 and 16,384", lambda n: 1 <= n <= 1 << 14),  # all samples are created when the request arrives
     "presence_penalty": PENALTY,
     "frequency_penalty": PENALTY,
-    "repetition_penalty": ("between 1e-9 and 1e9", lambda penalty: 1e-9 <= penalty <= 1e9),  # float32 holds the logits
+    "repetition_penalty": ("between 1e-9 and 1e9", lambda penalty: 1e-9 <= penalty <= 1e9),  # so logits stay finite
     "temperature": ("at least 0", lambda temperature: temperature >= 0),
     "top_p": ("above 0 and at most 1", lambda p: 0 < p <= 1),
-    "top_k": COUNT,
+    "top_k": COUNT_OR_ALL,
     "min_p": ("between 0 and 1", lambda p: 0 <= p <= 1),
     "seed": SEED,
     "stop": ("one or more non-empty strings", all),
     "max_tokens": AT_LEAST_1,
     "min_tokens": AT_LEAST_0,
-    "logprobs": COUNT,
-    "prompt_logprobs": COUNT,
+    "logprobs": COUNT_OR_ALL,
+    "prompt_logprobs": COUNT_OR_ALL,
     "logprob_token_ids": TOKEN_IDS,
     "logit_bias": ("numbers of at most 1e9", lambda biases: max(biases.values(), default=0.0) <= 1e9),
     "stream_interval": AT_LEAST_1,
     "allowed_token_ids": TOKEN_IDS,
     "bad_words": ("a list of non-empty strings", all),
 }
-UNSUPPORTED = (  # fields of vLLM's that must have their defaults
+UNSUPPORTED = (  # vLLM's fields that must have their defaults
     *("watermarking", "prompt_logprob_token_ids", "prompt_logprob_start", "flat_logprobs", "extra_args"),
     *("thinking_token_budget", "routed_experts_prompt_start", "trace_decode_token_ids"),
 )
 
 
 def as_list(values: Any, default: list[Any] | None = None) -> Any:
-    """Return a list of the values, with integers as Python's own. A value that cannot be iterated over stays.
+    """Return `values` as a list, with integers as Python ints. Return other values unchanged.
 
     >>> as_list((1, 2)), as_list(None, []), as_list(5)
     ([1, 2], [], 5)
@@ -309,14 +309,14 @@ def as_list(values: Any, default: list[Any] | None = None) -> Any:
     return [int(value) if is_integer(value) else value for value in values]
 
 
-def check_length(name: str, texts: Iterable[str], most: int = MAX_STOP) -> None:
-    """Raise ValueError if the strings of a field have more than `most` characters."""
-    if (size := sum(map(len, texts))) > most:
-        raise ValueError(f"{name} must have at most {most:,} characters in all, got {size:,}")
+def check_length(name: str, texts: Iterable[str], limit: int = MAX_STOP) -> None:
+    """Raise ValueError if the strings of a field have more than `limit` characters."""
+    if (size := sum(map(len, texts))) > limit:
+        raise ValueError(f"{name} must have at most {limit:,} characters in all, got {size:,}")
 
 
 def as_token_id(token: Any) -> Any:
-    """Return the token id that a key of a JSON object stands for.
+    """Return the token id in a key of a JSON object, or the key itself if it is not a number.
 
     >>> as_token_id("17"), as_token_id(17), as_token_id("a")
     (17, 17, 'a')
@@ -339,7 +339,7 @@ def is_blank(value: Any) -> bool:
 
 
 def read_schema(source: str | dict[str, Any], is_closed: bool = False) -> Any:
-    """Return a copy of a JSON schema. With `is_closed`, its objects have only the properties that it names.
+    """Return a copy of a JSON schema. With `is_closed`, its objects allow only the properties that it names.
 
     Raise ValueError if it is not valid JSON or is nested too deeply.
 

@@ -6,7 +6,7 @@
 
 A step that computes a few tokens reads the same weights as a step that computes one, so right guesses are almost free.
 The output never changes: each position is sampled by the request's own parameters, with noise that depends only on seed
-and position, and a draft's token counts only if it is the token that was sampled there. No rejection sampler is needed.
+and position, and a draft's token is accepted only if it equals the token sampled there. No rejection sampler is needed.
 
 Drafting from the text itself is prompt lookup decoding (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding).
 """
@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from ..checks import AT_LEAST_1, Rule, check_fields, nearest
+from ..checks import AT_LEAST_1, Rule, check_fields, did_you_mean
 
-DEFAULT_LOOKUP = 5  # vLLM's
-MEMORY = 8  # guesses that a drafter remembers, roughly
-LEAST_LIKELY = 0.5  # the probability at which a guess is worth its row of logits on a CPU
+DEFAULT_LOOKUP = 5  # as in vLLM
+RATE_WINDOW = 8  # recent guesses that the success rate covers, roughly
+MIN_PROBABILITY = 0.5  # a less likely guess is not worth computing its row of logits on a CPU
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class SpeculativeConfig:
     """The entries of the option speculative_config, with vLLM's names and defaults."""
 
     method: str
-    num_speculative_tokens: int  # longest draft
-    prompt_lookup_max: int | None = None  # the longest and the shortest suffix to look up in the text;
-    prompt_lookup_min: int | None = None  # each one's default is the other one
+    num_speculative_tokens: int  # maximum length of a draft
+    prompt_lookup_max: int | None = None  # longest suffix to look up; default: prompt_lookup_min, or DEFAULT_LOOKUP
+    prompt_lookup_min: int | None = None  # shortest suffix to look up; default: prompt_lookup_max
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Self:
-        """Build it from a dictionary. Raise ValueError for an unknown, missing or invalid entry."""
+        """Build the config from a dictionary. Raise ValueError for an unknown, missing or invalid entry."""
         known = [entry.name for entry in fields(cls)]
         for name in entries:
             if name not in known:
-                hint = nearest(str(name), known) or f"; its keys are {', '.join(known)}"
+                hint = did_you_mean(str(name), known) or f"; its keys are {', '.join(known)}"
                 raise ValueError(f"speculative_config has no key {name!r}{hint}")
         for name in ("method", "num_speculative_tokens"):
             if name not in entries:
@@ -71,39 +71,39 @@ RULES: dict[str, Rule] = {
 
 
 class NgramDrafter:
-    """A source of drafts for one sequence.
+    """A drafter for one sequence, which looks up the latest tokens in the text before them.
 
-    A wrong guess costs the time of a row, and the longer a draft, the less likely is its end. So the drafter compares
-    its guesses with the tokens that follow, whether they were in a draft or not, and cuts drafts off where a token is
-    no longer likely to be right. While a text is copied, drafts have full length; in new text, there are hardly any.
+    A wrong guess wastes a row of logits, and later guesses of a draft are less likely to be right than earlier ones.
+    So the drafter compares its guesses, even those that it cut off, with the tokens that follow, and cuts off a draft
+    where a guess is no longer likely to be right. Drafts are long while the model copies text, and rare in new text.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config
         self._text = ""  # the tokens as characters: Python searches a string much faster than a list
-        self._guess: list[int] = []  # what may follow that text
-        self._rate = 1.0  # the share of guesses that were right, of the recent ones above all
+        self._guess: list[int] = []  # tokens that may come next
+        self._rate = 1.0  # moving average of the share of correct guesses
 
-    def propose(self, token_ids: list[int], most: int) -> list[int]:
-        """Return at most `most` tokens that may follow `token_ids`, which has only grown since the last call.
+    def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
+        """Return up to `max_tokens` tokens that may follow `token_ids`. Between calls, the list may only grow.
 
-        They are what followed the first occurrence of the longest possible ending, as in vLLM.
+        As in vLLM, they are the tokens after the first occurrence of the longest suffix that has occurred before.
 
         >>> drafter = NgramDrafter(SpeculativeConfig("ngram", 3, prompt_lookup_max=4, prompt_lookup_min=2))
-        >>> drafter.propose([5, 6, 7, 8, 9, 6, 7], most=8)
+        >>> drafter.propose([5, 6, 7, 8, 9, 6, 7], max_tokens=8)
         [8, 9, 6]
         """
         new = token_ids[len(self._text) :]
         for guess, token_id in zip(self._guess, new, strict=False):
-            self._rate += ((guess == token_id) - self._rate) / MEMORY
+            self._rate += ((guess == token_id) - self._rate) / RATE_WINDOW
             if guess != token_id:
                 break
         self._text += "".join(map(chr, new))
         self._guess = draft = self._look_up()
-        return draft[: min(most, sum(self._rate**count >= LEAST_LIKELY for count in range(1, len(draft) + 1)))]
+        return draft[: min(max_tokens, sum(self._rate**count >= MIN_PROBABILITY for count in range(1, len(draft) + 1)))]
 
     def _look_up(self) -> list[int]:
-        text, end = self._text, len(self._text) - 1  # an occurrence ends before the last token
+        text, end = self._text, len(self._text) - 1  # an earlier occurrence ends before the last token
         for size in range(min(self._config.max_tokens, end), self._config.min_tokens - 1, -1):
             if (start := text.find(text[-size:], 0, end)) >= 0:
                 return [ord(character) for character in text[start + size :][: self._config.num_speculative_tokens]]

@@ -1,4 +1,4 @@
-"""Structured outputs with llguidance: tokens that the grammar of a request forbids get no probability."""
+"""Structured outputs with llguidance: tokens that a request's grammar forbids get zero probability."""
 
 import json
 import math
@@ -29,7 +29,7 @@ class GrammarProcessor:
         self._num_consumed = 0  # output tokens; never decreases, since a preempted sequence keeps its output
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
-        """Ban all tokens that must not come next in `logits` [vocab_size]. At the end, only EOS remains."""
+        """Ban all tokens of `logits` [vocab_size] that can't come next. At the end, only EOS is left."""
         new = output_token_ids[self._num_consumed :]
         if new and not self._matcher.is_stopped():
             self._matcher.consume_tokens(new)
@@ -38,9 +38,9 @@ class GrammarProcessor:
 
 
 class AnswerProcessor:
-    """A logits processor that keeps one sequence's answer within a grammar: what follows the thought, if there is one.
+    """A logits processor that keeps one sequence's answer within a grammar.
 
-    Tool calls are unconstrained.
+    The answer is the text after the model's thought, if there is one. Thoughts and tool calls are unconstrained.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class AnswerProcessor:
         thought_end: str | None,
         call_start: int | None,
     ) -> None:
-        """Take the text that ends a thought, and the tokens that begin a thought and a call.
+        """Take the text that ends a thought, and the tokens that begin a thought and a tool call.
 
-        With a `thought_end`, the output begins inside the thought, unless a token may begin it.
+        With `thought_end` but without `thought_start`, the output begins inside a thought.
         """
         self._grammar, self._thought_start, self._call_start = grammar, thought_start, call_start
-        self._decoder, self._tail = StreamDecoder(tokenizer.showing_special_tokens(), []), ""  # of the thought's text
+        self._decoder, self._tail = StreamDecoder(tokenizer.showing_special_tokens(), []), ""  # to decode the thought
         self._thought_end, self._has_thought_ended = thought_end or "", thought_end is None
-        self._num_read = 0  # output tokens of the thought
+        self._num_read = 0  # output tokens read, all in the thought
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
         start = self._thought_start
@@ -73,23 +73,23 @@ class AnswerProcessor:
         answer = output_token_ids[self._num_read :]
         if not (self._has_thought_ended or may_think) or answer[:1] == [self._call_start]:
             return
-        first = ((start, may_think), (self._call_start, not answer))
-        free = [token_id for token_id, is_free in first if is_free and token_id is not None]
-        kept = logits[free]  # [num_free], a copy
+        exceptions = ((start, may_think), (self._call_start, not answer))
+        allowed = [token_id for token_id, is_allowed in exceptions if is_allowed and token_id is not None]
+        saved_logits = logits[allowed]  # [num_allowed], a copy
         self._grammar.apply(logits, answer)
-        logits[free] = kept
+        logits[allowed] = saved_logits
 
 
 class Grammars:
     """The compiled grammars for one tokenizer. The first request that needs one imports llguidance."""
 
     def __init__(self, tokenizer: HFTokenizer | None, vocab_size: int, eos_token_ids: set[int]) -> None:
-        """Take the model's vocabulary size, and every token that ends an output by itself."""
+        """Take the model's vocabulary size and its EOS tokens."""
         self._tokenizer, self._vocab_size, self._eos_token_ids = tokenizer, vocab_size, eos_token_ids
         self._compiled = lru_cache(MAX_GRAMMARS)(self._compile)
 
     def processors(self, params: StructuredOutputsParams, count: int) -> Sequence[LogitsProcessor]:
-        """Return a processor for each of `count` sequences. Raise ValueError if no output can follow the grammar."""
+        """Return a processor for each of `count` sequences. Raise ValueError if the grammar allows no output."""
         if (tokenizer := self._tokenizer) is None:
             raise ValueError("structured_outputs need a tokenizer, and this engine has none")
         matcher = self._compiled(params.format, grammar_text(self._library, params))
@@ -98,8 +98,8 @@ class Grammars:
             return grammars
         thought_start = self._first_token(params.reasoning_start_str)
         call_start = self._first_token(params.tool_call_start_str)
-        last = params.reasoning_end_str, call_start
-        return [AnswerProcessor(grammar, tokenizer, thought_start, *last) for grammar in grammars]
+        thought_end = params.reasoning_end_str
+        return [AnswerProcessor(grammar, tokenizer, thought_start, thought_end, call_start) for grammar in grammars]
 
     def _first_token(self, text: str | None) -> int | None:
         token_ids = self._tokenizer.encode(text, add_special_tokens=False) if self._tokenizer and text else []
@@ -109,7 +109,7 @@ class Grammars:
         matcher = self._library.LLMatcher(self._vocabulary, text, log_level=0)
         if matcher.is_error():
             raise ValueError(f"structured_outputs: invalid {name}: {error_of(matcher)}")
-        allowed_tokens(matcher, self._vocab_size)  # raises if no token can come first
+        allowed_tokens(matcher, self._vocab_size)  # raises if no first token is possible
         return matcher
 
     @cached_property
@@ -127,7 +127,7 @@ class Grammars:
         if self._tokenizer is None or not self._eos_token_ids:
             raise ValueError("structured_outputs end with an EOS token, and the checkpoint names none")
         size, eos_token_ids = max(self._vocab_size, len(self._tokenizer)), sorted(self._eos_token_ids)
-        return self._library.LLTokenizer(self._tokenizer.within_text(), n_vocab=size, eos_token=eos_token_ids)
+        return self._library.LLTokenizer(self._tokenizer.json_within_text(), n_vocab=size, eos_token=eos_token_ids)
 
 
 def grammar_text(library: ModuleType, params: StructuredOutputsParams) -> str:
@@ -150,14 +150,14 @@ def grammar_text(library: ModuleType, params: StructuredOutputsParams) -> str:
 
 
 def allowed_tokens(matcher: Any, vocab_size: int) -> Tensor:
-    """Return which tokens may come next, bool [vocab_size]. Raise ValueError at a dead end."""
+    """Return a mask of the tokens that may come next, bool [vocab_size]. Raise ValueError at a dead end."""
     bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)  # after an error, only EOS is set
     allowed = torch.from_numpy(np.unpackbits(bits, bitorder="little")[:vocab_size]).bool()  # [vocab_size]
     if matcher.is_error():
         raise ValueError(f"structured_outputs: {error_of(matcher)}")
     may_end = matcher.is_accepting() or matcher.is_stopped()
     if not may_end and not matcher.validate_tokens([int(allowed.int().argmax())]):
-        raise ValueError(f"structured_outputs: {DEAD_END}")  # the grammar forces text that no tokens spell
+        raise ValueError(f"structured_outputs: {DEAD_END}")  # the grammar forces text that no tokens can spell
     return allowed
 
 
@@ -167,10 +167,10 @@ def error_of(matcher: Any) -> str:
     return DEAD_END if error.startswith("NoExtension") else first_lines(error)
 
 
-def first_lines(error: str, most: int = 3) -> str:
+def first_lines(error: str, max_lines: int = 3) -> str:
     r"""Return the first lines of an error as one line.
 
     >>> first_lines("at 1(8): no such name\n   1 | start: foo\n              ^\n")
     'at 1(8): no such name 1 | start: foo ^'
     """
-    return " ".join(" ".join(error.splitlines()[:most]).split())
+    return " ".join(" ".join(error.splitlines()[:max_lines]).split())

@@ -1,4 +1,4 @@
-"""The values that the engine and its backends exchange: a row to sample, and the token that it gets."""
+"""The values that the engine and its backends exchange: a row of logits to sample, and the sampled token."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from .sampling_params import SamplingParams
 
 
 class SamplingRow(NamedTuple):
-    """The sampler's input for one row of logits, besides the logits."""
+    """The sampler's input for one row, in addition to the logits."""
 
     params: SamplingParams
     seed: int  # the request's own, or one drawn when the request arrived
@@ -36,4 +36,4 @@ class PoolerOutput(NamedTuple):
     embedding: list[float]  # float32 values, [hidden_size]
 
 
-RowOutput = SampledToken | PoolerOutput  # of a sequence whose last token is in the step
+RowOutput = SampledToken | PoolerOutput  # for each sequence whose last token is in the step

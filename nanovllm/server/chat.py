@@ -1,4 +1,4 @@
-"""/v1/chat/completions: the body, and its response. /v1/responses and /tokenize take chats, too."""
+"""/v1/chat/completions: its request and response bodies. /v1/responses and /tokenize reuse parts of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,18 +11,18 @@ from ..chat.forced_calls import forced_call
 from .bodies import Body, Chat, ChunkedBody, InvalidRequest, Object, ParsedRequest, Sample, ToolUse, ending, shortened
 from .logprobs import chat_logprobs, prompt_logprobs
 
-if TYPE_CHECKING:  # `nanovllm batch` imports this file without torch and the extra "serve"
+if TYPE_CHECKING:  # `nanovllm batch` imports this file without torch or the extra "serve"
     from .engine_process import Piece
     from .generation import Work
 
 CHAT = "/v1/chat/completions"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-RESERVED = {  # arguments of render_chat, which are not variables of a template
+RESERVED = {  # arguments of render_chat that are not template variables
     *("messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
 }
 
 
-# The body
+# The request
 
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
@@ -67,7 +67,7 @@ class Tool(Object):
 
 
 class ChatBody(Body):
-    """A conversation, and the options of its template."""
+    """A conversation, and options for the chat template."""
 
     names: ClassVar = {"prompt": "messages", "logprobs": "top_logprobs"}
     messages: Messages | None = None
@@ -79,7 +79,7 @@ class ChatBody(Body):
     continue_final_message: bool | None = None
 
     def chat(self) -> Chat:
-        """Return the conversation. Raise InvalidRequest, naming the field."""
+        """Return the conversation. Raise an InvalidRequest that names the invalid field."""
         dicts = self.model_dump(include={"messages", "tools"}, exclude_unset=True)
         options = template_options(self.chat_template_kwargs, dicts.get("tools"), self.reasoning_effort)
         if self.documents:
@@ -103,20 +103,21 @@ class ChatCompletionRequest(ChunkedBody, ChatBody):
     top_logprobs: int | None = None
 
     def parsed(self) -> ParsedRequest:
-        """Translate the body for the engine. Raise InvalidRequest, naming the field."""
+        """Translate the body for the engine. Raise an InvalidRequest that names the invalid field."""
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("'top_logprobs' requires 'logprobs' to be true.", "top_logprobs")
         functions = [tool.function.model_dump() for tool in self.tools or ()]
         tools = tool_use(functions, self.tool_choice, self.parallel_tool_calls)
-        form = form_of(tools, self.form(), "response_format")
-        params, handling = self.params(self.top_logprobs or 0 if self.logprobs else None, *form), self.handling()
+        constraint = constraint_of(tools, self.constraint(), "response_format")
+        params = self.params(self.top_logprobs or 0 if self.logprobs else None, *constraint)
+        request_fields = self.request_fields()
         if self.max_completion_tokens is not None:
             params["max_tokens"] = self.max_completion_tokens
-            handling["names"] = {**self.names, "max_tokens": "max_completion_tokens"}
+            request_fields["names"] = {**self.names, "max_tokens": "max_completion_tokens"}
         return ParsedRequest(
             prompts=self.chat(),
             params=params,
-            **handling,
+            **request_fields,
             stream=self.checked_stream_options(),
             add_special_tokens=self.add_special_tokens is True,
             tools=tools,
@@ -127,7 +128,7 @@ class ChatCompletionRequest(ChunkedBody, ChatBody):
 def template_options(
     kwargs: dict[str, Any] | None, tools: list[dict[str, Any]] | None, effort: str | None
 ) -> dict[str, Any]:
-    """Return the options of render_chat that all chats share."""
+    """Return the options of render_chat that all chat endpoints support. Raise InvalidRequest for a reserved one."""
     options = dict(kwargs or {})
     for name in RESERVED & options.keys():
         raise InvalidRequest(f"'chat_template_kwargs' must not set '{name}'.", "chat_template_kwargs")
@@ -142,9 +143,10 @@ def template_options(
 def tool_use(
     functions: Sequence[Mapping[str, Any]], choice: str | dict[str, Any] | None, parallel_tool_calls: bool | None
 ) -> ToolUse:
-    """Return the calls that a `tool_choice` allows, in the format of either Chat Completions or Responses.
+    """Return the tool calls allowed by `choice`, a tool_choice in the format of Chat Completions or Responses.
 
-    `functions` holds the functions of the body's tools. Raise InvalidRequest if the choice is invalid or names no tool.
+    `functions` holds the functions of the body's tools. Raise InvalidRequest if the choice is invalid, or names a
+    function that isn't among them.
     """
     name = function_name(choice)
     mode = "required" if name is not None else choice or "auto"
@@ -162,8 +164,8 @@ def tool_use(
         return ToolUse(tuple(functions), None, is_parallel)
     try:
         if mode != "required":
-            kinds = "'none', 'auto', 'required', a function or allowed_tools"
-            raise ValueError(f"Input should be {kinds}, got {shortened(choice)}")
+            choices = "'none', 'auto', 'required', a function or allowed_tools"
+            raise ValueError(f"Input should be {choices}, got {shortened(choice)}")
         forced = forced_call(functions, name, is_parallel)
     except ValueError as error:
         raise InvalidRequest(f"Invalid 'tool_choice': {error}.", "tool_choice", "invalid_value") from None
@@ -173,7 +175,7 @@ def tool_use(
 
 
 def function_name(value: Any) -> str | None:
-    """Return the name of the function in a tool or in a tool_choice, in the form of a chat or of a response.
+    """Return the function's name in a tool or a tool_choice, in the format of Chat Completions or Responses.
 
     >>> function_name({"type": "function", "name": "add"}), function_name("auto")
     ('add', None)
@@ -184,14 +186,14 @@ def function_name(value: Any) -> str | None:
     return None
 
 
-def form_of(tools: ToolUse, form: Mapping[str, Any], form_name: str) -> tuple[Mapping[str, Any], str]:
-    """Return the form of an output, as arguments of StructuredOutputsParams, with the field that sets it.
+def constraint_of(tools: ToolUse, constraint: Mapping[str, Any], field_name: str) -> tuple[Mapping[str, Any], str]:
+    """Return the constraint on the output, as arguments of StructuredOutputsParams, and the field that it comes from.
 
-    A forced call replaces the form of the content. Its JSON has at most a space between its parts: a small model could
-    write spaces forever.
+    A forced call replaces the constraint on the content. Its JSON has at most one space between two parts, because a
+    small model could write spaces forever.
     """
     if tools.forced is None:
-        return form, form_name
+        return constraint, field_name
     return {"json": tools.forced.schema, "whitespace_pattern": " ?"}, "tools"
 
 
@@ -204,12 +206,12 @@ def chat_completion(work: "Work", samples: "Mapping[int, Piece]") -> dict[str, A
         chat_choice(sample, index, work.params.num_logprobs, work.message(sample)) | token_ids(work, sample)
         for index, sample in samples.items()
     ]
-    of_prompt = prompt_logprobs(work.prompt_logprobs.get(0)) | prompt_token_ids(work)
-    return {**work.head("chat.completion"), "choices": choices, "usage": work.usage(), **of_prompt}
+    prompt_fields = prompt_logprobs(work.prompt_logprobs.get(0)) | prompt_token_ids(work)
+    return {**work.head("chat.completion"), "choices": choices, "usage": work.usage(), **prompt_fields}
 
 
 def chat_chunks(work: "Work", index: int, is_first: bool, piece: "Piece") -> Iterator[dict[str, Any]]:
-    """Yield the chunks of a stream for a choice's next piece: none while a character or a tag may be incomplete."""
+    """Yield the stream's chunks for a choice's next piece: none as long as a character or a tag may be incomplete."""
     if is_first:
         role = {"role": "assistant", "content": ""}
         first = {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
@@ -220,17 +222,17 @@ def chat_chunks(work: "Work", index: int, is_first: bool, piece: "Piece") -> Ite
 
 
 def token_ids(work: "Work", piece: "Piece") -> dict[str, Any]:
-    """Return a choice's field for return_token_ids."""
+    """Return the field that return_token_ids adds to a choice."""
     return {"token_ids": piece.token_ids} if work.body.return_token_ids else {}
 
 
 def prompt_token_ids(work: "Work") -> dict[str, Any]:
-    """Return the response's field for return_token_ids."""
+    """Return the field that return_token_ids adds to the response."""
     return {"prompt_token_ids": work.prompts[0].token_ids} if work.body.return_token_ids else {}
 
 
 def chunk_choice(work: "Work", index: int, piece: "Piece", part: MessageDelta | None) -> dict[str, Any]:
-    """Return a choice of a chunk. `part` has the parts of the piece, if it isn't plain text."""
+    """Return a chunk's entry for one choice. `part` is the parsed piece, or None if the piece is plain text."""
     delta: dict[str, Any] = {"content": piece.text} if part is None else fields_of(part)
     if part is not None and part.tool_calls:
         delta["tool_calls"] = [{"index": each.index, **tool_call(each)} for each in part.tool_calls]
@@ -244,7 +246,7 @@ def chat_choice(
 ) -> dict[str, Any]:
     """Return a choice of a chat, with the `top_logprobs` most likely tokens at each position.
 
-    Without a `message`, its content is the sample's text.
+    `message` is the parsed sample. If it is None, the sample's text becomes the content.
     """
     fields: dict[str, Any] = {"content": sample.text} if message is None else {"content": None, **fields_of(message)}
     if message is not None and message.tool_calls:
@@ -254,13 +256,13 @@ def chat_choice(
 
 
 def fields_of(message: MessageDelta) -> dict[str, Any]:
-    """Return the texts of a message that are not empty. Reasoning has both names that clients know."""
+    """Return the non-empty texts of a message. Reasoning appears under both names that clients know."""
     reasoning = {"reasoning_content": message.reasoning, "reasoning": message.reasoning} if message.reasoning else {}
     return ({"content": message.content} if message.content else {}) | reasoning
 
 
 def tool_call(call: ToolCallDelta) -> dict[str, Any]:
-    """Return a call, or the new part of one. Its first part has the id and the name."""
+    """Return a tool call, or the new part of one. Only the first part has the id and the name."""
     if call.name is None:
         return {"function": {"arguments": call.arguments}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

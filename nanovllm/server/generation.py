@@ -1,7 +1,7 @@
-"""The path of a request through the engine, which completions, chats, responses and embeddings share.
+"""The path of a request through the engine. Completions, chats, responses and embeddings share it.
 
-A body becomes Work: requests to the engine, whose outputs come back in pieces. The response is built from the pieces,
-as one object or as a stream of events.
+A request body becomes Work: requests to the engine, whose outputs come back in pieces. The response is built from the
+pieces, as one object or as a stream of events.
 """
 
 import time
@@ -22,15 +22,15 @@ from ..requests.sampling_params import RequestOutputKind, SamplingParams
 from ..requests.tokens import Logprob
 from .bodies import Chat, ChunkedBody, InvalidRequest, MessageStream, ParsedRequest, StreamOptions, usage, whole_message
 from .engine_client import EngineClient
-from .engine_process import Add, Delta, Piece, joined
+from .engine_process import Add, Delta, Piece, join_pieces
 from .errors import ApiError
 from .limits import check_load, check_size, read_as
-from .logprobs import echoed
+from .logprobs import echoed_logprobs
 from .served_model import Tokens
 from .state import ServerState
 from .streaming import Events, error_event, event_of, stream, unless_hung_up
 
-NEVER = 1 << 30  # tokens between two outputs of a response that is sent whole
+NO_STREAM_INTERVAL = 1 << 30  # stream_interval, in tokens, if the response is sent as one object
 DONE = b"data: [DONE]\n\n"
 
 
@@ -42,13 +42,13 @@ class Work:
     """A body's requests to the engine, and the counts for its response."""
 
     body: ParsedRequest
-    model: str  # the name in the response
+    model: str  # the model's name in the response
     prompts: list[Tokens]
     params: SamplingParams
     id: str  # of the response
     engine_id: str  # of the request in the engine; clients may send the same request_id twice
-    format: MessageFormat | None = None  # of a chat's messages; None: the text is the content
-    is_prompt_only: bool = False  # the response echoes the prompt; the engine generates a token, which is dropped
+    format: MessageFormat | None = None  # of a chat's messages; None means plain text
+    is_prompt_only: bool = False  # only echo the prompt; the one token that the engine generates is dropped
     created: int = field(default_factory=lambda: int(time.time()))
     num_generated: int = 0  # tokens
     prompt_logprobs: dict[int, Sequence[dict[int, Logprob] | None]] = field(default_factory=dict)  # by prompt
@@ -56,23 +56,23 @@ class Work:
     num_cached: dict[str, int] = field(default_factory=dict)  # prompt tokens, by request
     num_cached_tokens: int = 0  # their sum
     messages: dict[int, MessageStream] = field(default_factory=dict)  # of a stream, by choice
-    offsets: dict[int, int] = field(default_factory=dict)  # of each choice's next token, in a completion's stream
-    thought_tags: tuple[int | None, int | None] = (None, None)  # tokens that begin and end a thought
+    offsets: dict[int, int] = field(default_factory=dict)  # of each choice's next token in its text
+    thought_tags: tuple[int | None, int | None] = (None, None)  # ids of the tokens that begin and end a thought
     is_thinking: dict[int, bool] = field(default_factory=dict)  # by choice
     num_reasoning: int | None = None  # tokens; None if they are not counted
 
     @property
     def requests(self) -> list[Add]:
-        """One request for each prompt."""
+        """The requests to the engine, one for each prompt."""
         name, salt, pooling = self.engine_id, self.body.cache_salt, self.body.pooling_params
         ids = [name] if len(self.prompts) == 1 else [f"{name}-{i}" for i in range(len(self.prompts))]
         pairs = zip(ids, self.prompts, strict=True)
         return [Add(id, tokens.token_ids, self.params, tokens.text, pooling, salt) for id, tokens in pairs]
 
     async def pieces(self, engine: EngineClient) -> AsyncGenerator[tuple[int, bool, Piece], None]:
-        """Run the requests. Yield each piece with the index of its choice, and whether it is the choice's first.
+        """Run the requests. Yield (choice's index, whether this is the choice's first piece, piece).
 
-        A prompt's choices are neighbors. Raise the errors of engine.generate().
+        Choices of the same prompt have consecutive indexes. Raise the errors of engine.generate().
         """
         requests = self.requests
         prompts = {request.request_id: i for i, request in enumerate(requests)}
@@ -97,18 +97,18 @@ class Work:
                     self._count_reasoning(index, piece.token_ids)
                     is_first = index not in started
                     started.add(index)
-                    yield index, is_first, joined(echoes[prompt], piece) if self.body.echo and is_first else piece
+                    yield index, is_first, join_pieces(echoes[prompt], piece) if self.body.echo and is_first else piece
 
     async def samples(self, engine: EngineClient) -> dict[int, Piece]:
-        """Run the requests. Return the whole output of each choice."""
+        """Run the requests. Return the whole output of each choice, by index."""
         samples: dict[int, Piece] = {}
         async with aclosing(self.pieces(engine)) as pieces:
             async for index, is_first, piece in pieces:
-                samples[index] = piece if is_first else joined(samples[index], piece)
+                samples[index] = piece if is_first else join_pieces(samples[index], piece)
         return dict(sorted(samples.items()))
 
     def message_part(self, index: int, piece: Piece) -> MessageDelta | None:
-        """Return the part of a choice's message in the next piece of a stream, or None if the text is the content."""
+        """Parse the next piece of a choice's stream. Return None for plain text, which needs no parsing."""
         if self.format is None:
             return None
         if index not in self.messages:
@@ -116,11 +116,11 @@ class Work:
         return self.messages[index].take(piece)
 
     def message(self, sample: Piece) -> MessageDelta | None:
-        """Return the message of a whole output, or None if the text is the content."""
+        """Parse a whole output. Return None for plain text, which needs no parsing."""
         return None if self.format is None else whole_message(sample, self.format, self.body.include_reasoning)
 
     def _count_reasoning(self, index: int, token_ids: list[int]) -> None:
-        """Count new tokens of a choice that belong to its thought, if a token ends the thought."""
+        """Count a choice's new tokens that belong to its thought, if the vocabulary has a token that ends thoughts."""
         start, end = self.thought_tags
         if self.format is None or self.format.reasoning is None or end is None:
             return
@@ -139,19 +139,19 @@ class Work:
         return usage(self.num_prompt_tokens, self.num_generated, self.num_cached_tokens, self.num_reasoning)
 
     def head(self, kind: str) -> dict[str, Any]:
-        """Return the fields that each object of the response begins with."""
+        """Return the first fields of each object in the response."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 def echo_of(prompt: Tokens, delta: Delta) -> Piece:
-    """Return the prompt as the beginning of an output. The first delta has the prompt's log-probabilities."""
-    places, text = delta.prompt_logprobs, prompt.text or ""
-    logprobs = echoed(prompt.token_ids, places, text, prompt.first_text) if places else None
+    """Return the prompt as the first piece of an output. `delta` is the request's first, with the prompt's logprobs."""
+    positions, text = delta.prompt_logprobs, prompt.text or ""
+    logprobs = echoed_logprobs(prompt.token_ids, positions, text, prompt.first_text) if positions else None
     return Piece(0, text, prompt.token_ids, logprobs, None, None)
 
 
 async def start_work(state: ServerState, body: ParsedRequest, id: str) -> Work:
-    """Check a body and tokenize its prompts. Raise ValueError or ApiError if it cannot be served."""
+    """Check a body and tokenize its prompts. Raise ValueError or ApiError if the request cannot be served."""
     if state.is_stopping:
         raise ApiError("The server is shutting down.", 503)
     model = state.model
@@ -162,17 +162,17 @@ async def start_work(state: ServerState, body: ParsedRequest, id: str) -> Work:
     if body.pooling_params is not None:
         params.max_tokens = 0  # the engine generates nothing
     params.output_kind = RequestOutputKind.DELTA
-    params.stream_interval = params.stream_interval if body.stream else NEVER
-    given = [body.prompts] if isinstance(body.prompts, Chat) else body.prompts
-    limit = model.max_characters if body.truncate_prompt_tokens is None else None
-    prompts = [await model.tokens(each, body.add_special_tokens, limit) for each in given]
+    params.stream_interval = params.stream_interval if body.stream else NO_STREAM_INTERVAL
+    inputs = [body.prompts] if isinstance(body.prompts, Chat) else body.prompts
+    max_characters = model.max_characters if body.truncate_prompt_tokens is None else None
+    prompts = [await model.tokens(each, body.add_special_tokens, max_characters) for each in inputs]
     format = body.message_format(model.parsers, prompts[0].text or "", params)
-    if (most := body.truncate_prompt_tokens) is not None:
+    if (limit := body.truncate_prompt_tokens) is not None:
         room = model.max_model_len - (1 if params.max_tokens is None else params.max_tokens)
-        if max(most, 1) > room:
-            message = f"Invalid 'truncate_prompt_tokens': at most {room} tokens leave room for the output, got {most}."
+        if max(limit, 1) > room:
+            message = f"Invalid 'truncate_prompt_tokens': at most {room} tokens leave room for the output, got {limit}."
             raise InvalidRequest(message, "truncate_prompt_tokens", "invalid_value")
-        prompts = [each.truncated(room if most < 0 else most, body.truncation_side) for each in prompts]
+        prompts = [each.truncated(room if limit < 0 else limit, body.truncation_side) for each in prompts]
     if body.echo:
         params.prompt_logprobs = params.logprobs if params.prompt_logprobs is None else params.prompt_logprobs
         prompts = [model.with_text(each) for each in prompts]
@@ -190,8 +190,8 @@ async def start_work(state: ServerState, body: ParsedRequest, id: str) -> Work:
 
 
 @asynccontextmanager
-async def working(request: Request, body: ParsedRequest, id: str) -> AsyncIterator[tuple[Work, EngineClient]]:
-    """Start a body's work, and name the body's field in any ValueError, including one from the `async with` block."""
+async def started_work(request: Request, body: ParsedRequest, id: str) -> AsyncIterator[tuple[Work, EngineClient]]:
+    """Start a body's work. Make every ValueError name the body's field, even one from the `async with` block."""
     state: ServerState = request.app.state.server
     try:
         yield await start_work(state, body, id), state.engine
@@ -201,21 +201,21 @@ async def working(request: Request, body: ParsedRequest, id: str) -> AsyncIterat
 
 # From the engine to a completion's or a chat's response
 
-Whole = Callable[[Work, Mapping[int, Piece]], dict[str, Any]]
-Chunks = Callable[[Work, int, bool, Piece], Iterable[dict[str, Any]]]
+BuildResponse = Callable[[Work, Mapping[int, Piece]], dict[str, Any]]
+BuildChunks = Callable[[Work, int, bool, Piece], Iterable[dict[str, Any]]]
 
 
 def endpoint(
-    kind: type[ChunkedBody], id: str, whole: Whole, chunks: Chunks
+    kind: type[ChunkedBody], id: str, whole: BuildResponse, chunks: BuildChunks
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return the handler of an endpoint. The ids of its responses begin with `id`.
+    """Return an endpoint's handler. The ids of its responses begin with `id`.
 
-    `whole` builds a non-streaming response, and `chunks` builds the chunks of a stream for each piece.
+    `whole` builds a response that is sent as one object, and `chunks` builds a stream's chunks for each piece.
     """
 
     async def create(request: Request) -> Response:
         body = (await read_as(kind, request)).parsed()
-        async with working(request, body, id) as (work, engine):
+        async with started_work(request, body, id) as (work, engine):
             if body.stream:
                 return await stream(events_of(engine, work, chunks, body.stream), error_event, request.receive)
             samples = await unless_hung_up(request.receive, work.samples(engine))
@@ -224,7 +224,7 @@ def endpoint(
     return create
 
 
-async def events_of(engine: EngineClient, work: Work, chunks: Chunks, options: StreamOptions) -> Events:
+async def events_of(engine: EngineClient, work: Work, chunks: BuildChunks, options: StreamOptions) -> Events:
     """Yield the events of a stream. Raise the errors of engine.generate()."""
     head = work.head("chat.completion.chunk" if work.body.is_chat else "text_completion")
 

@@ -1,4 +1,4 @@
-"""The endpoints that run no request: the model's names, text to tokens and back, health and version."""
+"""The endpoints that don't run the model: its names, tokenization, health and version."""
 
 import asyncio
 from functools import partial
@@ -19,7 +19,7 @@ from .state import ServerState
 
 
 async def list_models(request: Request) -> Response:
-    """Return the model under each of its names."""
+    """List the model, once under each of its names."""
     state = request.app.state.server
     return JSONResponse({"object": "list", "data": [model_object(request, name) for name in state.model.names]})
 
@@ -32,7 +32,7 @@ async def retrieve_model(request: Request) -> Response:
 
 
 def model_object(request: Request, name: str) -> dict[str, Any]:
-    """Return the model as /v1/models lists it."""
+    """Return the model's entry in /v1/models under one name."""
     state = request.app.state.server
     return {
         "id": name,
@@ -57,7 +57,7 @@ class TokenizeRequest(ChatBody):
 
 
 async def tokenize(request: Request) -> Response:
-    """Return a text or a conversation as token ids."""
+    """Tokenize a text or a conversation."""
     model: ServedModel = request.app.state.server.model
     body = await read_as(TokenizeRequest, request)
     model.check_name(body.model)
@@ -77,7 +77,7 @@ class DetokenizeRequest(Body):
 
 
 async def detokenize(request: Request) -> Response:
-    """Return token ids as a text."""
+    """Convert token ids to text."""
     model: ServedModel = request.app.state.server.model
     body = await read_as(DetokenizeRequest, request)
     model.check_name(body.model)

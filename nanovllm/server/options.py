@@ -1,7 +1,7 @@
-"""ServerOptions: the options of the server alone. `nanovllm serve` adds the engine's.
+"""ServerOptions: the server's own options. `nanovllm serve` also takes the engine's.
 
-The page shares the server's address unless page_port is set. page_host then defaults to this machine, even if clients
-connect from other machines.
+The page shares the server's address unless page_port is set. In that case, page_host defaults to 127.0.0.1, even if the
+server accepts clients from other machines.
 """
 
 import re
@@ -12,7 +12,7 @@ from ..checks import AT_LEAST_0, AT_LEAST_1, Rule, check_field, cli_option
 from ..log import LEVELS
 
 UVICORN_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
-PORT: Rule = ("from 0 to 65535", lambda port: 0 <= port <= 65535)  # 0 picks a free one
+PORT: Rule = ("from 0 to 65535", lambda port: 0 <= port <= 65535)  # 0 picks a free port
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("port", "page_port"), PORT),
     **dict.fromkeys(("shutdown_timeout", "watchdog_timeout", "header_timeout", "body_timeout"), AT_LEAST_0),
@@ -27,7 +27,7 @@ RULES: dict[str, Rule] = {
 class ServerOptions:
     """The options of `nanovllm serve`."""
 
-    host: str = cli_option("127.0.0.1", "address to listen on; 0.0.0.0 for all of this machine's")
+    host: str = cli_option("127.0.0.1", "address to listen on; 0.0.0.0 means all addresses of this machine")
     port: int = cli_option(8000, "port; 0 picks a free one, shown once the server is ready")
     page_port: int | None = cli_option(None, "separate port for the page and /metrics; default: the same port")
     page_host: str | None = cli_option(None, "address of that port; default: 127.0.0.1")
@@ -40,7 +40,7 @@ class ServerOptions:
         "auto", "format of the model's reasoning; auto takes it from the template", ("auto", "none", *REASONING_FORMATS)
     )
     show_text: bool = cli_option(False, "show prompts and outputs, not only blocks, to everyone who opens the page")
-    shutdown_timeout: float = cli_option(30.0, "seconds that running requests have to finish after SIGTERM")
+    shutdown_timeout: float = cli_option(30.0, "seconds for running requests to finish after SIGTERM")
     watchdog_timeout: float = cli_option(
         300.0, "seconds without progress after which /health returns 503 if there is work, and SIGTERM ends the engine"
     )
@@ -52,9 +52,11 @@ class ServerOptions:
         "host names that clients may use for this server, separated by commas; * allows all; "
         "addresses, localhost and --host always work",
     )
-    max_num_queued_reqs: int | None = cli_option(None, "most samples that run or wait; further requests get status 429")
+    max_num_queued_reqs: int | None = cli_option(
+        None, "most samples running or waiting; further requests get status 429"
+    )
     max_num_queued_tokens: int | None = cli_option(
-        None, "most prompt tokens that wait for a first token; further requests get status 429"
+        None, "most tokens in prompts without output yet; further requests get status 429"
     )
     max_logprobs: int = cli_option(20, "most log-probabilities per token that a request may ask for; -1 for no limit")
     max_request_tokens: int | None = cli_option(1 << 20, "most tokens of one request, over all its prompts and samples")
@@ -63,16 +65,16 @@ class ServerOptions:
     body_timeout: float = cli_option(
         60.0, "seconds in which a request's body must arrive, and in which a client must read"
     )
-    log_level: str = cli_option("info", "least important lines to print on standard error", LEVELS)
-    uvicorn_log_level: str = cli_option("error", "the same for the lines of uvicorn, the HTTP server", UVICORN_LEVELS)
-    disable_uvicorn_access_log: bool = cli_option(False, "print no line for each request")
+    log_level: str = cli_option("info", "lowest level of log lines to print on standard error", LEVELS)
+    uvicorn_log_level: str = cli_option("error", "lowest level of lines from uvicorn, the HTTP server", UVICORN_LEVELS)
+    disable_uvicorn_access_log: bool = cli_option(False, "don't log each request")
     disable_access_log_for_endpoints: str | None = cli_option(
-        None, "paths without such lines, separated by commas: /health,/metrics"
+        None, "paths whose requests are not logged, separated by commas, such as /health,/metrics"
     )
-    api_keys: tuple[str, ...] = ()  # --api-key may be repeated, and has an environment variable
+    api_keys: tuple[str, ...] = ()  # from --api-key, which may be repeated, or its environment variable
 
     def __post_init__(self) -> None:
-        """Raise ValueError, naming the option and its value."""
+        """Raise ValueError for an invalid option, with its name and value."""
         for option in fields(self):
             if option.name in RULES:
                 check_field(option, getattr(self, option.name), RULES)

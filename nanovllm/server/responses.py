@@ -1,4 +1,4 @@
-"""/v1/responses: the body, which is a chat in another form, its handler, and the response as items and events."""
+"""/v1/responses: its request body (a chat in another format), its handler, and the response as items and events."""
 
 import itertools
 import uuid
@@ -12,28 +12,28 @@ from starlette.responses import JSONResponse, Response
 
 from ..chat.assistant import MessageDelta, ToolCallDelta
 from .bodies import Chat, Format, Object, ParsedRequest, SamplingBody, StreamOptions, shortened
-from .chat import Effort, Message, form_of, template_options, tool_use
+from .chat import Effort, Message, constraint_of, template_options, tool_use
 from .engine_client import EngineClient
 from .engine_process import Piece
 from .errors import as_error
-from .generation import Work, working
+from .generation import Work, started_work
 from .limits import read_as
 from .logprobs import chat_logprobs
 from .streaming import event_of, stream, unless_hung_up
 
 RESPONSES = "/v1/responses"
-REPEATED: dict[str, Any] = {  # fields that a response repeats, with their defaults
+REPEATED: dict[str, Any] = {  # fields of the request that the response repeats, with their defaults
     **dict.fromkeys(("instructions", "max_output_tokens", "reasoning", "user")),
     **{"metadata": {}, "tools": [], "text": {"format": {"type": "text"}}, "tool_choice": "auto"},
     **{"parallel_tool_calls": True, "top_logprobs": 0},
 }
 
 
-# The body
+# The request
 
 
 def message_of(item: Any) -> Any:
-    """Return an item of an input as a message of a chat: a message, reasoning, a tool call, or a tool's output."""
+    """Convert an input item (a message, reasoning, a tool call or a tool's output) to a chat message."""
     match item:
         case {"type": "function_call", "name": str(name), "arguments": str(arguments)}:
             function = {"name": name, "arguments": arguments}
@@ -47,15 +47,15 @@ def message_of(item: Any) -> Any:
             texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
             return {"role": "assistant", "reasoning": "\n".join(texts)}
         case {"type": kind} if kind != "message":
-            kinds = "a message, reasoning, function_call or function_call_output"
-            raise ValueError(f"Input should be {kinds}, got {shortened(item)}")
+            choices = "a message, reasoning, function_call or function_call_output"
+            raise ValueError(f"Input should be {choices}, got {shortened(item)}")
         case {"role": role, "content": content}:
             return {"role": role, "content": content}
     return item
 
 
 def merged(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge an assistant's reasoning, text and calls, three items of an input, into one message of a chat.
+    """Merge consecutive items of the assistant (reasoning, text, tool calls) into one chat message.
 
     >>> merged([{"role": "assistant", "reasoning": "Hm"}, {"role": "assistant", "content": "Hi"}])
     [{'role': 'assistant', 'reasoning': 'Hm', 'content': 'Hi'}]
@@ -69,13 +69,13 @@ def merged(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if calls is not message.get("tool_calls"):
                 calls += message["tool_calls"]  # in place: a conversation may have thousands
             result[-1] = {**last, **message, **({"tool_calls": calls} if calls else {})}
-        elif message.get("reasoning") != "":  # of a model that hides its reasoning
+        elif message.get("reasoning") != "":  # empty if the model hides its reasoning
             result.append(message)
     return result
 
 
 class ResponseTool(Object):
-    """A tool of a response. Its function has no object of its own."""
+    """A tool. Unlike in a chat, the fields of its function are at the top level."""
 
     type: Literal["function"]
     name: str
@@ -83,13 +83,13 @@ class ResponseTool(Object):
 
 
 class Text(Object):
-    """The form of a response's text."""
+    """The request's `text` field: the format of the response's text."""
 
     format: Format | None = None
 
 
 class Reasoning(Object):
-    """Options of a response's reasoning."""
+    """The request's `reasoning` field."""
 
     effort: Effort | None = None
 
@@ -99,7 +99,7 @@ Items = Annotated[list[Annotated[Message, BeforeValidator(message_of)]], Field(f
 
 
 class ResponsesRequest(SamplingBody):
-    """The body of /v1/responses. Nothing is stored here, so each request carries its whole conversation."""
+    """The body of /v1/responses. The server stores nothing, so each request carries the whole conversation."""
 
     names: ClassVar = {"prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
     input: str | Annotated[Items, Field(min_length=1)]
@@ -117,18 +117,18 @@ class ResponsesRequest(SamplingBody):
     user: str | None = None
 
     def parsed(self) -> ParsedRequest:
-        """Translate the body for the engine, as a chat. Raise InvalidRequest, naming the field."""
+        """Translate the body to a chat for the engine. Raise an InvalidRequest that names the invalid field."""
         wants_logprobs = self.top_logprobs or "message.output_text.logprobs" in (self.include or ())
-        text_form = self.text.format.form() if self.text and self.text.format else {}
+        text_constraint = self.text.format.constraint() if self.text and self.text.format else {}
         tools = tool_use(self.functions(), self.tool_choice, self.parallel_tool_calls)
-        form = form_of(tools, text_form, "text.format")
-        params = self.params(self.top_logprobs or 0 if wants_logprobs else None, *form)
+        constraint = constraint_of(tools, text_constraint, "text.format")
+        params = self.params(self.top_logprobs or 0 if wants_logprobs else None, *constraint)
         if self.max_output_tokens is not None:
             params["max_tokens"] = self.max_output_tokens
         return ParsedRequest(
             prompts=self.chat(),
             params=params,
-            **self.handling(),
+            **self.request_fields(),
             stream=StreamOptions() if self.stream else None,
             add_special_tokens=False,
             tools=tools,
@@ -136,7 +136,7 @@ class ResponsesRequest(SamplingBody):
         )
 
     def functions(self) -> list[dict[str, Any]]:
-        """Return the functions of the tools."""
+        """Return the functions of the request's tools."""
         tools = self.model_dump(include={"tools"}, exclude_unset=True).get("tools") or ()
         return [{name: tool[name] for name in tool if name != "type"} for tool in tools]
 
@@ -161,9 +161,9 @@ class ResponsesRequest(SamplingBody):
 
 
 async def create_response(request: Request) -> Response:
-    """Answer a conversation through OpenAI's newer Responses API. It takes text only, and nothing is stored."""
+    """Answer a conversation in OpenAI's newer Responses API. Only text is supported, and nothing is stored."""
     body = await read_as(ResponsesRequest, request)
-    async with working(request, body.parsed(), "resp_") as (work, engine):
+    async with started_work(request, body.parsed(), "resp_") as (work, engine):
         builder = ResponseBuilder(work, body.repeated())
         if work.body.stream:
             return await stream(response_events(engine, work, builder), builder.error_event, request.receive)
@@ -190,18 +190,18 @@ async def response_events(engine: EngineClient, work: Work, builder: "ResponseBu
 
 
 class ResponseBuilder:
-    """A builder for the objects of one response. Its output is a list of items: reasoning, messages and calls."""
+    """A builder for one response and its events. The output is a list of items: reasoning, messages and tool calls."""
 
     def __init__(self, work: Work, repeated: dict[str, Any]) -> None:
-        """Store the fields of the body that the response repeats."""
+        """Create an empty response. `repeated` are the fields of the request that it repeats."""
         self._work, self._repeated = work, repeated
         self._output: list[dict[str, Any]] = []  # only the last item can be in progress
-        self._logprobs: list[dict[str, Any]] = []  # of tokens that come before a message
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose message has not begun yet
         self._status = "in_progress"
-        self._numbers = itertools.count()
+        self._sequence_numbers = itertools.count()
 
     def response(self) -> dict[str, Any]:
-        """Return the response, with its output once it has ended."""
+        """Return the response object. It includes the output only once the response has ended."""
         work, status = self._work, self._status
         has_ended = status != "in_progress"
         return {
@@ -228,9 +228,9 @@ class ResponseBuilder:
         return b"".join(self._event(kind, response=self.response()) for kind in kinds)
 
     def take(self, piece: Piece, message: MessageDelta | None) -> bytes:
-        """Add a piece to the output. Return its events: none while a character or a tag may be incomplete.
+        """Add a piece to the output. Return its events: none as long as a character or a tag may be incomplete.
 
-        `message` has the parts of the piece, if it isn't plain text.
+        `message` is the parsed piece, or None if the piece is plain text.
         """
         part = MessageDelta(content=piece.text) if message is None else message
         if piece.logprobs is not None:
@@ -254,7 +254,7 @@ class ResponseBuilder:
         return self._event("error", code=fields["type"], message=fields["message"], param=fields["param"])
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        return event_of({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
+        return event_of({"type": kind, "sequence_number": next(self._sequence_numbers), **fields}, kind)
 
     def _add_text(self, kind: str, text: str) -> bytes:
         """Add text to the item in progress if it is of this kind, or else to a new one."""
@@ -269,7 +269,7 @@ class ResponseBuilder:
         return events + self._event(f"response.{part['type']}.delta", **self._place(), **new)
 
     def _add_call(self, call: ToolCallDelta) -> bytes:
-        """Add the new part of a call, which begins with its name."""
+        """Add the new part of a tool call. The first part has the name, and creates the item."""
         events = b""
         if call.name is not None:
             head = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id, "name": call.name, "arguments": ""}
@@ -281,7 +281,7 @@ class ResponseBuilder:
         return events + self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
 
     def _open(self, kind: str) -> bytes:
-        """Begin a message or reasoning, with an empty text."""
+        """Begin a message or reasoning item with empty text."""
         item: dict[str, Any]
         if kind == "message":
             item = {"id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
@@ -317,7 +317,7 @@ class ResponseBuilder:
         return events + self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
 
     def _place(self, has_parts: bool = True) -> dict[str, Any]:
-        """Return where an event's text belongs: the last item, and its only part if it has parts."""
+        """Return the fields that locate an event's text: the last item and, if it has parts, its only part."""
         place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
         return place | {"content_index": 0} if has_parts else place
 

@@ -1,4 +1,4 @@
-"""ServedModel: the model's names, its tokenizer and its prompts."""
+"""ServedModel: the names of the model, its tokenizer, and the conversion of prompts to tokens."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -15,38 +15,38 @@ from ..checkpoints.stream_decoder import decoded_token
 from ..checkpoints.tokenizer import HFTokenizer
 from ..options.engine_args import EngineArgs
 from ..requests.prompts import Prompt, valid_text
-from .bodies import Chat, InvalidRequest, parsers_of
+from .bodies import Chat, InvalidRequest, model_parsers
 from .errors import ApiError
 
-MAX_CHARACTERS = 128  # in a token of today's vocabularies
-MANY_MESSAGES = 100
-LONG_TEXT = 20_000  # characters: tokenizing more takes milliseconds, for which other clients must not wait
+MAX_TOKEN_CHARACTERS = 128  # of the longest token in today's vocabularies
+MANY_MESSAGES = 100  # a chat with more is rendered in a thread, so that other clients don't wait for it
+LONG_TEXT = 20_000  # characters; a longer text takes milliseconds to tokenize, so this happens in a thread
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A prompt in tokens."""
+    """A tokenized prompt."""
 
     token_ids: list[int]
     text: str | None = None  # None if the prompt came as token ids
-    first_text: str = ""  # of the first token, if the response echoes the prompt
+    first_text: str = ""  # the text of the first token, if the response echoes the prompt
 
-    def truncated(self, most: int, side: str) -> "Tokens":
-        """Return at most `most` tokens: the last ones, or the first ones if `side` is "right"."""
+    def truncated(self, limit: int, side: str) -> "Tokens":
+        """Return at most `limit` tokens: the last ones, or the first ones if `side` is "right"."""
         ids = self.token_ids
-        if len(ids) <= most:
+        if len(ids) <= limit:
             return self
-        return Tokens(ids[:most] if side == "right" else ids[len(ids) - most :])
+        return Tokens(ids[:limit] if side == "right" else ids[len(ids) - limit :])
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """The model behind the server."""
 
-    names: Sequence[str]  # responses use the first
+    names: Sequence[str]  # responses show the first one
     other_names: Sequence[str]  # accepted in requests, but not listed
     tokenizer: HFTokenizer | None
-    chat_template: str | None  # replaces the checkpoint's
+    chat_template: str | None  # replaces the checkpoint's own template
     parsers: Parsers  # of tool calls and reasoning
     recommended: Mapping[str, Any]  # the checkpoint's defaults for SamplingParams
     max_model_len: int
@@ -57,11 +57,11 @@ class ServedModel:
 
     @property
     def max_characters(self) -> int:
-        """The length beyond which a text must have more tokens than a sequence may have."""
-        return max(self.max_model_len * MAX_CHARACTERS, LONG_TEXT)
+        """The length beyond which a text certainly has more tokens than a sequence may have."""
+        return max(self.max_model_len * MAX_TOKEN_CHARACTERS, LONG_TEXT)
 
     def check_name(self, name: str | None) -> None:
-        """Raise ApiError 404 for another model. A body without a name means this one."""
+        """Raise ApiError 404 if the name isn't one of this model's. A body may omit the name."""
         if name is not None and name not in self.names and name not in self.other_names:
             names = ", ".join(f"`{each}`" for each in self.names)
             message = f"The model `{name[:100]}` does not exist. This server has {names}."
@@ -76,7 +76,7 @@ class ServedModel:
     async def tokens(
         self, prompt: Prompt | Chat, add_special_tokens: bool, max_characters: int | None = None
     ) -> Tokens:
-        """Return a prompt in tokens. Raise ValueError for an invalid one."""
+        """Tokenize a prompt. Raise ValueError for an invalid one."""
         if isinstance(prompt, list):
             return Tokens(prompt)
         tokenizer = self.require_tokenizer()
@@ -92,7 +92,7 @@ class ServedModel:
         return Tokens(ids, text)
 
     def with_text(self, prompt: Tokens) -> Tokens:
-        """Return the prompt with its text, to be echoed."""
+        """Return the prompt with its text, for a response that echoes it."""
         tokenizer = self.require_tokenizer()
         text = tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
         first_text = decoded_token(prompt.token_ids[0], [], tokenizer) if prompt.token_ids else ""
@@ -104,7 +104,7 @@ class ServedModel:
 
 
 def encode_long(tokenizer: HFTokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """Return the ids of a long text. Unlike encode(), this releases the interpreter's lock."""
+    """Tokenize a long text. Unlike encode(), this releases the interpreter's lock."""
     return tokenizer.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
@@ -116,22 +116,22 @@ def served_model(
     parsers: Sequence[str],
     max_model_len: int,
 ) -> ServedModel:
-    """Build the model that the user named `model`, a folder or a name on the Hub.
+    """Build a ServedModel for `model`, a folder or a name on the Hub.
 
-    Without `names`, clients use that name, or the last part of the folder's path. `parsers` are the names of the
-    parsers of tool calls and of reasoning. Raise ValueError for a checkpoint whose tokenizer or generation config
+    Without `names`, clients use the name on the Hub, or the last part of the folder's path. `parsers` names the parser
+    of tool calls and the parser of reasoning. Raise ValueError if the checkpoint's tokenizer or generation config
     cannot be read.
     """
-    own = Path(model).resolve().name if Path(model).exists() else model
+    default_name = Path(model).resolve().name if Path(model).exists() else model
     recommended = default_sampling_params(args.model, args.generation_config, args.override_generation_config)
     recommended.pop("max_tokens", None)
     tokenizer = tokenizer_of(args)
     return ServedModel(
-        names=names or [own],
+        names=names or [default_name],
         other_names=[] if names else [model],
         tokenizer=tokenizer,
         chat_template=chat_template,
-        parsers=parsers_of(tokenizer, chat_template, *parsers),
+        parsers=model_parsers(tokenizer, chat_template, *parsers),
         recommended=recommended,
         max_model_len=max_model_len,
     )

@@ -1,4 +1,4 @@
-"""Lines on standard error: a reader that does not read, and the progress of a load."""
+"""LineHandler on standard error: a reader that does not read, and the progress of a load."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ def test_line_is_dropped_if_nobody_reads_standard_error(monkeypatch):
     with os.fdopen(reading), os.fdopen(writing, "w") as pipe:
         monkeypatch.setattr("sys.stderr", pipe)
         for i in range(3000):  # a pipe holds 64 KiB
-            log.Lines().emit(logging.makeLogRecord({"msg": f"{i} {'x' * 100}"}))
+            log.LineHandler().emit(logging.makeLogRecord({"msg": f"{i} {'x' * 100}"}))
         assert os.read(reading, 1 << 20).startswith(b"0 xxx")
 
 

@@ -1,4 +1,4 @@
-"""Traces: the events of an engine, which can be the package's or a stage's.
+"""Traces: the events of an engine, either the package's or a stage's.
 
     with traced(llm, "run.jsonl"):                     # the package's engine accepts observers at any time
         llm.generate(prompts)
@@ -8,7 +8,7 @@
     with traced(llm, "run.jsonl", tracer):
         llm.generate(prompts)
 
-Start with EVENTS.md, which describes the format. events.py holds it as data, and reads and writes files. tracer.py is
+Start with EVENTS.md, which describes the format. events.py lists the events, and reads and writes files. tracer.py is
 the observer that records events. replay.py rebuilds the engine's state after each step from the events alone. chrome.py
 converts them for chrome://tracing and ui.perfetto.dev.
 """

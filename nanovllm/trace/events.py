@@ -1,4 +1,4 @@
-"""Events as data, files of events, and events without texts. EVENTS.md explains their meaning."""
+"""The kinds and keys of events, files of events, and a filter that hides texts. EVENTS.md explains the events."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ Write = Callable[[Event], object]  # takes one event at a time
 
 VERSION = 2
 BEGINNING = b'{"kind":"snapshot"'
-MAX_CHARACTERS = 1 << 26  # per line: a file such as /dev/zero never ends
-COMMON = ("kind", "step", "by")  # in every event, but see WITHOUT_BY
+MAX_CHARACTERS = 1 << 26  # per line, because a file such as /dev/zero never ends
+COMMON = ("kind", "step", "by")  # in every event, except for "by" in those of WITHOUT_BY
 KEYS: dict[str, tuple[str, ...]] = {
     "snapshot": ("version", "stage", "pool", "host", "max_num_seqs", "max_num_batched_tokens", "state"),
     "arrive": ("seq", "request", "tokens", "texts", "max_num_tokens", "carried_by", "seconds"),

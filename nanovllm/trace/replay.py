@@ -1,4 +1,4 @@
-"""Replay: rebuild the engine's state after each step from events alone. The page's reducer works the same way."""
+"""Replay: rebuild the engine's state after each step from the events only. The page's reducer works the same way."""
 
 import copy
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ class SequenceState:
     tokens: list[int]
     texts: list[str]
     max_num_tokens: int
-    carried_by: str | None = None  # the sequence that computes its prompt; until then it is in no queue
+    carried_by: str | None = None  # computes this sequence's prompt; until it is forked, it is in no queue
     num_computed_tokens: int = 0
     block_table: list[int | None] = field(default_factory=list)  # None only until the event for this index comes
     slots: tuple[int, int] | None = None  # stage 1: start and end
@@ -42,8 +42,8 @@ class State:
     host_ref_counts: list[int] = field(default_factory=list)  # for each block of the host, the number of loads
     host_free: list[int] = field(default_factory=list)
     host_cached: dict[int, str] = field(default_factory=dict)
-    loading: dict[int, int] = field(default_factory=dict)  # from blocks of the host to blocks of the device
-    disk_loading: list[int] = field(default_factory=list)  # blocks of the device that are read from the disk
+    loading: dict[int, int] = field(default_factory=dict)  # from host blocks to device blocks
+    disk_loading: list[int] = field(default_factory=list)  # device blocks that are being read from the disk
 
     @property
     def idle(self) -> list[int]:
@@ -65,7 +65,7 @@ def begin(snapshot: Event) -> State:
 
 
 def apply(state: State, event: Event) -> State:
-    """Change `state` by one event, and return it. Ignore events that change nothing, such as "refused"."""
+    """Apply one event to `state`, and return it. Ignore events that change nothing, such as "refused"."""
     match event["kind"]:
         case "step":
             state.step = event["step"]
@@ -129,7 +129,7 @@ def apply(state: State, event: Event) -> State:
 
 
 def change_sequence(state: State, seq: SequenceState, event: Event) -> None:
-    """Change a sequence by an event, and the queue that it is in or the blocks that it holds."""
+    """Apply an event to its sequence, and to the sequence's queue or blocks."""
     match event["kind"]:
         case "admit":
             state.waiting.remove(seq.seq)
@@ -168,7 +168,7 @@ def change_sequence(state: State, seq: SequenceState, event: Event) -> None:
 
 
 def states(events: Iterable[Event]) -> Iterator[State]:
-    """Yield the state after each step. It is always the same object."""
+    """Yield the state after each step: always the same object, changed in place."""
     events = iter(events)
     state = begin(next(events))
     for event in events:

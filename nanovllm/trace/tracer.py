@@ -1,7 +1,7 @@
 """Tracer: an observer that records events. Watch: a tracer that a server turns on and off.
 
-An engine calls tell() right after something has happened, so the tracer only reads the new state: the block table of a
-sequence, the reference counts. For each sequence, it remembers only how much it has recorded so far.
+An engine calls tell() right after each change, so the tracer only reads the new state, such as block tables and
+reference counts. For each sequence, it remembers only how much it has recorded so far.
 """
 
 import re
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Recorded:
-    """The part of a sequence that is in the trace."""
+    """The part of a sequence that the trace already has."""
 
     name: str
     num_tokens: int
     num_computed_tokens: int = 0
-    num_once_computed: int = 0  # before a preemption: these tokens are computed again
+    num_once_computed: int = 0  # before a preemption; these tokens are recomputed
     is_beam: bool = False
 
 
@@ -49,10 +49,10 @@ class Tracer:
         self._num_beams = 0
         self._held_up: HeldUp | None = None  # this and the next four belong to the current step
         self._has_preempted = False
-        self._copying: dict[int, str] = {}  # the holder of each block that is about to be written by a copy
+        self._copying: dict[int, str] = {}  # the holder of each block that a copy is about to fill
         self._forked: tuple[Sequence, Sequence] | None = None  # the last parent and child
-        self._arrived: list[int] = []  # blocks that have been loaded
-        self._has_lost = False  # since the last step was scheduled
+        self._arrived: list[int] = []  # loaded or lost blocks that are freed next
+        self._has_lost_blocks = False  # blocks were lost since the last step was scheduled
 
     def attach(self, llm: Any, write: Write, show_text: bool = True) -> None:
         """Write a snapshot of `llm`, an LLM or an LLMEngine, and then its events.
@@ -98,7 +98,7 @@ class Tracer:
         """Return the name of a sequence that has arrived and not ended."""
         return self.recorded[seq].name
 
-    # A request, in the order of its life
+    # A request, from arrival to end
 
     def on_add(self, seq: "Sequence") -> None:
         self._arrive(seq)
@@ -113,18 +113,18 @@ class Tracer:
         self._held_up = HeldUp(seq, why, needed, free, caller_name())
 
     def on_admit(self, seq: "Sequence", hits: "list[int | None] | tuple[()]" = ()) -> None:
-        record, by = self._know(seq), caller_name()
+        record, by = self._record_of(seq), caller_name()
         if self.pool is None:
             slots = getattr(seq, "slots")  # noqa: B009  # stage 1 has them instead of a block table
             self._emit("reserved", {"seq": record.name, "start": slots.start, "end": slots.stop}, by)
         else:
-            hit_places = {place for place, block in enumerate(hits) if block is not None}
-            for place, block in enumerate(seq.block_table):
-                if place in hit_places:
+            hit_indexes = {index for index, block in enumerate(hits) if block is not None}
+            for index, block in enumerate(seq.block_table):
+                if index in hit_indexes:
                     was = "held" if self.pool.ref_counts[block] > 1 else "idle"
-                    self._emit("hit", {"block": block, "seq": record.name, "index": place, "was": was}, by)
+                    self._emit("hit", {"block": block, "seq": record.name, "index": index, "was": was}, by)
                 else:
-                    self._emit("taken", {"block": block, "seq": record.name, "index": place, "why": "admit"}, by)
+                    self._emit("taken", {"block": block, "seq": record.name, "index": index, "why": "admit"}, by)
         record.num_computed_tokens = seq.num_computed_tokens
         self._emit("admit", {"seq": record.name, "num_computed_tokens": seq.num_computed_tokens}, by)
 
@@ -137,15 +137,15 @@ class Tracer:
         behind = self._forked[1] if self._forked and self._forked[0] is parent else parent
         names = {"seq": record.name, "from": self.name(parent)}
         self._emit("forked", {**names, "behind": self.name(behind)}, by)
-        for place, block in enumerate(child.block_table):
-            self._emit("shared", {"block": block, "index": place, **names, "why": "fork"}, by)
+        for index, block in enumerate(child.block_table):
+            self._emit("shared", {"block": block, "index": index, **names, "why": "fork"}, by)
         record.num_computed_tokens = child.num_computed_tokens
         self._forked = parent, child
 
     def on_grow(self, seq: "Sequence", copy: "BlockCopy | None" = None) -> None:
         name, by = self.name(seq), caller_name()
-        block, place = seq.block_table[-1], len(seq.block_table) - 1
-        self._emit("taken", {"block": block, "seq": name, "index": place, "why": "copy" if copy else "grow"}, by)
+        block, index = seq.block_table[-1], len(seq.block_table) - 1
+        self._emit("taken", {"block": block, "seq": name, "index": index, "why": "copy" if copy else "grow"}, by)
         if copy:
             self._emit("given_back", {"block": copy.source, "seq": name, "why": "copy"}, by)
             self._copying[copy.target] = name
@@ -156,12 +156,12 @@ class Tracer:
         record.num_computed_tokens, self._has_preempted = 0, True
         room_for = self.name(makes_room_for) if makes_room_for else None
         why = "blocks" if room_for else "reset" if self._began is None else "step failed"  # reset: between two steps
-        if self._has_lost and why == "step failed":
+        if self._has_lost_blocks and why == "step failed":
             why = "lost"
         self._emit("preempt", {"seq": record.name, "for": room_for, "why": why})
 
     def on_free(self, seq: "Sequence", blocks: Any) -> None:
-        """Record what `seq` gave back: a list of blocks, or a range of slots in stage 1."""
+        """Record that `seq` gave back blocks: a list, or a range of slots in stage 1."""
         record, by = self.recorded[seq], caller_name()
         if self.pool is None:
             self._emit("released", {"seq": record.name, "start": blocks.start, "end": blocks.stop}, by)
@@ -172,7 +172,7 @@ class Tracer:
             self._end(seq, "beam")
 
     def _give_back(self, name: str, blocks: list[int], why: str, by: str) -> None:
-        ref_counts = getattr(self.pool, "ref_counts", None)  # up to stage 4 a block has one holder at most
+        ref_counts = getattr(self.pool, "ref_counts", None)  # up to stage 4, a block has at most one holder
         for block in reversed(blocks):  # in the order of BlockPool.free_blocks()
             self._emit("given_back", {"block": block, "seq": name, "why": why}, by)
             if ref_counts is None or not ref_counts[block]:
@@ -201,14 +201,14 @@ class Tracer:
     # A step
 
     def on_begin(self) -> None:
-        if self._began is not None:  # a stage reports no end of a step that raised
+        if self._began is not None:  # a stage doesn't report the end of a step that raised an error
             self._close_step("the step broke off")
         self.step += 1
         self._began = self.seconds
 
     def on_schedule(self, output: "SchedulerOutput") -> None:
         """Record why the first waiting sequence was not admitted."""
-        self._has_lost = False
+        self._has_lost_blocks = False
         held_up = self._held_up
         if self.scheduler is not None and self.scheduler.waiting:
             seq = next(iter(self.scheduler.waiting))
@@ -278,7 +278,7 @@ class Tracer:
         self._emit("host_evicted", {"block": host_block, "hash": hash_text(block_hash), "why": why})
 
     def on_load(self, seq: "Sequence", copies: "list[BlockCopy]") -> None:
-        name, by = self._know(seq).name, caller_name()
+        name, by = self._record_of(seq).name, caller_name()
         for copy in copies:
             if self._is_on_host(copy):
                 self._emit("loaded", {"from": copy.source, "to": copy.target, "seq": name}, by)
@@ -318,7 +318,7 @@ class Tracer:
         for block in blocks:
             self._emit("lost", {"to": block}, by)
         self._arrived += [block for block in blocks if self.pool.ref_counts[block] == 1]
-        self._has_lost = True
+        self._has_lost_blocks = True
 
     def _is_on_host(self, copy: "BlockCopy") -> bool:
         """Return whether a load is from the host. The disk's blocks are numbered after the host's."""
@@ -335,7 +335,7 @@ class Tracer:
         self._put({"kind": kind, "step": self.step, **fields, "by": by or caller_name()})
 
     def _put(self, event: Event) -> None:
-        if self._arrived and event["kind"] not in ("arrived", "disk_arrived"):  # freed in the meantime
+        if self._arrived and event["kind"] not in ("arrived", "disk_arrived"):  # and these blocks are free now
             arrived, self._arrived = self._arrived, []
             for block in reversed(arrived):
                 self._emit_free(block, "BlockManager.collect_loads")
@@ -349,14 +349,14 @@ class Tracer:
     def _arrive(self, seq: "Sequence", carried_by: "Sequence | None" = None, beam: str | None = None) -> Recorded:
         self.recorded[seq] = record = Recorded(beam or name_of(seq), seq.num_tokens, is_beam=beam is not None)
         carrier = self.name(carried_by) if carried_by else None
-        self._emit("arrive", {**self._described(seq), "carried_by": carrier, "seconds": self.seconds})
+        self._emit("arrive", {**self._description(seq), "carried_by": carrier, "seconds": self.seconds})
         return record
 
-    def _know(self, seq: "Sequence") -> Recorded:
+    def _record_of(self, seq: "Sequence") -> Recorded:
         """Return the record of `seq`. A sequence that was never added is the root of a beam search."""
         return self.recorded.get(seq) or self._arrive(seq, beam=seq.request_id)
 
-    def _described(self, seq: "Sequence") -> Event:
+    def _description(self, seq: "Sequence") -> Event:
         tokens = list(seq.token_ids)
         texts = [self.text(token) for token in tokens]
         names = {"seq": self.name(seq), "request": seq.request_id}
@@ -367,12 +367,12 @@ class Tracer:
         self._emit("end", {"seq": record.name, "why": why, "error": seq.error, "seconds": self.seconds})
 
     def _emit_free(self, block: int, by: str) -> None:
-        """Record where in the free queue a block without holders goes."""
+        """Record that a block without holders joins the free queue, and where."""
         is_cached = block in getattr(self.pool, "hashes", ())
         self._emit("idle" if is_cached else "free", {"block": block, "place": "back" if is_cached else "front"}, by)
 
     def _emit_pools(self) -> None:
-        """Record both queues and both indexes, which a failed step may have changed in part."""
+        """Record both queues and both indexes, which a failed step may have partly changed."""
         pools = self._pools()
         queues = {name: pools[name] for name in ("free", "cached", "host_free", "host_cached")}
         self._put({"kind": "pools", "step": self.step, **queues})
@@ -388,7 +388,7 @@ class Tracer:
         self._put({"kind": "step", "step": self.step, "began": began, "seconds": self.seconds, "error": error})
         self._forget_step()
 
-    # The first line
+    # The snapshot
 
     def _snapshot(self) -> Event:
         """Return the engine's options and initial state, and start to track all sequences."""
@@ -416,8 +416,8 @@ class Tracer:
         for first in [*running, *waiting]:
             for seq, carrier in [(first, None), *((sample, first) for sample in carried(first))]:
                 self.recorded[seq] = Recorded(name_of(seq), seq.num_tokens, seq.num_computed_tokens)
-                place = {"num_computed_tokens": seq.num_computed_tokens, "block_table": list(seq.block_table)}
-                sequences.append({**self._described(seq), "carried_by": carrier and self.name(carrier), **place})
+                progress = {"num_computed_tokens": seq.num_computed_tokens, "block_table": list(seq.block_table)}
+                sequences.append({**self._description(seq), "carried_by": carrier and self.name(carrier), **progress})
         names = {"waiting": [self.name(seq) for seq in waiting], "running": [self.name(seq) for seq in running]}
         return {"sequences": sequences, **names}
 
@@ -430,11 +430,11 @@ class Tracer:
             held = Counter(block for seq in running for block in seq.block_table)
             counted = [held[block] for block in range(self.pool.num_blocks)]
             state["ref_counts"] = list(getattr(self.pool, "ref_counts", counted))
-            state["cached"] = as_keys(getattr(self.pool, "hashes", {}))
+            state["cached"] = json_index(getattr(self.pool, "hashes", {}))
         if self.tier:
             host = self.tier.pool
             state |= {"host_ref_counts": list(host.ref_counts), "host_free": list(host.free)}
-            state["host_cached"] = as_keys(host.hashes)
+            state["host_cached"] = json_index(host.hashes)
             state["loading"] = {str(copy.source): copy.target for load in self.tier.loads for copy in load.copies}
         if disk := getattr(self.engine, "disk_tier", None):
             state["disk_loading"] = disk.arriving()
@@ -442,7 +442,7 @@ class Tracer:
 
 
 class Watch:
-    """The events of a server's engine while a page shows them. Call it in the engine's thread, between steps."""
+    """A tracer of a server's engine, turned on while a page shows it. Call it in the engine's thread, between steps."""
 
     def __init__(self, engine: "LLMEngine") -> None:
         self._engine, self._tracer = engine, Tracer()
@@ -450,13 +450,13 @@ class Watch:
         self._events: list[Event] = []
 
     def on(self, show_text: bool) -> None:
-        """Start or restart with a snapshot."""
+        """Start or restart, beginning with a snapshot."""
         self.off()
         self._tracer.attach(self._engine, lambda event: self._events.append(event), show_text)
         self._is_on = True
 
     def off(self) -> None:
-        """Stop. Events that were not taken are lost."""
+        """Stop. Events not taken yet are lost."""
         if self._is_on:
             self._tracer.detach()
         self._is_on, self._events = False, []
@@ -516,7 +516,7 @@ def name_of(seq: "Sequence") -> str:
 
 
 def stage_of(manager: object) -> str:
-    """Return the name of the stage's folder or of the package that the engine comes from."""
+    """Return the name of the stage or package that the engine belongs to."""
     parts = type(manager).__module__.split(".")
     return next((part for part in parts if re.fullmatch(r"s\d+_\w+", part)), parts[0])
 
@@ -526,17 +526,17 @@ def free_blocks(pool: "BlockPool") -> list[int]:
     return pool.free[::-1] if isinstance(pool.free, list) else list(pool.free)
 
 
-def as_keys(hashes: dict[int, bytes]) -> dict[str, str]:
-    r"""Return the index with strings as keys, for JSON.
+def json_index(hashes: dict[int, bytes]) -> dict[str, str]:
+    r"""Return an index of hashes with strings as keys, as JSON requires.
 
-    >>> as_keys({3: b"\xab"})
+    >>> json_index({3: b"\xab"})
     {'3': 'ab'}
     """
     return {str(block): hash_text(block_hash) for block, block_hash in hashes.items()}
 
 
 def hash_text(block_hash: Any) -> str:
-    """Return a hash as text: its digits if it is bytes. An exercise may use any hashable value."""
+    """Return a hash as text: hex digits if it is bytes. An exercise may use any hashable value."""
     return block_hash.hex() if isinstance(block_hash, bytes) else repr(block_hash)
 
 

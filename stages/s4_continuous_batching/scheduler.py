@@ -1,4 +1,4 @@
-"""Scheduler: choose, before every step, the sequences that run and how many tokens of each.
+"""Scheduler: chooses, before every step, the sequences that run and how many tokens of each are computed.
 
     add -> waiting -- admit, first come first served --> running -> finish
               ^                                             |
@@ -24,7 +24,7 @@ class SchedulerOutput:
     """The work of the next step."""
 
     budget: int  # how many more tokens the step may compute
-    batch: list[Scheduled] = field(default_factory=list)  # in any order
+    batch: list[Scheduled] = field(default_factory=list)  # in no particular order
     failed: list[Sequence] = field(default_factory=list)  # sequences that have outgrown the pool
 
 
@@ -67,8 +67,8 @@ class Scheduler:
         output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions
 
-        # First, one token for each sequence that decodes. The one preempted is the last of `running`, so it comes after
-        # all sequences that are in the batch already: none of these loses a block.
+        # First, one token for each sequence that decodes. Preemption takes the last of `running`, which comes after
+        # every sequence that is in the batch already: none of these loses a block.
         index = 0
         while index < len(self.running) and output.budget > 0:
             seq = self.running[index]

@@ -1,12 +1,12 @@
-"""BlockManager: which sequence holds which blocks of the pool: as many as its tokens fill, wherever they lie.
+"""BlockManager: which sequence holds which blocks of the pool. Each has as many as its tokens fill, wherever they lie.
 
     block size 4     tokens of A       tokens of B       block tables
                      0  1  2  3  4     0  1  2           A: [3, 0]   token 4 is in block 0, offset 0
                                                          B: [1]      token 2 is in block 1, offset 2
     blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
 
-The idea is an operating system's: fixed pages, and a table for each process. No slot is lost between blocks, and at
-most block_size - 1 are empty in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
+The idea comes from operating systems: fixed pages, and a page table for each process. No slot is lost between blocks,
+and at most block_size - 1 are empty in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
 """
 
 from itertools import takewhile
@@ -47,7 +47,7 @@ class BlockManager:
         return [self.pool.cached[block_hash] for block_hash in takewhile(self.pool.cached.__contains__, hashes)]
 
     def num_needed(self, seq: Sequence, hits: list[int]) -> int:
-        """Return how many free blocks allocate() takes. A hit that no sequence holds is one of them."""
+        """Return how many blocks allocate() takes off the free queue. That includes hits that nothing holds."""
         return cdiv(seq.num_tokens, self.block_size) - sum(self.pool.ref_counts[block] > 0 for block in hits)
 
     def allocate(self, seq: Sequence, hits: list[int]) -> None:
@@ -74,7 +74,7 @@ class BlockManager:
             self.pool.cache_block(seq.block_table[i], seq.block_hashes[i])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child` hold the blocks in which `parent` has computed tokens, too. Nothing is copied.
+        """Let `child` share the blocks that hold the computed tokens of `parent`. Nothing is copied.
 
         The tokens in them count as computed by `child`, and from now on report() counts it among the holders. Tell the
         observer "fork".
@@ -88,7 +88,7 @@ class BlockManager:
         self._observer.tell("fork", parent, child)
 
     def can_append(self, seq: Sequence) -> bool:
-        """Return True if append_slot() finds the block that it needs."""
+        """Return True if append_slot() can succeed: it needs no new block, or one is free."""
         return not (self._needs_block(seq) or self._is_shared(seq)) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> BlockCopy | None:
@@ -111,7 +111,7 @@ class BlockManager:
         return copy
 
     def free(self, seq: Sequence) -> None:
-        """Record the peak, give back all blocks of `seq`, uncompute its tokens, and tell the observer "free"."""
+        """Record the peak, give back all blocks of `seq`, reset its computed tokens, and tell the observer "free"."""
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0

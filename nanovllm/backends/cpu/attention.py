@@ -1,13 +1,13 @@
 """Paged attention: keys and values are read in place, once for all heads and queries that share them.
 
-attend() takes one KV head of one sequence, for one query (a decode) or several (a chunk of a prompt). The rows of q are
-queries x query heads of the KV head: row r belongs to query r // group. Keys are processed in tiles that stay in the
-core's cache while they are used twice: for the scores, then for the values with their weights.
+attend() handles one KV head of one sequence, for one query (a decode) or several (a chunk of a prompt). The rows of q
+are queries x query heads of the KV head: row r belongs to query r // group. Keys are processed in tiles, which stay in
+the core's cache for two passes: the first computes the scores, and the second adds the weighted values.
 
     scores of four rows, one vector:   key 0: row 0 1 2 3 | key 1: row 0 1 2 3 | key 2: ... | key 3: ...
 
 Four rows times four keys are sixteen dot products in registers, and their sums are the lanes of one vector. So the
-softmax, too, handles sixteen scores at a time. Two rows are multiplied by eight keys, and one row by sixteen.
+softmax also handles sixteen scores at a time. Two rows are multiplied by eight keys, and one row by sixteen.
 
 A long context is split, so that several workers attend to it at the same time. merge() combines the results.
 """
@@ -56,9 +56,9 @@ from .vectors import (
     zeros,
 )
 
-TILE = 128  # keys: their scores, keys and values fit in the nearest caches
-SPLIT = 512  # keys of a decode that one worker attends to
-AHEAD = 32  # keys to prefetch: blocks are scattered in the pool, where no hardware prefetcher can predict them
+TILE = 128  # keys per tile: their scores, keys and values fit in the core's cache
+SPLIT = 512  # keys per job of a decode: the keys of longer contexts are split
+AHEAD = 32  # keys to prefetch ahead: blocks are scattered in the pool, where no hardware prefetcher can predict them
 PLACES = TILE + AHEAD + WIDTH
 MASKED = np.float32(-1e30)  # a score below all others
 
@@ -74,7 +74,7 @@ class Pool(NamedTuple):
 
 @kernel
 def slot(shape: Pool, layer: int, kv: int, block: int, offset: int) -> int:
-    """Return the place of a key in the pool. Its value is block_size * num_kv_heads * head_dim numbers further on."""
+    """Return the index of a key in the pool. Its value is block_size * num_kv_heads * head_dim numbers later."""
     row = ((block * shape.num_layers + layer) * 2 * shape.block_size + offset) * shape.num_kv_heads + kv
     return row * shape.head_dim
 
@@ -116,7 +116,7 @@ def attend(
 
 @kernel
 def find_places(shape: Pool, layer: int, kv: int, table: Memory, start: int, count: int, places: Memory) -> None:
-    """Set places[t] to the place in the pool of the key at position start + t; the last one fills the rest."""
+    """Set places[t] to the slot() of the key at position start + t, and the rest of `places` to the last one."""
     block, offset, place = start // shape.block_size, start % shape.block_size, 0
     step = shape.num_kv_heads * shape.head_dim
     for t in range(count):
@@ -144,7 +144,7 @@ def attend_rows(
     q: Memory, rows: tuple[int, ...], group: int, before: int, keys: Memory, values: Memory, places: Memory, count: int,
     scores: Memory, out: Memory, size: int, peaks: Memory, sums: Memory,
 ) -> None:  # fmt: skip
-    """Attend with one, two or four rows to a tile of keys, and rescale earlier sums to the new peak.
+    """Attend to a tile of keys with one, two or four rows of q, and rescale earlier sums to the new peak.
 
     `rows` is a tuple of row numbers. The query of row r sees the first before + r // group keys of the tile.
     """
@@ -154,7 +154,7 @@ def attend_rows(
     old = spread(peaks, rows)
     peak = old
     for t in range(0, count, each):
-        if rows[0] == 0:  # the first rows of a tile load it, and the others find it in the cache
+        if rows[0] == 0:  # the first rows load the tile, and later rows find it in the cache
             prefetch_all(keys, places, t + AHEAD, t + AHEAD + each, size)
             prefetch_all(values, places, t, t + each, size)
         score = where_below(splat(t), limit, dots(keys, places_of(places, t, rows), q, starts, size), masked)
@@ -164,7 +164,7 @@ def attend_rows(
     minus, total, weights = multiply(peak, splat(-1)), zeros(), as_type_of(scores, q)
     for t in range(0, count, each):
         weight = exp_of(add(load(scores, t * len(rows)), minus))
-        store_weights(weights, values, t * len(rows), rows, weight)  # no further than the scores that were read
+        store_weights(weights, values, t * len(rows), rows, weight)  # overwrites only scores that were already read
         total = add(total, weight)
     scale = exp_of(add(old, minus))
     write_rows(peaks, rows, peak)
@@ -203,7 +203,7 @@ def add_columns(
     values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
     columns: tuple[int, ...], scale: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """Add to some columns of all rows, keeping them in registers across all keys."""
+    """Do the same as add_values() for some columns, keeping the sums in registers across all keys."""
     sums, depth = scaled(load_block(out, starts, columns), scale), depth_of(weights, values)
     for t in range(0, count, depth):
         last = get(places, t + depth - 1)

@@ -30,12 +30,12 @@ from .vectors import (
     zeros,
 )
 
-PART = 8192  # logits of a row that one worker searches: they stay in the nearest caches
+PART = 8192  # logits of a row per task: few enough to stay in a core's cache
 
 
 @kernel
 def peak_of(logits: Memory, size: int) -> tuple[np.int64, np.float32, np.float32]:
-    """Return where the first largest logit is, its value, and the sum of exp(logit - largest).
+    """Return the index of the first of the largest logits, its value, and the sum of exp(logit - largest).
 
     NaN counts as the largest.
     """
@@ -62,7 +62,7 @@ def peak_of(logits: Memory, size: int) -> tuple[np.int64, np.float32, np.float32
 def join_parts(
     found: Memory, peaks: Memory, sums: Memory, rows: int, parts: int, tokens: Memory, logprobs: Memory
 ) -> None:
-    """Find the first of the largest logits, and its log-probability, or NaN if the logit is not finite.
+    """Merge the parts of each row into its likeliest token and log-probability, or NaN if the logit is not finite.
 
     found int64 [rows, parts]; peaks, sums float32 [rows, parts]; tokens int64 [rows]; logprobs float32 [rows]
     """
@@ -74,7 +74,7 @@ def join_parts(
                 best = part
         peak = read(peaks, best)
         for part in range(row * parts, (row + 1) * parts):
-            if read(peaks, part) > -np.inf:  # a part of nothing but -inf has no sum
+            if read(peaks, part) > -np.inf:  # a part that is all -inf has no valid sum
                 total += read(sums, part) * exp(read(peaks, part) - peak)
         put(tokens, row, get(found, best))
         write(logprobs, row, -np.log(total) if np.isfinite(peak) and not has_nan else np.float32(np.nan))

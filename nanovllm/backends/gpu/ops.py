@@ -1,4 +1,4 @@
-"""The operations of a step as one table."""
+"""The operations of a step as one table: plain, or as Triton kernels."""
 
 import os
 from collections.abc import Callable

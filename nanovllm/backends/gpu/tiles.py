@@ -1,6 +1,6 @@
-"""The division of work that the kernels and their callers agree on, and the memory for partial results.
+"""How kernels divide their work among programs, and the memory for partial results.
 
-Everything here is plain Python that runs on the host: a kernel's launch never waits for a number from the device.
+Everything here is plain Python that runs on the host: no launch has to wait for a number from the device.
 """
 
 import math
@@ -14,7 +14,7 @@ NEARLY_FULL = 0.85  # as a share of a wave of programs
 PROGRAMS_PER_SM = 2  # one reads memory while the other computes
 CHUNKS_PER_PROGRAM = 16  # of the sampler's chunks, each of 128 logits
 MAX_GEMV_ROWS = 4  # the sums of more rows don't fit into registers
-PREFILL_ROWS = 64, 128  # of a program: a query takes one row for each query head that shares its KV head
+PREFILL_ROWS = 64, 128  # per program; a query takes a row for each query head that shares a KV head
 
 
 class DecodeWorkspace:
@@ -42,11 +42,11 @@ class SamplingWorkspace:
 
 
 def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """Return how many splits keep every multiprocessor busy. It depends on the batch alone, so a CUDA graph can fix it.
+    """Return how many splits keep every multiprocessor busy. It depends only on the batch size, so graphs can fix it.
 
-    Programs run in waves. If splits nearly fill one wave, as many are chosen as fit. Otherwise the last wave may be
-    nearly empty: 20 rows of 8 KV heads fill 0.6 of a wave, but with 3 splits each 1.8 waves. Then FlashAttention's
-    heuristic chooses the fewest splits whose waves are nearly as full as the fullest.
+    Programs run in waves. If the most splits that fit into one wave nearly fill it, return their number. Otherwise more
+    waves may fill the GPU better: 20 rows of 8 KV heads fill 0.6 of one wave, but with 3 splits each, 1.8 of two waves.
+    As in FlashAttention, return the fewest splits that fill their waves nearly as well as the best number of splits.
 
     >>> choose_splits(1, 8, 132), choose_splits(8, 8, 132), choose_splits(20, 8, 132), choose_splits(256, 8, 132)
     (33, 4, 3, 1)

@@ -77,7 +77,7 @@ def test_results_match_the_engines(serve, checkpoint):
     [
         (("--ray",), "ray is not installed: pip install '.[ray]'"),
         (("--data-parallel-size", "2"), "--data-parallel-size is 2, but --ray is missing"),
-        (("--ray", "--trace", "t.jsonl"), "--trace watches an engine in this process"),
+        (("--ray", "--trace", "t.jsonl"), "--trace needs an engine in this process"),
     ],
 )
 def test_wrong_options_for_ray_are_an_error_in_a_line(serve, monkeypatch, flags, error):

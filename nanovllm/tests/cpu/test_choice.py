@@ -305,8 +305,8 @@ def test_the_command_shortens_spinning_unless_the_user_sets_it(name, monkeypatch
     for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(each, "1")  # to be restored
         monkeypatch.delenv(each)
-    command.shorten_spinning()
+    command.limit_openmp_spinning()
     assert os.environ.pop("GOMP_SPINCOUNT") == "1000"
     monkeypatch.setenv(name, "7")
-    command.shorten_spinning()
+    command.limit_openmp_spinning()
     assert os.environ[name] == "7" and len({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & {*os.environ}) == 1

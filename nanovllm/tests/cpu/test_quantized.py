@@ -94,7 +94,7 @@ def test_four_numbers_of_sixteen_outputs_lie_side_by_side():
 
 @BOTH
 def test_parts_are_quantized_as_one_weight(bits, monkeypatch):
-    monkeypatch.setattr("nanovllm.quantization.AT_A_TIME", 32 * 64)
+    monkeypatch.setattr("nanovllm.quantization.NUMBERS_AT_A_TIME", 32 * 64)
     weight = torch.randn(150, 64)
     layer = QuantizedLinear(nn.Linear(64, 150, bias=False), AT_LOAD[bits])
     layer.quantize(weight.split([33, 1, 16, 100]))
@@ -104,7 +104,7 @@ def test_parts_are_quantized_as_one_weight(bits, monkeypatch):
 
 @ALL
 def test_a_format_holds_integers_exactly(format, monkeypatch):
-    monkeypatch.setattr("nanovllm.quantization.AT_A_TIME", 32 * 64)
+    monkeypatch.setattr("nanovllm.quantization.NUMBERS_AT_A_TIME", 32 * 64)
     integers = random_integers(75, 96, format)
     assert torch.equal(stored_linear(integers, format).dequantize(), floats_of(integers))
     if not format.has_minima:  # parts with larger groups fit too

@@ -199,8 +199,8 @@ def test_a_step_of_any_model_gives_the_plain_logits(dtype, models, workers, comp
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (([53], [[0]], [1]), r"token ids \[53\], of 53"),
-    (([-1], [[0]], [1]), r"token ids \[-1\], of 53"),
+    (([53], [[0]], [1]), r"token ids must be from 0 to 52, got \[53\]"),
+    (([-1], [[0]], [1]), r"token ids must be from 0 to 52, got \[-1\]"),
     (([1], [[0, 1, 2, 3, 4]], [17]), "at most 16 tokens are allowed, got 17"),
     (([1, 1], [[0], [1]], [4, 5]), "a context of 5 tokens in 4 slots"),
     (([], [], []), "a step needs at least one token per sequence"),

@@ -90,6 +90,6 @@ def test_followers_that_end_when_they_are_asked_have_not_died(tmp_path, monkeypa
 
 @pytest.mark.parametrize(("code", "end"), [("raise SystemExit(7)", "exit status 7"), ("raise_signal(9)", "signal 9")])
 def test_status_of_a_follower_that_is_still_ending_is_awaited(code, end, monkeypatch):
-    monkeypatch.setattr(module, "SECONDS_TO_LEARN", 60.0)
+    monkeypatch.setattr(module, "DEATH_SECONDS", 60.0)
     process = subprocess.Popen([sys.executable, "-c", f"from signal import raise_signal\n{code}"])
-    assert module.death_of(2, b"", process) == f"rank 2 has ended: {end}"
+    assert module.describe_exit(2, b"", process) == f"rank 2 has ended: {end}"

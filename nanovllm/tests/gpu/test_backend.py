@@ -84,10 +84,10 @@ def make_llm(checkpoint, **options) -> LLM:
 
 
 def outputs_of(llm: LLM, params) -> list:
-    return ends_of(llm.generate(PROMPTS, params))
+    return end_positions(llm.generate(PROMPTS, params))
 
 
-def ends_of(outputs: list[RequestOutput]) -> list:
+def end_positions(outputs: list[RequestOutput]) -> list:
     return [(each.token_ids, each.finish_reason) for output in outputs for each in output.outputs]
 
 
@@ -100,7 +100,7 @@ def served(checkpoint) -> Callable[[str], list[RequestOutput]]:
 @pytest.fixture(scope="module")
 def expected(served) -> Callable[[str], list]:
     """Return a function that returns the same in the form of outputs_of()."""
-    return lambda params: ends_of(served(params))
+    return lambda params: end_positions(served(params))
 
 
 PARAMS = {
@@ -300,7 +300,7 @@ def test_tokens_match_if_each_token_of_a_draft_has_a_row(checkpoint, served, par
     capture = FakeCapture() if has_graphs else None
     use_kernels(fast, capture, max_rows=32)
     for _ in range(2):
-        assert outputs_of(fast, PARAMS[params]) == ends_of(outputs)
+        assert outputs_of(fast, PARAMS[params]) == end_positions(outputs)
     stats = fast.stats()
     assert 20 < stats.accepted_tokens < stats.draft_tokens
     assert capture is None or capture.num_replayed > 5

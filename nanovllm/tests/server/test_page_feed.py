@@ -194,7 +194,7 @@ async def test_connection_starts_with_a_snapshot_and_ends_when_the_client_hangs_
 
 
 async def test_connection_sends_heartbeats_and_ends_with_the_engine(monkeypatch):
-    monkeypatch.setattr(live_page, "SECONDS_OF_SILENCE", 0.01)
+    monkeypatch.setattr(live_page, "KEEPALIVE_SECONDS", 0.01)
     engine, connection = Engine(), Connection()
     task = await open_stream(engine.feed, connection)
     await until(lambda: connection.body.endswith(b":\n\n"))

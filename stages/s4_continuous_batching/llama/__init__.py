@@ -2,7 +2,7 @@
 
     hidden = model(input_ids, positions, attend)
 
-`attend` is the one thing that the model does not know: where keys and values are kept.
+The caller passes `attend`, because the model does not know where keys and values are kept.
 """
 
 from .config import ModelConfig
