@@ -8,7 +8,7 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   the package index for torch alone; this one has its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run serve test test-all test-triton test-ray soak storm mutants clients setup notebooks notebook page open-page
+.PHONY: help run chat serve test test-all test-triton test-ray soak storm mutants clients setup notebooks notebook page open-page
 .PHONY: book exercise check play diff scoreboard measure peers gpu pins lint train clean FORCE
 
 # $(value) and the environment protect these from expansion by make and the shell.
@@ -39,6 +39,9 @@ help: ## list the targets
 
 run: $(call needs,core) ## generate a story with nanovllm, or with STAGE=3; PROMPT="Once upon a time" ARGS="--device cuda"
 	@$(PY) -m $(ENGINE) $(ARGS) $${PROMPT:+-- "$$PROMPT"}
+
+chat: $(call needs,gguf) ## chat with a real model, SmolLM2 135M, which is downloaded once (93 MB); ARGS="--temperature 0"
+	@$(PY) -m nanovllm chat smollm2 $(ARGS)
 
 serve: $(call needs,serve) ## start an OpenAI-compatible server with a live page of its memory; ARGS="--port 8001"
 	@$(PY) -m nanovllm serve models/storyteller --chat-template plain $(ARGS)

@@ -155,7 +155,7 @@ class QuantizedEmbedding(nn.Module):
 
 
 def keep_wide(model: nn.Module, num_bytes: int, dtype: torch.dtype) -> None:
-    """Let quantized layers keep their weights in `dtype`, too, as far as `num_bytes` allow. With 0, drop all of them."""
+    """Let quantized layers keep weights in `dtype`, too, as far as `num_bytes` allow. With 0, drop all of them."""
     for layer in model.modules():
         if isinstance(layer, QuantizedLinear):
             size = layer.out_features * layer.in_features * dtype.itemsize

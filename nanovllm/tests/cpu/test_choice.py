@@ -54,7 +54,7 @@ class FakeCompiler:
 
 
 COMPILERS: list[FakeCompiler] = []
-COMPILING = "compiling kernels, once per machine: about half a minute"
+COMPILING = "compiling kernels, once per machine: about half a minute (Ctrl-C is safe, and leaves it to the next run)"
 PROMPT, PARAMS = [1, 5, 9], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
 
 
