@@ -119,9 +119,9 @@ class AsyncLLM:
             await self._call(partial(self._thread.abort, request_ids=request_ids))
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Stop the engine after the current step, and wait up to `timeout` seconds until it has stopped.
+        """Stop the engine after the current step, and wait up to `timeout` seconds for it to stop.
 
-        Callers still waiting for outputs get an EngineDeadError. Further calls of shutdown() have no effect.
+        Callers still waiting for outputs get an EngineDeadError. Calling shutdown() again only waits.
         """
         self._thread.stop(timeout)
 
@@ -158,7 +158,7 @@ class AsyncLLM:
         return self._thread.engine.get_tokenizer()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Empty the prefix cache on the device and the host. Return False, and change nothing, while a request runs."""
+        """Empty the prefix cache in all tiers, disk included. Return False, and change nothing, if a request runs."""
         return await self._call(lambda engine: engine.reset_prefix_cache(reset_running_requests, reset_connector))
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:

@@ -108,10 +108,10 @@ class LLM:
         return self._generate(self._requests(parsed, sampling_params), use_tqdm)
 
     def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
-        """Yield a request's output so far whenever it has a new token. Close the iterator to abort unfinished requests.
+        """Yield outputs as they are generated, in the form that output_kind selects.
 
-        Raise ValueError if the numbers of prompts and sampling_params differ. The first iteration does so if another
-        stream() is open or if `llm_engine` has unfinished requests.
+        Close the iterator to abort unfinished requests. Raise ValueError if the numbers of prompts and sampling_params
+        differ. The first iteration raises it if another stream() is open or if `llm_engine` has unfinished requests.
         """
         self.llm_engine.check_thread()
         return self._serve(self._requests(as_prompts(prompts), sampling_params))
@@ -225,7 +225,7 @@ class LLM:
         self.llm_engine.stop_profile()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Empty the prefix cache on the device and the host. Return False, and change nothing, while a request runs.
+        """Empty the prefix cache in all tiers, disk included. Return False, and change nothing, while a request runs.
 
         With `reset_running_requests`, preempt all running requests first, so that they start over.
         """
@@ -305,7 +305,7 @@ def final_only(params: SamplingParams) -> SamplingParams:
 def warn_of_errors(outputs: abc.Sequence[RequestOutput], stacklevel: int) -> None:
     """Warn about requests that were not served, because their empty outputs are easy to miss.
 
-    The warning points to the script's line, `stacklevel` calls above this function.
+    The warning points to the script's line: `stacklevel` counts the calls up to it, and 1 is this function.
     """
     failed = [output for output in outputs if output.error]
     if failed:

@@ -5,7 +5,7 @@
       sample    choose a token for each sequence; on a GPU, this waits for the model
     update      append the tokens, and free the blocks of finished sequences
 
-Ranges exist only while a profile is recorded. A process has one at a time, because PyTorch and CUDA
+Ranges exist only while a profile is recorded. A process records one profile at a time, because PyTorch and CUDA can
 record only one.
 """
 

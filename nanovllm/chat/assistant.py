@@ -234,7 +234,7 @@ class AssistantParser:
 class CallReader:
     """A reader of one call: {"name": ..., "arguments": {...}}, or only the arguments if the name is known.
 
-    Keys may come in any order. The reader goes from character to character, and tracks only strings and brackets.
+    Keys may come in any order. The reader goes character by character, and tracks only strings and brackets.
     """
 
     def __init__(self, name: str | None = None, known: Collection[str] | None = None) -> None:

@@ -90,8 +90,8 @@ class HFTokenizer:
     def decode(self, token_ids: Any, skip_special_tokens: bool | None = None) -> str:
         """Return the text of `token_ids`. Appending tokens extends the text, and changes at most its last character.
 
-        If `skip_special_tokens` is set, return exactly the text that transformers returns. It differs only for byte
-        tokens that form no character: here each byte becomes U+FFFD, but in transformers the whole run becomes U+FFFD.
+        With `skip_special_tokens` True or False, this is exactly the text of transformers. With None, it differs where
+        byte tokens form no character: each byte becomes U+FFFD, but in transformers the whole run does.
         """
         ids = self.visible(to_token_ids(token_ids), skip_special_tokens)
         if skip_special_tokens is not None or self._bytes.keys().isdisjoint(ids):
@@ -115,8 +115,8 @@ class HFTokenizer:
             self._texts[token_id] = self.decode([*self.anchor, token_id])[num_characters:]
         return self._texts[token_id]
 
-    def json_within_text(self) -> str:
-        """Return the backend as JSON, without the steps of its sequences that prepend a space to a text."""
+    def json_without_prefix_space(self) -> str:
+        """Return the backend as JSON. Steps of its sequences that prepend a space to a text are left out."""
         text = self.backend.to_str()
         if '"Metaspace"' not in text:
             return text

@@ -1,6 +1,6 @@
 """Command-line options, made from the fields of dataclasses.
 
-A field with a help text in its metadata is an option: `max_num_seqs: int = field(default=32, metadata={"help": ...})`
+A field with help text in its metadata is an option: `max_num_seqs: int = field(default=32, metadata={"help": ...})`
 becomes `--max-num-seqs INTEGER`. Nothing here imports torch, so `--help` appears immediately.
 """
 
@@ -75,7 +75,7 @@ PATH.name = "path"  # shown in --help
 
 
 def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[click.Parameter]:
-    """Return an option for each field of a dataclass that has a help text, with `changes` by the field's name."""
+    """Return an option for each field of a dataclass that has help text. `changes` maps field names to option()'s."""
     return [option(field, **changes.get(field.name, {})) for field in fields(kind) if "help" in field.metadata]
 
 

@@ -134,7 +134,7 @@ def make_report(
     if (shortest := min((max_model_len, *lengths))) < 1:
         raise ValueError(f"--max-model-len and --length must be at least 1, got {shortest}")
     if max_model_len > limit:
-        raise ValueError(f"max_model_len is {max_model_len}, but the model has {limit} positions")
+        raise ValueError(f"max_model_len is {max_model_len}, but the model's limit is {limit}")
     if max(lengths, default=0) > max_model_len:
         raise ValueError(f"length must be at most {max_model_len}, the max_model_len, got {max(lengths)}")
     if quantization is not None:

@@ -15,7 +15,7 @@ HOW_TO_RUN = """\
   python -m stages 3 "Once upon a time"     run stage 3
   make diff STAGE=3                         see what it changes in stage 2
   make exercise STAGE=3                     write it yourself
-  stages/README.md                          read the path through them"""
+  stages/README.md                          follow the path through them"""
 
 
 @click.command()

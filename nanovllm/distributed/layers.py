@@ -26,7 +26,7 @@ COLUMNS = ("o_proj.weight", "down_proj.weight")
 
 
 def local_config(model: ModelConfig, world_size: int) -> ModelConfig:
-    """Return the config of one rank's part, with the whole vocabulary. If KV heads are too few, ranks share them.
+    """Return the config of one rank's part, with the whole vocabulary. If there are too few KV heads, ranks share them.
 
     Raise ValueError if the heads or the MLP cannot be divided.
     """

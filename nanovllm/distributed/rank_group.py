@@ -53,7 +53,7 @@ class Connections(Protocol):
 
 
 class Command(NamedTuple):
-    """A call of an engine method, for all ranks to make."""
+    """A call to an engine method, which all ranks make."""
 
     method: Callable[..., object]
     args: tuple[Any, ...]
@@ -81,7 +81,7 @@ class RankGroup:
         self.num_all_reduces = 0  # of tensors
         self._store, self._tensor_backend = store, "nccl" if device_type == "cuda" else "gloo"
         self._followers, self._inbox = followers, inbox
-        self._outbox: list[bytes] = []  # pickled commands that are not sent yet
+        self._outbox: list[bytes] = []  # pickled commands that have not been sent yet
         self._group_numbers = count()
         self._control: Connections | None = None
         self._tensors: Connections | None = None

@@ -8,8 +8,8 @@ A block is one run of bytes, [num_layers, num_kv_heads, block_size * (2 * head_d
     values   int8 [block_size / 4, head_dim, 4 tokens]
     scales   float32 [2, block_size], of keys and of values
 
-Four tokens are side by side because a processor multiplies bytes by fours: four numbers of a key by those of a query,
-and one number of four values by their weights. See ../backends/cpu/int8_attention.py.
+Four tokens are side by side because a processor multiplies bytes in groups of four: four numbers of a key by those of
+a query, and one number of four values by their weights. See ../backends/cpu/int8_attention.py.
 """
 
 import torch
@@ -23,13 +23,13 @@ TOKENS = 4  # side by side
 def int8_block_shape(model: ModelConfig, block_size: int) -> tuple[int, ...]:
     """Return the shape of a block in bytes. Raise ValueError if kernels could not read it."""
     if block_size % TOKENS or model.head_dim % 16:
-        needs = f"a block_size of a multiple of {TOKENS} and a head_dim of a multiple of 16"
+        needs = f"a block_size that is a multiple of {TOKENS} and a head_dim that is a multiple of 16"
         raise ValueError(f"kv_cache_dtype 'int8' needs {needs}, got {block_size} and {model.head_dim}")
     return model.num_hidden_layers, model.num_key_value_heads, block_size * (2 * model.head_dim + 8)
 
 
 class Int8Blocks:
-    """Views of a pool uint8 [num_blocks, *int8_block_shape()], which quantize what is written to it."""
+    """Views of a uint8 pool [num_blocks, *int8_block_shape()] that quantize what is written to it."""
 
     def __init__(self, blocks: Tensor, block_size: int, head_dim: int) -> None:
         keys, values, scales = blocks.split([block_size * head_dim, block_size * head_dim, block_size * 8], -1)

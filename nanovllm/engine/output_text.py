@@ -34,7 +34,7 @@ class StopStrings:
                     depths.append(depths[state] + 1)
                 state = self._children[state][char]
             self.ends[state] = min(self.ends[state], index)
-        self._fallbacks, self.held_back = [0] * len(depths), depths  # the state of the longest shorter end
+        self._fallbacks, self.held_back = [0] * len(depths), depths  # the state of the longest shorter suffix
         for state in sorted(range(1, len(depths)), key=depths.__getitem__):
             parent, char = parents[state]
             fallback = self._fallbacks[state] = self.read(self._fallbacks[parent], char) if parent else 0
@@ -102,16 +102,16 @@ class OutputText:
                 self._shown, self._held_back = self._shown + text[: end if self._keep_stop else start], ""
                 self._decoder = None
                 return True
-        keep = len(text) - self._automaton.held_back[self._state]
-        self._shown, self._held_back = self._shown + text[:keep], text[keep:]
+        num_shown = len(text) - self._automaton.held_back[self._state]
+        self._shown, self._held_back = self._shown + text[:num_shown], text[num_shown:]
         return False
 
 
 class RepetitionDetector:
     """A detector of patterns that an output repeats at its end, min_count times or more.
 
-    For each token, numpy passes once over the sizes that fit in the output so far, at most len(output). However large
-    the parameters' numbers are, this is less work than attention has with the same token.
+    For each token, numpy makes one pass over the pattern sizes that fit in the output so far, at most len(output).
+    However large the parameters are, this is less work than attention does for the same token.
 
     >>> detector = RepetitionDetector(RepetitionDetectionParams(max_pattern_size=2, min_count=3))
     >>> [detector.push(token_id) for token_id in (9, 4, 5, 4, 5, 4, 5)]
@@ -121,13 +121,14 @@ class RepetitionDetector:
     def __init__(self, params: RepetitionDetectionParams) -> None:
         self._min_size, self._max_size = max(1, params.min_pattern_size), params.max_pattern_size
         self._min_count = params.min_count
-        self._token_ids = np.empty(64, dtype=np.int64)  # [capacity], the last token first: it ends with the output
-        self._runs = np.zeros(64, dtype=np.int64)  # [capacity], how many last tokens equal the one `size` before them
+        self._token_ids = np.empty(64, dtype=np.int64)  # [capacity], filled from its end: the newest token comes first
+        # [capacity], by size - 1: how many of the last tokens equal the token `size` places before them
+        self._runs = np.zeros(64, dtype=np.int64)
         self._num_tokens = 0
 
     def push(self, token_id: int) -> bool:
         """Add a token. Return True if the output ends in a repetition now."""
-        capacity, size = len(self._runs), min(self._max_size, self._num_tokens)  # the largest that was here before
+        capacity, size = len(self._runs), min(self._max_size, self._num_tokens)  # size: the largest to compare
         if self._num_tokens == capacity:
             self._token_ids = np.concatenate([np.empty_like(self._token_ids), self._token_ids])
             self._runs, capacity = np.concatenate([self._runs, np.zeros_like(self._runs)]), 2 * capacity

@@ -41,7 +41,7 @@ class BadWords:
     """A ban on the last token of each word, wherever the tokens before it match."""
 
     def __init__(self, words: list[list[int]]) -> None:
-        """Take each word as its token ids."""
+        """`words` holds the token ids of each word."""
         self._words = words
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:

@@ -127,7 +127,9 @@ class Grammars:
         if self._tokenizer is None or not self._eos_token_ids:
             raise ValueError("structured_outputs end with an EOS token, and the checkpoint names none")
         size, eos_token_ids = max(self._vocab_size, len(self._tokenizer)), sorted(self._eos_token_ids)
-        return self._library.LLTokenizer(self._tokenizer.json_within_text(), n_vocab=size, eos_token=eos_token_ids)
+        return self._library.LLTokenizer(
+            self._tokenizer.json_without_prefix_space(), n_vocab=size, eos_token=eos_token_ids
+        )
 
 
 def grammar_text(library: ModuleType, params: StructuredOutputsParams) -> str:

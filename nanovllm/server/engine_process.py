@@ -1,7 +1,7 @@
 """The engine's process, and the messages between it and the server's front.
 
     to the engine      Add, Abort, GetMetrics, WatchMemory, Stop
-    from the engine    Ready or Failed, once; then StepResult after a step, MetricsReply for each GetMetrics, Note
+    from the engine    Ready, StepResult after a step, MetricsReply for each GetMetrics, Note; Failed, last, if it fails
 
 The process repeats three things: handle the messages that have arrived, run a step, and send its outputs. No other
 Python thread does any work here, because each operation of a step would then wait for the interpreter's lock.
@@ -264,7 +264,7 @@ class Worker:
         """Add a request to the engine. If the engine refuses it, the next StepResult says so.
 
         Once compiled kernels are ready, hold new requests until the running ones have finished: the engine switches to
-        its kernels only when it is idle, and a busy server would never be.
+        them only when it is idle, which a busy server never is.
         """
         awaits_idle = self.engine.kernels.awaits_idle
         if awaits_idle and self.engine.has_unfinished_requests():

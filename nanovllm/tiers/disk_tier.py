@@ -81,7 +81,7 @@ class DiskTier:
         self._free_read_buffers = deque(range(num_buffers, num_buffers + NUM_READERS))
         self._numbers = itertools.count(first_block)
         self._held: dict[int, BlockHash] = {}
-        self._known: set[BlockHash] = set()  # that have been found in the files
+        self._known: set[BlockHash] = set()  # that have been found in the files or written to them
         self._bad: set[BlockHash] = set()  # in files that cannot be read, but still exist
         self._dropped: set[BlockHash] = set()  # cached on the device, but no buffer was free
         self._waiting: set[BlockHash] = set()  # in buffers
@@ -100,7 +100,7 @@ class DiskTier:
         return True
 
     def save(self, block: int, block_hash: BlockHash, is_prompt: bool) -> None:
-        """Write a computed block in the background, if kv_disk_save includes it: "all", or "prompt" for a prompt's."""
+        """Write a computed block in the background if kv_disk_save is "all", or "prompt" and it belongs to a prompt."""
         if self._save == "all" or (self._save == "prompt" and is_prompt):
             self._write_in_background(block, block_hash)
 
@@ -163,7 +163,7 @@ class DiskTier:
         self._has_warned = True
 
     def touch(self, hashes: list[BlockHash]) -> None:
-        """Mark those of these blocks that are on disk, or soon will be, as the most recently used."""
+        """Mark the blocks that are on disk, or soon will be, as the most recently used."""
         if used := [each for each in hashes if each in self._known or each in self._waiting]:
             self._writer.submit(self._touch, used)
 
@@ -268,7 +268,7 @@ class DiskTier:
         self._writer.submit(self.files.write_times).result()
 
     def reset(self) -> None:
-        """Remove this namespace's files, which other processes lose, too. No block may be loading.
+        """Remove the files of this model with these options, so other engines lose them, too. No block may be loading.
 
         If the files cannot be removed, ignore them from now on.
         """

@@ -47,7 +47,7 @@ class HostTier:
     """
 
     def __init__(self, device_blocks: Tensor, num_blocks: int, observer: Observer) -> None:
-        """Allocate the pool. `device_blocks` is KVCache.blocks. Raise ValueError if they do not fit in host memory."""
+        """Allocate the pool. `device_blocks` is KVCache.blocks. Raise ValueError if host memory has no room for it."""
         is_cuda = device_blocks.is_cuda
         shape = (num_blocks, *device_blocks.shape[1:])
         try:

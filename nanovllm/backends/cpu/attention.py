@@ -146,7 +146,7 @@ def attend_rows(
 ) -> None:  # fmt: skip
     """Attend to a tile of keys with one, two or four rows of q, and rescale earlier sums to the new peak.
 
-    `rows` is a tuple of row numbers. The query of row r sees the first before + r // group keys of the tile.
+    `rows` is a tuple of row numbers. The query of row r sees the first before + rows[r] // group keys of the tile.
     """
     count = min(count, before + rows[-1] // group)
     starts, each = starts_of(rows, size), WIDTH // len(rows)

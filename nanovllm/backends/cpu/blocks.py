@@ -252,7 +252,7 @@ def write_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def limits(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return limits: row r may see key t + k if t is below lane k * len(rows) + r.
 
-    That lane holds the smaller of `count` and before + r // group, minus k.
+    That lane holds the smaller of `count` and before + rows[r] // group, minus k.
     """
     seen = [builder.add(args[2], builder.sdiv(row, args[1])) for row in parts_of(builder, args[0])]
     seen = [builder.select(builder.icmp_signed("<", x, args[3]), x, args[3]) for x in seen]

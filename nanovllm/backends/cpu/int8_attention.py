@@ -288,7 +288,7 @@ def attend_rows(
 ) -> None:  # fmt: skip
     """Attend to a tile of keys with up to four rows of q, and rescale earlier sums to the new peak.
 
-    The query of row r sees the first before + r // group keys of the tile.
+    The query of row r sees the first before + rows[r] // group keys of the tile.
     """
     count, size = min(count, before + rows[-1] // group), shape.head_dim
     scores, scales, bytes_of = floats(scratch.scores), floats(scratch.scales), octets(pool)

@@ -11,7 +11,7 @@ splits:
                              \               |                /
     merge                one program per query head combines the three partial results
 
-Why split? A GPU has about 132 multiprocessors, and one row with 8 KV heads makes only 8 programs. The rest would idle
+Why split? An H100 has 132 multiprocessors, and one row with 8 KV heads makes only 8 programs. The rest would idle
 while those 8 read the whole context, and 8 programs can't request memory as fast as the GPU can deliver it.
 
 A program reads its queries, the context length, and the block table entries, keys and values of each tile. Each key is
@@ -65,7 +65,7 @@ def find_slots(table, position, is_key, block_stride, slot_stride, BLOCK_SIZE: t
 
     Positions past the end of the context aren't looked up. table int32 [max_blocks], a pointer; position, is_key [TILE]
     """
-    block = tl.load(table + position // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)  # a pool is larger than 2**31
+    block = tl.load(table + position // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)  # offsets may exceed 2**31
     return block * block_stride + position % BLOCK_SIZE * slot_stride
 
 

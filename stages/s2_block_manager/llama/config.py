@@ -87,7 +87,7 @@ class ModelConfig:
 
     @property
     def max_context_len(self) -> int:
-        """The longest text, in tokens. A sliding window limits it, as `attend` always attends to all earlier tokens."""
+        """The longest text, in tokens. A sliding window limits it, because attention here covers all earlier tokens."""
         return min(self.max_position_embeddings, self.sliding_window or self.max_position_embeddings)
 
 
