@@ -31,7 +31,7 @@ from .llama import LlamaForCausalLM
 
 GROUP = 32  # numbers of a row that share a scale and a minimum in int4, and a scale in x, the kernels' input
 COLUMN = 16  # outputs in a line
-OUTPUTS_PER_KERNEL = 32  # outputs that a kernel computes at a time
+PAD_TO = 32  # outputs that a kernel computes at a time
 NUMBERS_AT_A_TIME = 1 << 20  # numbers that are quantized at a time
 LOWER = 0x0F0F0F0F  # mask for the low 4 bits of four bytes
 
@@ -78,7 +78,7 @@ class QuantizedLinear(nn.Module):
         if size % GROUP:
             raise ValueError(f"a weight of {outputs} x {size} cannot be quantized: its rows need a multiple of {GROUP}")
         self.out_features, self.in_features, self.format = outputs, size, format
-        columns, device = -(-outputs // OUTPUTS_PER_KERNEL) * OUTPUTS_PER_KERNEL // COLUMN, linear.weight.device
+        columns, device = -(-outputs // PAD_TO) * PAD_TO // COLUMN, linear.weight.device
         values = torch.zeros(columns, size // GROUP * format, COLUMN, 4, dtype=torch.uint8, device=device)
         scales = torch.zeros(columns if format == Format.INT8 else 0, COLUMN, dtype=torch.int32, device=device)
         self.values = nn.Parameter(values, requires_grad=False)
@@ -110,7 +110,7 @@ class QuantizedLinear(nn.Module):
             first += len(part.q)
 
     def _rows_at_a_time(self) -> int:
-        return max(1, NUMBERS_AT_A_TIME // self.in_features // OUTPUTS_PER_KERNEL) * OUTPUTS_PER_KERNEL
+        return max(1, NUMBERS_AT_A_TIME // self.in_features // PAD_TO) * PAD_TO
 
     def _store(self, start: int, integers: Integers) -> None:
         """Store rows of the weight from `start` on. The last column of 16 may be partial."""

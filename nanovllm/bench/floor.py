@@ -17,7 +17,7 @@ NUM_BYTES, REPEATS = 1 << 28, 7  # larger than a processor's caches
 TIMES_ON_GPU = 16  # a GPU would read fewer bytes in less time than the launch takes
 
 
-class BandwidthProbe:
+class Bandwidth:
     """A tensor too large for caches. Calling it reads the tensor once and returns the seconds."""
 
     def __init__(self, device: torch.device | None = None, num_bytes: int | None = None) -> None:
@@ -31,7 +31,7 @@ class BandwidthProbe:
 
 def device_bandwidth(device: torch.device) -> float:
     """Measure how many bytes per second the device reads."""
-    reading = BandwidthProbe(device)
+    reading = Bandwidth(device)
     return reading.num_bytes / statistics.median(reading() for _ in range(REPEATS))
 
 

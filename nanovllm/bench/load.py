@@ -36,8 +36,8 @@ MAX_LINE_BYTES = 1 << 24
 DEFAULT_MAX_MODEL_LEN = 2048  # for a server that does not report one
 DEFAULT_OUTPUT_LEN = 256  # of a dataset's requests, as in vLLM
 ERRORS = (OSError, aiohttp.ClientError, ValueError)
-NUM_SINGLE_REQUESTS = 8  # requests per round that are sent one at a time
-SINGLE_OUTPUT_LEN = 2  # in each of their outputs
+NUM_SINGLES = 8  # requests per round that are sent one at a time
+SINGLE_LEN = 2  # in each of their outputs
 ADDRESS = re.compile(r"serving .* at (http://[^\s,]+), (.*)")
 SECONDS_TO_END = 30.0  # for a server, before it is killed
 TasksOfRound = tuple[list[Task], list[Task]]  # served together, and one at a time
@@ -102,10 +102,10 @@ class Client:
         path: str,
         bodies: Sequence[dict[str, Any]],
         times: Sequence[float] | None = None,
-        max_concurrency: int | None = None,
+        limit: int | None = None,
     ) -> Streamed:
-        """Send each request at its scheduled time, or all at once, with at most `max_concurrency` in flight."""
-        semaphore = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
+        """Send each request at its scheduled time, or all at once, with at most `limit` in flight."""
+        semaphore = asyncio.Semaphore(limit) if limit else nullcontext()
         cpu_start, start = time.process_time(), time.perf_counter()
 
         async def send(body: dict[str, Any], when: float) -> Outcome:
@@ -274,14 +274,10 @@ def make_rounds(llm: LLM, options: Http) -> list[TasksOfRound]:
     count, vocab_size = 1 + options.rounds, llm.model_config.vocab_size
     size, input_len = options.num_prompts, options.input_len
     together = random_tasks(vocab_size, count * size, input_len, options.output_len, options.spread)
-    alone = random_tasks(
-        vocab_size, count * NUM_SINGLE_REQUESTS, input_len + 1, SINGLE_OUTPUT_LEN
-    )  # another length gives other tokens
+    # another length gives other tokens
+    alone = random_tasks(vocab_size, count * NUM_SINGLES, input_len + 1, SINGLE_LEN)
     check_lengths([*together, *alone], llm.max_model_len)
-    return [
-        (together[i * size : (i + 1) * size], alone[i * NUM_SINGLE_REQUESTS : (i + 1) * NUM_SINGLE_REQUESTS])
-        for i in range(count)
-    ]
+    return [(together[i * size : (i + 1) * size], alone[i * NUM_SINGLES : (i + 1) * NUM_SINGLES]) for i in range(count)]
 
 
 def offline(llm: LLM, load: TasksOfRound) -> HttpTurn:

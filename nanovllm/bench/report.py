@@ -15,7 +15,7 @@ from .. import __version__
 if TYPE_CHECKING:
     from ..llm import LLM
 
-THIS_ENGINE = "nanovllm"  # the column of this engine
+OURS = "nanovllm"  # the column of this engine
 Report = dict[str, Any]  # "bench", "settings", "machine", "measured": numbers by column, and "says": lines of text
 
 

@@ -14,7 +14,7 @@ from .bench_options import Latency, Offload, Prefix, Throughput
 from .engine import Run, load_llm, numbers, serve
 from .floor import Floor, device_bandwidth, floor_note
 from .harness import Spread, ratio, take_turns
-from .report import THIS_ENGINE, Report, machine, report_of, settings
+from .report import OURS, Report, machine, report_of, settings
 from .workload import Task, check_lengths, random_tasks, random_tokens, read_dataset
 
 NOTE = "times in ms: p50 / p90 / p99 of all rounds"
@@ -62,7 +62,7 @@ def latency(engine: dict[str, Any], options: Latency, peers: Peers = no_peers) -
 def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, named: dict[str, Any], peers: Peers) -> Report:
     """Serve the tasks with this engine and its peers, in turns."""
     check_lengths(tasks, llm.max_model_len)
-    own: dict[str, Call] = {THIS_ENGINE: partial(serve, llm, tasks)}
+    own: dict[str, Call] = {OURS: partial(serve, llm, tasks)}
     with peers(llm, tasks) as (calls, says):
         results = take_turns({**own, **calls}, rounds, title=name)
     bandwidth = device_bandwidth(llm.llm_engine.device)
@@ -79,9 +79,9 @@ def scores(
         generated = [task._replace(num_output_tokens=len(each)) for task, each in zip(tasks, run.tokens, strict=True)]
         floor_seconds = floor.num_bytes(generated, measured[name]["steps"]) / bandwidth
         measured[name] |= {"tokens": run.num_tokens, "floor_share": floor_seconds / measured[name]["seconds"]}
-        if name != THIS_ENGINE:
-            speedup = ratio(results, THIS_ENGINE, name, lambda run: run.tokens_per_second)
-            measured[name][f"{THIS_ENGINE}'s speedup"] = speedup._asdict()
+        if name != OURS:
+            speedup = ratio(results, OURS, name, lambda run: run.tokens_per_second)
+            measured[name][f"{OURS}'s speedup"] = speedup._asdict()
     return measured
 
 

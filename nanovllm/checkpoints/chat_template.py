@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from .entries import Entries, short_repr
+from .entries import Entries, shorten
 
 REASONING = ("reasoning_content", "thinking", "reasoning")  # keys for reasoning; the first that is set counts
 # The type of a content part: the key of its text
@@ -109,9 +109,7 @@ def check_messages(messages: Sequence[Any]) -> list[JsonDict]:
     chat = [to_plain(message) for message in messages]
     for i, message in enumerate(chat):
         if not isinstance(message, dict):
-            raise ValueError(
-                f'message {i} must be like {{"role": "user", "content": ...}}, got {short_repr(messages[i])}'
-            )
+            raise ValueError(f'message {i} must be like {{"role": "user", "content": ...}}, got {shorten(messages[i])}')
     return [{name: value for name, value in message.items() if value is not None} for message in chat]
 
 

@@ -79,9 +79,7 @@ class Entries:
 
     def error(self, name: str, must_be: str) -> ValueError:
         """Return a ValueError for an entry. `must_be` completes the sentence "NAME must be ..."."""
-        return ValueError(
-            f"{self.path}: {self.prefix}{name} must be {must_be}, got {short_repr(self.values.get(name))}"
-        )
+        return ValueError(f"{self.path}: {self.prefix}{name} must be {must_be}, got {shorten(self.values.get(name))}")
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
@@ -100,10 +98,10 @@ def shards_of(index: Path) -> dict[str, str]:
     return dict(files.values)
 
 
-def short_repr(value: object) -> str:
+def shorten(value: object) -> str:
     """Return the repr of a value, truncated to 80 characters, for an error message.
 
-    >>> short_repr("4" * 1000)[:9], len(short_repr("4" * 1000))
+    >>> shorten("4" * 1000)[:9], len(shorten("4" * 1000))
     ("'44444444", 80)
     """
     text = repr(value)

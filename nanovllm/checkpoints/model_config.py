@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..llama import ModelConfig
-from .entries import Entries, short_repr
+from .entries import Entries, shorten
 from .packed import Scheme
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -123,7 +123,7 @@ def find_family(config: Entries) -> tuple[str, Family]:
     family = FAMILIES.get(model_type)
     if family is None or (architectures and architectures != [family.architecture]):
         supported = ", ".join(family.architecture for family in FAMILIES.values())
-        name = f"{short_repr(architectures)} (model_type {model_type})"
+        name = f"{shorten(architectures)} (model_type {model_type})"
         raise ValueError(f"{config.path}: unsupported model {name}; supported: {supported}")
     return model_type, family
 
@@ -137,7 +137,7 @@ def check_implemented(config: Entries) -> None:
     layer_types = config.values.get("layer_types") or []
     if not isinstance(layer_types, list):
         raise config.error("layer_types", "a list")
-    others = sorted({short_repr(layer_type) for layer_type in layer_types} - {"'full_attention'"})
+    others = sorted({shorten(layer_type) for layer_type in layer_types} - {"'full_attention'"})
     if others:
         raise ValueError(f"{config.path}: layer_types must all be full_attention, got {', '.join(others)}")
 

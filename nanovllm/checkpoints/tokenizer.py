@@ -24,7 +24,7 @@ from typing import Any, TypeGuard
 from tokenizers import Tokenizer
 
 from .chat_template import apply_chat_template
-from .entries import short_repr
+from .entries import shorten
 from .tokenizer_files import (
     FIRST_SPACE,
     NAMED,
@@ -278,5 +278,5 @@ def load_tokenizer(folder: str | Path) -> HFTokenizer | None:
     except (ValueError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the library is not an Exception
-        raise ValueError(f"{path}: its parts do not fit together: {short_repr(str(error))}") from None
+        raise ValueError(f"{path}: its parts do not fit together: {shorten(str(error))}") from None
     return tokenizer

@@ -13,7 +13,7 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.processors import TemplateProcessing
 
 from .chat_template import find_chat_template
-from .entries import Entries, short_repr
+from .entries import Entries, shorten
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 HAS_PREFIX = re.compile(r'"continuing_subword_prefix"\s*:\s*"[^"]')
@@ -260,9 +260,7 @@ def merges_in(model: dict[str, Any]) -> list[tuple[Any, ...]]:
     prefix = model.get("continuing_subword_prefix") or ""
     for merge in merges:
         if not merge[-1].startswith(prefix):
-            raise ValueError(
-                f"{short_repr(merge[-1])} in model.merges lacks continuing_subword_prefix {short_repr(prefix)}"
-            )
+            raise ValueError(f"{shorten(merge[-1])} in model.merges lacks continuing_subword_prefix {shorten(prefix)}")
     return merges
 
 

@@ -19,15 +19,7 @@ from ..host_memory import MADV_COLLAPSE, allocate, default_pool_bytes, use_huge_
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
 from ..log import logger, with_progress
-from ..quantization import (
-    OUTPUTS_PER_KERNEL,
-    Format,
-    Integers,
-    QuantizedLinear,
-    floats_of,
-    format_at_load,
-    quantize_layers,
-)
+from ..quantization import PAD_TO, Format, Integers, QuantizedLinear, floats_of, format_at_load, quantize_layers
 from . import gguf
 from .entries import Entries, shards_of
 from .packed import PackedTensors
@@ -230,8 +222,8 @@ def stored_format(reader: "TensorReader", config: ModelConfig, layer: str) -> Fo
     """Return the Format that represents a layer's stored integers exactly, or None to widen them to floating point."""
     name = "model.embed_tokens" if layer == "lm_head" and config.tie_word_embeddings else layer
     parts = checkpoint_tensors(f"{name}.weight", (0, 0), config)
-    if any(shape[0] % OUTPUTS_PER_KERNEL for _, shape in parts):
-        return None  # kernels compute OUTPUTS_PER_KERNEL rows at a time
+    if any(shape[0] % PAD_TO for _, shape in parts):
+        return None  # kernels compute PAD_TO rows at a time
     formats = [format for part, _ in parts if (format := reader.format(part)) is not None]
     if len(formats) < len(parts):
         return None

@@ -516,7 +516,7 @@ def test_trace_tells_of_drafts_and_replays_to_the_engines_state(loopy):
         (NGRAM | {"num_speculative_tokens": 0}, "num_speculative_tokens must be at least 1, got 0"),
         (NGRAM | {"num_speculative_tokens": "8"}, "num_speculative_tokens must be an integer, got '8'"),
         (NGRAM | {"prompt_lookup_min": 0}, "prompt_lookup_min must be at least 1, got 0"),
-        (NGRAM | {"prompt_lookup_min": 5}, "prompt_lookup_min must be at max_tokens prompt_lookup_max, 4, got 5"),
+        (NGRAM | {"prompt_lookup_min": 5}, "prompt_lookup_min must be at most prompt_lookup_max, 4, got 5"),
         (NGRAM | {"prompt_lookup_mx": 5}, "has no key 'prompt_lookup_mx': did you mean 'prompt_lookup_max'?"),
         (NGRAM | {"model": "a/b"}, "has no key 'model'; its keys are method, num_speculative_tokens, "),
     ],

@@ -170,7 +170,7 @@ def test_load_on_this_server(bench, served):
 def test_http_is_compared_with_the_engine_itself(bench, served, monkeypatch, is_own):
     if not is_own:
         monkeypatch.setattr(load, "own_server", lambda engine: nullcontext((served.url, "none")))
-    monkeypatch.setattr(load, "NUM_SINGLE_REQUESTS", 2)
+    monkeypatch.setattr(load, "NUM_SINGLES", 2)
     flags = ("--num-prompts", "2", "--input-len", "5", "--output-len", "4", "--rounds", "2", "--model", STORYTELLER)
     status, report, table, err = bench(*map(str, flags), *UNMEASURED, name="http")
     assert (status, err) == (0, "")
@@ -196,7 +196,7 @@ def test_prompts_are_unique():
 
     loads = load.make_rounds(Model(), Http(rounds=2, num_prompts=4, input_len=10, output_len=6, spread=0.5))
     prompts = [tuple(task.prompt) for together, alone in loads for task in together + alone]
-    assert len(set(prompts)) == len(prompts) == 3 * (4 + load.NUM_SINGLE_REQUESTS)
+    assert len(set(prompts)) == len(prompts) == 3 * (4 + load.NUM_SINGLES)
 
 
 @pytest.mark.full
