@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status. Print a user's error as one line on standard error."""
-    from .cli.terminal import exit_immediately, handled_by
+    """Run a command and return its exit status. Print an expected error as one line on standard error."""
+    from .cli.terminal import exit_immediately, signal_handled_by
 
-    with handled_by(exit_immediately):
+    with signal_handled_by(exit_immediately):
         from .cli.commands import run
 
         return run(arguments)
@@ -32,7 +32,7 @@ def console() -> None:
     from .cli import terminal  # noqa: F401  # slow to import, and main() needs its handler
 
     limit_openmp_spinning()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Python's exit: main() sets its own handler while it runs
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until Python has exited; main() sets its own handler while it runs
     sys.exit(main())
 
 

@@ -1,7 +1,7 @@
 """AsyncLLM: an engine for asyncio programs, shared by many callers of `async for output in llm.generate(...)`.
 
-Only one thread uses the engine. It runs calls from all other threads between steps, and keeps stepping as long as
-any request is unfinished.
+Only one thread uses the engine. That thread runs calls from all other threads between steps, and keeps stepping as
+long as any request is unfinished.
 
     a caller's thread         inbox (a queue)     the engine's thread
     call(function)     -->    Call           -->  [pending calls] [a step] [pending calls] [a step] ...
@@ -32,7 +32,7 @@ from .requests.sampling_params import RequestOutputKind, SamplingParams
 from .stats import EngineStats
 
 Result = TypeVar("Result")
-CHECK_SECONDS = 1.0  # how often an idle engine checks that its other ranks are alive
+RANK_CHECK_SECONDS = 1.0  # how often an idle engine checks that its other ranks are alive
 
 
 class EngineDeadError(RuntimeError):
@@ -59,7 +59,10 @@ class AsyncLLM:
         usage_context: object = None,
         stat_loggers: object = None,
     ) -> Self:
-        """Build an engine. The arguments are vLLM's; `usage_context` has no effect."""
+        """Build an engine. The arguments are vLLM's.
+
+        `usage_context` has no effect. Raise ValueError if `start_engine_loop` is False or `stat_loggers` is set.
+        """
         check_unsupported(stat_loggers=stat_loggers)
         if not start_engine_loop:
             raise ValueError("start_engine_loop must be True, got False")
@@ -84,7 +87,7 @@ class AsyncLLM:
     ) -> abc.AsyncGenerator[RequestOutput, None]:
         """Yield the outputs of a request as they are generated, in the form that sampling_params.output_kind selects.
 
-        Breaking out of the loop, or cancelling it, aborts the request and frees its blocks before the next step. Raise
+        Breaking out of the loop, or canceling it, aborts the request and frees its blocks before the next step. Raise
         ValueError for a request that cannot be served, and EngineDeadError if the engine has ended.
         """
         check_unsupported(lora_request=lora_request, trace_headers=trace_headers, priority=priority)
@@ -109,7 +112,7 @@ class AsyncLLM:
                 yield output
         finally:
             if not is_finished:
-                with suppress(EngineDeadError):  # don't wait for the result: a generator that is being closed can't
+                with suppress(EngineDeadError):  # don't wait for the result: the caller has left, and needs none
                     self._thread.call(partial(self._thread.abort, request_ids=[request_id], stream=stream))
 
     async def abort(self, request_id: str | abc.Iterable[str], internal: bool = False) -> None:
@@ -158,7 +161,10 @@ class AsyncLLM:
         return self._thread.engine.get_tokenizer()
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Empty the prefix cache in all tiers, disk included. Return False, and change nothing, if a request runs."""
+        """Empty the prefix cache in all tiers, disk included. Return False, and change nothing, while a request runs.
+
+        With `reset_running_requests`, preempt all running requests first. `reset_connector` has no effect.
+        """
         return await self._call(lambda engine: engine.reset_prefix_cache(reset_running_requests, reset_connector))
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:
@@ -166,7 +172,7 @@ class AsyncLLM:
         await self._call(lambda engine: engine.start_profile(profile_prefix))
 
     async def stop_profile(self) -> None:
-        """Stop recording, and write the trace. Raise ValueError if no profile is being recorded."""
+        """Stop the profile, and write its trace. Raise ValueError if no profile is being recorded."""
         await self._call(lambda engine: engine.stop_profile())
 
     def stats(self) -> EngineStats:
@@ -194,7 +200,7 @@ class Stream:
         self._has_outputs = asyncio.Event()
 
     def put(self, output: RequestOutput | BaseException) -> None:
-        """Add an output, in the loop's thread. A cumulative output replaces one that get() has not returned yet."""
+        """Add an output or an error, in the loop's thread. Replace waiting outputs if they are cumulative."""
         if self._is_cumulative and not isinstance(output, BaseException):
             self._outputs.clear()
         self._outputs.append(output)
@@ -219,7 +225,7 @@ class Call(Generic[Result]):
     future: Future[Result] = field(default_factory=Future)
 
     def run(self, engine: LLMEngine) -> None:
-        """Run the function, unless the call was cancelled. Pass its result or its error to the caller."""
+        """Run the function, unless the call was canceled. Pass its result or its error to the caller."""
         if self.future.set_running_or_notify_cancel():
             try:
                 self.future.set_result(self.function(engine))
@@ -235,12 +241,12 @@ class Call(Generic[Result]):
 
 
 class EngineThread:
-    """The only thread that uses the engine. It also builds it."""
+    """The thread that builds the engine, and the only one that uses it."""
 
     def __init__(self, build: abc.Callable[[], LLMEngine]) -> None:
         """Build the engine in its thread. Raise the error that `build` raises."""
         self.error: BaseException | None = None  # the error that ended the thread
-        self._inbox: SimpleQueue[Call[Any] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Call[Any] | None] = SimpleQueue()  # None ends the thread
         self._streams: dict[str, Stream] = {}  # by request id; only the engine's thread uses it
         self._lock = threading.Lock()  # ensures that no call enters the inbox after the thread has emptied it
         self.has_ended = False
@@ -269,7 +275,7 @@ class EngineThread:
         return function(self.engine)
 
     def add(self, engine: LLMEngine, add_request: abc.Callable[[LLMEngine], str], stream: Stream) -> None:
-        """Add a request, in the engine's thread. Raise ValueError if it cannot be served."""
+        """Add a request, in the engine's thread. Raise ValueError if the request cannot be served."""
         self._streams[add_request(engine)] = stream
 
     def abort(self, engine: LLMEngine, request_ids: list[str], stream: Stream | None = None) -> None:
@@ -309,10 +315,10 @@ class EngineThread:
         self._end(engine)
 
     def _answer_calls(self, engine: LLMEngine) -> bool:
-        """Run all pending calls. If the engine is idle, wait for a call. Return False once stop() was called."""
+        """Run all pending calls. If the engine is idle, wait for a call. Return False once stop() has been called."""
         while True:
             try:
-                timeout = None if engine.ranks.world_size == 1 else CHECK_SECONDS
+                timeout = None if engine.ranks.world_size == 1 else RANK_CHECK_SECONDS
                 call = self._inbox.get(block=not engine.has_unfinished_requests(), timeout=timeout)
             except Empty:
                 engine.ranks.check()
@@ -322,19 +328,19 @@ class EngineThread:
             call.run(engine)
 
     def _deliver(self, outputs: list[RequestOutput], engine: LLMEngine | None = None) -> None:
-        """Pass outputs to their callers, with one call per event loop.
+        """Pass outputs to their callers, with one callback per event loop.
 
         If `engine` is given, abort the requests whose event loop is closed.
         """
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput | BaseException]]] = {}
+        pairs_by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput | BaseException]]] = {}
         for output in outputs:
             stream = self._streams[output.request_id]
-            by_loop.setdefault(stream.loop, []).append((stream, output))
+            pairs_by_loop.setdefault(stream.loop, []).append((stream, output))
             if output.finished:
                 del self._streams[output.request_id]
-        for loop, pairs in by_loop.items():
+        for loop, pairs in pairs_by_loop.items():
             if not put_all(loop, pairs) and engine is not None:
-                for request_id in [name for name, stream in self._streams.items() if stream.loop is loop]:
+                for request_id in [id for id, stream in self._streams.items() if stream.loop is loop]:
                     del self._streams[request_id]
                     engine.abort_request(request_id)
 
@@ -358,7 +364,7 @@ class EngineThread:
 
 
 def put_all(loop: asyncio.AbstractEventLoop, pairs: list[tuple[Stream, RequestOutput | BaseException]]) -> bool:
-    """Put outputs into the streams of one loop. Return False if the loop is closed."""
+    """Put each output or error into its stream. All streams belong to `loop`. Return False if the loop is closed."""
 
     def put() -> None:
         for stream, output in pairs:

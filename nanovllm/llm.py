@@ -26,14 +26,14 @@ from .options.config import EngineConfig
 from .options.engine_args import EngineArgs
 from .requests.outputs import EmbeddingRequestOutput, RequestOutput
 from .requests.pooling_params import PoolingParams
-from .requests.prompts import Message, ParsedPrompt, PromptType, as_conversations, as_prompts, options_of
+from .requests.prompts import Message, ParsedPrompt, PromptType, as_conversations, as_prompts, checked_options
 from .requests.sampling_params import RequestOutputKind, SamplingParams
 from .stats import EngineStats
 
 Prompts = PromptType | abc.Sequence[PromptType]
-Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each
+Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each prompt
 Request = tuple[ParsedPrompt, SamplingParams]
-OneParams = TypeVar("OneParams", SamplingParams, PoolingParams)
+ParamsType = TypeVar("ParamsType", SamplingParams, PoolingParams)
 
 
 class Bar(Protocol):
@@ -51,7 +51,7 @@ UseTqdm = bool | abc.Callable[..., Bar]  # True shows a bar; a callable builds o
 class LLM:
     """An engine for scripts, as in LLM("models/storyteller").generate("Once upon a time").
 
-    It belongs to the first thread that uses it, and only one stream() may be open at a time.
+    An LLM belongs to the first thread that uses it, and only one stream() may be open at a time.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LLM:
     ) -> None:
         """Build an engine. `options` are the other fields of EngineArgs.
 
-        Raise ValueError for an invalid option or checkpoint.
+        Raise TypeError for an unknown option, and ValueError for an invalid value or checkpoint.
         """
         args = EngineArgs(model=model, **options)
         self.chat_template = read_template(chat_template)
@@ -82,7 +82,7 @@ class LLM:
 
     @property
     def peak(self) -> PoolReport:
-        """The state of the KV cache's pool at its fullest since the start."""
+        """The fullest state of the KV cache's pool since the start."""
         return self.llm_engine.kv_cache_manager.peak
 
     def generate(
@@ -98,20 +98,21 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return one finished output per prompt, in the order of the prompts.
 
-        By default, sampling_params come from the model's generation_config.json. If a request cannot be served, its
-        finish_reason is "error", RequestOutput.error gives the reason, and a warning is issued. Raise ValueError for an
-        invalid prompt before computing anything.
+        By default, sampling_params come from the model's generation_config.json. If a request cannot be served, the
+        finish_reason of its output is "error", RequestOutput.error gives the reason, and a warning is issued. Raise
+        ValueError for an invalid prompt, before computing anything.
         """
         check_unsupported(lora_request=lora_request, priority=priority, mm_processor_kwargs=mm_processor_kwargs)
         self.llm_engine.check_thread()
-        parsed = [self.llm_engine.tokenized(prompt, tokenization_kwargs) for prompt in as_prompts(prompts)]
-        return self._generate(self._requests(parsed, sampling_params), use_tqdm)
+        parsed_prompts = [self.llm_engine.tokenized(prompt, tokenization_kwargs) for prompt in as_prompts(prompts)]
+        return self._generate(self._requests(parsed_prompts, sampling_params), use_tqdm)
 
     def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
         """Yield outputs as they are generated, in the form that output_kind selects.
 
-        Close the iterator to abort unfinished requests. Raise ValueError if the numbers of prompts and sampling_params
-        differ. The first iteration raises it if another stream() is open or if `llm_engine` has unfinished requests.
+        Close the iterator to abort unfinished requests. Raise ValueError for an invalid prompt, or if the numbers of
+        prompts and sampling_params differ. The first iteration raises ValueError if another stream() is open or if
+        `llm_engine` has unfinished requests.
         """
         self.llm_engine.check_thread()
         return self._serve(self._requests(as_prompts(prompts), sampling_params))
@@ -135,19 +136,19 @@ class LLM:
         """Return the model's answers to one or more conversations, in order.
 
         The chat template, by default the model's own, turns each conversation into a prompt. Raise ValueError if there
-        is no template, or if it rejects a conversation.
+        is no template, or if the template rejects a conversation.
         """
         check_unsupported(lora_request=lora_request, priority=priority, mm_processor_kwargs=mm_processor_kwargs)
         self.llm_engine.check_thread()
         options: dict[str, Any] = {"tools": tools, "chat_template": chat_template or self.chat_template}
         options["add_generation_prompt"] = add_generation_prompt
         options["continue_final_message"] = continue_final_message
-        options |= options_of("chat_template_kwargs", chat_template_kwargs)
+        options |= checked_options("chat_template_kwargs", chat_template_kwargs)
         conversations = as_conversations(messages, chat_template_content_format)
         # The template already adds BOS.
-        special = {"add_special_tokens": False} | options_of("tokenization_kwargs", tokenization_kwargs)
-        texts = (render_chat(self.get_tokenizer(), each, **options) for each in conversations)
-        prompts = [self.llm_engine.tokenized(text, special) for text in texts]
+        tokenizer_options = {"add_special_tokens": False} | checked_options("tokenization_kwargs", tokenization_kwargs)
+        texts = (render_chat(self.get_tokenizer(), conversation, **options) for conversation in conversations)
+        prompts = [self.llm_engine.tokenized(text, tokenizer_options) for text in texts]
         return self._generate(self._requests(prompts, sampling_params), use_tqdm)
 
     def embed(
@@ -159,17 +160,17 @@ class LLM:
         lora_request: object = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Return the embedding of each prompt, in order: the normalized hidden state of its last token.
+        """Return the embedding of each prompt, in order: the hidden state of its last token, by default normalized.
 
-        Raise ValueError, before computing anything, for an invalid prompt or one that doesn't fit.
+        Raise ValueError, before computing anything, for a prompt that is invalid or too long.
         """
         check_unsupported(lora_request=lora_request)
         self.llm_engine.check_thread()
-        parsed = [self.llm_engine.tokenized(prompt, tokenization_kwargs) for prompt in as_prompts(prompts)]
+        parsed_prompts = [self.llm_engine.tokenized(prompt, tokenization_kwargs) for prompt in as_prompts(prompts)]
         params = PoolingParams() if pooling_params is None else pooling_params
-        outputs, requests = [], pair(parsed, params, PoolingParams, "pooling_params")
+        outputs, requests = [], pair_with_params(parsed_prompts, params, PoolingParams, "pooling_params")
         with ProgressBar(use_tqdm, len(requests)) as bar, closing(self._serve(requests)) as stream:
-            for output in stream:  # rejected requests come first
+            for output in stream:  # rejected requests come first, and from_base() raises for them
                 outputs.append(EmbeddingRequestOutput.from_base(output))
                 bar.add(output)
         return sorted(outputs, key=lambda output: int(output.request_id))
@@ -182,19 +183,19 @@ class LLM:
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """Return one output per prompt, in order, each with beam_width sequences, best first.
+        """Return one output per prompt, in order, each with up to beam_width sequences, best first.
 
-        Prompts are processed one at a time; concurrency_limit has no effect. Raise ValueError if the engine has
-        unfinished requests.
+        Prompts are processed one at a time, and concurrency_limit has no effect. If a prompt cannot be served,
+        `error` in its output gives the reason. Raise ValueError if the engine has unfinished requests.
         """
         check_unsupported(lora_request=lora_request)
         self.llm_engine.check_thread()
         if self.llm_engine.has_unfinished_requests():
             raise ValueError("beam_search needs an idle engine, and this one has unfinished requests")
         self.llm_engine.kernels.switch_when_ready()
-        search, outputs, parsed = BeamSearch(self.llm_engine, params), [], as_prompts(prompts)
-        with ProgressBar(use_tqdm, len(parsed) * params.beam_width) as bar:
-            for prompt in parsed:
+        search, outputs, parsed_prompts = BeamSearch(self.llm_engine, params), [], as_prompts(prompts)
+        with ProgressBar(use_tqdm, len(parsed_prompts) * params.beam_width) as bar:
+            for prompt in parsed_prompts:
                 outputs.append(search.run(next(self._request_ids), prompt))
                 bar.add(outputs[-1])
         warn_of_errors(outputs, stacklevel=3)
@@ -205,7 +206,7 @@ class LLM:
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the default sampling_params, from the model's generation_config.json."""
+        """Return a copy of the default sampling_params, from the model's generation_config.json."""
         return self._default_params.clone()
 
     def get_metrics(self) -> list[Metric]:
@@ -217,11 +218,11 @@ class LLM:
         return self.llm_engine.stats()
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record a profile until stop_profile(), as configured by profiler_config. See profiling.py."""
+        """Record a profile until stop_profile(), as configured by profiler_config. See the ranges in profiling.py."""
         self.llm_engine.start_profile(profile_prefix)
 
     def stop_profile(self) -> None:
-        """Stop recording, and write the trace. Raise ValueError if no profile is being recorded."""
+        """Stop recording, and write the trace of torch's profiler. Raise ValueError if no profile is being recorded."""
         self.llm_engine.stop_profile()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
@@ -233,7 +234,7 @@ class LLM:
 
     def _requests(self, prompts: list[ParsedPrompt], params: Params) -> list[Request]:
         params = self.get_default_sampling_params() if params is None else params
-        return pair(prompts, params, SamplingParams, "sampling_params")
+        return pair_with_params(prompts, params, SamplingParams, "sampling_params")
 
     def _generate(self, requests: list[Request], use_tqdm: UseTqdm) -> list[RequestOutput]:
         """Return the final outputs, regardless of output_kind."""
@@ -275,28 +276,30 @@ class LLM:
                         stack.callback(self.llm_engine.abort_request, request_id)
 
 
-def pair(
-    prompts: list[ParsedPrompt], params: OneParams | abc.Sequence[OneParams], kind: type[OneParams], name: str
-) -> list[tuple[ParsedPrompt, OneParams]]:
-    """Pair each prompt with its params. Raise ValueError, naming the argument `name`, if their numbers differ.
+def pair_with_params(
+    prompts: list[ParsedPrompt], params: ParamsType | abc.Sequence[ParamsType], params_type: type[ParamsType], name: str
+) -> list[tuple[ParsedPrompt, ParamsType]]:
+    """Pair each prompt with its params. Raise ValueError if their numbers differ, or for params of a wrong type.
 
-    >>> pairs = pair(["a", "b"], SamplingParams(max_tokens=4), SamplingParams, "sampling_params")
+    `name` is the name of the argument `params` in the error.
+
+    >>> pairs = pair_with_params(["a", "b"], SamplingParams(max_tokens=4), SamplingParams, "sampling_params")
     >>> [params.max_tokens for _, params in pairs]
     [4, 4]
     """
-    if isinstance(params, kind):
+    if isinstance(params, params_type):
         params = [params] * len(prompts)
     params_list = params if isinstance(params, abc.Sequence) else [params]
-    wrong_types = [type(each).__name__ for each in params_list if not isinstance(each, kind)]
+    wrong_types = [type(item).__name__ for item in params_list if not isinstance(item, params_type)]
     if wrong_types:
-        raise ValueError(f"{name} must be {kind.__name__} or a list of them, got {wrong_types[0]}")
+        raise ValueError(f"{name} must be {params_type.__name__} or a list of them, got {wrong_types[0]}")
     if len(prompts) != len(params_list):
         raise ValueError(f"{name} must have one entry for each of the {len(prompts)} prompts, got {len(params_list)}")
     return list(zip(prompts, params_list, strict=True))
 
 
 def final_only(params: SamplingParams) -> SamplingParams:
-    """Return a copy of `params` that asks for the final output only."""
+    """Return a shallow copy of `params` that asks only for the final output."""
     params = copy.copy(params)
     params.output_kind = RequestOutputKind.FINAL_ONLY
     return params
@@ -305,7 +308,8 @@ def final_only(params: SamplingParams) -> SamplingParams:
 def warn_of_errors(outputs: abc.Sequence[RequestOutput], stacklevel: int) -> None:
     """Warn about requests that were not served, because their empty outputs are easy to miss.
 
-    The warning points to the script's line: `stacklevel` counts the calls up to it, and 1 is this function.
+    The warning shows a line of the user's script: `stacklevel` counts the calls from this function, which is 1, up to
+    the script.
     """
     failed = [output for output in outputs if output.error]
     if failed:
@@ -316,17 +320,17 @@ def warn_of_errors(outputs: abc.Sequence[RequestOutput], stacklevel: int) -> Non
 class ProgressBar:
     """A progress bar for finished samples, with tokens per second, as in vLLM.
 
-    It is not an Observer, because a user-supplied bar may raise, which is safe only between steps.
+    It is not an Observer of the engine, because a user-supplied bar may raise, which is safe only between steps.
     """
 
     def __init__(self, use_tqdm: UseTqdm, total: int) -> None:
-        """Show a bar for `total` samples. With use_tqdm=True it appears only in a terminal, so log files stay clean."""
+        """Show a bar for `total` samples. With use_tqdm=True, it appears only in a terminal, never in a log file."""
         self._start = time.perf_counter()
         self._num_prompt_tokens = self._num_output_tokens = 0
         options: dict[str, Any] = {"total": total, "desc": "Processed prompts", "dynamic_ncols": True}
         options["postfix"] = self._speed(1.0)
-        build = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=None if use_tqdm else True)
-        self._bar: Bar = build(**options)
+        make_bar = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=None if use_tqdm else True)
+        self._bar: Bar = make_bar(**options)
 
     def add(self, output: RequestOutput) -> None:
         """Count all samples of a finished request."""

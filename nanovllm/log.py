@@ -1,4 +1,4 @@
-"""Messages to the user on standard error: tell(), the package's logger, and progress."""
+"""Messages to the user on standard error: single lines with tell(), the package's logger, and progress bars."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 LEVELS = ("debug", "info", "warning", "error")
-BAR_DELAY, LINE_SECONDS = 1.0, 10.0  # seconds before a bar appears, and between progress lines
+BAR_DELAY_SECONDS, LINE_INTERVAL_SECONDS = 1.0, 10.0  # before a bar appears, and between progress lines
 
 
 def tell(line: str, is_after_key: bool = False) -> None:
@@ -30,7 +30,7 @@ def tell(line: str, is_after_key: bool = False) -> None:
 class LineHandler(logging.Handler):
     """A logging handler that prints each message on one line.
 
-    It drops a line rather than wait for a full pipe, which would stall a server whose output nobody reads.
+    It drops the message if standard error is a full pipe: waiting would stall a server whose output nobody reads.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -47,15 +47,15 @@ logger.addHandler(LineHandler())
 
 
 def with_progress(items: Collection[Item], description: str) -> Iterator[Item]:
-    """Yield the items, and show the progress: as a bar in a terminal, and as lines in a log file."""
+    """Yield the items, and show how many have been yielded: as a bar in a terminal, or as lines in a log file."""
     if sys.stderr.isatty() and logger.isEnabledFor(logging.INFO):
         from tqdm import tqdm
 
-        yield from tqdm(items, description, delay=BAR_DELAY, leave=False, dynamic_ncols=True)
+        yield from tqdm(items, description, delay=BAR_DELAY_SECONDS, leave=False, dynamic_ncols=True)
         return
-    last = time.monotonic()
+    last_line_time = time.monotonic()
     for i, item in enumerate(items):
-        if time.monotonic() - last >= LINE_SECONDS:
-            last = time.monotonic()
+        if time.monotonic() - last_line_time >= LINE_INTERVAL_SECONDS:
+            last_line_time = time.monotonic()
             logger.info(f"{description}: {i / len(items):.0%}")
         yield item

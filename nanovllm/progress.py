@@ -7,24 +7,24 @@ from contextlib import contextmanager
 from ctypes import c_double
 
 _clock = time.monotonic
-_last = c_double(math.inf)  # time of the last progress, on a clock that processes share; inf while none is due
+_last_progress = c_double(math.inf)  # a time, on a clock that processes share; inf suspends the check
 
 
-def share_progress(last: c_double, clock: Callable[[], float] = time.monotonic) -> None:
-    """Report this process's progress in `last`, in memory that processes share."""
-    global _last, _clock
-    _last, _clock = last, clock
+def share_progress(last_progress: c_double, clock: Callable[[], float] = time.monotonic) -> None:
+    """From now on, store the time of progress in `last_progress`, in memory shared with the process that checks it."""
+    global _last_progress, _clock
+    _last_progress, _clock = last_progress, clock
 
 
 def note_progress() -> None:
-    """Report progress: a message was handled, or a step was computed (or, with plain operations, one of its layers)."""
-    _last.value = _clock()
+    """Report progress: the engine handled a message, or computed a step or (with plain operations) a layer."""
+    _last_progress.value = _clock()
 
 
 @contextmanager
 def no_progress_due() -> Iterator[None]:
-    """Suspend the check in a block, however long it takes, because the engine waits for work or for a compiler."""
-    _last.value = math.inf
+    """Suspend the check during the block, which may take a long time: the engine waits for work or for a compiler."""
+    _last_progress.value = math.inf
     try:
         yield
     finally:

@@ -23,7 +23,7 @@ from .engine.tally import Tally, prompt_tokens_of
 from .metrics import Counter, Gauge, Metric, Vector
 from .tiers.setup import TierParts
 
-HELP = {
+HELP = {  # by metric
     "vllm:num_requests_running": "Samples that hold blocks, including those waiting for blocks to be loaded.",
     "vllm:num_requests_waiting": "Samples waiting for room in the batch or for free blocks.",
     "vllm:kv_cache_usage_perc": "Share of the pool's blocks that samples hold, from 0 to 1.",
@@ -42,7 +42,7 @@ HELP = {
     "nanovllm:kv_declined_blocks": "Blocks found on the host or the disk, but recomputed because that is faster.",
     "nanovllm:kv_speed_corrections": "Loads and prefills that were more than twice as fast or as slow as expected.",
     "vllm:prompt_tokens": "Prompt tokens, computed or cached.",
-    "vllm:prompt_tokens_cached": "Prompt tokens that were cached, on the device or on the host.",
+    "vllm:prompt_tokens_cached": "Prompt tokens that were cached, on the device, the host or the disk.",
     "vllm:generation_tokens": "Generated tokens.",
     "vllm:request_success": "Finished samples, by finish reason.",
     "vllm:admission_rejections": "Requests rejected with status 429, by the limit that was reached.",
@@ -87,9 +87,9 @@ class EngineStats:
 
     out_of_blocks: int  # times that a sequence needed more blocks than were free; while it waits, once per step
     preemptions: int
-    blocks_copied: int
-    blocks_stored: int
-    blocks_loaded: int
+    blocks_copied: int  # before a sequence wrote to a block that others shared
+    blocks_stored: int  # on the host
+    blocks_loaded: int  # from the host
     disk_blocks_stored: int
     disk_blocks_loaded: int
     disk_blocks_dropped: int  # the disk was too slow
@@ -97,11 +97,11 @@ class EngineStats:
     disk_blocks_evicted: int  # by this engine
     blocks_declined: int  # found on the host or the disk, but recomputed because that is faster
     speeds_corrected: int  # times that a load or a prefill was far from its estimated speed
-    prefix_queries: int  # tokens of sequences, counted on each admission
-    prefix_hits: int  # cached tokens among them
+    prefix_queries: int  # tokens looked up in the prefix cache, at each admission of a sequence
+    prefix_hits: int  # looked-up tokens that were cached
 
     prompt_tokens: int  # computed or cached
-    cached_tokens: int
+    cached_tokens: int  # prompt tokens that were loaded or shared instead of computed
     generation_tokens: int
     drafts: int  # drafts that were checked, see requests/speculation.py
     draft_tokens: int
@@ -134,11 +134,11 @@ def collect(engine: EngineCore, tally: Tally, tiers: TierParts) -> EngineStats:
     manager, scheduler = engine.kv_cache_manager, engine.scheduler
     host, disk, policy = tiers.host, tiers.disk, tiers.hit_policy
     running, waiting = list(scheduler.running), list(scheduler.waiting)
-    ref_counts, cached = list(manager.pool.ref_counts), list(manager.pool.hashes)
+    ref_counts, cached_blocks = list(manager.pool.ref_counts), list(manager.pool.hashes)
     blocks_running = manager.num_blocks - ref_counts.count(0)
-    blocks_idle = sum(ref_counts[block] == 0 for block in cached)
+    blocks_idle = sum(ref_counts[block] == 0 for block in cached_blocks)
     live = [seq for samples in list(engine.requests.values()) for seq in samples if not seq.finished]
-    prompts = [prompt_tokens_of(seq) for seq in live]
+    prompt_counts = [prompt_tokens_of(seq) for seq in live]
     return EngineStats(
         running=len(running) + sum(len(seq.to_fork) for seq in running),
         loading=sum(not manager.is_ready(seq) for seq in running),
@@ -165,8 +165,8 @@ def collect(engine: EngineCore, tally: Tally, tiers: TierParts) -> EngineStats:
         speeds_corrected=policy.num_corrections if policy else 0,
         prefix_queries=manager.prefix_cache_stats.queries,
         prefix_hits=manager.prefix_cache_stats.hits,
-        prompt_tokens=tally.prompt_tokens + sum(tokens for tokens, _ in prompts),
-        cached_tokens=tally.cached_tokens + sum(cached for _, cached in prompts),
+        prompt_tokens=tally.prompt_tokens + sum(tokens for tokens, _ in prompt_counts),
+        cached_tokens=tally.cached_tokens + sum(cached for _, cached in prompt_counts),
         generation_tokens=tally.generation_tokens + sum(seq.num_output_tokens for seq in live),
         drafts=tally.num_drafts,
         draft_tokens=tally.num_draft_tokens,
@@ -201,17 +201,17 @@ def get_metrics(engine: EngineCore, tally: Tally, tiers: TierParts, model_name: 
         counters["spec_decode_num_accepted_tokens"] = stats.accepted_tokens
     metrics: list[Metric] = [Gauge(f"vllm:{name}", labels.copy(), float(value)) for name, value in gauges.items()]
     metrics += [Counter(f"vllm:{name}", labels.copy(), value) for name, value in counters.items()]
-    if accepted := tally.accepted_by_position:
-        metrics.append(Vector("vllm:spec_decode_num_accepted_tokens_per_pos", labels.copy(), accepted.copy()))
+    if by_position := tally.accepted_by_position:
+        metrics.append(Vector("vllm:spec_decode_num_accepted_tokens_per_pos", labels.copy(), by_position.copy()))
     if tiers.disk:  # vLLM has no such metrics
-        disk = {
+        disk_counts = {
             "load_bytes": stats.disk_blocks_loaded * block_bytes,
             "store_bytes": stats.disk_blocks_stored * block_bytes,
             "dropped_blocks": stats.disk_blocks_dropped,
             "lost_blocks": stats.disk_blocks_lost,
             "evicted_blocks": stats.disk_blocks_evicted,
         }
-        metrics += [Counter(f"nanovllm:kv_disk_{name}", labels.copy(), value) for name, value in disk.items()]
+        metrics += [Counter(f"nanovllm:kv_disk_{name}", labels.copy(), value) for name, value in disk_counts.items()]
     if tiers.hit_policy:
         policy_counts = {"declined_blocks": stats.blocks_declined, "speed_corrections": stats.speeds_corrected}
         metrics += [Counter(f"nanovllm:kv_{name}", labels.copy(), value) for name, value in policy_counts.items()]

@@ -1,7 +1,7 @@
 """vLLM's module names, so that a script can import from `nanovllm` instead of `vllm`; and vLLM's small helpers.
 
-There is no nanovllm/sampling_params.py, for example: Finder builds that module from MODULES when a script imports it.
-The engine uses none of these modules.
+There is no nanovllm/sampling_params.py, for example: VLLMModuleFinder builds that module from MODULES when a script
+imports it. The engine uses none of these modules.
 """
 
 import socket
@@ -43,7 +43,7 @@ MODULES: dict[str, dict[str, str]] = {  # vLLM's module: {public name: our modul
 }
 
 
-class Finder(MetaPathFinder, Loader):
+class VLLMModuleFinder(MetaPathFinder, Loader):
     """A finder that builds the modules in MODULES. It runs first, so folders left by an older version are ignored."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -51,24 +51,24 @@ class Finder(MetaPathFinder, Loader):
         package, _, name = fullname.partition(".")
         if package != __package__ or name not in MODULES:
             return None
-        is_package = any(other.startswith(f"{name}.") for other in MODULES)
+        is_package = any(module.startswith(f"{name}.") for module in MODULES)
         spec = ModuleSpec(fullname, self, origin=__file__, is_package=is_package)
         spec.has_location = True  # the ImportError for a missing name shows this file
         return spec
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill a new module with names that are imported on first use."""
+        """Fill a new module with its names, each of which is imported on first use."""
         sources = MODULES[module.__name__.partition(".")[2]]
 
-        def get(name: str) -> Any:
+        def get_attribute(name: str) -> Any:
             if name not in sources:
-                raise missing_name(module.__name__, name)
+                raise missing_name_error(module.__name__, name)
             return getattr(import_module(f"{__package__}.{sources[name]}"), name)
 
-        vars(module).update(__all__=[*sources], __getattr__=get)
+        vars(module).update(__all__=[*sources], __getattr__=get_attribute)
 
 
-def missing_name(module: str, name: str) -> AttributeError:
+def missing_name_error(module: str, name: str) -> AttributeError:
     """Return the error for a name that vLLM may have, but nanovllm doesn't."""
     return AttributeError(f"module {module!r} has no attribute {name!r}: nanovllm implements only a part of vLLM")
 
@@ -81,7 +81,7 @@ class ProfilerConfig(TypedDict):
 
 
 class Platform:
-    """The kind of machine that this process runs on: the device that an engine uses by default."""
+    """The platform of this machine: the type of device that an engine uses by default."""
 
     @property
     def device_type(self) -> str:
@@ -135,6 +135,6 @@ def get_open_port() -> int:
 
 
 def print_embeddings(embeds: list[float], prefix: str = "Embeddings") -> None:
-    """Print the first numbers of an embedding, and its size."""
-    first = ", ".join(map(str, embeds[:4]))
-    print(f"{prefix}: [{first}{', ...' if len(embeds) > 4 else ''}] (size={len(embeds)})")
+    """Print the first four numbers of an embedding, and its size."""
+    first_numbers = ", ".join(map(str, embeds[:4]))
+    print(f"{prefix}: [{first_numbers}{', ...' if len(embeds) > 4 else ''}] (size={len(embeds)})")

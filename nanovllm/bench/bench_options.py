@@ -1,4 +1,4 @@
-"""The options of each benchmark: fields and help texts for `nanovllm bench`, without importing torch."""
+"""The options of each benchmark: fields and help text for `nanovllm bench`. This module doesn't import torch."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ import click
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
-def option(default: Any, help: str, **more: Any) -> Any:
-    """Return a field with a help text. `more` has its choices, or click's settings: type, multiple, metavar, envvar."""
-    return field(default=default, metadata={"help": help, **more})
+def option(default: Any, help: str, **settings: Any) -> Any:
+    """Return a field with help text. `settings` may be `choices`, or click's type, multiple, metavar and envvar."""
+    return field(default=default, metadata={"help": help, **settings})
 
 
 def count(default: int | None, help: str) -> Any:
-    """Return a field that must be at least 1."""
+    """Return a field for an integer of at least 1."""
     return option(default, help, type=click.IntRange(min=1))
 
 
@@ -42,7 +42,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput(Workload):
-    """Serve all requests at once.
+    """Serve all requests at the same time.
 
     Reports tokens per second, the time to first token, and the time between tokens.
     """

@@ -13,8 +13,8 @@ from .workload import Task
 if TYPE_CHECKING:
     from ..llm import LLM
 
-NUM_BYTES, REPEATS = 1 << 28, 7  # larger than a processor's caches
-TIMES_ON_GPU = 16  # a GPU would read fewer bytes in less time than the launch takes
+NUM_BYTES, REPEATS = 1 << 28, 7  # bytes per read, more than a processor's caches hold; number of reads
+GPU_SIZE_FACTOR = 16  # a GPU would read fewer bytes in less time than the launch takes
 
 
 class Bandwidth:
@@ -22,7 +22,7 @@ class Bandwidth:
 
     def __init__(self, device: torch.device | None = None, num_bytes: int | None = None) -> None:
         is_cuda = device is not None and device.type == "cuda"
-        self._memory = torch.ones((num_bytes or NUM_BYTES * (TIMES_ON_GPU if is_cuda else 1)) // 4, device=device)
+        self._memory = torch.ones((num_bytes or NUM_BYTES * (GPU_SIZE_FACTOR if is_cuda else 1)) // 4, device=device)
         self.num_bytes = self._memory.nbytes
 
     def __call__(self) -> float:
@@ -30,9 +30,9 @@ class Bandwidth:
 
 
 def device_bandwidth(device: torch.device) -> float:
-    """Measure how many bytes per second the device reads."""
-    reading = Bandwidth(device)
-    return reading.num_bytes / statistics.median(reading() for _ in range(REPEATS))
+    """Measure how many bytes per second the device reads, and return the median."""
+    probe = Bandwidth(device)
+    return probe.num_bytes / statistics.median(probe() for _ in range(REPEATS))
 
 
 def floor_note(bandwidth: float) -> str:
@@ -41,18 +41,18 @@ def floor_note(bandwidth: float) -> str:
 
 
 class Floor(NamedTuple):
-    """The fewest bytes that an engine can read. It doesn't refer to the engine, whose memory can be freed."""
+    """The fewest bytes that an engine can read. It holds no reference to the engine, so the engine can be freed."""
 
     step_bytes: int  # the weights
     slot_bytes: int  # one token's keys and values
 
     @classmethod
     def of(cls, llm: "LLM", quantization: str | None = None) -> Self:
-        """Return the floor of an engine, or of the same one with its weights quantized."""
+        """Return the floor of an engine, or of the same engine with its weights quantized."""
         return cls(weight_bytes(llm, quantization), llm.llm_engine.kv_cache.bytes_per_token)
 
     def num_bytes(self, tasks: Sequence[Task], num_steps: int) -> int:
-        """Return the bytes of all steps: the weights in each one, and the slots before each decoded token.
+        """Return the bytes of all steps: the weights in each step, and the context of each decoded token.
 
         Reads during prefill are not counted.
         """

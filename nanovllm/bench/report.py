@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from ..llm import LLM
 
 OURS = "nanovllm"  # the column of this engine
-Report = dict[str, Any]  # "bench", "settings", "machine", "measured": numbers by column, and "says": lines of text
+Report = dict[str, Any]  # "bench", "settings", "machine", "measured" (numbers by column), "says" (lines) and more
 
 
 def report_of(
-    bench: str, options: Any, machine: dict[str, Any], measured: Mapping[str, Any], says: Sequence[str], **more: Any
+    bench: str, options: Any, machine: dict[str, Any], measured: Mapping[str, Any], notes: Sequence[str], **extra: Any
 ) -> Report:
-    """Return a report. `options` are the benchmark's options, or a dict of the ones to show."""
-    named = options if isinstance(options, dict) else settings(options)
-    return {"bench": bench, "settings": named, "machine": machine, "measured": measured, **more, "says": [*says]}
+    """Return a report. `options` are the benchmark's options, or a dict of those to show. `extra` has further keys."""
+    selected = options if isinstance(options, dict) else settings(options)
+    return {"bench": bench, "settings": selected, "machine": machine, "measured": measured, **extra, "says": [*notes]}
 
 
 def settings(options: Any) -> dict[str, Any]:
-    """Return the options that are set, except for the peer, for the report."""
+    """Return the options that aren't None, except `peer`, for a report."""
     return {name: value for name, value in asdict(options).items() if value is not None and name != "peer"}
 
 
 def machine(llm: "LLM") -> dict[str, Any]:
-    """Return the device, the model and the kernels behind the numbers."""
+    """Return the versions, device, model and kernels that the numbers depend on."""
     engine = llm.llm_engine
     model = f"random {Path(llm.config.model).name}" if has_random_weights(llm) else str(llm.config.model)
-    types = str(engine.dtype).removeprefix("torch."), llm.config.quantization  # the latter may be None
-    dtype = ", weights in ".join(filter(None, types)) + ", KV cache in int8" * engine.kv_cache.is_int8
+    dtypes = str(engine.dtype).removeprefix("torch."), llm.config.quantization  # the latter may be None
+    dtype = ", weights in ".join(filter(None, dtypes)) + ", KV cache in int8" * engine.kv_cache.is_int8
     return machine_of(engine.device) | {"model": model, "dtype": dtype, "with": engine.kernels.description}
 
 
@@ -47,7 +47,7 @@ def has_random_weights(llm: "LLM") -> bool:
 
 
 def machine_of(device: torch.device) -> dict[str, Any]:
-    """Return the versions of nanovllm and torch, and the device."""
+    """Return the versions of nanovllm and torch, the device, and the number of threads."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     versions = {"nanovllm": __version__, "torch": torch.__version__}
     return versions | {"device": f"{device} {name}".strip(), "threads": torch.get_num_threads()}
@@ -86,7 +86,7 @@ def text(report: Report) -> str:
 
 
 def align_columns(rows: Sequence[Sequence[str]], separator: str = "  ") -> list[str]:
-    """Return a line per row, with all columns align_columns to the right.
+    """Return a line per row, with all columns aligned to the right.
 
     >>> align_columns([["", "ms"], ["step", "12.5"]])
     ['        ms', 'step  12.5']
@@ -96,7 +96,7 @@ def align_columns(rows: Sequence[Sequence[str]], separator: str = "  ") -> list[
 
 
 def shown(value: Any) -> str:
-    """Return a value as text, with three significant digits.
+    """Return a value as text. A float has three significant digits, or no decimals from 1,000 on.
 
     >>> shown(None), shown(1234.5), shown(0.1234), shown({"p50": 1.0, "p99": 2.5}), shown("cpu")
     ('-', '1,234', '0.123', '1 / 2.5', 'cpu')

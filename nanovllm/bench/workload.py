@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 # The mean lengths of ShareGPT's chats in tokens, from the paper on PagedAttention (arXiv:2309.06180, section 6.1).
-# The paper plots both as wide distributions with a long tail to the right; the widths here are our choice.
+# The paper plots both lengths as wide distributions with a long tail to the right; the widths here are our choice.
 MEAN_INPUT, INPUT_WIDTH = 161.31, 1.2
 MEAN_OUTPUT, OUTPUT_WIDTH = 337.99, 1.0
 WORDS = (
@@ -36,7 +36,7 @@ class Task(NamedTuple):
 
 
 def random_tokens(rng: random.Random, vocab_size: int, count: int) -> list[int]:
-    """Return random token ids, without the first three, which may have no text."""
+    """Return random token ids. The ids 0 to 2, which may have no text, are left out."""
     return [rng.randrange(3, vocab_size) for _ in range(count)]
 
 
@@ -53,7 +53,7 @@ def random_tasks(vocab_size: int, count: int, input_len: int, output_len: int, s
 
 
 def mixed_tasks(vocab_size: int, count: int = 32, low: int = 16, high: int = 256, seed: int = 0) -> list[Task]:
-    """Return prompts and outputs of `low` to `high` tokens, drawn uniformly, so that requests end one by one.
+    """Return prompts and outputs of `low` to `high` tokens, drawn uniformly, so that requests end at different times.
 
     >>> [(len(task.prompt), task.num_output_tokens) for task in mixed_tasks(4096, 2)]
     [(232, 114), (210, 243)]
@@ -64,7 +64,7 @@ def mixed_tasks(vocab_size: int, count: int = 32, low: int = 16, high: int = 256
 
 
 def read_dataset(path: str, output_len: int) -> list[tuple[str, int]]:
-    """Return the prompts in a file, and the number of tokens in each output, `output_len` by default.
+    """Return the prompts in a file, each with the number of tokens in its output, `output_len` by default.
 
     The format is vLLM's custom dataset: JSON lines with "prompt", and "output_tokens" to override `output_len`. Raise
     ValueError for the first invalid line, and for a file without requests.
@@ -85,7 +85,7 @@ def read_dataset(path: str, output_len: int) -> list[tuple[str, int]]:
             raise ValueError(f"{path}, line {number}: output_tokens must be an integer, at least 1, got {num_tokens!r}")
         requests.append((prompt, num_tokens))
     if not requests:
-        raise ValueError(f"{path} has no request")
+        raise ValueError(f"{path} has no requests")
     return requests
 
 
@@ -97,11 +97,11 @@ def check_lengths(tasks: Sequence[Task], max_model_len: int) -> None:
             raise ValueError(f"a prompt and its output have {total}, but max_model_len is {max_model_len}")
 
 
-# ---- requests for a server
+# ---- Requests for a server
 
 
 def chat_lengths(rng: random.Random, longest: int) -> tuple[int, int]:
-    """Return the lengths of a prompt and its output, cut to at most `longest` tokens in total."""
+    """Return the lengths of a prompt and its output, limited to `longest` tokens in total."""
     prompt = min(log_normal(rng, MEAN_INPUT, INPUT_WIDTH), longest // 2)
     return prompt, min(log_normal(rng, MEAN_OUTPUT, OUTPUT_WIDTH), longest - prompt)
 
@@ -112,7 +112,10 @@ def log_normal(rng: random.Random, mean: float, width: float) -> int:
 
 
 def chats(count: int, lengths: tuple[int, int] | None, longest: int, seed: int) -> list[tuple[str, int]]:
-    """Return prompts of random words, and the number of tokens in each output. Default lengths are typical of chats."""
+    """Return prompts of random words, each with the number of tokens in its output.
+
+    `lengths` are the number of words in a prompt and of tokens in its output. By default, they are typical of chats.
+    """
     rng, requests = random.Random(seed), []
     for _ in range(count):
         num_words, num_tokens = lengths or chat_lengths(rng, longest)

@@ -1,7 +1,7 @@
-"""Forced calls: with tool_choice "required" or a function's name, the output is JSON, whatever the chat template says.
+"""Forced calls: with tool_choice "required" or a function's name, the output is JSON.
 
-If the function is named, the JSON is only its arguments. Otherwise it is a list of calls, such as
-[{"name": "add", "arguments": {"a": 1}}].
+This is independent of the format in which the model writes other calls. If tool_choice names a function, the JSON is
+only that function's arguments. Otherwise, it is a list of calls, such as [{"name": "add", "arguments": {"a": 1}}].
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ JsonDict = dict[str, Any]
 
 @dataclass(frozen=True)
 class ForcedCall:
-    """A schema that the output must follow, after the thought if there is one."""
+    """A JSON schema that the output must follow, after the thought if there is one."""
 
     schema: JsonDict
     name: str | None = None  # of the function, if the output is only its arguments
@@ -24,7 +24,8 @@ def forced_call(
 ) -> ForcedCall:
     """Return the schema that makes the model call one of `functions`, or the one named `name`.
 
-    A function looks like {"name": "add", "parameters": {...}}. Raise ValueError if none has the name.
+    A function looks like {"name": "add", "parameters": {...}}. Raise ValueError if no function has that
+    name, or if there are no functions.
     """
     if name is not None:
         by_name = {function["name"]: function for function in functions}
@@ -42,9 +43,9 @@ def forced_call(
     return ForcedCall(schema if parallel_tool_calls else {**schema, "maxItems": 1})
 
 
-def call_schema(name: str, parameters: str) -> JsonDict:
-    """Return the schema of a call. `parameters` is a reference to the schema of its arguments."""
-    properties = {"name": {"const": name}, "arguments": {"$ref": parameters}}
+def call_schema(name: str, parameters_ref: str) -> JsonDict:
+    """Return the schema of a call to a function. `parameters_ref` refers to the schema of the function's arguments."""
+    properties = {"name": {"const": name}, "arguments": {"$ref": parameters_ref}}
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
@@ -54,7 +55,7 @@ def parameters_of(function: Mapping[str, Any]) -> JsonDict:
 
 
 def relocated(schema: Any, path: str) -> Any:
-    """Return a copy of a schema whose internal references are valid once it stands at `path` in another schema.
+    """Return a copy of a schema to embed at `path` in another schema, with its internal references adjusted.
 
     >>> relocated({"items": {"$ref": "#/$defs/Point"}}, "#/$defs/0")
     {'items': {'$ref': '#/$defs/0/$defs/Point'}}

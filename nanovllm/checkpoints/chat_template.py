@@ -1,8 +1,8 @@
 """Turn the messages of a conversation into a prompt, with the checkpoint's chat template, as transformers does.
 
-render_chat() converts messages from OpenAI's form, and apply_chat_template() passes them to the template as given. A
-template is a program from the internet, so it runs in jinja2's sandbox and sees only strings, numbers, lists and dicts.
-As in transformers and vLLM, its running time is not limited.
+render_chat() takes messages in OpenAI's form, and apply_chat_template() takes them in the template's form. A template
+is a program from the internet, so it runs in jinja2's sandbox, and its variables have only JSON's types. As in
+transformers and vLLM, its running time is not limited.
 """
 
 import json
@@ -21,14 +21,14 @@ from jinja2.utils import Namespace
 
 from .entries import Entries, shorten
 
-REASONING = ("reasoning_content", "thinking", "reasoning")  # keys for reasoning; the first that is set counts
-# The type of a content part: the key of its text
-TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")  # of a message; the first one that is set counts
+# For each type of content part, the key of its text
+TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
 END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # marks the end of the last message in a rendered text
 PLAIN_TEMPLATE = """\
 {{ bos_token }}{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}
 {% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"""
-PLAIN_STOP = ("\nUser:", "\nSystem:", "\nAssistant:")  # a base model would write the user's side, too
+PLAIN_STOP = ("\nUser:", "\nSystem:", "\nAssistant:")  # stop strings: a base model would write the user's turns, too
 
 JsonDict = dict[str, Any]
 
@@ -78,30 +78,31 @@ def apply_chat_template(
     continue_final_message: bool | str = False,
     **kwargs: Any,
 ) -> str:
-    """Return the prompt of a conversation, without converting its messages.
+    """Return the prompt of a conversation whose messages already have the form that the template expects.
 
     `kwargs` are variables for the template, such as enable_thinking. They override the tokenizer's special tokens.
+    With `continue_final_message`, the prompt ends where the last message's content ends, or the field that it names.
     """
     if "messages" in kwargs:
         raise ValueError("chat_template_kwargs must not contain messages, which is the conversation itself")
     template = choose_template(tokenizer, chat_template, tools)
-    chat = [with_reasoning(message) for message in check_messages(messages)]
+    chat = [add_reasoning_keys(message) for message in check_messages(messages)]
     field = "content" if continue_final_message is True else continue_final_message
     if field and add_generation_prompt:
         raise ValueError("continue_final_message and add_generation_prompt must not both be set")
     last_text = mark_end(chat[-1], field, template) if field else ""
-    values = {
+    variables = {
         "messages": chat,
         "tools": check_dicts("tools", tools),
         "documents": check_dicts("documents", documents),
         "add_generation_prompt": add_generation_prompt,
     }
-    text = render(template, {**tokenizer.special_tokens_map, **to_plain(kwargs), **values})
+    text = render(template, {**tokenizer.special_tokens_map, **to_plain(kwargs), **variables})
     return cut_at_tag(text, last_text) if field else text
 
 
 def check_messages(messages: Sequence[Any]) -> list[JsonDict]:
-    """Return copies of the messages without their None entries. Raise ValueError if they are not messages."""
+    """Return copies of the messages without their None entries. Raise ValueError unless they are a list of dicts."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         raise ValueError(f"messages must be a list of messages, got {type(messages).__name__}")
     if not messages:
@@ -133,7 +134,7 @@ def to_plain(value: Any) -> Any:
     """
     from pydantic_core import to_jsonable_python  # lazily, as an engine without chats doesn't need pydantic
 
-    return to_jsonable_python(value, fallback=lambda each: f"<{type(each).__name__}>")
+    return to_jsonable_python(value, fallback=lambda unknown: f"<{type(unknown).__name__}>")
 
 
 # Messages in OpenAI's form
@@ -143,10 +144,10 @@ def convert_messages(messages: list[JsonDict], template: str) -> list[JsonDict]:
     """Return the messages in the form that vLLM passes to a template.
 
     Content in parts is joined into one string, unless the template itself loops over parts. Tool arguments become
-    dicts. Developer messages become system messages if the template does not support that role. Raise ValueError for a
-    part that is not text.
+    dicts. If the template does not support developer messages, they are merged with the system messages into one.
+    Raise ValueError for a part that is not text.
     """
-    keeps_parts = reads_parts(template)
+    keeps_parts = loops_over_content(template)
     converted = []
     for i, message in enumerate(messages):
         content = message.get("content", [])
@@ -154,50 +155,52 @@ def convert_messages(messages: list[JsonDict], template: str) -> list[JsonDict]:
             content = [{"type": "text", "text": text} for text in part_texts(content, f"message {i}")]
         else:
             content = content_text(content, f"message {i}")
-        converted.append(with_arguments({**message, "content": content}, i))
-    is_supported = "'developer'" in template or '"developer"' in template
+        converted.append(parse_tool_calls({**message, "content": content}, i))
+    supports_developer = "'developer'" in template or '"developer"' in template
     has_developer = any(message.get("role") == "developer" for message in converted)
-    return merge_systems(converted) if has_developer and not is_supported else converted
+    return merge_system_messages(converted) if has_developer and not supports_developer else converted
 
 
-def content_text(content: Any, where: str) -> str:
-    """Return a message's content as one string, with a line per part. Raise ValueError if a part is not text."""
-    return content if isinstance(content, str) else "\n".join(part_texts(content, where))
+def content_text(content: Any, origin: str) -> str:
+    """Return a message's content as one string, with a line per part.
+
+    Raise ValueError if a part is not text. The error begins with `origin`, such as "message 3".
+    """
+    return content if isinstance(content, str) else "\n".join(part_texts(content, origin))
 
 
-def part_texts(content: Any, where: str) -> list[str]:
+def part_texts(content: Any, origin: str) -> list[str]:
     """Return the text of each part of a message's content. Raise ValueError if a part is not text."""
     content = to_plain(content)
     if not isinstance(content, list | tuple):
-        raise ValueError(f"{where}: content must be a string or a list of parts, got {type(content).__name__}")
-    return [part_text(part, where) for part in content]
+        raise ValueError(f"{origin}: content must be a string or a list of parts, got {type(content).__name__}")
+    return [part_text(part, origin) for part in content]
 
 
-def part_text(part: Any, where: str) -> str:
+def part_text(part: Any, origin: str) -> str:
     """Return the text of one part, which is a string or a dict such as {"type": "text", "text": "Hi"}."""
     if isinstance(part, str):
         return part
-    kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-    name = TEXT_PARTS.get(kind) if isinstance(part, dict) else None
-    if name is None:
-        raise ValueError(f"{where}: content parts of type {kind!r} are not supported; the model reads only text")
-    text = part.get(name)
+    part_type = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+    key = TEXT_KEYS.get(part_type) if isinstance(part, dict) else None
+    if key is None:
+        raise ValueError(f"{origin}: content parts of type {part_type!r} are not supported; the model reads only text")
+    text = part.get(key)
     if not isinstance(text, str):
-        raise ValueError(f"{where}: a content part of type {kind!r} must have a string as its {name!r}")
+        raise ValueError(f"{origin}: a content part of type {part_type!r} must have a string as its {key!r}")
     return text
 
 
-def merge_systems(messages: list[JsonDict]) -> list[JsonDict]:
+def merge_system_messages(messages: list[JsonDict]) -> list[JsonDict]:
     """Merge developer and system messages into one system message at the start."""
     systems = [message for message in messages if message.get("role") in ("system", "developer")]
-    contents = [message["content"] for message in systems]
-    texts = [each if isinstance(each, str) else "\n".join(part["text"] for part in each) for each in contents]
+    texts = [content_text(message["content"], "a system message") for message in systems]
     others = [message for message in messages if message.get("role") not in ("system", "developer")]
     return [{"role": "system", "content": "\n\n".join(filter(None, texts))}, *others]
 
 
-def with_arguments(message: JsonDict, i: int) -> JsonDict:
-    """Return a message with the arguments of an assistant's tool calls as dicts. An empty list of calls is dropped."""
+def parse_tool_calls(message: JsonDict, i: int) -> JsonDict:
+    """Return message `i` with the arguments of its tool calls as dicts. An empty list of calls is dropped."""
     calls = message.get("tool_calls")
     if message.get("role") != "assistant" or not isinstance(calls, list):
         return message
@@ -213,7 +216,7 @@ def with_arguments(message: JsonDict, i: int) -> JsonDict:
 
 
 def parse_arguments(value: Any) -> JsonDict:
-    """Return the arguments of a call, or an empty dict if the model wrote invalid JSON."""
+    """Return the arguments of a call, or an empty dict if the model wrote no valid JSON object."""
     try:
         value = json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -222,59 +225,62 @@ def parse_arguments(value: Any) -> JsonDict:
 
 
 @lru_cache(maxsize=32)
-def reads_parts(template: str) -> bool:
+def loops_over_content(template: str) -> bool:
     """Return whether the template loops over a message's content.
 
-    >>> reads_parts("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}")
+    >>> loops_over_content("{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}")
     True
-    >>> reads_parts("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    >>> loops_over_content("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     False
     """
     tree = parse_template(template)
-    names = {"content"}  # and the variables that hold it
+    variables = {"content"}  # names of those that hold a message's content
     for assign in tree.find_all(nodes.Assign):
-        if isinstance(assign.target, nodes.Name) and is_content(assign.node, names):
-            names.add(assign.target.name)
+        if isinstance(assign.target, nodes.Name) and is_content(assign.node, variables):
+            variables.add(assign.target.name)
     for macro in tree.find_all(nodes.Macro):
         for call in tree.find_all(nodes.Call):
             if isinstance(call.node, nodes.Name) and call.node.name == macro.name:
                 pairs = zip(call.args, macro.args, strict=False)
-                names |= {parameter.name for argument, parameter in pairs if is_content(argument, names)}
-    return any(is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
+                variables |= {parameter.name for argument, parameter in pairs if is_content(argument, variables)}
+    return any(is_content(loop.iter, variables) for loop in tree.find_all(nodes.For))
 
 
-def is_content(node: nodes.Node | None, names: set[str]) -> bool:
-    """Return whether an expression is a message's content. `names` are variables that hold it."""
+def is_content(node: nodes.Node | None, variables: set[str]) -> bool:
+    """Return whether an expression is a message's content, or one of the `variables` that hold a message's content."""
     while isinstance(node, nodes.Filter | nodes.Test):
         node = node.node
     if isinstance(node, nodes.Getitem):
         if isinstance(node.arg, nodes.Slice):
-            return is_content(node.node, names)
+            return is_content(node.node, variables)
         return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
     if isinstance(node, nodes.Getattr):
         return node.attr == "content"
-    return isinstance(node, nodes.Name) and node.name in names
+    return isinstance(node, nodes.Name) and node.name in variables
 
 
 # Reasoning, and continuation of the last message
 
 
-def with_reasoning(message: JsonDict) -> JsonDict:
+def add_reasoning_keys(message: JsonDict) -> JsonDict:
     """Return a message with its reasoning under both keys that templates read: thinking and reasoning_content."""
-    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    reasoning = next((message[name] for name in REASONING_KEYS if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def mark_end(message: JsonDict, field: str, template: str) -> str:
-    """Append END_TAG to the text of `message` that the model should continue. Return that text without the tag."""
+    """Append END_TAG to the text in `field` of the last message, and return that text without the tag.
+
+    Raise ValueError if there is no such text, or if the template does not use it.
+    """
     value = message.get(field)
-    names = [name for name in REASONING if message.get(name) == value] if field in REASONING else [field]
+    keys = [key for key in REASONING_KEYS if message.get(key) == value] if field in REASONING_KEYS else [field]
     if value is None:
         raise ValueError(f"continue_final_message: the last message has no {field} to continue")
-    if not any(name in template for name in names):
+    if not any(key in template for key in keys):
         raise ValueError(f"continue_final_message: the chat template does not use {field}")
     if isinstance(value, str):
-        message.update({name: value + END_TAG for name in names})
+        message.update({key: value + END_TAG for key in keys})
         return value
     part = next((part for part in reversed(value) if isinstance(part, dict) and "text" in part), None)
     if part is None:
@@ -285,7 +291,10 @@ def mark_end(message: JsonDict, field: str, template: str) -> str:
 
 
 def cut_at_tag(text: str, last_text: str) -> str:
-    """Return the rendered text up to END_TAG, where `last_text`, the last message, ends."""
+    """Return the rendered text up to END_TAG, which marks the end of `last_text`, the text to continue.
+
+    Raise ValueError if the template has dropped either of them.
+    """
     if last_text.strip() not in text or END_TAG.strip() not in text:
         raise ValueError("continue_final_message: the chat template drops the end of the last message")
     end = text.rindex(END_TAG.strip())
@@ -299,7 +308,8 @@ def cut_at_tag(text: str, last_text: str) -> str:
 def choose_template(tokenizer: HasChatTemplate, chat_template: str | None, tools: object) -> str:
     """Return the template to use. `chat_template` is a template, or the name of one of the tokenizer's templates.
 
-    Without it, raise ValueError if the tokenizer has no template, or several but no default.
+    If `chat_template` is None, return the tokenizer's template; if it has several, return "tool_use" if there are
+    tools, or else "default". Raise ValueError if there is none.
     """
     if chat_template is not None and not isinstance(chat_template, str):
         raise ValueError(f"chat_template must be a string, got {type(chat_template).__name__}")
@@ -319,7 +329,7 @@ def choose_template(tokenizer: HasChatTemplate, chat_template: str | None, tools
 def read_template(template: str | Path | None) -> str | None:
     """Return a template given as text, as a file name, or as "plain", which stands for PLAIN_TEMPLATE.
 
-    Raise ValueError if the file cannot be read or is empty.
+    Return None for None. Raise ValueError if the file cannot be read or is empty.
     """
     if not isinstance(template, str | Path | None):
         raise ValueError(f"chat_template must be a template or the name of a file, got {template!r}")
@@ -334,7 +344,10 @@ def read_template(template: str | Path | None) -> str | None:
 
 
 def find_chat_template(folder: Path, config: Entries) -> str | dict[str, str] | None:
-    """Return a folder's chat template, or a dict of several by name. .jinja files override tokenizer_config.json."""
+    """Return a folder's chat template, a dict of several by name, or None if it has none.
+
+    .jinja files override `config`, the folder's tokenizer_config.json, which overrides chat_template.json.
+    """
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         files = {"default": folder / "chat_template.jinja"} | files
@@ -342,14 +355,14 @@ def find_chat_template(folder: Path, config: Entries) -> str | dict[str, str] | 
     if templates:
         return templates["default"] if [*templates] == ["default"] else templates
     legacy = Entries.read_if_exists(folder / "chat_template.json")
-    holder = config if "chat_template" in config else legacy
-    value = holder.values.get("chat_template")
+    source = config if "chat_template" in config else legacy
+    value = source.values.get("chat_template")
     if isinstance(value, list):
-        entries = [Entries({"": each}, holder.path, f"chat_template[{i}]").entries("") for i, each in enumerate(value)]
-        return {entry.text("name"): entry.text("template") for entry in entries}
+        items = [Entries({"": item}, source.path, f"chat_template[{i}]").entries("") for i, item in enumerate(value)]
+        return {item.text("name"): item.text("template") for item in items}
     if isinstance(value, dict):
-        return {name: holder.entries("chat_template").text(name) for name in value}
-    return holder.text("chat_template") if value else None
+        return {name: source.entries("chat_template").text(name) for name in value}
+    return source.text("chat_template") if value else None
 
 
 def read_text(path: Path) -> str:
@@ -363,10 +376,10 @@ def read_text(path: Path) -> str:
 # Rendering a template
 
 
-def render(template: str, values: Mapping[str, Any]) -> str:
+def render(template: str, variables: Mapping[str, Any]) -> str:
     """Return the rendered template. Raise ValueError if it fails, with the template's own message if it raises one."""
     try:
-        return compile_template(template).render(values)
+        return compile_template(template).render(variables)
     except TemplateSyntaxError as error:
         raise ValueError(f"line {error.lineno} of the chat template: {error.message}") from None
     except TemplateError as error:
@@ -390,8 +403,8 @@ def compile_template(template: str) -> Template:
     return ENVIRONMENT.from_string(template)
 
 
-class Generation(Extension):
-    """The tag {% generation %} ... {% endgeneration %}, which marks the assistant's text. It renders only its body."""
+class GenerationTag(Extension):
+    """The tag {% generation %} ... {% endgeneration %}, which marks the assistant's text. Only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -423,16 +436,16 @@ class TemplateNamespace(Namespace):
     def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`: a template may use that name for a variable
         values = dict(*args[1:], **kwargs)
         for name in values:
-            check_name(name)
+            reject_private(name)
         Namespace.__init__(args[0], values)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        check_name(name)
+        reject_private(name)
         super().__setitem__(name, value)
 
 
-def check_name(name: Any) -> None:
-    """Raise SecurityError for a private name."""
+def reject_private(name: Any) -> None:
+    """Raise SecurityError for a name that begins with an underscore."""
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace of a chat template must not contain the private name {name!r}")
 
@@ -458,8 +471,9 @@ def strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-# jinja2's sandbox with the functions that transformers offers to templates
-ENVIRONMENT = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+EXTENSIONS = (GenerationTag, loopcontrols)
+# jinja2's sandbox, with the functions that transformers offers to templates
+ENVIRONMENT = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=EXTENSIONS)
 ENVIRONMENT.filters["tojson"] = to_json
 ENVIRONMENT.globals |= {
     "raise_exception": raise_exception,

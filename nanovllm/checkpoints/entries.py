@@ -11,7 +11,10 @@ MAX_NUMBER = 1e30  # well inside float32; also excludes infinity and NaN
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of one JSON object. A null counts as missing: `name in entries` is False for it."""
+    """The entries of one JSON object. A null counts as missing: `name in entries` is False for it.
+
+    A missing entry has the value `default`. If it has no default, or if a value is invalid, methods raise ValueError.
+    """
 
     values: dict[str, Any]
     path: Path
@@ -19,7 +22,7 @@ class Entries:
 
     @classmethod
     def read(cls, path: Path) -> "Entries":
-        """Read a JSON file. Raise ValueError, naming the file, if it is missing or holds no object."""
+        """Read a JSON file. Raise ValueError, naming the file, if it is missing, unreadable or not a JSON object."""
         if not path.is_file():
             raise ValueError(f"{path.parent} is not a checkpoint folder: it has no {path.name}")
         try:
@@ -41,7 +44,7 @@ class Entries:
         return self.values.get(name) is not None
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """Return an integer from `minimum` to MAX_INT. A missing entry yields `default`, as in all these methods."""
+        """Return an integer from `minimum` to MAX_INT."""
         value = self._get(name, default)
         if type(value) is int and value > MAX_INT:
             raise self.error(name, f"at most {MAX_INT}")
@@ -87,9 +90,9 @@ class Entries:
 
 
 def shards_of(index: Path) -> dict[str, str]:
-    """Return the file name of each tensor, from an index of shards. Raise ValueError if a name leads out of the folder.
+    """Return the file name of each tensor, from an index file. Raise ValueError if a name leads out of the folder.
 
-    A file inside the folder may be a symbolic link to anywhere, as in the Hub's cache.
+    A file in the folder may itself be a symbolic link to anywhere, as in the Hub's cache.
     """
     files = Entries.read(index).entries("weight_map")
     for name in files.values:

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from .entries import shards_of
-from .gguf import TABLE, unpack
+from .gguf import TABLE_NAME, unpack
 from .known import KNOWN, find_known
 from .model_config import read_model_config
 
 DEFAULT_MODEL = "models/storyteller"  # EngineConfig.model's default: a folder of the repository, not a name on the Hub
 HUB_NAME = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)
 GGUF_ON_HUB = re.compile(rf"({HUB_NAME.pattern}):([\w./-]+\.gguf)", re.ASCII)
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-FILES = [  # everything but the weights; the patterns match only in the top folder, so nothing in "original/"
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+METADATA_FILES = [  # all files but the weights; the names match only in the top folder, so nothing in "original/"
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -36,7 +36,7 @@ FILES = [  # everything but the weights; the patterns match only in the top fold
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
-    INDEX,
+    INDEX_FILE,
 ]
 
 
@@ -45,14 +45,15 @@ def find_checkpoint(
 ) -> Path:
     """Return the folder of a checkpoint. `model` is a folder, or ORG/NAME on the Hub, downloaded if necessary.
 
-    It can also be a GGUF file, ORG/NAME:FILE.gguf on the Hub (see gguf.py), or a known name such as "smollm2".
+    `model` can also be a GGUF file, ORG/NAME:FILE.gguf on the Hub (see gguf.py), or a known name such as "smollm2".
 
     `revision` is a branch, a tag or a commit on the Hub; `options` are cache_dir and token, which default to the
-    environment's. Folders need none of them, nor the network. `hf_overrides` replaces entries of config.json.
+    environment's. For a folder, they have no effect, and the network is not used. `hf_overrides` replaces entries of
+    config.json, which is checked before weights are downloaded.
 
     Raise ValueError with one line that says what to do.
     """
-    if path := local_folder(model, revision, **options):
+    if path := local_path(model, revision, **options):
         check_format(path)
         return path
     return download(hub_repository(model, revision, **options), hf_overrides)
@@ -60,32 +61,35 @@ def find_checkpoint(
 
 def find_tokenizer(model: str | Path, revision: str | None = None, **options: Any) -> Path:
     """Return a folder with a model's tokenizer. Download no weights, except as part of a GGUF file."""
-    if path := local_folder(model, revision, **options):
+    if path := local_path(model, revision, **options):
         return path
     repository = hub_repository(model, revision, **options)
     with one_line_errors(repository):
-        return repository.snapshot(FILES)
+        return repository.snapshot(METADATA_FILES)
 
 
 def find_config(model: str | Path, revision: str | None = None) -> Path:
     """Return the path of config.json, for a folder, a name on the Hub or the file itself."""
-    if path := local_folder(model, revision):
+    if path := local_path(model, revision):
         return path / "config.json" if path.is_dir() else path
     repository = hub_repository(model, revision)
     with one_line_errors(repository):
         return repository.snapshot(["config.json"]) / "config.json"
 
 
-def local_folder(model: str | Path, revision: str | None, **options: Any) -> Path | None:
-    """Return `model` if it exists, or the folder of a GGUF file, on disk or on the Hub, or None for other names."""
-    path, on_hub = Path(model), GGUF_ON_HUB.fullmatch(str(model))
-    if on_hub and not os.path.exists(path):
-        name, file = on_hub.groups()
+def local_path(model: str | Path, revision: str | None, **options: Any) -> Path | None:
+    """Return the path `model` if it exists, or else None. For a GGUF file, on disk or on the Hub, return its folder.
+
+    Raise ValueError for a GGUF file that does not exist.
+    """
+    path, hub_match = Path(model), GGUF_ON_HUB.fullmatch(str(model))
+    if hub_match and not os.path.exists(path):
+        name, file_name = hub_match.groups()
         repository = hub_repository(name, revision, **options)
         with one_line_errors(repository):
-            path = repository.snapshot([file]) / file
+            path = repository.snapshot([file_name]) / file_name
         if not path.exists():
-            raise ValueError(f"{name} on the Hub has no {file}")
+            raise ValueError(f"{name} on the Hub has no {file_name}")
     if str(model) in KNOWN and not os.path.exists(path):
         path = find_known(str(model), KNOWN[str(model)])
     if not os.path.exists(path):  # path.exists() would raise for a NUL character
@@ -97,28 +101,31 @@ def local_folder(model: str | Path, revision: str | None, **options: Any) -> Pat
 
 # A folder
 
-CONVERT = (
+CONVERTER = (  # a program that converts pickles in the folder sys.argv[1] to safetensors
     "import glob, sys, torch; from safetensors.torch import save_file; save_file({name: weight.contiguous().clone() "
     "for file in glob.glob(glob.escape(sys.argv[1]) + '/pytorch_model*.bin') "
     "for name, weight in torch.load(file, map_location='cpu', weights_only=True).items()}, "
     "sys.argv[1] + '/model.safetensors', {'format': 'pt'})"
 )
 DOWNLOAD_INSTEAD = "download the safetensors version of this model instead"
-OTHER_FORMATS = {  # file name pattern: a description, and what to do about it. The first match counts
+OTHER_FORMATS = {  # pattern of file names: the format, and what the user can do. The first match counts
     "adapter_config.json": "an adapter and not a full model: merge it into its base model and save the result",
     "*.gguf": "llama.cpp's GGUF format: name the file, as in FOLDER/FILE.gguf or ORG/NAME:FILE.gguf",
     "consolidated*": "the publisher's own format: download the version for transformers instead",
     "tf_model.h5": f"TensorFlow's format: {DOWNLOAD_INSTEAD}",
     "flax_model.msgpack": f"Flax's format: {DOWNLOAD_INSTEAD}",
     "*.onnx": f"the ONNX format: {DOWNLOAD_INSTEAD}",
-    "*.safetensors": f"but no {INDEX} that lists it, and no {WEIGHTS}",
+    "*.safetensors": f"but no {INDEX_FILE} that lists it, and no {WEIGHTS_FILE}",
     "*.pt": f"a pickle: {DOWNLOAD_INSTEAD}",
     "*.pth": f"a pickle: {DOWNLOAD_INSTEAD}",
 }
 
 
 def check_format(path: Path) -> None:
-    """Raise ValueError unless `path` is a folder with safetensors weights. The error says what it is instead."""
+    """Raise ValueError unless `path` is a folder with weights in safetensors or from a GGUF file.
+
+    The error says what `path` is instead.
+    """
     if path.is_file() and path.suffix == ".safetensors":
         raise ValueError(f"{path} is a single file of a checkpoint: pass the folder that contains it")
     if path.is_file():
@@ -131,7 +138,7 @@ def check_format(path: Path) -> None:
     if problem := find_problem(names):
         if "config.json" in names:
             read_model_config(path)  # report an unsupported architecture first
-        command = f': convert it with: python -c "{CONVERT}" {shlex.quote(str(path))}' if has_pickle(names) else ""
+        command = f': convert it with: python -c "{CONVERTER}" {shlex.quote(str(path))}' if has_pickle(names) else ""
         raise ValueError(f"{path} {problem}{command}")
 
 
@@ -142,7 +149,7 @@ def find_problem(names: list[str]) -> str | None:
     >>> find_problem(["config.json", "pytorch_model.bin"])
     'has its weights in pytorch_model.bin, a pickle, and no safetensors'
     """
-    if not {WEIGHTS, INDEX, TABLE}.isdisjoint(names):
+    if not {WEIGHTS_FILE, INDEX_FILE, TABLE_NAME}.isdisjoint(names):
         return None
     if not names:
         return "is not a checkpoint folder: it is empty"
@@ -151,7 +158,7 @@ def find_problem(names: list[str]) -> str | None:
     for pattern, text in OTHER_FORMATS.items():
         if matches := fnmatch.filter(names, pattern):
             return f"has {matches[0]}, {text}"
-    return f"is not a checkpoint folder: it has no {WEIGHTS} and no {INDEX}"
+    return f"is not a checkpoint folder: it has no {WEIGHTS_FILE} and no {INDEX_FILE}"
 
 
 def has_pickle(names: list[str]) -> bool:
@@ -174,13 +181,13 @@ class Repository:
     token: str | bool | None = None  # default: HF_TOKEN, or the one from `hf auth login`
 
     def snapshot(self, patterns: list[str]) -> Path:
-        """Download the matching files that are not in the cache. Return their folder, named after the commit."""
+        """Download the files that match `patterns` and are not in the cache. Return their folder, named by commit."""
         from huggingface_hub import snapshot_download
         from huggingface_hub.utils.tqdm import tqdm
 
         bars: list[Any] = []
 
-        class Bar(tqdm):
+        class DownloadBar(tqdm):
             """A progress bar that appears only in a terminal, and only if the download takes a while."""
 
             def __init__(self, *args: Any, **options: Any) -> None:
@@ -198,7 +205,7 @@ class Repository:
             cache_dir=self.cache_dir,
             token=self.token,
             allow_patterns=patterns,
-            tqdm_class=Bar,
+            tqdm_class=DownloadBar,
         )
         for bar in bars:
             bar.close()  # otherwise some bars reappear when the process exits
@@ -206,27 +213,30 @@ class Repository:
 
 
 def hub_repository(model: str | Path, revision: str | None, **options: Any) -> Repository:
-    """Return a repository on the Hub. Raise ValueError if `model` is not of the form ORG/NAME."""
-    no_folder = f"the folder {Path(model).absolute()} does not exist"
+    """Return the Repository for a name on the Hub. Raise ValueError if `model` is not of the form ORG/NAME."""
+    folder_error = f"the folder {Path(model).absolute()} does not exist"
     if str(model) == DEFAULT_MODEL:
         known = next(iter(KNOWN))
-        raise ValueError(f"{no_folder}: name a checkpoint with --model or LLM(model=...); {known} is a small one")
+        raise ValueError(f"{folder_error}: name a checkpoint with --model or LLM(model=...); {known} is a small one")
     if not isinstance(model, str) or not HUB_NAME.fullmatch(model):
-        raise ValueError(f"{no_folder}, and {str(model)!r} is not a name on the Hub, which looks like ORG/NAME")
+        raise ValueError(f"{folder_error}, and {str(model)!r} is not a name on the Hub, which looks like ORG/NAME")
     return Repository(model, revision, **options)
 
 
 def download(repository: Repository, hf_overrides: Mapping[str, Any] | None = None) -> Path:
-    """Return the folder of a complete checkpoint. Download the files that are not in the cache."""
+    """Return the folder of a complete checkpoint. Download the files that are not in the cache.
+
+    Raise ValueError if the model is not supported or if the repository lacks weights.
+    """
     with one_line_errors(repository):
-        folder = repository.snapshot(FILES)
+        folder = repository.snapshot(METADATA_FILES)
     if (folder / "config.json").exists():
         read_model_config(folder, hf_overrides)  # raises for unsupported models, before the download
     weights = weight_files(folder)
     repository = replace(repository, revision=folder.name)  # stay on this commit even if another one is pushed
     with one_line_errors(repository):  # weights come last, so that a folder with weights is complete
         repository.snapshot(weights)
-    missing = [file for file in weights if not (folder / file).exists()]
+    missing = [name for name in weights if not (folder / name).exists()]
     if missing:
         from huggingface_hub import HfApi
 
@@ -238,18 +248,18 @@ def download(repository: Repository, hf_overrides: Mapping[str, Any] | None = No
 
 def weight_files(folder: Path) -> list[str]:
     """Return the names of the shards in the index or, without an index, of the single weights file."""
-    index = folder / INDEX
+    index = folder / INDEX_FILE
     if not index.exists():
-        return [WEIGHTS]
+        return [WEIGHTS_FILE]
     return sorted({*shards_of(index).values()})
 
 
-def explain_missing(files: list[str], missing: str, name: str) -> str:
-    """Return the end of a sentence "NAME on the Hub ..." for a repository with `files`, which lack `missing`."""
+def explain_missing(files: list[str], missing_file: str, name: str) -> str:
+    """Return the end of a sentence "NAME on the Hub ..." that says why `files` do not include `missing_file`."""
     problem = find_problem([path for path in files if "/" not in path and path != ".gitattributes"])
     if problem and "pytorch_model.bin" in problem:
         problem += f": download it with `hf download {name} --local-dir FOLDER`; --model FOLDER shows how to convert it"
-    return problem or f"has no {missing}, although its {INDEX} lists it"
+    return problem or f"has no {missing_file}, although its {INDEX_FILE} lists it"
 
 
 @contextmanager
@@ -261,26 +271,26 @@ def one_line_errors(repository: Repository) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(explain(error, repository)) from None
+        raise ValueError(explain_error(error, repository)) from None
     finally:
         logger.setLevel(level)
 
 
-def explain(error: Exception, repository: Repository) -> str:
-    """Return one line that says what went wrong and what to do."""
+def explain_error(error: Exception, repository: Repository) -> str:
+    """Return one line that says what went wrong and what the user can do."""
     from huggingface_hub import constants, errors
 
     name, cause = repository.name, error.__cause__ or error
-    no_folder = f"the folder {Path(name).absolute()} does not exist"
+    folder_error = f"the folder {Path(name).absolute()} does not exist"
     if isinstance(error, errors.GatedRepoError):
         return f"{name} is gated: accept its terms at {constants.ENDPOINT}/{name} and set HF_TOKEN to your token"
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{name} on the Hub has no revision {repository.revision!r}: use a branch, a tag or a full commit hash"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"{no_folder}, and the Hub has no model {name}; if it is private, set HF_TOKEN to your token"
+        return f"{folder_error}, and the Hub has no model {name}; if it is private, set HF_TOKEN to your token"
     if status_of(cause) in (401, 403):
         return f"the Hub denies access to {name} (status {status_of(cause)}): set HF_TOKEN to a token with access"
-    no_copy = f"{no_folder}, and {repository.cache_dir or constants.HF_HUB_CACHE} has no complete copy of {name}"
+    no_copy = f"{folder_error}, and {repository.cache_dir or constants.HF_HUB_CACHE} has no complete copy of {name}"
     if constants.HF_HUB_OFFLINE:
         return f"{no_copy}: unset HF_HUB_OFFLINE to download it"
     if isinstance(error, errors.LocalEntryNotFoundError):
@@ -294,7 +304,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the HTTP status of an error, or else its first line.
+    r"""Return the HTTP status of an error, or else its type and the first line of its text.
 
     >>> first_line(ConnectionError("refused\nfor the third time"))
     'ConnectionError: refused'

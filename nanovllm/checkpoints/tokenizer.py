@@ -27,7 +27,7 @@ from .chat_template import apply_chat_template
 from .entries import shorten
 from .tokenizer_files import (
     FIRST_SPACE,
-    NAMED,
+    TOKEN_NAMES,
     SentencepieceFile,
     TokenizerConfig,
     TokenizerFile,
@@ -38,7 +38,7 @@ from .tokenizer_files import (
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 REDIRECT_LOCK = Lock()  # only one thread at a time may redirect standard error
 REPLACEMENT = "\ufffd"  # what the bytes of an incomplete character decode to
-EACH_BYTE = "nanovllm.each_byte"  # error handler that replaces each invalid byte; "replace" merges some
+EACH_BYTE = "nanovllm.each_byte"  # an error handler that replaces each invalid byte; Python's "replace" merges some
 
 
 def replace_byte(error: UnicodeError) -> tuple[str, int]:
@@ -57,7 +57,7 @@ class Encoding(dict[str, Any]):
 
 
 class HFTokenizer:
-    """A tokenizer with the methods that the engine needs (encode, decode, visible, anchor) and those of transformers.
+    """A tokenizer with what the engine needs (encode, decode, visible, anchor) and transformers' common methods.
 
     Special tokens decode to nothing, except in the copy that showing_special_tokens() returns.
     """
@@ -68,14 +68,14 @@ class HFTokenizer:
         self.all_special_tokens = [token.content for token in special_tokens(config)]
         self.chat_template = config.chat_template
         self._vocab = backend.get_vocab()
-        self._known = frozenset(self._vocab.values())
+        self._known_ids = frozenset(self._vocab.values())
         added = backend.get_added_tokens_decoder()
-        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
-        self._hidden = self._special
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._hidden_ids = self._special_ids
         has_bytes = b"ByteFallback" in (backend.decoder.__getstate__() if backend.decoder else b"")
-        bytes_of = {i: BYTE_TOKEN.fullmatch(text) for text, i in self._vocab.items()} if has_bytes else {}
-        self._bytes = {i: int(match[1], 16) for i, match in bytes_of.items() if match}
-        self._texts: dict[int, str] = {}  # from decode_one()
+        matches = {i: BYTE_TOKEN.fullmatch(text) for text, i in self._vocab.items()} if has_bytes else {}
+        self._byte_of = {i: int(match[1], 16) for i, match in matches.items() if match}
+        self._texts: dict[int, str] = {}  # cached by decode_one()
 
     def __len__(self) -> int:
         return self.backend.get_vocab_size(with_added_tokens=True)
@@ -90,16 +90,17 @@ class HFTokenizer:
     def decode(self, token_ids: Any, skip_special_tokens: bool | None = None) -> str:
         """Return the text of `token_ids`. Appending tokens extends the text, and changes at most its last character.
 
-        With `skip_special_tokens` True or False, this is exactly the text of transformers. With None, it differs where
-        byte tokens form no character: each byte becomes U+FFFD, but in transformers the whole run does.
+        With `skip_special_tokens` True or False, this is exactly the text of transformers. With None, the text differs
+        if a run of byte tokens is not valid UTF-8: only bytes that form no character become U+FFFD, while transformers
+        replaces all bytes of the run.
         """
         ids = self.visible(to_token_ids(token_ids), skip_special_tokens)
-        if skip_special_tokens is not None or self._bytes.keys().isdisjoint(ids):
+        if skip_special_tokens is not None or self._byte_of.keys().isdisjoint(ids):
             return self.backend.decode(ids, skip_special_tokens=False)
         tokens: list[str] = []
-        for are_bytes, run in groupby(ids, self._bytes.__contains__):
+        for are_bytes, run in groupby(ids, self._byte_of.__contains__):
             if are_bytes:
-                tokens += bytes(self._bytes[i] for i in run).decode(errors=EACH_BYTE)  # a token per character
+                tokens += bytes(self._byte_of[i] for i in run).decode(errors=EACH_BYTE)  # a token per character
             else:
                 tokens += filter(None, map(self.backend.id_to_token, run))
         text: str = self.backend.decoder.decode(tokens)
@@ -116,7 +117,7 @@ class HFTokenizer:
         return self._texts[token_id]
 
     def json_without_prefix_space(self) -> str:
-        """Return the backend as JSON. Steps of its sequences that prepend a space to a text are left out."""
+        """Return the backend as JSON. Unlike the backend, no step of its sequences prepends a space to a text."""
         text = self.backend.to_str()
         if '"Metaspace"' not in text:
             return text
@@ -129,20 +130,24 @@ class HFTokenizer:
 
     def visible(self, token_ids: Sequence[int], skip_special_tokens: bool | None = None) -> list[int]:
         """Return `token_ids` without hidden special tokens, and without ids that are not in the vocabulary."""
-        hidden = self._hidden if skip_special_tokens is None else self._special if skip_special_tokens else frozenset()
-        return [i for i in token_ids if i in self._known and i not in hidden]
+        skipped = self._special_ids if skip_special_tokens else frozenset()
+        hidden = self._hidden_ids if skip_special_tokens is None else skipped
+        return [i for i in token_ids if i in self._known_ids and i not in hidden]
 
     def showing_special_tokens(self) -> "HFTokenizer":
         """Return a copy that decodes special tokens to text."""
         other = copy.copy(self)
-        other._hidden, other._texts = frozenset(), {}  # noqa: SLF001 - of the same class
+        other._hidden_ids, other._texts = frozenset(), {}  # noqa: SLF001 - of the same class
         return other
 
     @cached_property
     def anchor(self) -> list[int]:
-        """One token of plain text, in a list. Tokens after it decode as they do in the middle of a text."""
-        ids = sorted(self._known - set(self.backend.get_added_tokens_decoder()))
-        return list(islice((i for i in ids if i not in self._bytes and self.decode([i]).strip(" \ufffd")), 1))
+        """A list with one token of plain text. Tokens after it decode as they do in the middle of a text.
+
+        The list is empty if the vocabulary has no such token.
+        """
+        ids = sorted(self._known_ids - set(self.backend.get_added_tokens_decoder()))
+        return list(islice((i for i in ids if i not in self._byte_of and self.decode([i]).strip(" \ufffd")), 1))
 
     # Methods of transformers' tokenizers that scripts call
 
@@ -153,13 +158,13 @@ class HFTokenizer:
             return Encoding(input_ids=ids, attention_mask=[1] * len(ids))
         if not isinstance(text, list | tuple):
             raise ValueError(f"a tokenizer takes a string or a list of strings, got {type(text).__name__}")
-        each = [self(one, add_special_tokens) for one in text]
-        return Encoding({name: [one[name] for one in each] for name in ("input_ids", "attention_mask")})
+        encodings = [self(item, add_special_tokens) for item in text]
+        return Encoding({name: [item[name] for item in encodings] for name in ("input_ids", "attention_mask")})
 
     def __getattr__(self, name: str) -> Any:
         """Return bos_token, eos_token_id and the like, or None for a special token that the checkpoint lacks."""
         named, key = self.__dict__.get("special_tokens_map", {}), name.removesuffix("_id")
-        if key not in NAMED and key not in named:
+        if key not in TOKEN_NAMES and key not in named:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return named.get(key) if name == key else self._vocab.get(named.get(key))
 
@@ -227,9 +232,9 @@ def to_token_ids(token_ids: Any) -> Sequence[int]:
     ids = [ids] if is_id(ids) else ids
     if not isinstance(ids, list | tuple):
         raise ValueError(f"token ids must be integers in a list, got {type(ids).__name__}")
-    for each in ids:
-        if not is_id(each):
-            raise ValueError(f"a token id must be an integer, got {each!r}")
+    for token_id in ids:
+        if not is_id(token_id):
+            raise ValueError(f"a token id must be an integer, got {token_id!r}")
     return ids
 
 
@@ -243,19 +248,19 @@ def stderr_without_panics() -> Iterator[None]:
     """Buffer standard error, and discard it if the tokenizers library panics, which prints several lines."""
     with REDIRECT_LOCK:
         try:
-            held, stderr = tempfile.TemporaryFile(), os.dup(2)  # noqa: SIM115  # closed below
+            buffer, original = tempfile.TemporaryFile(), os.dup(2)  # noqa: SIM115  # closed below
         except OSError:  # no folder is writable, or standard error is closed
             yield
             return
-        os.dup2(held.fileno(), 2)
+        os.dup2(buffer.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            with held, suppress(OSError):  # the disk behind standard error may be full
-                held.seek(0)
-                if b" panicked at " not in (text := held.read()):
+            os.dup2(original, 2)
+            os.close(original)
+            with buffer, suppress(OSError):  # the disk behind standard error may be full
+                buffer.seek(0)
+                if b" panicked at " not in (text := buffer.read()):
                     os.write(2, text)
 
 
@@ -267,7 +272,7 @@ def load_tokenizer(folder: str | Path) -> HFTokenizer | None:
     ValueError, naming the file and the entry, for a file that cannot be read.
     """
     paths = [Path(folder, name) for name in ("tokenizer.json", "tokenizer.model")]
-    path = next((each for each in paths if each.exists()), None)
+    path = next((path for path in paths if path.exists()), None)
     if path is None:
         return None
     try:

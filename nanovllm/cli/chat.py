@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from ..requests.sampling_params import SamplingParams
 
 Message = dict[str, str]
-ANSWER_SHARE = 4  # a quarter of the context is reserved for the answer
-PROMPT, CONTINUATION = "> ", "… "
-HELP = """\
+ANSWER_DIVISOR = 4  # a quarter of the context is reserved for the answer
+MESSAGE_PROMPT, CONTINUATION_PROMPT = "> ", "… "
+COMMANDS_HELP = """\
 /reset   start over
 /undo    remove the last message and its answer
 /help    print this list
 /exit    leave; Ctrl-D does too
 A backslash at the end of a line continues the message. Start a message with // to send one that begins with a slash.
-Ctrl-C stops an answer; pressed twice, or at the prompt, it exits."""
+Ctrl-C stops an answer. Pressed twice, or at the prompt, it exits."""
 
 
 def options() -> list[click.Parameter]:
@@ -63,8 +63,9 @@ def chat(name: str | None, system: str | None, chat_template: str | None, **valu
 
     MODEL is a checkpoint folder, a GGUF file, a model on the hub, or smollm2, which is downloaded once.
 
-    A message is a line; a backslash at its end continues it on the next one. /reset starts over, /undo removes the last
-    message, /help lists the commands, and /exit or Ctrl-D leaves. Ctrl-C stops an answer; at the prompt it exits.
+    A message is a line; a backslash at its end continues the message on the next line. /reset starts over, /undo
+    removes the last message, /help lists the commands, and /exit or Ctrl-D leaves. Ctrl-C stops an answer; at the
+    prompt it exits.
 
     From a pipe, each line is a message, and only the answers go to standard output.
 
@@ -74,7 +75,7 @@ def chat(name: str | None, system: str | None, chat_template: str | None, **valu
     Exit status 1: a message got no answer. 2: invalid options, and nothing was sent.
     """
     engine, sampling = split(values | {"model": choose_model(name, values["model"])})
-    given = {name: value for name, value in sampling.items() if value not in (None, ())}
+    given_params = {name: value for name, value in sampling.items() if value not in (None, ())}
 
     from ..checkpoints.chat_template import PLAIN_STOP, read_template
     from ..llm import LLM
@@ -84,10 +85,10 @@ def chat(name: str | None, system: str | None, chat_template: str | None, **valu
         engine = with_checkpoint(engine)
         check_template(engine["model"], template)
         llm = LLM(**engine)
-        params = answer_params(llm, given, PLAIN_STOP if chat_template == "plain" else ())
+        params = answer_params(llm, given_params, PLAIN_STOP if chat_template == "plain" else ())
         kv_cache = llm.llm_engine.kv_cache
-        room = min(llm.max_model_len, kv_cache.num_blocks * kv_cache.block_size)
-        conversation = Conversation(llm.get_tokenizer(), template, room, system)
+        context_size = min(llm.max_model_len, kv_cache.num_blocks * kv_cache.block_size)
+        conversation = Conversation(llm.get_tokenizer(), template, context_size, system)
     with ctrl_c_raises():
         all_answered = talk(llm, conversation, params)
     finish_compiling(llm)
@@ -107,11 +108,14 @@ def check_template(folder: str, chat_template: str | None) -> None:
     parse_template(choose_template(tokenizer, chat_template, None))
 
 
-def answer_params(llm: "LLM", given: dict[str, Any], stop: Sequence[str]) -> "SamplingParams":
-    """Return the model's sampling parameters, updated with `given`. By default, max_tokens is None: no limit."""
+def answer_params(llm: "LLM", given_params: dict[str, Any], stop: Sequence[str]) -> "SamplingParams":
+    """Return the model's sampling parameters, updated with `given_params` and `stop`.
+
+    Unless it is given, max_tokens is None, so that an answer can be as long as there is room.
+    """
     params = llm.get_default_sampling_params()
     params.max_tokens = None
-    for name, value in given.items():
+    for name, value in given_params.items():
         setattr(params, name, list(value) if isinstance(value, tuple) else value)
     params.stop = [*(params.stop or ()), *stop]
     return params.checked()
@@ -121,29 +125,32 @@ def answer_params(llm: "LLM", given: dict[str, Any], stop: Sequence[str]) -> "Sa
 
 
 class Conversation:
-    """A conversation as a prompt. A turn is a message and its answer; the oldest are dropped until the prompt fits."""
+    """A conversation as a prompt. A turn is a message and its answer; the oldest turns are dropped to make room."""
 
-    def __init__(self, tokenizer: "HFTokenizer", template: str | None, room: int, system: str | None) -> None:
-        """Start without turns. `room` limits the tokens of prompt plus answer; `template` defaults to the model's."""
-        self._tokenizer, self._template, self.room = tokenizer, template, room
+    def __init__(self, tokenizer: "HFTokenizer", template: str | None, context_size: int, system: str | None) -> None:
+        """Start without turns. `context_size` is the maximum number of tokens of prompt plus answer.
+
+        If `template` is None, the chat template is the model's own.
+        """
+        self._tokenizer, self._template, self.context_size = tokenizer, template, context_size
         self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.turns: list[list[Message]] = []
 
     def ask(self, text: str) -> tuple[list[int], int]:
         """Start a turn. Return the prompt's token ids, and how many turns were dropped to make it fit.
 
-        Raise ValueError, and change nothing, if even the message by itself is too long.
+        Raise ValueError, and change nothing, if the message is too long even without earlier turns.
         """
-        before = self.turns
-        turns = [*before, [{"role": "user", "content": text}]]
+        earlier_turns = self.turns
+        turns = [*earlier_turns, [{"role": "user", "content": text}]]
         token_ids = self._token_ids(turns)
-        while len(token_ids) > self.room - self.room // ANSWER_SHARE and len(turns) > 1:
+        while len(token_ids) > self.context_size - self.context_size // ANSWER_DIVISOR and len(turns) > 1:
             turns = turns[1:]
             token_ids = self._token_ids(turns)
-        if len(token_ids) >= self.room:
-            raise ValueError(f"the prompt must have at most {self.room - 1} tokens, got {len(token_ids)}")
+        if len(token_ids) >= self.context_size:
+            raise ValueError(f"the prompt must have at most {self.context_size - 1} tokens, got {len(token_ids)}")
         self.turns = turns
-        return token_ids, len(before) + 1 - len(turns)
+        return token_ids, len(earlier_turns) + 1 - len(turns)
 
     def answer(self, text: str) -> None:
         """End the turn with its answer."""
@@ -162,7 +169,7 @@ class Conversation:
 
 
 def talk(llm: "LLM", conversation: Conversation, params: "SamplingParams") -> bool:
-    """Answer messages until the input ends. Return False if one of them got no answer."""
+    """Answer messages until the input ends, or until /exit. Return False if any of them failed, as in reply()."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         tell(dim("/help lists the commands; Ctrl-D exits"))
     request_ids = map(str, itertools.count())
@@ -189,7 +196,7 @@ def run_command(command: str, conversation: Conversation) -> bool:
         if not conversation.undo():
             tell("there is no message to undo")
     elif name == "/help":
-        for line in HELP.splitlines():
+        for line in COMMANDS_HELP.splitlines():
             tell(line)
     else:
         tell(f"unknown command {name.split()[0]}: /help lists the commands")
@@ -197,7 +204,11 @@ def run_command(command: str, conversation: Conversation) -> bool:
 
 
 def reply(llm: "LLM", conversation: Conversation, params: "SamplingParams", text: str, request_id: str) -> bool:
-    """Print the answer as it is generated. If there is none, print why, remove the message, and return False."""
+    """Print the answer as it is generated. Return True if it is complete or was stopped by Ctrl-C.
+
+    If the message cannot be sent, print why, and remove it from the conversation. If an error ends the answer, print
+    the error, and keep the turn. Return False in both cases.
+    """
     try:
         token_ids, num_dropped = conversation.ask(text)
     except ValueError as error:
@@ -205,7 +216,7 @@ def reply(llm: "LLM", conversation: Conversation, params: "SamplingParams", text
         return False
     if num_dropped:
         turns = "the oldest turn was" if num_dropped == 1 else f"the {num_dropped} oldest turns were"
-        tell(dim(f"{turns} dropped: the model has room for {conversation.room:,} tokens"))
+        tell(dim(f"{turns} dropped: the model has room for {conversation.context_size:,} tokens"))
     try:
         with ctrl_c_sets_event() as interrupted:
             output = print_answer(llm, request_id, token_ids, params, interrupted)
@@ -223,7 +234,10 @@ def reply(llm: "LLM", conversation: Conversation, params: "SamplingParams", text
 def print_answer(
     llm: "LLM", request_id: str, token_ids: list[int], params: "SamplingParams", interrupted: Event
 ) -> "RequestOutput":
-    """Print an answer as it is generated. Raise ValueError if the prompt can never be served."""
+    """Print an answer as it is generated, and return it. Raise ValueError if the prompt can never be served.
+
+    Once `interrupted` is set, abort the request.
+    """
     engine, num_printed = llm.llm_engine, 0
     engine.add_request(request_id, token_ids, params)
     while True:
@@ -238,7 +252,7 @@ def print_answer(
 
 
 def closing_line(output: "RequestOutput") -> str:
-    """Return one line: the length and speed of the answer, the cached part of its prompt, and why it was cut."""
+    """Return one line: the length and speed of the answer, the cached part of its prompt, and whether it was cut."""
     answer, metrics = output.outputs[0], output.metrics
     assert metrics.finished_time is not None, "the answer is complete"
     seconds = metrics.finished_time - metrics.arrival_time
@@ -256,11 +270,11 @@ def messages() -> Iterator[str]:
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal:
         with suppress(ImportError):  # not available on every platform
-            import readline  # noqa: F401  # gives input() a history and editing keys
+            import readline  # noqa: F401  # importing it gives input() a history and editing keys
     elif isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # invalid bytes become U+FFFD
     lines: list[str] = []
-    while (line := next_line(CONTINUATION if lines else PROMPT, is_terminal)) is not None:
+    while (line := next_line(CONTINUATION_PROMPT if lines else MESSAGE_PROMPT, is_terminal)) is not None:
         if line.endswith("\\"):
             lines.append(line[:-1])
             continue

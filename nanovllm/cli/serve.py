@@ -21,10 +21,10 @@ from .click_options import (
 from .terminal import sigterm_exits
 
 OPTIONS = options(ServerOptions, chat_template={"type": PATH}) + engine_options()
-UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # accept --max_model_len, as vLLM does
+ACCEPT_UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # --max_model_len, as in vLLM
 
 
-@click.command(params=OPTIONS + vllm_options(OPTIONS), context_settings=UNDERSCORES)
+@click.command(params=OPTIONS + vllm_options(OPTIONS), context_settings=ACCEPT_UNDERSCORES)
 @model_argument
 @click.option("--served-model-name", multiple=True, help="name of the model for clients; may be given several times")
 @click.option(
@@ -43,12 +43,12 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
 
     Exit status 0: stopped by a signal. 1: the engine failed. 2: invalid options, and nothing was served.
     """
-    server = {field.name: values.pop(field.name) for field in fields(ServerOptions)}
-    others = {field.name: values.pop(field.name) for field in fields(ServeCompatibilityOptions)}
+    server_options = {field.name: values.pop(field.name) for field in fields(ServerOptions)}
+    compatibility_options = {field.name: values.pop(field.name) for field in fields(ServeCompatibilityOptions)}
     values["model"] = choose_model(name, values["model"])
     with usage_errors(), sigterm_exits():
         from ..server.run import run_server
 
-        ServeCompatibilityOptions(**others)  # raises for an unsupported value
+        ServeCompatibilityOptions(**compatibility_options)  # raises for an unsupported value
         args = EngineArgs(**with_checkpoint(values), served_model_name=list(served_model_name) or None)
-        return run_server(values["model"], args, ServerOptions(**server))
+        return run_server(values["model"], args, ServerOptions(**server_options))

@@ -10,7 +10,7 @@ import torch
 
 
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
-    """Free the memory of engines that the script has deleted. `shutdown_ray` has no effect, as they do not use Ray."""
+    """Free the memory of engines that the script has deleted. `shutdown_ray` has no effect: no engine uses Ray."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

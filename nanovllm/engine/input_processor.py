@@ -16,7 +16,7 @@ from .sequence import Sequence
 
 
 class InputProcessor:
-    """Makes sequences from prompts, and rejects those that cannot be served."""
+    """A factory for sequences. It rejects prompts and parameters that cannot be served."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class InputProcessor:
         self._max_model_len, self._hidden_size = max_model_len, model.hidden_size
         self._speculation = speculation
         self._seeds = random.Random(seed)  # for requests without a seed of their own
-        # The tokenizer's EOS ends an output even if the model does not list it. Only it leaves stop_reason None.
+        # The tokenizer's EOS ends an output even if the model does not list it. Only this token makes stop_reason None.
         self._eos_token_id = tokenizer.eos_token_id if tokenizer else None
         self._eos_token_ids = {*model.eos_token_ids, *([] if self._eos_token_id is None else [self._eos_token_id])}
         self._grammars = Grammars(tokenizer, model.vocab_size, self._within_vocabulary(self._eos_token_ids))
@@ -62,7 +62,7 @@ class InputProcessor:
         processors = make_processors(params, token_ids, banned_by_min_tokens, bad_words)
         for seq, grammar in zip(samples, grammars, strict=True):
             seq.logits_processors = [*grammar, *processors]
-            # With processors or logprobs, each row of a draft would need an output so far of its own.
+            # For logits processors and logprobs, each row of a draft would need the output up to that row.
             if self._speculation and not (seq.must_read_first or params.prompt_logprobs is not None):
                 seq.drafter = NgramDrafter(self._speculation)
         return samples
@@ -85,11 +85,12 @@ class InputProcessor:
 
     def _pooling_sequence(self, request_id: str, prompt: Prompt, params: PoolingParams) -> Sequence:
         """Return a sequence that ends with an embedding. No token follows, so its prompt may fill max_model_len."""
-        params, size = replace(params), self._hidden_size  # a checked copy
+        params, size = replace(params), self._hidden_size  # replace() checks the copy
         if params.dimensions not in (None, size):
             raise ValueError(f"dimensions must be {size}, the model's hidden_size, got {params.dimensions}")
         token_ids = self._token_ids(prompt, self._max_model_len)
-        final_only = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False, seed=0)  # draws no seed
+        # with a fixed seed, since an embedding needs no random one
+        final_only = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False, seed=0)
         seq = self._sequence(request_id, prompt, token_ids, final_only)
         return replace(seq, pooling_params=params, max_num_tokens=len(token_ids))
 

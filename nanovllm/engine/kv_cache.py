@@ -53,8 +53,8 @@ class KVCache:
             raise ValueError(f"{device} has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
         use_huge_pages(self.blocks)
         self._int8 = Int8Blocks(self.blocks, block_size, self.head_dim) if is_int8 else None
-        # Views of a pool that is not int8, whose rows one index addresses. In a layer, the keys (kv = 0) or values (1)
-        # of a slot are row ((block * num_layers + layer) * 2 + kv) * block_size + offset; those of a block are piece
+        # Two views of a pool that is not int8. In a layer, the key (kv = 0) or the value (1) of a slot is row number
+        # ((block * num_layers + layer) * 2 + kv) * block_size + offset; all keys or values of a block are piece number
         # (block * num_layers + layer) * 2 + kv.
         self._rows = self.blocks.view(-1, *shape[3:])  # [num_blocks * num_layers * 2 * block_size, num_kv_heads, ...]
         self._pieces = self.blocks.view(-1, *shape[2:])  # [num_blocks * num_layers * 2, block_size, num_kv_heads, ...]
@@ -69,7 +69,7 @@ class KVCache:
             self.num_blocks_copied += len(copies)
 
     def rows(self, slot_mapping: Tensor) -> Tensor:
-        """Return the rows of these slots in layer 0, all keys before all values.
+        """Return the row numbers of these slots in layer 0: those of all keys, then those of all values.
 
         slot_mapping int64 [num_tokens], a slot is block * block_size + offset -> int64 [2 * num_tokens]
         With int8, return the slots.
@@ -81,7 +81,7 @@ class KVCache:
         return torch.cat((keys, keys + self.block_size))
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of token i in slot slot_mapping[i]; `rows` is rows(slot_mapping).
+        """Store the key and value of each token i in slot slot_mapping[i]; `rows` is rows(slot_mapping).
 
         Return them as read() would: with int8, rounded.
 
@@ -94,11 +94,11 @@ class KVCache:
         return k, v
 
     def clear(self, blocks: Tensor) -> None:
-        """Zero blocks: slots past a sequence's last token are read, too, with weight 0, and 0 * NaN is NaN."""
+        """Zero these blocks: slots past a sequence's last token are read, too, with weight 0, and 0 * NaN is NaN."""
         self.blocks.index_fill_(0, blocks, 0)
 
     def pieces(self, blocks: Tensor) -> Tensor:
-        """Return the pieces of these blocks in layer 0: for each row of blocks, its keys and then its values.
+        """Return the piece numbers of these blocks in layer 0: in each row, all keys come before all values.
 
         read() copies in this order, so the CPU core that copied a sequence's keys and values finds them in its own
         cache when it attends to them.
@@ -111,7 +111,9 @@ class KVCache:
         return torch.cat((keys, keys + 1), dim=-1)
 
     def read(self, layer: int, pieces: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return copies of the keys and values in the first `length` slots of each row of blocks, if it has so many.
+        """Return copies of the keys and values in the first `length` slots of each row of blocks.
+
+        A row with fewer slots gives all of them.
 
         pieces int64 [..., 2 * num_blocks], from pieces() -> [..., length, num_kv_heads, head_dim] each
         """
@@ -132,10 +134,10 @@ class PoolReport:
     """
 
     num_slots: int
-    promised: int  # slots of the blocks that these sequences would hold if each grew to max_num_tokens
+    promised: int  # slots that the sequences in the pool would hold if each grew to max_num_tokens
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each block that is held, by start
 
-    @cached_property  # read whenever a sequence is freed
+    @cached_property  # kept, because it is read whenever a sequence is freed
     def held(self) -> int:
         return sum(size for _, size, _ in self.pieces)
 
@@ -148,7 +150,7 @@ class PoolReport:
         return self.held - self.used
 
     def strip(self, width: int = 48) -> str:
-        """Return a picture of the pool, `width` characters wide. Each character shows the most common state.
+        """Return a picture of the pool, `width` characters wide. Each one shows its slots' most common state.
 
         >>> PoolReport(8, promised=4, pieces=((0, 4, 2),)).strip(width=8)
         '##--....'

@@ -63,11 +63,12 @@ class Scheduler:
         """Fill a step with up to max_num_batched_tokens tokens, and take the blocks that they are written to.
 
         1. Preempt sequences, the newest first, until no running one holds a lost block.
-        2. Decodes, with exactly one uncomputed token, the oldest first. One that finds no block preempts the newest
-           sequence. If it runs alone, it waits while its token is in flight or loads hold blocks, and otherwise fails.
+        2. Decodes (sequences with exactly one uncomputed token), the oldest first. A decode that finds no free block
+           preempts the newest sequence. If no other sequence runs, the decode waits while its token is in flight or
+           loads hold blocks, and otherwise fails.
         3. Running prompts, the oldest first, with what is left of the budget.
-        4. Waiting sequences in order, until _may_admit() refuses one. One larger than the pool fails. After a
-           preemption in this step none is admitted: the first in line has just lost its blocks.
+        4. Waiting sequences in order, until _may_admit() refuses one. A sequence larger than the pool fails. After a
+           preemption in this step, no sequence is admitted: the first in line has just lost its blocks.
         5. Drafts, with what is left of the budget and the blocks.
 
         A sequence does not run while its blocks are loading, or once its last token is in flight. Tell the observer
@@ -81,7 +82,7 @@ class Scheduler:
             self._fork_samples(seq)
 
         # First, one token for each sequence that decodes. Preemption takes the last of `running`, which comes after
-        # every sequence that is in the batch already: none of these loses a block.
+        # every sequence that is already in the batch, so no sequence of the batch loses a block.
         index = 0
         while index < len(self.running) and output.budget > 0:
             seq = self.running[index]
@@ -93,7 +94,7 @@ class Scheduler:
             elif len(self.running) > 1:
                 self._preempt(self.running[-1], makes_room_for=seq)  # it may be `seq` itself
             elif seq.num_in_flight_tokens or self._kv_cache_manager.tier.arriving():
-                index += 1  # it may end with the token in flight; the load of a preempted sequence holds blocks
+                index += 1  # `seq` may end with its token in flight; the load of a preempted sequence holds blocks
             else:
                 self._fail(seq, output)
 
@@ -102,7 +103,7 @@ class Scheduler:
             if seq.num_uncomputed_tokens > 1 and output.budget > 0:
                 self._take(seq, output)
 
-        # Then waiting sequences. After a preemption, the first of them has just lost its blocks, and does not fit.
+        # Then waiting sequences. After a preemption, the first one has just lost its blocks, and does not fit.
         while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions:
             seq = next(iter(self.waiting))
             if cdiv(seq.num_tokens, self._kv_cache_manager.block_size) > self._kv_cache_manager.num_blocks:
@@ -118,7 +119,7 @@ class Scheduler:
                 if self._kv_cache_manager.can_append(sample):
                     self._take(sample, output)
 
-        # Finally drafts: nobody waits or loses a block for a guess.
+        # Finally drafts: no sequence waits or loses a block for a guess.
         if self._is_speculative:
             for seq, num_tokens in output.batch:
                 if seq.drafter is not None and num_tokens == seq.num_uncomputed_tokens:
@@ -170,9 +171,9 @@ class Scheduler:
     def _may_admit(self, seq: Sequence, hits: list[int | None]) -> bool:
         """Return True if max_num_seqs allows `seq` and its samples, and there are blocks for its tokens.
 
-        If other sequences run, it must leave the watermark free for them to grow into, and a block for each of its
-        samples. If it is not admitted, tell the observer "wait", with the reason ("seat" or "blocks") and how many are
-        needed and free. The blocks needed include those that must stay free.
+        If other sequences run, `seq` must leave a reserve (the watermark) free for them to grow into, and a block for
+        each of its samples. If `seq` must wait, tell the observer "wait", with the reason ("seat" or "blocks") and how
+        many seats or blocks are needed and free. The number needed includes the blocks that must stay free.
         """
         seats = self._max_num_seqs - sum(1 + len(other.to_fork) for other in self.running)
         if 1 + len(seq.to_fork) > seats:
@@ -187,8 +188,8 @@ class Scheduler:
     def _preempt(self, seq: Sequence, makes_room_for: Sequence | None) -> None:
         """Free the blocks of a running sequence, move it to the front of `waiting`, and count it in num_preemptions.
 
-        It keeps its output. Once it is admitted again, prompt and output are computed like one long prompt. Tell the
-        observer "preempt", with both sequences.
+        The sequence keeps its output. Once admitted again, its prompt and output are computed like one long prompt.
+        Tell the observer "preempt", with both sequences.
         """
         self.running.remove(seq)
         self._kv_cache_manager.free(seq)
@@ -204,7 +205,7 @@ class Scheduler:
             self._preempt(self.running[-1], makes_room_for=None)
 
     def _fail(self, seq: Sequence, output: SchedulerOutput) -> None:
-        """End a sequence that has outgrown the whole pool."""
+        """End a sequence that has outgrown the whole pool, and its unforked samples, with an error."""
         needed = cdiv(seq.num_tokens, self._kv_cache_manager.block_size)
         error = f"{seq.num_tokens} tokens need {needed} blocks, the pool has {self._kv_cache_manager.num_blocks}"
         for sample in [seq, *seq.to_fork]:

@@ -13,7 +13,8 @@ ROPE_TYPES = ("default", "linear", "llama3")
 class RopeScaling:
     """Parameters that scale rotary angles for a longer context, by the rule of Llama 3.1.
 
-    The linear rule sets only `factor`. With an original context of 0, all frequencies are low and are divided by it.
+    The linear rule sets only `factor`. The original context is then 0, so all frequencies count as low, and are divided
+    by `factor`.
     """
 
     factor: float
@@ -60,7 +61,10 @@ class ModelConfig:
 
     @classmethod
     def from_entries(cls, config: dict[str, Any], generation: dict[str, Any]) -> "ModelConfig":
-        """Return the config from the entries of config.json and generation_config.json that are not null."""
+        """Return the config from the entries of config.json and generation_config.json that are not null.
+
+        Raise ValueError if the engine does not support the model.
+        """
         family, heads = config.get("model_type"), config["num_attention_heads"]
         rope = config.get("rope_scaling") or config.get("rope_parameters", {})  # before and since transformers 5
         rope_type = rope.get("rope_type", rope.get("type", "default"))

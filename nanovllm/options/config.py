@@ -1,8 +1,8 @@
-"""EngineConfig: the options that an engine runs with, built from EngineArgs, which scripts write with vLLM's names.
+"""EngineConfig: the options that an engine runs with. They are built from EngineArgs, the options that scripts pass.
 
     EngineArgs(model="org/name", max_model_len="4k", ...)  -- engine_config() -->  EngineConfig(model="/a/folder", ...)
 
-A field with a help text is also a command-line option. Importing this module does not import torch, so that
+A field with help text is also a command-line option. Importing this module does not import torch, so that
 `nanovllm --help` appears immediately.
 """
 
@@ -16,8 +16,8 @@ from .attention_backend import BACKENDS, backend_of
 if TYPE_CHECKING:
     import torch
 
-POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # set at most one of them
-POOL_SIZE: Rule = ("at least 1 and below 2**63", lambda size: 1 <= size < 2**63)
+POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # set at most one of these
+POOL_SIZE_RULE: Rule = ("at least 1 and below 2**63", lambda size: 1 <= size < 2**63)
 DTYPES = ("float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", *DTYPES, "int8")
 QUANTIZATIONS = ("int8", "int4")
@@ -35,8 +35,8 @@ RULES: dict[str, Rule] = {
     "kv_disk_dir": ("the path of a folder", lambda path: path != ""),
     "kv_disk_size": ("a number of GiB, above 0", lambda size: size > 0),
     "tile_size": AT_LEAST_1,
-    "kv_cache_tokens": POOL_SIZE,
-    "kv_cache_memory_bytes": POOL_SIZE,
+    "kv_cache_tokens": POOL_SIZE_RULE,
+    "kv_cache_memory_bytes": POOL_SIZE_RULE,
     "num_gpu_blocks_override": AT_LEAST_1,
     "gpu_memory_utilization": ("above 0 and at most 1", lambda share: 0 < share <= 1),
     "seed": SEED,
@@ -74,7 +74,7 @@ class EngineConfig:
     max_num_batched_tokens: int = cli_option(
         512, "maximum number of tokens per step; longer prompts are computed in chunks; default: 512, or 8192 with cuda"
     )
-    watermark: float = cli_option(0.05, "share of the blocks kept free when a sequence is admitted while others run")
+    watermark: float = cli_option(0.05, "share of blocks that stay free when a sequence is admitted while others run")
     block_size: int = cli_option(16, "slots in a block of the KV cache, each for one token")
     enable_prefix_caching: bool = cli_option(True, "keep computed blocks for later prompts that begin the same way")
     offload_policy: str = cli_option(
@@ -88,7 +88,7 @@ class EngineConfig:
     kv_disk_dir: str | None = cli_option(
         None, "folder for blocks of the KV cache that outlive the engine, and that several engines may share"
     )
-    kv_disk_size: float = cli_option(8.0, "size limit of kv_disk_dir in GiB; the least recently used blocks go first")
+    kv_disk_size: float = cli_option(8.0, "limit of kv_disk_dir in GiB; the least recently used blocks are evicted")
     kv_disk_save: str = cli_option(
         "prompt", "blocks to keep in kv_disk_dir: those of prompts, all, or only evicted ones", KV_DISK_SAVE
     )
@@ -129,18 +129,18 @@ class EngineConfig:
     skip_tokenizer_init: bool = False  # prompts are token ids, and outputs have no text
     download_dir: str | None = None  # the hub's cache; default: HF_HOME in the environment
     hf_token: bool | str | None = None  # default: HF_TOKEN in the environment
-    generation_config: str = "auto"  # source of end-of-text tokens: the model's folder (auto, vllm), or another
+    generation_config: str = "auto"  # source of end-of-text tokens: the model's folder (auto, vllm) or this folder
     served_model_name: str | None = None  # the model's name in metrics
     profiler_config: dict[str, Any] | None = None  # how start_profile() records: see ../profiling.py
-    hf_overrides: dict[str, Any] | None = None  # entries of config.json in place of the checkpoint's
+    hf_overrides: dict[str, Any] | None = None  # entries that replace those in the checkpoint's config.json
 
     def __post_init__(self) -> None:
-        """Check the options. Raise ValueError with the name and value of an invalid one."""
+        """Check the options. Raise ValueError with the name and value of an invalid option."""
         check_fields(self, RULES)
-        sizes = [name for name in POOL_SIZES if getattr(self, name) is not None]
-        if len(sizes) > 1:
-            raise ValueError(f"set the size of the KV cache only once, got {', '.join(sizes)}")
-        backend_of(self.attention_backend, self.enforce_eager)  # raises if the two contradict each other
+        given_sizes = [name for name in POOL_SIZES if getattr(self, name) is not None]
+        if len(given_sizes) > 1:
+            raise ValueError(f"set the size of the KV cache only once, got {', '.join(given_sizes)}")
+        backend_of(self.attention_backend, self.enforce_eager)  # raises if these two contradict each other
         if self.kv_disk_dir is not None and not self.enable_prefix_caching:
             raise ValueError(f"kv_disk_dir {self.kv_disk_dir!r} needs enable_prefix_caching, got False")
         if self.kv_disk_dir is not None and self.offload_policy == "recompute":
@@ -150,7 +150,7 @@ class EngineConfig:
             self._check_parallel()
 
     def speculation(self) -> SpeculativeConfig | None:
-        """Return speculative_config with its defaults, or None without speculation."""
+        """Return speculative_config as an object, or None if it is unset. Raise ValueError for an invalid entry."""
         return None if self.speculative_config is None else SpeculativeConfig.of(self.speculative_config)
 
     @property
@@ -182,11 +182,14 @@ class EngineConfig:
         return device
 
     def on_rank(self, local_rank: int) -> Self:
-        """Return the options of a rank. With CUDA, each rank has its own device."""
+        """Return the options of a rank, given its number on this machine. With CUDA, each rank has its own device."""
         return replace(self, device=f"cuda:{local_rank}") if self.device_type == "cuda" else self
 
     def torch_dtype(self, checkpoint_dtype: str) -> "torch.dtype":
-        """Return the type of weights, keys and values; "auto" is float32 on a CPU, and otherwise the checkpoint's."""
+        """Return the dtype; "auto" is float32 on a CPU, and otherwise the checkpoint's.
+
+        Raise ValueError if kv_cache_dtype is neither this dtype nor int8.
+        """
         import torch
 
         name = self.dtype
@@ -209,18 +212,18 @@ class EngineConfig:
     def overlaps_steps(self) -> bool:
         """Whether a step is launched before the previous step's tokens are read: async_scheduling or its default.
 
-        False for ranks on a CPU, so that if one of them fails in a step, the others wait for it in the same step.
+        With several ranks on a CPU, it is False, so that all ranks are in the same step if one of them fails.
         """
         if self.tensor_parallel_size > 1 and self.device_type == "cpu":
             return False
         return self.device_type == "cuda" if self.async_scheduling is None else self.async_scheduling
 
     def tile_slots(self) -> int:
-        """Return tile_size or its default. A GPU's tiles are large, because starting an operation takes long."""
+        """Return tile_size or its default. A GPU's tiles are larger, because each operation takes long to start."""
         return self.tile_size or (4096 if self.device_type == "cpu" else 16384)
 
     def resolve_max_model_len(self, max_position_embeddings: int) -> int:
-        """Return max_model_len, or the model's own limit. Raise ValueError if the model has too few positions."""
+        """Return max_model_len, or else the model's own limit. Raise ValueError if the model has too few positions."""
         if self.max_model_len is not None and self.max_model_len > max_position_embeddings:
             limit = f"the model has {max_position_embeddings} positions"
             raise ValueError(f"max_model_len is {self.max_model_len}, but {limit}")

@@ -1,4 +1,4 @@
-"""EngineArgs: the options that scripts write, with vLLM's names and types."""
+"""EngineArgs: the options of an engine that scripts pass, with vLLM's names and types."""
 
 import json
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
@@ -17,7 +17,7 @@ DTYPE_NAMES = {"half": "float16", "float": "float32"}  # vLLM's aliases
 
 @dataclass
 class EngineArgs(CompatibilityOptions):
-    """The options with vLLM's names and types. None means the engine's default."""
+    """The options of an engine, with vLLM's names and types. None means the engine's default."""
 
     model: str | Path = EngineConfig.model
     tokenizer: str | Path | None = None
@@ -34,12 +34,12 @@ class EngineArgs(CompatibilityOptions):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | str | None = None
     block_size: int | None = None
-    num_gpu_blocks_override: int | None = None  # kv_cache_tokens, in blocks
+    num_gpu_blocks_override: int | None = None  # size of the KV cache in blocks
     enable_prefix_caching: bool | None = None
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | str | None = None
-    kv_offloading_size: float | None = None  # kv_offloading_tokens, in GiB
-    generation_config: str | Path = "auto"  # default sampling parameters: the model's (auto), none (vllm), a folder's
+    kv_offloading_size: float | None = None  # size of the host's KV cache in GiB
+    generation_config: str | Path = "auto"  # source of sampling defaults: the model (auto), none (vllm), or a folder
     override_generation_config: dict[str, Any] | None = None
     watermark: float | None = None
     attention_backend: str | None = None
@@ -64,10 +64,10 @@ class EngineArgs(CompatibilityOptions):
 
     def __new__(cls, *values: Any, **options: Any) -> Self:
         """Raise TypeError for an unknown option, with the nearest known name."""
-        known = [option.name for option in fields(cls)]
+        option_names = [option.name for option in fields(cls)]
         for name in options:
-            if name not in known:
-                raise TypeError(f"unknown option {name!r}{did_you_mean(name, known)}")
+            if name not in option_names:
+                raise TypeError(f"unknown option {name!r}{did_you_mean(name, option_names)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -75,14 +75,14 @@ class EngineArgs(CompatibilityOptions):
         self.check()
 
     def check(self) -> None:
-        """Raise ValueError for the first option with a wrong value. Scripts may have set one since the last check."""
+        """Raise ValueError for the first option with a wrong value. Scripts may set options after __init__()."""
         check_compatibility(self)
         for option in fields(self):
             if option.name in ("revision", "num_gpu_blocks_override", "kv_offloading_size"):
                 check_field(option, getattr(self, option.name), RULES)
         if not isinstance(self.override_generation_config, dict | None):
             raise ValueError(f"override_generation_config must be a dict, got {self.override_generation_config!r}")
-        self._config("cpu")
+        self._unresolved_config("cpu")
 
     def check_single_process(self) -> None:
         """Raise ValueError under torchrun, where each rank runs the script and no one process gets all requests."""
@@ -99,16 +99,16 @@ class EngineArgs(CompatibilityOptions):
         from ..checkpoints.hub import find_checkpoint, find_tokenizer
 
         self.check()
-        config = self._config(default_device())
+        config = self._unresolved_config(default_device())
         if self.gpu_memory_utilization is not None and config.device_type != "cuda" and not self._has_pool_size:
             logger.warning("gpu_memory_utilization has no effect on %s: set kv_cache_memory_bytes", config.device)
-        hub: dict[str, Any] = {"cache_dir": self.download_dir, "token": self.hf_token}
+        hub_options: dict[str, Any] = {"cache_dir": self.download_dir, "token": self.hf_token}
         if self.load_format == "dummy":
-            folder = find_tokenizer(config.model, self.revision, **hub)  # dummy weights are not downloaded
+            folder = find_tokenizer(config.model, self.revision, **hub_options)  # dummy weights are not downloaded
         else:
-            folder = find_checkpoint(config.model, self.revision, self.hf_overrides, **hub)
+            folder = find_checkpoint(config.model, self.revision, self.hf_overrides, **hub_options)
         name = config.served_model_name or (config.model if str(folder) != config.model else None)
-        config = replace(config, model=str(folder), served_model_name=name)  # metrics show the name that was given
+        config = replace(config, model=str(folder), served_model_name=name)  # metrics show the name that the user gave
         if self.kv_offloading_size is None:
             return config
         return replace(config, kv_offloading_tokens=self._host_tokens(config, self.kv_offloading_size))
@@ -118,8 +118,8 @@ class EngineArgs(CompatibilityOptions):
         sizes = (self.kv_cache_tokens, self.kv_cache_memory_bytes, self.num_gpu_blocks_override)
         return any(size is not None for size in sizes)
 
-    def _config(self, device: str) -> EngineConfig:
-        """Return the config, without looking for the checkpoint."""
+    def _unresolved_config(self, device: str) -> EngineConfig:
+        """Return the config with the model's name as given, without looking for the checkpoint."""
         values = {option.name: getattr(self, option.name) for option in fields(EngineConfig)}
         values["dtype"] = dtype_name(self.dtype)
         values["device"] = device if self.device is None else str(self.device)
@@ -142,7 +142,7 @@ class EngineArgs(CompatibilityOptions):
         return EngineConfig(**defaults | {name: value for name, value in values.items() if value is not None})
 
     def _host_tokens(self, config: EngineConfig, size: float) -> int:
-        """Return how many tokens fit in `size` GiB of KV cache."""
+        """Return how many tokens fit in `size` GiB of KV cache. Raise ValueError if kv_offloading_tokens is set."""
         from ..checkpoints.model_config import read_model_config
 
         if self.kv_offloading_tokens is not None:
@@ -163,14 +163,14 @@ class EngineArgs(CompatibilityOptions):
             if bool in types and str not in types:
                 parser.add_argument(name, default=option.default, action=BooleanOptionalAction)
             else:
-                number = next((kind for kind in (int, float) if kind in types and str not in types), str)
+                parse = next((kind for kind in (int, float) if kind in types and str not in types), str)
                 is_object = any(get_origin(kind) is dict for kind in types)
-                parser.add_argument(name, default=option.default, type=json_object if is_object else number)
+                parser.add_argument(name, default=option.default, type=json_object if is_object else parse)
         return parser
 
     @classmethod
     def from_cli_args(cls, args: Namespace) -> Self:
-        """Build the options from the arguments that a parser has read."""
+        """Build the options from parsed arguments. Arguments that are not options are ignored."""
         return cls(**{option.name: getattr(args, option.name) for option in fields(cls) if hasattr(args, option.name)})
 
 
@@ -192,12 +192,12 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def is_size(name: str) -> bool:
-    """Return whether an option is a number of tokens or bytes, which may be written with a unit."""
+    """Return whether an option is a number of tokens or bytes, which may be given with a unit, such as 4k."""
     return name == "max_model_len" or name.endswith(("_tokens", "_bytes"))
 
 
 def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype, given as a name or a torch.dtype.
+    """Return the name of a dtype, given as a torch.dtype or as a name, which may be an alias.
 
     >>> import torch
     >>> dtype_name("half"), dtype_name(torch.float16), dtype_name("auto")

@@ -1,10 +1,10 @@
-"""vLLM's options that have no effect here, and the values that scripts and commands may still pass for them."""
+"""vLLM's options that have no effect here. Scripts and commands may still pass them, with certain values."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 
-def only(*accepted: Any, flags: tuple[str, ...] = ()) -> Any:
+def accept_only(*accepted: Any, flags: tuple[str, ...] = ()) -> Any:
     """Return a field that accepts only the given values, because others are unsupported. The first is the default.
 
     `flags` are vLLM's short forms for a command line.
@@ -40,18 +40,18 @@ class CompatibilityOptions:
     use_tqdm_on_load: bool = True
     use_v2_block_manager: bool | None = None
     # Only these values are accepted: nanovllm does not support others.
-    convert: str = only("auto", "none", "embed")
-    cpu_offload_gb: float = only(0)
-    data_parallel_size: int = only(1, flags=("-dp",))
-    enable_lora: bool = only(False)
-    enable_sleep_mode: bool = only(False)
-    kv_offloading_backend: str = only("native")
-    logits_processors: object = only(None)
-    pipeline_parallel_size: int = only(1, flags=("-pp",))
-    runner: str = only("auto", "generate", "pooling")
-    scheduling_policy: str = only("fcfs")
-    task: str | None = only(None, "auto", "generate", "embed")
-    tokenizer_mode: str = only("auto", "hf", "slow")
+    convert: str = accept_only("auto", "none", "embed")
+    cpu_offload_gb: float = accept_only(0)
+    data_parallel_size: int = accept_only(1, flags=("-dp",))
+    enable_lora: bool = accept_only(False)
+    enable_sleep_mode: bool = accept_only(False)
+    kv_offloading_backend: str = accept_only("native")
+    logits_processors: object = accept_only(None)
+    pipeline_parallel_size: int = accept_only(1, flags=("-pp",))
+    runner: str = accept_only("auto", "generate", "pooling")
+    scheduling_policy: str = accept_only("fcfs")
+    task: str | None = accept_only(None, "auto", "generate", "embed")
+    tokenizer_mode: str = accept_only("auto", "hf", "slow")
 
 
 @dataclass(kw_only=True)
@@ -83,20 +83,20 @@ class ServeCompatibilityOptions:
     safetensors_load_strategy: str | None = None
     skip_mm_profiling: bool = False
     # Only these values are accepted.
-    allow_credentials: bool = only(False)
-    allowed_headers: str = only('["*"]')
-    allowed_methods: str = only('["*"]')
-    api_server_count: int = only(1)
-    chat_template_content_format: str = only("auto")
-    config_format: str = only("auto", "hf")
-    enable_force_include_usage: bool = only(False)
-    logprobs_mode: str = only("raw_logprobs")
-    model_impl: str = only("auto")
-    nnodes: int = only(1)
-    response_role: str = only("assistant")
-    return_tokens_as_token_ids: bool = only(False)
-    stream_interval: int = only(1)
-    trust_request_chat_template: bool = only(False)
+    allow_credentials: bool = accept_only(False)
+    allowed_headers: str = accept_only('["*"]')
+    allowed_methods: str = accept_only('["*"]')
+    api_server_count: int = accept_only(1)
+    chat_template_content_format: str = accept_only("auto")
+    config_format: str = accept_only("auto", "hf")
+    enable_force_include_usage: bool = accept_only(False)
+    logprobs_mode: str = accept_only("raw_logprobs")
+    model_impl: str = accept_only("auto")
+    nnodes: int = accept_only(1)
+    response_role: str = accept_only("assistant")
+    return_tokens_as_token_ids: bool = accept_only(False)
+    stream_interval: int = accept_only(1)
+    trust_request_chat_template: bool = accept_only(False)
 
     def __post_init__(self) -> None:
         """Raise ValueError for the first option with an unsupported value."""

@@ -17,5 +17,5 @@ class PoolingParams:
     RULES: ClassVar[dict[str, Rule]] = {"task": ('"embed"', lambda task: task == "embed")}
 
     def __post_init__(self) -> None:
-        """Check the fields. Raise ValueError with the name and value of an invalid one."""
+        """Check the fields. Raise ValueError with the name and value of an invalid field."""
         check_fields(self, self.RULES)

@@ -1,7 +1,7 @@
 """SamplingParams: the fields of vLLM 0.32, in its order and with its defaults, and the classes of nested fields.
 
-Values are normalized first (a seed of -1 becomes None, one stop string becomes a list), then checked one by one, then
-checked against each other.
+Values are normalized first (a seed of -1 becomes None, and a single stop string becomes a list), then checked one by
+one, and then checked against each other.
 """
 
 import copy
@@ -29,14 +29,14 @@ from ..checks import (
 )
 
 MIN_TEMPERATURE = 0.01  # dividing logits by a smaller number loses their order in float32
-MAX_STOP = 4096  # characters in all stop strings together: the search has a state for each
+MAX_STOP_CHARACTERS = 4096  # of all stop strings of a request: the search has one state for each character
 MAX_NESTING = 64  # levels of objects and lists in a JSON schema; each level makes the grammar larger
 
 
 class RequestOutputKind(Enum):
-    CUMULATIVE = 0  # each output of a stream holds everything so far
-    DELTA = 1  # each output holds only the new part
-    FINAL_ONLY = 2  # the only output is the last one
+    CUMULATIVE = 0  # each output of a stream holds all tokens so far
+    DELTA = 1  # each output holds only the new tokens
+    FINAL_ONLY = 2  # the stream holds only the last output
 
 
 @dataclass
@@ -45,7 +45,7 @@ class RepetitionDetectionParams:
 
     max_pattern_size: int = 0  # longest pattern, in tokens; 0 turns the detection off
     min_pattern_size: int = 0  # shortest pattern, in tokens; 0 means 1
-    min_count: int = 0  # at least 2 if the detection is on
+    min_count: int = 0  # occurrences in a row that end the output; at least 2 if the detection is on
 
     def __post_init__(self) -> None:
         """Check the fields. Raise ValueError with the name and value of an invalid one."""
@@ -73,7 +73,7 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None  # a regular expression for the whitespace between the parts of JSON
     structural_tag: str | None = None  # unsupported
     reasoning_end_str: str | None = None  # this text ends the model's thought; the format applies after it
-    reasoning_start_str: str | None = None  # begins an optional thought; None: the prompt has begun it
+    reasoning_start_str: str | None = None  # begins an optional thought; None: the prompt has begun the thought
     tool_call_start_str: str | None = None  # begins a tool call, which is allowed instead of the format
 
     FORMATS: ClassVar = ("json", "regex", "choice", "grammar", "json_object")
@@ -105,11 +105,11 @@ class StructuredOutputsParams:
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> "StructuredOutputsParams":
-        """Build the parameters from a dictionary. Raise ValueError for an unknown name."""
-        names = [option.name for option in fields(cls)]
+        """Build the parameters from a dictionary. Raise ValueError for an unknown name or an invalid value."""
+        field_names = [option.name for option in fields(cls)]
         for name in options:
-            if name not in names:
-                raise ValueError(f"structured_outputs has no field {name!r}; its fields are {', '.join(names)}")
+            if name not in field_names:
+                raise ValueError(f"structured_outputs has no field {name!r}; its fields are {', '.join(field_names)}")
         return cls(**options)
 
     @property
@@ -127,21 +127,21 @@ class SamplingParams:
 
     n: int = cli_option(1, "samples per prompt")
     presence_penalty: float = cli_option(0.0, "subtracted from the logits of tokens in the output so far")
-    frequency_penalty: float = cli_option(0.0, "the same, but once per occurrence of the token")
+    frequency_penalty: float = cli_option(0.0, "like presence_penalty, but once per occurrence of the token")
     repetition_penalty: float = cli_option(1.0, "above 1 discourages tokens of the prompt and the output so far")
     temperature: float = cli_option(1.0, "0 picks the likeliest token; above 1 flattens the distribution")
     watermarking: bool | None = None
-    top_p: float = cli_option(1.0, "sample from the likeliest tokens whose probabilities add up to this")
-    top_k: int = cli_option(0, "sample from this many likeliest tokens; 0 or -1 means all")
-    min_p: float = cli_option(0.0, "minimum probability of a token, relative to the likeliest one")
+    top_p: float = cli_option(1.0, "sample from the likeliest tokens whose probabilities add up to this share")
+    top_k: int = cli_option(0, "sample from only this many of the likeliest tokens; 0 or -1 means all")
+    min_p: float = cli_option(0.0, "minimum probability of a token, relative to that of the likeliest token")
     seed: int | None = None  # the same seed and prompt give the same text, even in a batch; -1 means None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     max_tokens: int | None = cli_option(16, "maximum number of tokens to generate")  # None: up to max_model_len
-    min_tokens: int = cli_option(0, "ignore stop tokens and strings before this many tokens")
-    logprobs: int | None = None  # list this many of the likeliest tokens at each position; -1 means all
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    min_tokens: int = cli_option(0, "number of tokens to generate before stop tokens and stop strings take effect")
+    logprobs: int | None = None  # list this many of the likeliest tokens at each position of the output; -1 means all
+    prompt_logprobs: int | None = None  # list this many of the likeliest tokens at each position of the prompt
     prompt_logprob_token_ids: list[list[int]] | None = None
     prompt_logprob_start: int | None = None
     logprob_token_ids: list[int] | None = None  # list these tokens instead of the likeliest
@@ -154,10 +154,10 @@ class SamplingParams:
     stream_interval: int | None = None  # stream an output for the first token, and then once per this many tokens
     skip_clone: bool = False  # make clone() a shallow copy
     structured_outputs: StructuredOutputsParams | None = None
-    logit_bias: dict[int, float] | None = None  # added to the logits of these tokens
+    logit_bias: dict[int, float] | None = None  # by token id: the number to add to the token's logit
     allowed_token_ids: list[int] | None = None  # sample no other tokens
     extra_args: dict[str, Any] | None = None
-    bad_words: list[str] | None = None  # never sample a token that completes one of these
+    bad_words: list[str] | None = None  # never sample a token that completes one of these words
     skip_reading_prefix_cache: bool | None = None  # True: compute cached blocks again; they still enter the cache
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
@@ -168,10 +168,10 @@ class SamplingParams:
 
     def __new__(cls, *values: Any, **options: Any) -> "SamplingParams":
         """Raise ValueError for an unknown name, with the most similar known one."""
-        names = [option.name for option in fields(cls)]
+        field_names = [option.name for option in fields(cls)]
         for name in options:
-            if name not in names:
-                raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, names)}")
+            if name not in field_names:
+                raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, field_names)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -189,18 +189,19 @@ class SamplingParams:
     def from_optional(cls, **options: Any) -> "SamplingParams":
         """Build the parameters from a request of the OpenAI API, where None means the default.
 
-        The exception is `max_tokens`: None means no limit. Values of `logit_bias` are clamped to -100 and 100.
+        The exception is `max_tokens`, where None means no limit. Values of `logit_bias` below -100 become -100, and
+        values above 100 become 100.
         """
         values = {name: value for name, value in options.items() if value is not None}
         if isinstance(bias := values.get("logit_bias"), dict):
-            values["logit_bias"] = {token: clamped(value) for token, value in bias.items()}
+            values["logit_bias"] = {token: clamped_bias(value) for token, value in bias.items()}
         if "max_tokens" in options:
             values["max_tokens"] = options["max_tokens"]
         return cls(**values)
 
     @classmethod
     def of(cls, params: "SamplingParams") -> "SamplingParams":
-        """Return `params`. Raise ValueError if it is not a SamplingParams."""
+        """Return `params`. Raise ValueError if it is not of this class."""
         if not isinstance(params, cls):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         return params
@@ -217,7 +218,7 @@ class SamplingParams:
 
     @property
     def num_logprobs(self) -> int | None:
-        """The number of tokens listed at each position of the output, or None without logprobs."""
+        """The number of tokens listed at each position of the output (-1: all), or None without logprobs."""
         if self.logprobs is None and self.logprob_token_ids:
             return len(self.logprob_token_ids)
         return self.logprobs
@@ -245,7 +246,7 @@ class SamplingParams:
 
     def _check_together(self) -> None:
         if self.structured_outputs is not None:
-            self.structured_outputs.__post_init__()  # a field may have been set since then
+            self.structured_outputs.__post_init__()  # checks its fields again, which the caller may have set
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}")
         check_length("stop", self.stop or ())
@@ -262,7 +263,7 @@ class SamplingParams:
 
 # By default, inspect.signature() shows the arguments of __new__; editors and scripts need the fields.
 SamplingParams.__signature__ = inspect.Signature(
-    [each for each in inspect.signature(SamplingParams.__init__).parameters.values() if each.name != "self"]
+    [field for field in inspect.signature(SamplingParams.__init__).parameters.values() if field.name != "self"]
 )
 
 COUNT_OR_ALL: Rule = ("at least 0, or -1 for all", lambda number: number >= -1)
@@ -296,7 +297,7 @@ UNSUPPORTED = (  # vLLM's fields that must have their defaults
 
 
 def as_list(values: Any, default: list[Any] | None = None) -> Any:
-    """Return `values` as a list, with integers as Python ints. Return other values unchanged.
+    """Return `values` as a list, with integers as Python ints, or `default` for None. Return other values unchanged.
 
     >>> as_list((1, 2)), as_list(None, []), as_list(5)
     ([1, 2], [], 5)
@@ -309,10 +310,10 @@ def as_list(values: Any, default: list[Any] | None = None) -> Any:
     return [int(value) if is_integer(value) else value for value in values]
 
 
-def check_length(name: str, texts: Iterable[str], limit: int = MAX_STOP) -> None:
+def check_length(name: str, texts: Iterable[str], limit: int = MAX_STOP_CHARACTERS) -> None:
     """Raise ValueError if the strings of a field have more than `limit` characters."""
-    if (size := sum(map(len, texts))) > limit:
-        raise ValueError(f"{name} must have at most {limit:,} characters in all, got {size:,}")
+    if (num_characters := sum(map(len, texts))) > limit:
+        raise ValueError(f"{name} must have at most {limit:,} characters in total, got {num_characters:,}")
 
 
 def as_token_id(token: Any) -> Any:
@@ -329,8 +330,8 @@ def is_minus_1(value: Any) -> bool:
     return is_integer(value) and value == -1
 
 
-def clamped(bias: Any) -> Any:
-    """Return a logit bias between -100 and 100."""
+def clamped_bias(bias: Any) -> Any:
+    """Return a logit bias, clamped to the range from -100 to 100. Return a value that is not a number unchanged."""
     return min(100.0, max(-100.0, bias)) if isinstance(bias, int | float) else bias
 
 
@@ -339,9 +340,9 @@ def is_blank(value: Any) -> bool:
 
 
 def read_schema(source: str | dict[str, Any], is_closed: bool = False) -> Any:
-    """Return a copy of a JSON schema. With `is_closed`, its objects allow only the properties that it names.
+    """Return a copy of a JSON schema. With `is_closed`, objects allow only the properties that they name.
 
-    Raise ValueError if it is not valid JSON or is nested too deeply.
+    Raise ValueError if the schema is not valid JSON or is nested too deeply.
 
     >>> read_schema('{"properties": {"a": {"type": "string"}}}', is_closed=True)
     {'properties': {'a': {'type': 'string'}}, 'additionalProperties': False}
@@ -352,7 +353,7 @@ def read_schema(source: str | dict[str, Any], is_closed: bool = False) -> Any:
         raise ValueError(f"json must be a JSON schema: {error}") from None
     except RecursionError:
         schema = None
-    if schema is None or nesting(schema) > MAX_NESTING:
+    if schema is None or nesting_depth(schema) > MAX_NESTING:
         raise ValueError(f"json must be nested at most {MAX_NESTING} levels deep")
     if not isinstance(schema, dict | bool):
         raise ValueError(f"json must be a JSON schema, got {short_repr(source)}")
@@ -361,22 +362,22 @@ def read_schema(source: str | dict[str, Any], is_closed: bool = False) -> Any:
     return schema
 
 
-def nesting(value: Any) -> int:
-    """Return how many levels deep lists and dictionaries are nested.
+def nesting_depth(value: Any) -> int:
+    """Return how many levels of lists and dictionaries are nested in each other.
 
-    >>> nesting({"a": [1, {}]}), nesting(1)
+    >>> nesting_depth({"a": [1, {}]}), nesting_depth(1)
     (3, 0)
     """
-    depth, level = 0, [value]
-    while level := [each for each in level if isinstance(each, dict | list)]:
+    depth, values = 0, [value]
+    while values := [value for value in values if isinstance(value, dict | list)]:
         depth += 1
-        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+        values = [inner for value in values for inner in (value.values() if isinstance(value, dict) else value)]
     return depth
 
 
 def close_objects(schema: Any) -> None:
     """Forbid additional properties in each object that names its properties, unless the schema says otherwise."""
-    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        close_objects(each)
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        close_objects(part)
     if isinstance(schema, dict) and not {"properties", "patternProperties"}.isdisjoint(schema):
         schema.setdefault("additionalProperties", False)

@@ -13,7 +13,7 @@ from ..log import logger
 from .chat import CHAT, ChatCompletionRequest, chat_chunks, chat_completion
 from .completions import COMPLETIONS, CompletionRequest, completion, completion_chunks
 from .embeddings import EMBEDDINGS, create_embedding
-from .errors import handlers
+from .errors import exception_handlers
 from .generation import endpoint
 from .info import detokenize, health, list_models, retrieve_model, tokenize, version
 from .metrics import show_metrics
@@ -23,11 +23,11 @@ from .responses import RESPONSES, create_response
 from .security import ApiKeys, OwnOrigin, RequestIds, RootPath, is_loopback
 from .state import ServerState
 
-MAX_PATH = 200  # characters of a path in the access log
+MAX_PATH = 200  # the most characters of a path to write to the access log
 
 
 def make_apps(state: ServerState) -> list[ASGIApp]:
-    """Return an application for each address. All of them check API keys and origins."""
+    """Return an application for each address: one, or two if the page has its own. Each checks API keys and origins."""
     health_route = Route("/health", health, methods=["GET"])
     create_completion = endpoint(CompletionRequest, "cmpl-", completion, completion_chunks)
     create_chat_completion = endpoint(ChatCompletionRequest, "chatcmpl-", chat_completion, chat_chunks)
@@ -45,16 +45,16 @@ def make_apps(state: ServerState) -> list[ASGIApp]:
         Route("/detokenize", detokenize, methods=["POST"]),
     ]
     host, page_address = state.options.host, state.options.page_address
-    live_page = page_routes(page_address is None, state.options.root_path)
-    monitoring_routes = [Route("/metrics", show_metrics, methods=["GET"]), *live_page]
+    live_page_routes = page_routes(page_address is None, state.options.root_path)
+    monitoring_routes = [Route("/metrics", show_metrics, methods=["GET"]), *live_page_routes]
     if page_address is None:
         return [make_app(state, api_routes + monitoring_routes, host)]
     return [make_app(state, api_routes, host), make_app(state, [health_route, *monitoring_routes], page_address[0])]
 
 
 def make_app(state: ServerState, routes: list[Route], host: str) -> ASGIApp:
-    """Return the application for one address, wrapped in middleware. The last layer added is the outermost."""
-    starlette = Starlette(routes=routes, exception_handlers=handlers())
+    """Return the application for one address, in layers of middleware. The last layer added sees requests first."""
+    starlette = Starlette(routes=routes, exception_handlers=exception_handlers())
     starlette.state.server = state
     starlette.router.redirect_slashes = False  # answer an unknown path with 404
     app: ASGIApp = starlette

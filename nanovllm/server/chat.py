@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # `nanovllm batch` imports this file without torch or the ext
 
 CHAT = "/v1/chat/completions"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-RESERVED = {  # arguments of render_chat that are not template variables
+RESERVED_OPTIONS = {  # arguments of render_chat that are not template variables
     *("messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
 }
 
@@ -28,7 +28,7 @@ Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class Part(Object):
-    """A part of a message's content."""
+    """A part of a message's content. All these types are text."""
 
     type: Literal["text", "input_text", "output_text", "refusal", "thinking"]
 
@@ -69,7 +69,7 @@ class Tool(Object):
 class ChatBody(Body):
     """A conversation, and options for the chat template."""
 
-    names: ClassVar = {"prompt": "messages", "logprobs": "top_logprobs"}
+    field_names: ClassVar = {"prompt": "messages", "logprobs": "top_logprobs"}
     messages: Messages | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=1 << 10)] | None = None
     documents: Annotated[Objects, Field(max_length=1 << 13)] | None = None
@@ -80,16 +80,18 @@ class ChatBody(Body):
 
     def chat(self) -> Chat:
         """Return the conversation. Raise an InvalidRequest that names the invalid field."""
-        dicts = self.model_dump(include={"messages", "tools"}, exclude_unset=True)
-        options = template_options(self.chat_template_kwargs, dicts.get("tools"), self.reasoning_effort)
+        fields = self.model_dump(include={"messages", "tools"}, exclude_unset=True)
+        options = template_options(self.chat_template_kwargs, fields.get("tools"), self.reasoning_effort)
         if self.documents:
             options["documents"] = self.documents
         if self.continue_final_message:
             options["continue_final_message"] = True
-        is_new = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
-        if not is_new:
+        starts_message = self.add_generation_prompt
+        if starts_message is None:
+            starts_message = not self.continue_final_message
+        if not starts_message:
             options["add_generation_prompt"] = False
-        return Chat(dicts["messages"], options)
+        return Chat(fields["messages"], options)
 
 
 class ChatCompletionRequest(ChunkedBody, ChatBody):
@@ -113,14 +115,14 @@ class ChatCompletionRequest(ChunkedBody, ChatBody):
         request_fields = self.request_fields()
         if self.max_completion_tokens is not None:
             params["max_tokens"] = self.max_completion_tokens
-            request_fields["names"] = {**self.names, "max_tokens": "max_completion_tokens"}
+            request_fields["field_names"] = {**self.field_names, "max_tokens": "max_completion_tokens"}
         return ParsedRequest(
             prompts=self.chat(),
             params=params,
             **request_fields,
             stream=self.checked_stream_options(),
             add_special_tokens=self.add_special_tokens is True,
-            tools=tools,
+            tool_use=tools,
             include_reasoning=self.include_reasoning is not False,
         )
 
@@ -128,9 +130,12 @@ class ChatCompletionRequest(ChunkedBody, ChatBody):
 def template_options(
     kwargs: dict[str, Any] | None, tools: list[dict[str, Any]] | None, effort: str | None
 ) -> dict[str, Any]:
-    """Return the options of render_chat that all chat endpoints support. Raise InvalidRequest for a reserved one."""
+    """Return options for render_chat. `kwargs` is the body's chat_template_kwargs, and `effort` the reasoning effort.
+
+    Raise InvalidRequest if `kwargs` sets a reserved option.
+    """
     options = dict(kwargs or {})
-    for name in RESERVED & options.keys():
+    for name in RESERVED_OPTIONS & options.keys():
         raise InvalidRequest(f"'chat_template_kwargs' must not set '{name}'.", "chat_template_kwargs")
     if tools:
         options["tools"] = tools
@@ -145,8 +150,8 @@ def tool_use(
 ) -> ToolUse:
     """Return the tool calls allowed by `choice`, a tool_choice in the format of Chat Completions or Responses.
 
-    `functions` holds the functions of the body's tools. Raise InvalidRequest if the choice is invalid, or names a
-    function that isn't among them.
+    `functions` holds the functions of the body's tools. Raise InvalidRequest if the choice is invalid, or requires a
+    function that isn't among them. Unknown names in a list of allowed tools are ignored.
     """
     name = function_name(choice)
     mode = "required" if name is not None else choice or "auto"
@@ -189,8 +194,8 @@ def function_name(value: Any) -> str | None:
 def constraint_of(tools: ToolUse, constraint: Mapping[str, Any], field_name: str) -> tuple[Mapping[str, Any], str]:
     """Return the constraint on the output, as arguments of StructuredOutputsParams, and the field that it comes from.
 
-    A forced call replaces the constraint on the content. Its JSON has at most one space between two parts, because a
-    small model could write spaces forever.
+    `constraint` and `field_name` apply to the content, which a forced call replaces. The JSON of a forced call has at
+    most one space between two parts, because a small model could write spaces forever.
     """
     if tools.forced is None:
         return constraint, field_name
@@ -211,7 +216,10 @@ def chat_completion(work: "Work", samples: "Mapping[int, Piece]") -> dict[str, A
 
 
 def chat_chunks(work: "Work", index: int, is_first: bool, piece: "Piece") -> Iterator[dict[str, Any]]:
-    """Yield the stream's chunks for a choice's next piece: none as long as a character or a tag may be incomplete."""
+    """Yield the stream's chunks for a choice's next piece. The choice's first chunk has only the role.
+
+    A piece has no other chunk as long as a character or a tag may be incomplete.
+    """
     if is_first:
         role = {"role": "assistant", "content": ""}
         first = {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
@@ -222,12 +230,12 @@ def chat_chunks(work: "Work", index: int, is_first: bool, piece: "Piece") -> Ite
 
 
 def token_ids(work: "Work", piece: "Piece") -> dict[str, Any]:
-    """Return the field that return_token_ids adds to a choice."""
+    """Return the field that return_token_ids adds to a choice, or no field without that option."""
     return {"token_ids": piece.token_ids} if work.body.return_token_ids else {}
 
 
 def prompt_token_ids(work: "Work") -> dict[str, Any]:
-    """Return the field that return_token_ids adds to the response."""
+    """Return the field that return_token_ids adds to the response, or no field without that option."""
     return {"prompt_token_ids": work.prompts[0].token_ids} if work.body.return_token_ids else {}
 
 
@@ -251,18 +259,19 @@ def chat_choice(
     fields: dict[str, Any] = {"content": sample.text} if message is None else {"content": None, **fields_of(message)}
     if message is not None and message.tool_calls:
         fields["tool_calls"] = [tool_call(each) for each in message.tool_calls]
-    full, has_calls = {"role": "assistant", **fields, "refusal": None}, message is not None and bool(message.tool_calls)
-    return {"index": index, "message": full, "logprobs": logprobs_of(sample, top_logprobs)} | ending(sample, has_calls)
+    fields, has_calls = {"role": "assistant", **fields, "refusal": None}, "tool_calls" in fields
+    choice = {"index": index, "message": fields, "logprobs": logprobs_of(sample, top_logprobs)}
+    return choice | ending(sample, has_calls)
 
 
 def fields_of(message: MessageDelta) -> dict[str, Any]:
-    """Return the non-empty texts of a message. Reasoning appears under both names that clients know."""
+    """Return the non-empty texts of a message. Reasoning appears under both of the names that clients use for it."""
     reasoning = {"reasoning_content": message.reasoning, "reasoning": message.reasoning} if message.reasoning else {}
     return ({"content": message.content} if message.content else {}) | reasoning
 
 
 def tool_call(call: ToolCallDelta) -> dict[str, Any]:
-    """Return a tool call, or the new part of one. Only the first part has the id and the name."""
+    """Return a tool call, or the new part of one. Only the first part of a call has the id and the name."""
     if call.name is None:
         return {"function": {"arguments": call.arguments}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

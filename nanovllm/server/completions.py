@@ -48,7 +48,7 @@ def completion(work: "Work", samples: "Mapping[int, Piece]") -> dict[str, Any]:
 
 
 def completion_chunks(work: "Work", index: int, is_first: bool, piece: "Piece") -> list[dict[str, Any]]:
-    """Return the stream's chunks for a choice's next piece. The text may lag behind the tokens."""
+    """Return the stream's chunk for a choice's next piece, in a list. A token's text may come in a later chunk."""
     start = work.offsets.get(index, 0)
     choice = completion_choice(piece, index, start) | token_ids(work, index, is_first, piece)
     if logprobs := choice["logprobs"]:
@@ -57,7 +57,7 @@ def completion_chunks(work: "Work", index: int, is_first: bool, piece: "Piece") 
 
 
 def token_ids(work: "Work", index: int, is_first: bool, piece: "Piece") -> dict[str, Any]:
-    """Return the fields that return_token_ids adds to a choice. The first piece also has the prompt's tokens."""
+    """Return the fields that return_token_ids adds to a choice: for its first piece, also the prompt's tokens."""
     if not work.body.return_token_ids:
         return {}
     prompt_ids, ids = work.prompts[index // work.params.n].token_ids, piece.token_ids
@@ -66,6 +66,6 @@ def token_ids(work: "Work", index: int, is_first: bool, piece: "Piece") -> dict[
 
 
 def completion_choice(sample: Sample, index: int, start: int = 0) -> dict[str, Any]:
-    """Return a choice of a completion. The sample begins at character `start` of the choice's whole text."""
+    """Return a choice of a completion. The sample begins at character `start` of the choice's text."""
     logprobs = None if sample.logprobs is None else completion_logprobs(sample.token_ids, sample.logprobs, start)
     return {"index": index, "text": sample.text, "logprobs": logprobs} | ending(sample)

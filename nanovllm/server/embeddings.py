@@ -20,7 +20,7 @@ EMBEDDINGS = "/v1/embeddings"
 class EmbeddingRequest(Body):
     """The body of /v1/embeddings."""
 
-    names: ClassVar = dict.fromkeys(("prompt", "max_tokens"), "input")
+    field_names: ClassVar = dict.fromkeys(("prompt", "max_tokens"), "input")
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -37,7 +37,7 @@ class EmbeddingRequest(Body):
 
 
 async def create_embedding(request: Request) -> Response:
-    """Return the embeddings of one input or several."""
+    """Return an embedding for each input."""
     body = await read_as(EmbeddingRequest, request)
     async with started_work(request, body.parsed(), "embd-") as (work, engine):
         await unless_hung_up(request.receive, work.samples(engine))
@@ -46,7 +46,7 @@ async def create_embedding(request: Request) -> Response:
 
 
 def embedding_object(embedding: list[float], index: int, encoding_format: str | None) -> dict[str, Any]:
-    """Return the embedding of input number `index`, as numbers or as base64 of little-endian float32.
+    """Return the entry for input number `index`: its embedding as numbers, or as base64 of little-endian float32.
 
     >>> embedding_object([1.0], 0, "base64")
     {'object': 'embedding', 'index': 0, 'embedding': 'AACAPw=='}

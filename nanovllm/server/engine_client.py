@@ -1,4 +1,4 @@
-"""EngineClient: the web server's end of the pipe to the engine process. Use it in one event loop only."""
+"""EngineClient: the API server's end of the pipe to the engine process. Use a client in one event loop only."""
 
 import asyncio
 import math
@@ -46,10 +46,11 @@ EXIT_SECONDS = 5.0  # time for the engine to exit before it is killed
 
 
 def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connection, BaseProcess, c_double]:
-    """Start a process that builds an engine with `build`. Return a pipe to it, the process, and its last progress.
+    """Start a process that builds an engine with `build`. Return a pipe to it, the process, and its progress.
 
-    Only the front stops the engine. Ctrl-C in a terminal signals both processes, so the engine's process blocks signals
-    from its start. The last progress is a time in shared memory (see ../progress.py).
+    Only the API server stops the engine. Ctrl-C in a terminal signals both processes, so the engine's process blocks
+    signals from its start. The progress is the time at which the engine last made any, in shared memory (see
+    ../progress.py).
     """
     context = multiprocessing.get_context("spawn")
     pipe, engine_pipe = context.Pipe()
@@ -60,7 +61,7 @@ def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connect
         name="nanovllm engine",
         daemon=True,
     )
-    resource_tracker.ensure_running()  # process.start() would start it otherwise, which unblocks the signals
+    resource_tracker.ensure_running()  # otherwise, process.start() would start the tracker, which unblocks signals
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     process.start()
     signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
@@ -71,14 +72,17 @@ def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connect
 
 @dataclass
 class RunningRequests:
-    """The unfinished requests of one body, with a queue of their deltas, or of the error that ended them."""
+    """The unfinished requests of one body, and a queue of their deltas. An error in the queue ends the requests."""
 
     num_samples: int
     num_waiting_tokens: dict[str, int]  # prompt tokens of each request that has no output yet
     queue: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
 
     async def get(self) -> list[Delta]:
-        """Wait for deltas. Return one per request, merged if there are several. After the last one, raise the error."""
+        """Wait for deltas. Return all that have arrived, merged into one per request.
+
+        If the queue has an error, raise it once all deltas before it have been returned.
+        """
         deltas: dict[str, Delta] = {}
         while not deltas or not self.queue.empty():
             delta = await self.queue.get()
@@ -87,15 +91,15 @@ class RunningRequests:
                     raise delta
                 self.queue.put_nowait(delta)
                 break
-            before = deltas.get(delta.request_id)
-            deltas[delta.request_id] = delta if before is None else merged(before, delta)
+            earlier = deltas.get(delta.request_id)
+            deltas[delta.request_id] = delta if earlier is None else merge_deltas(earlier, delta)
         return list(deltas.values())
 
 
 class EngineClient:
     """A client of the engine. Requests leave through an outbox; outputs arrive in one queue per request body.
 
-    The server's limits use the num_... properties. `error` is set once the engine has exited.
+    The server's limits use num_samples and num_waiting_tokens. `error` is set once the engine has exited.
     """
 
     def __init__(
@@ -110,25 +114,25 @@ class EngineClient:
         self._progress = c_double(math.inf) if progress is None else progress
         self._outbox: SimpleQueue[ToEngine | None] = SimpleQueue()
         self.running: dict[str, RunningRequests] = {}  # by request id
-        self._replies: deque[asyncio.Future[list[Metric]]] = deque()  # in the order of the calls
+        self._replies: deque[asyncio.Future[list[Metric]]] = deque()  # of get_metrics(), in the order of the calls
         self._is_closing = False
         self.error: EngineDeadError | None = None
         self.on_death: Callable[[], None] = lambda: None
         self.on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None  # a step's events; see watch()
 
     async def ready(self) -> Ready:
-        """Wait until the engine is ready. Raise ValueError if the user made a mistake, else EngineDeadError."""
+        """Wait for the engine. If it fails, raise ValueError for a mistake of the user, else EngineDeadError."""
         loop = asyncio.get_running_loop()
         try:
-            first = await asyncio.to_thread(receive, self._pipe)
+            message = await asyncio.to_thread(receive, self._pipe)
         except (EOFError, OSError):
-            first = Failed(self._exit_reason())
-        if isinstance(first, Failed):
-            raise ValueError(first.error) if first.is_mistake else EngineDeadError(first.error)
-        assert isinstance(first, Ready), f"the engine's first message must be Ready, got {first}"
+            message = Failed(self._exit_reason())
+        if isinstance(message, Failed):
+            raise ValueError(message.error) if message.is_mistake else EngineDeadError(message.error)
+        assert isinstance(message, Ready), f"the engine's first message must be Ready, got {message}"
         loop.add_reader(self._pipe.fileno(), self._read)
         threading.Thread(target=self._write, name="to the engine", daemon=True).start()
-        return first
+        return message
 
     @property
     def num_requests(self) -> int:
@@ -154,9 +158,9 @@ class EngineClient:
         """Yield deltas of the requests until all of them have finished. Request ids must be unique.
 
         Leaving the loop early aborts the requests and frees their blocks before the next step. Raise ValueError for an
-        invalid request, ApiError for one that failed midway, and EngineDeadError if the engine has ended.
+        invalid request, ApiError for one that failed or was cut off, and EngineDeadError if the engine has ended.
         """
-        unfinished = {request.request_id: len(request.token_ids) for request in requests}
+        unfinished = {request.request_id: len(request.token_ids) for request in requests}  # prompt tokens, by id
         running = RunningRequests(sum(request.params.n for request in requests), unfinished.copy())
         try:
             for request in requests:
@@ -186,7 +190,7 @@ class EngineClient:
         self._outbox.put(WatchMemory(is_on, show_text))
 
     def cut(self, reason: str) -> None:
-        """End all requests and all pending calls of get_metrics() with an ApiError that has the reason."""
+        """End all requests and all pending calls of get_metrics() with an ApiError whose message is `reason`."""
         for running in self._bodies():
             running.queue.put_nowait(ApiError(reason, status=503))
         for reply in self._replies:
@@ -266,9 +270,10 @@ class EngineClient:
 
 
 def failure(request_id: str, error: str) -> Exception:
-    """Log a request's error for the operator. Return one for the client, without the text, which may name files.
+    """Log a request's error for the operator, and return an exception for the client.
 
-    A ValueError keeps its text, because it is the client's fault: the request's constraints allow no token.
+    If `error` begins with an exception's name, the client sees only that name, because the rest may name files. A
+    ValueError keeps its text, because it is the client's fault: the request's constraints allow no token.
     """
     logger.error(f"error: request {request_id}: {error}")
     kind, _, text = error.partition(": ")
@@ -277,11 +282,11 @@ def failure(request_id: str, error: str) -> Exception:
     return ApiError(f"The request failed: {kind}." if kind.isidentifier() else error, status=500)
 
 
-def merged(first: Delta, second: Delta) -> Delta:
+def merge_deltas(first: Delta, second: Delta) -> Delta:
     """Merge two consecutive deltas of a request."""
     pieces = {piece.sample: piece for piece in first.pieces}
     for piece in second.pieces:
-        before = pieces.get(piece.sample)
-        pieces[piece.sample] = piece if before is None else join_pieces(before, piece)
+        earlier = pieces.get(piece.sample)
+        pieces[piece.sample] = piece if earlier is None else join_pieces(earlier, piece)
     prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
     return second._replace(pieces=list(pieces.values()), prompt_logprobs=prompt_logprobs)

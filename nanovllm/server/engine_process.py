@@ -1,7 +1,7 @@
-"""The engine's process, and the messages between it and the server's front.
+"""The engine's process, and the messages between it and the API server.
 
     to the engine      Add, Abort, GetMetrics, WatchMemory, Stop
-    from the engine    Ready, StepResult after a step, MetricsReply for each GetMetrics, Note; Failed, last, if it fails
+    from the engine    Ready first, then StepResult, MetricsReply and Note; if the engine fails, Failed comes last
 
 The process repeats three things: handle the messages that have arrived, run a step, and send its outputs. No other
 Python thread does any work here, because each operation of a step would then wait for the interpreter's lock.
@@ -35,8 +35,8 @@ from ..requests.sampling_params import SamplingParams
 from ..requests.tokens import Logprob
 from ..trace import tracer
 
-MAX_BYTES = 1 << 17  # of messages between two steps, roughly; running requests wait while messages are handled
-CHECK_MILLISECONDS = 1000  # how often an idle engine checks that its other ranks are alive
+MAX_MESSAGE_BYTES = 1 << 17  # between two steps, roughly; running requests wait while messages are handled
+RANK_CHECK_MILLISECONDS = 1000  # how often an idle engine checks that its other ranks are alive
 Build = Callable[[EngineArgs], LLMEngine]
 
 
@@ -49,8 +49,8 @@ class Add(NamedTuple):
     request_id: str
     token_ids: list[int]
     params: SamplingParams
-    prompt: str | None  # the text of the tokens, if it is known
-    pooling_params: PoolingParams | None = None  # of a request for an embedding
+    prompt: str | None  # the text of the tokens, if the server knows it
+    pooling_params: PoolingParams | None = None  # set if the request is for an embedding
     cache_salt: str | None = None
 
 
@@ -65,7 +65,7 @@ class GetMetrics(NamedTuple):
 
 
 class WatchMemory(NamedTuple):
-    """A request to start or stop sending memory events. The first event is a snapshot."""
+    """A request to start or stop sending memory events. After a start, the first event is a snapshot."""
 
     is_on: bool
     show_text: bool
@@ -79,14 +79,14 @@ class Ready(NamedTuple):
     """The engine's first message, once it can serve."""
 
     max_model_len: int
-    kernels: str  # a description of its kernels
+    kernels: str  # a description of the engine's kernels
 
 
 class Failed(NamedTuple):
     """The engine's last message, if it fails. `error` is one line for the operator."""
 
     error: str
-    is_mistake: bool = False  # by the user: an invalid option, or a checkpoint that cannot be read
+    is_mistake: bool = False  # of the user: an invalid option, or a checkpoint that cannot be read
 
 
 class Piece(NamedTuple):
@@ -106,7 +106,7 @@ class Delta(NamedTuple):
     request_id: str
     pieces: list[Piece]
     finished: bool
-    num_cached_tokens: int  # of the prompt
+    num_cached_tokens: int  # tokens of the prompt that were in the prefix cache
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     error: str | None = None
     is_refused: bool = False  # the request is invalid, so the engine never accepted it
@@ -161,7 +161,7 @@ def join_pieces(first: Piece, second: Piece) -> Piece:
 
 
 def run(pipe: Connection, args: EngineArgs, build: Build, log_level: int, progress: c_double) -> None:
-    """Run the engine's process until Stop, or until the front exits. Report progress in memory shared with it."""
+    """Run the engine's process until Stop, or until the API server exits. Report progress in memory that both share."""
     share_progress(progress)
     logger.setLevel(log_level)
     Thread(target=exit_when_closed, args=(pipe.fileno(),), daemon=True).start()
@@ -171,7 +171,7 @@ def run(pipe: Connection, args: EngineArgs, build: Build, log_level: int, progre
 
 
 def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
-    """Build the engine and run it until Stop. Return the exit status."""
+    """Build the engine, and run it until Stop or an error. Return the exit status."""
     try:
         args.check_single_process()
         engine = build(args)
@@ -181,7 +181,7 @@ def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
     try:
         send(pipe, Ready(engine.max_model_len, engine.kernels.description))
         Worker(pipe, engine).work()
-    except (EOFError, ConnectionError):  # the front has exited
+    except (EOFError, ConnectionError):  # the API server has exited
         return 1
     except RankError as error:
         send(pipe, Failed(str(error)))
@@ -202,21 +202,21 @@ class Worker:
     def __init__(self, pipe: Connection, engine: LLMEngine) -> None:
         self.engine = engine
         self._pipe = pipe
-        self._inbox = select.poll()
-        self._inbox.register(pipe.fileno(), select.POLLIN)
+        self._poller = select.poll()
+        self._poller.register(pipe.fileno(), select.POLLIN)
         self._watch = tracer.Watch(engine)
         self._step_times = StepTimes()
         engine.observers.append(self._step_times)
-        self._held: list[Add] = []  # requests that wait until no other one is running
-        self._refused: list[Delta] = []  # sent in the next StepResult
+        self._held: list[Add] = []  # requests that wait until no other request is running
+        self._refused: list[Delta] = []  # errors of refused requests, sent in the next StepResult
 
     def work(self) -> None:
         """Handle messages and run steps until Stop. Wait for a message only if there is nothing to compute."""
         while True:
             num_bytes = 0  # of messages handled before this step
-            while not self.has_work or (num_bytes < MAX_BYTES and self._inbox.poll(0)):
+            while not self.has_work or (num_bytes < MAX_MESSAGE_BYTES and self._poller.poll(0)):
                 with no_progress_due():
-                    while self.engine.ranks.world_size > 1 and not self._inbox.poll(CHECK_MILLISECONDS):
+                    while self.engine.ranks.world_size > 1 and not self._poller.poll(RANK_CHECK_MILLISECONDS):
                         self.engine.ranks.check()
                     received = self._pipe.recv_bytes()
                 num_bytes += len(received)
@@ -264,7 +264,7 @@ class Worker:
         """Add a request to the engine. If the engine refuses it, the next StepResult says so.
 
         Once compiled kernels are ready, hold new requests until the running ones have finished: the engine switches to
-        them only when it is idle, which a busy server never is.
+        those kernels only when it is idle, which a busy server never is.
         """
         awaits_idle = self.engine.kernels.awaits_idle
         if awaits_idle and self.engine.has_unfinished_requests():
@@ -286,15 +286,15 @@ class Worker:
 
 
 def delta_of(output: RequestOutput) -> Delta:
-    """Convert an output, which holds only what is new, to a message."""
+    """Convert an output, whose samples hold only what is new, to a message."""
     pieces = [piece_of(each) for each in output.outputs]
-    of_prompt = output.num_cached_tokens, output.prompt_logprobs
-    return Delta(output.request_id, pieces, output.finished, *of_prompt, output.error, embedding=output.embedding)
+    about_prompt = output.num_cached_tokens, output.prompt_logprobs
+    return Delta(output.request_id, pieces, output.finished, *about_prompt, output.error, embedding=output.embedding)
 
 
 def piece_of(output: CompletionOutput) -> Piece:
-    new = output.text, output.token_ids, output.logprobs
-    return Piece(output.index, *new, output.finish_reason, output.stop_reason)
+    new_tokens = output.text, output.token_ids, output.logprobs
+    return Piece(output.index, *new_tokens, output.finish_reason, output.stop_reason)
 
 
 class StepTimes:
@@ -305,7 +305,7 @@ class StepTimes:
         self._last_token_times: dict[EngineSequence, float] = {}  # of unfinished sequences
 
     def on_step(self, batch: list[Scheduled], updated: list[EngineSequence]) -> None:
-        """Count the step's tokens, and measure the time since each sequence's previous token."""
+        """Count the step's tokens, and measure the time since the previous token of each updated sequence."""
         if batch:
             self._step_tokens.add(sum(num_tokens for _, num_tokens in batch))
         now = time.perf_counter()

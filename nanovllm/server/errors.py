@@ -12,7 +12,7 @@ from ..async_llm import EngineDeadError
 from .bodies import InvalidRequest
 
 RETRY_SECONDS = 1  # for Retry-After: how long a refused client should wait
-CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
+DEFAULT_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
 
 class ApiError(Exception):
@@ -24,17 +24,17 @@ class ApiError(Exception):
 
 
 class HungUp(Exception):
-    """The error raised if the client closes the connection before it has the response."""
+    """The error raised if the client closes the connection before the response is ready."""
 
 
 def error_object(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Return the body of an error."""
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": code or CODES.get(status)}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code or DEFAULT_CODES.get(status)}}
 
 
 def as_error(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Return the HTTP status and body for an exception. Clients never see the text of an unexpected one."""
+    """Return the HTTP status and body for an exception. Clients never see the text of an unexpected exception."""
     if isinstance(error, ApiError | InvalidRequest):
         return error.status, error_object(error.status, str(error), error.param, error.code)
     if isinstance(error, ValueError):  # from the engine, about values in the request
@@ -63,7 +63,7 @@ async def no_response(request: Request, error: Exception) -> Response:
     return Response(status_code=499)
 
 
-def handlers() -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
-    """Return the exception handlers, by exception class."""
+def exception_handlers() -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
+    """Return the handler of each exception class."""
     kinds = (ValueError, ApiError, EngineDeadError, HTTPException, Exception)
     return {**dict.fromkeys(kinds, error_response), ClientDisconnect: no_response, HungUp: no_response}

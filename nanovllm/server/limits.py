@@ -1,8 +1,9 @@
 """Limits on slow, large and numerous requests.
 
-uvicorn waits forever for a request's head and body, and for a client that doesn't read its response. It answers
-malformed HTTP in plain text. HttpProtocol adds timeouts, and CheckedConnection adds size limits. Both send an error in
-OpenAI's format before they close the connection. The functions below them limit the cost of a valid request.
+uvicorn waits forever for a request's head and body, and for a client that doesn't read its response. Its answers to
+malformed HTTP are plain text. HttpProtocol adds timeouts, CheckedConnection adds size limits, and HttpProtocol sends
+an error in OpenAI's format before it closes the connection. The functions after these classes limit the cost of a valid
+request.
 """
 
 import asyncio
@@ -29,21 +30,21 @@ from .errors import ApiError, error_object
 from .options import ServerOptions
 from .state import ServerState
 
-B = TypeVar("B", bound=Body)
-MAX_HEAD_BYTES = 1 << 15
-MIN_CHUNK_BYTES = 64  # a smaller chunk of a body counts as this many, because each one costs the event loop time
+AnyBody = TypeVar("AnyBody", bound=Body)
+MAX_HEAD_BYTES = 1 << 15  # of a request's head: the request line and the headers
+MIN_CHUNK_BYTES = 64  # a smaller chunk of a body counts as this many, because each chunk costs the event loop time
 LINGER_SECONDS = 0.5  # time for a client to read an error before its connection is aborted
-MAX_IGNORED = 64  # unknown fields that are logged; clients could invent any number of them
+MAX_IGNORED = 64  # the most unknown fields to log, because clients could invent any number of them
 MAX_REPEATED_BYTES = 1 << 23  # of sampling parameters, which are sent to the engine with each prompt of a body
-MAX_JSON_PARTS = 1 << 17  # objects, arrays and fields in a body; Python takes long to build more
-STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # a JSON string
+MAX_JSON_PARTS = 1 << 17  # objects, arrays and fields in a body; Python takes a long time to build more
+JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 # Connections
 
 
 class CheckedConnection(h11.Connection):
-    """An h11 connection that refuses requests that are too large or ambiguous. `error` holds the reason."""
+    """An h11 connection that refuses requests that are too large or ambiguous. `error` says why it last refused one."""
 
     def __init__(self, max_body_bytes: int) -> None:
         super().__init__(h11.SERVER, MAX_HEAD_BYTES)
@@ -65,7 +66,7 @@ class CheckedConnection(h11.Connection):
 
     def _begin(self, headers: dict[bytes, bytes]) -> None:
         """Check the headers of a new request. h11 has already checked that its length is a number."""
-        if b"transfer-encoding" in headers and b"content-length" in headers:  # a proxy might use the other one
+        if b"transfer-encoding" in headers and b"content-length" in headers:  # a proxy could go by either of them
             raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding are set")
         self._num_bytes = 0
         self._check_size(int(headers.get(b"content-length", 0)))
@@ -81,25 +82,25 @@ class CheckedConnection(h11.Connection):
             raise h11.RemoteProtocolError(reason, error_status_hint=413)
 
 
-class Clock:
+class Timer:
     """A timer that can be stopped and started again."""
 
     def __init__(self) -> None:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Call `callback` after `seconds`, unless the clock is stopped or restarted before then."""
+        """Call `callback` after `seconds`, unless the timer is stopped or restarted before then."""
         self.stop()
         self._handle = asyncio.get_running_loop().call_later(seconds, callback)
 
     def stop(self) -> None:
-        """Stop the clock if it is running."""
+        """Stop the timer if it is running."""
         if self._handle is not None:
             self._handle.cancel()
 
 
 class HttpProtocol(H11Protocol):
-    """A client's connection. Its clock runs while the head or the body of a request is arriving."""
+    """A client's connection. Its main timer runs while the head or the body of a request is arriving."""
 
     conn: CheckedConnection
 
@@ -108,17 +109,17 @@ class HttpProtocol(H11Protocol):
         self.conn = CheckedConnection(limits.max_body_bytes)
         self._read_timeout = limits.body_timeout
         self._timeouts = {h11.IDLE: ("head", limits.header_timeout), h11.SEND_BODY: ("body", limits.body_timeout)}
-        self._clock, self._read_clock = Clock(), Clock()  # the latter runs while the client doesn't read
-        self._state: type | None = None  # the client's state when the clock was last set
+        self._timer, self._read_timer = Timer(), Timer()  # the latter runs while the client doesn't read
+        self._state: type | None = None  # the client's state when the main timer was last set
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it too
-        """Start the clock for the head of the first request."""
+        """Start the timer for the head of the first request."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Read the data, or discard it if the client was refused."""
+        """Parse the data, or discard it if the client was refused."""
         if not self._is_refused:
             super().data_received(data)
             self._watch()
@@ -129,25 +130,25 @@ class HttpProtocol(H11Protocol):
             self._refuse(400, "The connection was closed before the request was complete.")
 
     def pause_writing(self) -> None:
-        """Start the read clock: the client isn't reading."""
+        """Start the read timer, because the client isn't reading."""
         super().pause_writing()
-        self._read_clock.start(self._read_timeout, self.transport.abort)
+        self._read_timer.start(self._read_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop the read clock: the client is reading again."""
+        """Stop the read timer, because the client is reading again."""
         super().resume_writing()
-        self._read_clock.stop()
+        self._read_timer.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all clocks."""
-        self._clock.stop()
-        self._read_clock.stop()
+        """Stop both timers."""
+        self._timer.stop()
+        self._read_timer.stop()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Start the clock for the next request, unless uvicorn's keep-alive timer is running."""
+        """Start the timer for the next request, unless uvicorn's keep-alive timer is running."""
         super().on_response_complete()
-        if self.conn.trailing_data[0]:  # a head has begun, so the connection isn't idle
+        if self.conn.trailing_data[0]:  # the head of another request has begun, so the connection isn't idle
             self._unset_keepalive_if_required()
         if self.conn.trailing_data[0] or self.conn.their_state is not h11.IDLE:
             self._watch()
@@ -155,7 +156,7 @@ class HttpProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse the client. uvicorn calls this after next_event() has raised."""
         error = self.conn.error
-        assert error is not None, "uvicorn must call this only after an error of the connection"
+        assert error is not None, "uvicorn must call this only after next_event() has raised"
         status = error.error_status_hint if error.error_status_hint < 500 else 400
         self._refuse(status, f"We could not read the HTTP request: {error}.")
 
@@ -170,15 +171,15 @@ class HttpProtocol(H11Protocol):
         return self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
 
     def _watch(self) -> None:
-        """Start the clock if the client's state has changed. A client can't restart it by sending a few more bytes."""
+        """Start the timer if the client's state has changed. More bytes of the same head or body don't restart it."""
         state = self.conn.their_state
         if state is self._state or self._is_refused:
             return
         self._state = state
-        self._clock.stop()
+        self._timer.stop()
         if state in self._timeouts:
             part, seconds = self._timeouts[state]
-            self._clock.start(seconds, partial(self._time_out, part, seconds))
+            self._timer.start(seconds, partial(self._time_out, part, seconds))
 
     def _time_out(self, part: str, seconds: float) -> None:
         if self._is_within_request():
@@ -202,11 +203,11 @@ class HttpProtocol(H11Protocol):
         self.flow.resume_reading()
         with suppress(OSError):  # the client may be gone
             self.transport.write_eof()
-        self._clock.start(LINGER_SECONDS, self.transport.abort)
+        self._timer.start(LINGER_SECONDS, self.transport.abort)
 
 
 def last_response(status: int, message: str) -> bytes:
-    """Return an error as a raw HTTP response, after which the connection closes."""
+    """Return an error as the raw bytes of a connection's last HTTP response."""
     body = json.dumps(error_object(status, message))
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
@@ -216,33 +217,33 @@ def last_response(status: int, message: str) -> bytes:
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the body of a request, which must be declared as JSON. Raise ApiError or InvalidRequest.
+    """Return the body of a request. Raise ApiError or InvalidRequest.
 
-    Browsers let pages of other sites send forms and plain text, but not JSON.
+    The body must be declared as JSON: browsers let pages of other sites send forms and plain text, but not JSON.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        message = f"Unsupported content type: '{kind[:100]}'. This server accepts 'application/json' only."
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        message = f"Unsupported content type: '{media_type[:100]}'. This server accepts 'application/json' only."
         raise ApiError(message, 415, code="unsupported_content_type")
     body = await request.body()
     check_json_size(body)
     return body
 
 
-async def read_as(kind: type[B], request: Request) -> B:
-    """Parse the body of a request, and log each unknown field once. Raise ApiError or InvalidRequest."""
-    body = kind.parse(await read_body(request))
+async def read_as(body_class: type[AnyBody], request: Request) -> AnyBody:
+    """Parse a request's body as a `body_class`, and log each unknown field once. Raise ApiError or InvalidRequest."""
+    body = body_class.parse(await read_body(request))
     state: ServerState = request.app.state.server
-    for name in body.unknown_fields() - state.ignored:
-        if len(state.ignored) < MAX_IGNORED:
-            state.ignored.add(name)
+    for name in body.unknown_fields() - state.ignored_fields:
+        if len(state.ignored_fields) < MAX_IGNORED:
+            state.ignored_fields.add(name)
             logger.warning(f"warning: ignoring the unknown field {shortened(name)} of {request.url.path}")
     return body
 
 
 def check_json_size(body: bytes) -> None:
     """Raise InvalidRequest if the JSON has too many objects, arrays and fields."""
-    if num_parts(body) > MAX_JSON_PARTS and (count := num_parts(STRING.sub(b"", body))) > MAX_JSON_PARTS:
+    if num_parts(body) > MAX_JSON_PARTS and (count := num_parts(JSON_STRING.sub(b"", body))) > MAX_JSON_PARTS:
         message = f"The body has {count:,} objects, arrays and fields, and at most {MAX_JSON_PARTS:,} are allowed."
         raise InvalidRequest(message)
 
@@ -265,13 +266,13 @@ def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: i
     num_bytes = len(pickle.dumps(requests[0]._replace(token_ids=[], prompt=None)))  # sent again for each prompt
     if len(requests) > 1 and len(requests) * num_bytes > MAX_REPEATED_BYTES:
         message = f"The request has {num_bytes:,} bytes of parameters for each of {len(requests):,} prompts, and"
-        raise InvalidRequest(f"{message} at most {MAX_REPEATED_BYTES:,} bytes in all are allowed.", "prompt")
+        raise InvalidRequest(f"{message} at most {MAX_REPEATED_BYTES:,} bytes in total are allowed.", "prompt")
     for request in requests:
-        generates = request.params.max_tokens != 0
-        if len(request.token_ids) + generates > max_model_len:  # check before the engine reads the prompt
+        must_generate = request.params.max_tokens != 0
+        if len(request.token_ids) + must_generate > max_model_len:  # check before the engine reads the prompt
             limit = f"This model's maximum context length is {max_model_len} tokens."
             prompt = f"However, your prompt has {len(request.token_ids)} tokens"
-            prompt += ", and at least one must be generated." if generates else "."
+            prompt += ", and at least one must be generated." if must_generate else "."
             message = f"{limit} {prompt} Please shorten the prompt."
             raise InvalidRequest(message, "prompt", "context_length_exceeded")
     check_logprobs(requests[0].params, options)
@@ -286,21 +287,22 @@ def check_logprobs(params: SamplingParams, options: ServerOptions) -> None:
     limit = options.max_logprobs
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if count is not None and limit >= 0 and not 0 <= count <= limit:
-            chat = " (top_logprobs in a chat)" if name == "logprobs" else ""
-            message = f"Invalid '{name}'{chat}: this server's max_logprobs is {limit}, but got {count}."
+            note = " (top_logprobs in a chat)" if name == "logprobs" else ""
+            message = f"Invalid '{name}'{note}: this server's max_logprobs is {limit}, but got {count}."
             raise InvalidRequest(message, name)
 
 
 def max_num_tokens(request: Add, max_model_len: int) -> int:
-    """Return the maximum number of tokens of one sample, including its prompt."""
+    """Return the most tokens that one sample of a request can have, including its prompt."""
     max_tokens = request.params.max_tokens
     return max_model_len if max_tokens is None else min(len(request.token_ids) + max_tokens, max_model_len)
 
 
 def check_load(requests: Sequence[Add], options: ServerOptions, engine: EngineClient, rejections: Counter[str]) -> None:
-    """Raise ApiError 429, and count the rejection, if too much is running or waiting. Both limits are vLLM's.
+    """Raise ApiError 429, and count the rejection, if too much is running or waiting. Both limits are vLLM's options.
 
-    Each sample counts as a request. All tokens of a prompt count until its first output.
+    For max_num_queued_reqs, each sample counts as a request. For max_num_queued_tokens, all tokens of a prompt count
+    until it has output.
     """
     limit, num_added = options.max_num_queued_reqs, sum(request.params.n for request in requests)
     if limit is not None and engine.num_samples + num_added > limit:

@@ -1,4 +1,4 @@
-"""Log-probabilities in responses, in the formats of chats, of completions and of prompts."""
+"""Log-probabilities in responses, in the formats for chats, completions and prompts."""
 
 import itertools
 import math
@@ -7,7 +7,7 @@ from typing import Any
 
 from ..requests.tokens import Logprob
 
-Position = dict[int, Logprob]  # the most likely tokens at one position, and the actual token
+Position = dict[int, Logprob]  # by token id: the most likely tokens at one position, and the actual token
 MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token, because JSON has no infinity
 
 
@@ -15,19 +15,19 @@ def chat_logprobs(token_ids: Sequence[int], positions: Sequence[Position], count
     """Return an entry for each token, with the `count` most likely tokens at its position; -1 lists all of them."""
     limit = count if count >= 0 else None
     return [
-        entry(position[token]) | {"top_logprobs": [entry(each) for each in itertools.islice(position.values(), limit)]}
+        entry_of(position[token]) | {"top_logprobs": [*map(entry_of, itertools.islice(position.values(), limit))]}
         for token, position in zip(token_ids, positions, strict=True)
     ]
 
 
-def entry(logprob: Logprob) -> dict[str, Any]:
-    """Return one token's entry in a chat's log-probabilities."""
+def entry_of(logprob: Logprob) -> dict[str, Any]:
+    """Return the entry for one token in a chat's log-probabilities."""
     text = text_of(logprob)
     return {"token": text, "logprob": json_number(logprob), "bytes": list(text.encode("utf-8", "replace"))}
 
 
 def completion_logprobs(token_ids: Sequence[int], positions: Sequence[Position], start: int = 0) -> dict[str, Any]:
-    """Return each token's text, offset and log-probability, and the most likely tokens there. Offsets begin at `start`.
+    """Return the texts, log-probabilities, most likely tokens and offsets at each position. Offsets begin at `start`.
 
     The first token of a prompt has no log-probability: it is NaN in `positions`, and null in JSON.
     """
@@ -54,14 +54,15 @@ def prompt_logprobs(positions: Sequence[Position | None] | None) -> dict[str, An
 
 
 def echoed_logprobs(
-    token_ids: Sequence[int], positions: Sequence[Position | None], text: str, first: str
+    token_ids: Sequence[int], positions: Sequence[Position | None], text: str, first_text: str
 ) -> list[Position]:
-    """Return the log-probabilities of an echoed prompt. The first token has none, only its text, `first`.
+    """Return the log-probabilities of an echoed prompt. The first token has NaN, and its text is `first_text`.
 
-    Some tokenizers put a space before every text. `text` doesn't have it, so remove it from the first token, too.
+    Some tokenizers put a space before every text. The prompt's `text` doesn't have that space, so remove it from the
+    first token that has text.
     """
-    start: Position = {token_ids[0]: Logprob(math.nan, 0, first)}
-    result = [start, *(position or {} for position in positions[1:])]
+    first_position: Position = {token_ids[0]: Logprob(math.nan, 0, first_text)}
+    result = [first_position, *(position or {} for position in positions[1:])]
     texts = [text_of(position[token]) for token, position in zip(token_ids, result, strict=True)]
     if "".join(texts) == f" {text}":
         i = next(i for i, each in enumerate(texts) if each)
@@ -75,7 +76,7 @@ def text_of(logprob: Logprob) -> str:
 
 
 def json_number(logprob: Logprob) -> float | None:
-    """Return a log-probability that JSON can hold.
+    """Return a log-probability as a number that JSON can hold, or None for NaN.
 
     >>> json_number(Logprob(-math.inf, 7)), json_number(Logprob(-0.5, 1)), json_number(Logprob(math.nan, 0))
     (-9999.0, -0.5, None)

@@ -1,7 +1,7 @@
 """The live page: its files, and /events, the stream of events that it plays back.
 
-The engine records events only while at least one page is open, and sends each event once. This process replays them, so
-that a viewer that joins later starts with a snapshot of the current state.
+The engine records events only while at least one page is open, and sends each event once. The API server replays them,
+so that a viewer that joins later starts with a snapshot of the current state.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 MAX_VIEWERS = 64  # open pages; each batch of events is encoded once and sent to all of them
 SECONDS_PER_BATCH = 0.1
-KEEPALIVE_SECONDS = 15.0  # after which a comment keeps the connection alive
-MAX_WAITING_BYTES = 4 << 20  # unsent events of one viewer; beyond that, it is too slow and starts over
+KEEPALIVE_SECONDS = 15.0  # without events, after which a comment keeps the connection alive
+MAX_WAITING_BYTES = 4 << 20  # unsent events of one viewer; a viewer with more is too slow, and starts over
 FOLDER = Path(__file__).with_name("page")
-POLICY = (  # data: allows the empty icon
+CONTENT_POLICY = (  # data: allows the empty icon
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -47,7 +47,7 @@ HEADERS = {
 def page_routes(can_prompt: bool, root_path: str = "") -> list[Route]:
     """Return a route for /events and one for each file of the page, so that no other file can be read.
 
-    `can_prompt` tells the page whether /v1/completions is at the same address. `root_path` is a proxy's prefix.
+    `can_prompt` tells the page whether /v1/completions is at the same address. `root_path` is a proxy's path prefix.
     """
     files = [file_route(path) for path in sorted(FOLDER.iterdir()) if path.suffix in (".css", ".js")]
 
@@ -62,7 +62,7 @@ def page_routes(can_prompt: bool, root_path: str = "") -> list[Route]:
 
 
 def index(root_path: str = "") -> str:
-    """Return index.html with links to page/. They also work behind a proxy's prefix without a final slash."""
+    """Return index.html with links to page/, which also work behind a proxy's `root_path` without a final slash."""
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
     html = html.replace("<head>", f'<head>\n<base href="{root_path.rstrip("/")}/">') if root_path else html
     return re.sub(r'(src|href)="([\w.]+)"', r'\1="page/\2"', html)
@@ -106,13 +106,13 @@ class Viewer:
 
     def __init__(self, feed: "Feed") -> None:
         self._feed = feed
-        self._waiting: list[bytes] = []
+        self._batches: list[bytes] = []
         self._num_bytes = 0
         self._needs_snapshot = True
         self._has_update = asyncio.Event()
 
     async def next(self, seconds: float) -> bytes:
-        """Wait for server-sent events, or return b"" after `seconds`. Raise EOFError once the engine has ended."""
+        """Wait up to `seconds` for server-sent events, and return them or b"". Raise EOFError if the feed is closed."""
         try:
             async with asyncio.timeout(seconds):  # wait_for() could lose a cancellation, and leave() would not run
                 await self._has_update.wait()
@@ -124,29 +124,29 @@ class Viewer:
         if self._needs_snapshot:
             self._needs_snapshot = False
             return self._feed.snapshot()
-        waiting, self._waiting, self._num_bytes = self._waiting, [], 0
-        return b"".join(waiting)
+        batches, self._batches, self._num_bytes = self._batches, [], 0
+        return b"".join(batches)
 
     def push(self, batch: bytes) -> None:
-        """Add a batch for next(). A viewer that awaits a snapshot skips it, because the snapshot will include it."""
+        """Add a batch for next(). A viewer that awaits a snapshot drops the batch, which the snapshot will include."""
         if not self._needs_snapshot:
-            self._waiting.append(batch)
+            self._batches.append(batch)
             self._num_bytes += len(batch)
         if self._num_bytes > MAX_WAITING_BYTES:
-            self._waiting, self._num_bytes, self._needs_snapshot = [], 0, True
+            self._batches, self._num_bytes, self._needs_snapshot = [], 0, True
         self._has_update.set()
 
 
 class Feed:
-    """The engine's events, passed on to all viewers. `watch(is_on)` starts them, with a snapshot, or stops them."""
+    """The engine's events, passed on to all viewers. `watch(is_on)` makes the engine start or stop sending them."""
 
     def __init__(self, watch: Callable[[bool], None]) -> None:
         self._watch = watch
         self.run = secrets.token_hex(4)  # lets a page that reconnects notice that the server has restarted
         self.viewers: set[Viewer] = set()
-        self._header: Event = {}  # the engine's snapshot; later snapshots copy its constant parts
+        self._header: Event = {}  # the engine's last snapshot; snapshots made here copy its constant parts
         self._state: State | None = None  # after the last batch
-        self._new: list[Event] = []
+        self._new: list[Event] = []  # events of the next batch
         self._timer: asyncio.TimerHandle | None = None
         self._flushed_at = float("-inf")
         self.is_closed = False
@@ -156,7 +156,7 @@ class Feed:
         viewer = Viewer(self)
         self.viewers.add(viewer)
         if self.is_closed or self._state:
-            viewer.push(b"")
+            viewer.push(b"")  # a snapshot, or the end, is ready for next()
         elif len(self.viewers) == 1:
             self._watch(True)
         return viewer
@@ -169,7 +169,7 @@ class Feed:
             if not self.is_closed:
                 self._watch(False)
 
-    def take(self, events: list[Event]) -> None:
+    def add_events(self, events: list[Event]) -> None:
         """Add the engine's events, in order, to the next batch."""
         if not self.viewers:
             return  # the last viewer left before these events arrived
@@ -199,12 +199,12 @@ class Feed:
             viewer.push(b"")
 
     def snapshot(self) -> bytes:
-        """Return the current state as an event."""
+        """Return the current state as a server-sent event."""
         assert self._state is not None, "the engine's snapshot comes before any other event"
         return event_of([snapshot_of(self._state, self._header)])
 
     def _from_snapshot(self, events: list[Event]) -> list[Event]:
-        """Return the events from the last snapshot on, else all. Without a snapshot or a state, none can be applied."""
+        """Return the events from their last snapshot on. Without one, return all, or none if there is no state yet."""
         kinds = [event["kind"] for event in events]
         if "snapshot" in kinds:
             return events[len(kinds) - 1 - kinds[::-1].index("snapshot") :]
@@ -212,8 +212,9 @@ class Feed:
 
 
 def snapshot_of(state: State, header: Event) -> Event:
-    """Return a snapshot of `state`, with the constant parts of an earlier one of the same run."""
+    """Return a snapshot of `state`. Its constant parts come from `header`, an earlier snapshot of the same run."""
     sequences = [vars(seq) for seq in state.sequences.values()]
-    sequences = [{name: value for name, value in seq.items() if name != "slots"} for seq in sequences]  # stage 1 only
-    lists = {name: getattr(state, name) for name in header["state"] if name != "sequences"}
-    return header | {"step": state.step, "state": {"sequences": sequences, **lists}}
+    # Snapshots have no slots: only stage 1's sequences have any.
+    sequences = [{name: value for name, value in seq.items() if name != "slots"} for seq in sequences]
+    others = {name: getattr(state, name) for name in header["state"] if name != "sequences"}
+    return header | {"step": state.step, "state": {"sequences": sequences, **others}}

@@ -28,14 +28,14 @@ from .served_model import served_model
 from .state import ServerState
 
 UNHEALTHY_SECONDS = 1.0  # how long /health reports a dead engine before the server stops
-GRACE_SECONDS = 2.0  # seconds from shutdown_timeout until connections are closed by force
+GRACE_SECONDS = 2.0  # from the end of shutdown_timeout until open connections are closed
 SWITCH_SECONDS = 0.001  # how long the event loop waits until another thread must release the interpreter's lock
 
 
 def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Build = LLMEngine.from_engine_args) -> int:
     """Serve until a signal arrives or the engine ends. Return the exit status.
 
-    Before it reads the model, raise ValueError for invalid options, or OSError for a port that is in use.
+    Raise ValueError for invalid options, or OSError for a port that is in use, before the model is read.
     """
     logger.setLevel(options.log_level.upper())
     template = read_template(options.chat_template)
@@ -56,12 +56,12 @@ async def serve(
     logger.info(f"loading {model}")
     engine = EngineClient(*start_engine(args, build))
     try:
-        front = await make_front(model, args, options, template, engine)
+        api_server = await make_api_server(model, args, options, template, engine)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, front.stop)
-        prepare()
-        return await front.run(*listeners)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, api_server.stop)
+        prepare_process()
+        return await api_server.run(*listeners)
     except EngineDeadError as error:
         logger.error(f"error: {error}")
         return 1
@@ -69,20 +69,20 @@ async def serve(
         await engine.close()
 
 
-async def make_front(
+async def make_api_server(
     model: str, args: EngineArgs, options: ServerOptions, template: str | None, engine: EngineClient
-) -> "Front":
-    """Wait for the engine, and build the front. Raise ValueError for an invalid model, else EngineDeadError."""
+) -> "ApiServer":
+    """Wait for the engine, and build the API server. Raise ValueError for an invalid model, else EngineDeadError."""
     state = await make_state(model, args, options, template, engine)
-    front = Front(state, [Server(uvicorn_config(app, options)) for app in make_apps(state)])
-    engine.on_death = front.die
-    return front
+    api_server = ApiServer(state, [Server(uvicorn_config(app, options)) for app in make_apps(state)])
+    engine.on_death = api_server.die
+    return api_server
 
 
 async def make_state(
     model: str, args: EngineArgs, options: ServerOptions, template: str | None, engine: EngineClient
 ) -> ServerState:
-    """Wait for the engine, and build the applications' state. Raise the errors of make_front()."""
+    """Wait for the engine, and build the applications' state. Raise the errors of make_api_server()."""
     ready = await engine.ready()
     names = args.served_model_name
     names = [names] if isinstance(names, str) else names or []
@@ -106,16 +106,16 @@ def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, without its signal handlers."""
+    """A uvicorn server without signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to Front. With uvicorn's handlers, the process would not exit with status 0."""
+        """Leave signals to the ApiServer. With uvicorn's handlers, the process would not exit with status 0."""
         yield
 
 
 @dataclass
-class Front:
+class ApiServer:
     """The server at one or two addresses, and the ways to stop it."""
 
     state: ServerState
@@ -126,18 +126,18 @@ class Front:
         """Serve at `listeners` until stop() or die(). Return the exit status."""
         for listener in listeners:
             listener.listen()  # a client may connect as soon as it reads the lines below
-        first, *others = map(address_of, listeners)
-        logger.info(f"serving {self.state.model.name} at {first}, {self.state.kernels}")
-        for address in others:
-            logger.info(f"the page and /metrics are at {address}")
+        url, *page_urls = map(address_of, listeners)
+        logger.info(f"serving {self.state.model.name} at {url}, {self.state.kernels}")
+        for page_url in page_urls:
+            logger.info(f"the page and /metrics are at {page_url}")
         pairs = zip(self.servers, listeners, strict=True)
         await asyncio.gather(*(server.serve([listener]) for server, listener in pairs))
         return 1 if self.failed else 0
 
     def stop(self) -> None:
-        """Refuse new requests, and let running ones finish. End them after shutdown_timeout, or on a second call.
+        """Refuse new requests, and let running ones finish. End them after shutdown_timeout, or when called again.
 
-        If the engine is stuck, kill it immediately.
+        If the engine is stuck, end the requests and kill the engine immediately.
         """
         if self.state.is_stopping:
             self._cut()
@@ -172,7 +172,7 @@ class Front:
 
 @contextmanager
 def listening_sockets(options: ServerOptions) -> Iterator[list[socket.socket]]:
-    """Open a socket for clients, and one for the page if it has a separate address."""
+    """Open a socket for clients, and another for the page if it has its own address. Close them after the block."""
     addresses = [(options.host, options.port), options.page_address]
     with ExitStack() as stack:
         yield [stack.enter_context(listening_socket(*address)) for address in addresses if address]
@@ -197,17 +197,17 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the URL of a socket."""
+    """Return the URL at which a socket listens."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-# The front's process
+# The API server's process
 
 
-def prepare() -> None:
-    """Prepare this process for many clients, so that no client waits long for another."""
-    gc.freeze()  # garbage collection of all current objects would take 0.1 s
+def prepare_process() -> None:
+    """Prepare this process for many clients, so that no client waits long for another one."""
+    gc.freeze()  # keep all current objects out of garbage collections, which would take 0.1 s
     sys.setswitchinterval(SWITCH_SECONDS)
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # each client is an open file; some systems grant less than they report

@@ -18,8 +18,8 @@ from ..checks import short_repr
 from .errors import error_object
 
 HEALTH = "/health"
-PUBLIC = {"/", HEALTH, "/ping", "/version", "/metrics"}  # these need no key, because they never show users' text
-PAGE, EVENTS = "/page/", "/events"
+PUBLIC_PATHS = {"/", HEALTH, "/ping", "/version", "/metrics"}  # need no key, because they never show users' text
+PAGE_PREFIX, EVENTS = "/page/", "/events"
 REQUEST_ID = re.compile(r"[!-~]{1,200}")  # short and printable, because a response header repeats it
 
 
@@ -41,9 +41,9 @@ class ApiKeys:
 
     def _is_valid(self, header: str) -> bool:
         scheme, _, key = header.partition(" ")
-        sent = key.strip().encode("latin-1")
-        # Compare it with every key, each in constant time, so that the time reveals nothing about the keys.
-        matches = [hmac.compare_digest(sent, each) for each in self._keys]
+        sent_key = key.strip().encode("latin-1")
+        # Compare the sent key with every key, each in constant time, so that the time reveals nothing about the keys.
+        matches = [hmac.compare_digest(sent_key, each) for each in self._keys]
         return scheme.lower() == "bearer" and any(matches)
 
 
@@ -53,24 +53,24 @@ def is_public(path: str, method: str) -> bool:
     >>> is_public("/health", "GET"), is_public("/v1/completions", "POST"), is_public("/v1/completions", "OPTIONS")
     (True, False, True)
     """
-    return method == "OPTIONS" or path in PUBLIC or path.startswith(PAGE)
+    return method == "OPTIONS" or path in PUBLIC_PATHS or path.startswith(PAGE_PREFIX)
 
 
 class OwnOrigin:
     """Middleware that refuses requests from pages of other websites.
 
     A browser sends a simple request to any server that a page names, and only hides the response: by then, the model
-    has run. The Origin header names the site that the page comes from, so it must be this server. A site could point
-    its name at this machine (DNS rebinding), so the Host header must also be an IP address or a known name. Programs
-    other than browsers send no Origin, and may use any host name, except to open the page. A browser also sends
-    no Origin with a GET to the page's own site, though, so a server without keys that only this machine can reach
-    requires a known host name for everything but /health.
+    has run. The Origin header names the site that the page comes from, so that site must be this server. A site could
+    point its name at this machine (DNS rebinding), so the Host header must also be an IP address or a known name.
+    Programs other than browsers send no Origin, and may use any host name, except to open the live page. However, a
+    browser also omits Origin when a page sends a GET request to its own site, so a server without keys that only this
+    machine can reach requires a known host name for everything but /health.
     """
 
     def __init__(
         self, app: ASGIApp, allowed_origins: Iterable[str], allowed_hosts: Iterable[str], is_private: bool = False
     ) -> None:
-        """Allow these sites and host names. With `is_private`, every program must use a known host name."""
+        """Allow these sites and host names. If `is_private`, all paths but /health require a known host name."""
         self._app, self._origins = app, {each.rstrip("/").lower() for each in allowed_origins}
         self._hosts, self._is_private = {host_name(each) for each in allowed_hosts}, is_private
 
@@ -99,7 +99,7 @@ class OwnOrigin:
 
 def is_page(path: str) -> bool:
     """Return whether a path belongs to the live page, whose events may show users' text."""
-    return path in ("/", EVENTS) or path.startswith(PAGE)
+    return path in ("/", EVENTS) or path.startswith(PAGE_PREFIX)
 
 
 def host_name(host: str) -> str:
@@ -112,7 +112,7 @@ def host_name(host: str) -> str:
 
 
 def is_local(name: str) -> bool:
-    """Return whether no website can have this name: it is an IP address, or a name of the browser's own machine.
+    """Return whether a name can't belong to a website: it is an IP address, or a name of the browser's own machine.
 
     >>> is_local("192.168.0.7"), is_local("::1"), is_local("localhost"), is_local("gpu-box"), is_local("evil.com")
     (True, True, True, False, False)
@@ -148,7 +148,7 @@ class RootPath:
 
 
 class RequestIds:
-    """Middleware that gives each response an X-Request-Id: the client's, if it sent one, or a new one."""
+    """Middleware that gives each response an X-Request-Id: the client's if it is valid, or else a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

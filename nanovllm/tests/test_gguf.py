@@ -24,7 +24,7 @@ from torch import Tensor
 from .. import LLM, SamplingParams
 from ..__main__ import main
 from ..checkpoints import gguf as unpacking
-from ..checkpoints.gguf import FORMATS, GgufTensors, read_header, unpack
+from ..checkpoints.gguf import EXACT_TYPES, GgufTensors, read_header, unpack
 from ..checkpoints.hub import find_checkpoint
 from ..checkpoints.model_config import read_model_config
 from ..checkpoints.tokenizer import load_tokenizer
@@ -185,7 +185,7 @@ def random_blocks(type: Any, rows: int) -> np.ndarray:
     return blocks.reshape(rows, -1)
 
 
-@pytest.mark.parametrize("name", ["F32", "F16", "BF16", *FORMATS])
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", *EXACT_TYPES])
 def test_dequantized_weights_are_those_of_the_gguf_package(tmp_path, name):
     type, down = Type[name], "blk.1.ffn_down.weight"
     if type in PLACES_OF_SCALES:
@@ -196,7 +196,7 @@ def test_dequantized_weights_are_those_of_the_gguf_package(tmp_path, name):
     model = load_model(folder, read_model_config(folder), torch.float32, torch.device("cpu"))
     expected = torch.from_numpy(gguf.dequantize(data, type))
     down_proj = model.model.layers[1].mlp.down_proj
-    assert isinstance(down_proj, QuantizedLinear) == (name in FORMATS), "integers stay integers"
+    assert isinstance(down_proj, QuantizedLinear) == (name in EXACT_TYPES), "integers stay integers"
     weight = down_proj.dequantize() if isinstance(down_proj, QuantizedLinear) else down_proj.weight
     assert torch.equal(weight, expected) and expected.isfinite().all()
     assert expected.std() > 0
@@ -224,7 +224,7 @@ def test_parts_of_a_layer_share_a_format_that_holds_all(tmp_path, caplog):
 
 
 def test_types_without_a_format_are_widened_with_the_other_parts_of_their_layer(tmp_path, caplog, monkeypatch):
-    monkeypatch.delitem(FORMATS, "Q5_1")
+    monkeypatch.delitem(EXACT_TYPES, "Q5_1")
     types = {"blk.0.ffn_gate.weight": Type.Q4_0, "blk.0.ffn_up.weight": Type.Q5_1}
     layer = load(write_gguf(tmp_path / "tiny.gguf", types=types)).model.layers[0].mlp.gate_up_proj
     assert isinstance(layer, torch.nn.Linear)
@@ -255,7 +255,7 @@ def test_large_tensor_is_dequantized_in_parts(tmp_path, monkeypatch):
     path = write_gguf(tmp_path / "tiny.gguf", types={"output.weight": Type.Q4_0})
     whole = GgufTensors(unpack(path)).get_tensor("lm_head.weight")
     integers = GgufTensors(unpack(path)).get_integers("lm_head.weight")
-    monkeypatch.setattr(unpacking, "ROWS", 7)
+    monkeypatch.setattr(unpacking, "ROWS_AT_A_TIME", 7)
     assert all(map(torch.equal, GgufTensors(unpack(path)).get_integers("lm_head.weight"), integers))
     assert torch.equal(GgufTensors(unpack(path)).get_tensor("lm_head.weight"), whole) and whole.std() > 0
 
@@ -449,13 +449,13 @@ def header_fields(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int
     """Return the offset and the size of each field of a header."""
     fields: list[tuple[int, int]] = []
 
-    class Recorder(unpacking.Header):
+    class Recorder(unpacking.HeaderReader):
         def take(self, size: int) -> bytes:
             fields.append((self.offset, size))
             return super().take(size)
 
     with monkeypatch.context() as patch:
-        patch.setattr(unpacking, "Header", Recorder)
+        patch.setattr(unpacking, "HeaderReader", Recorder)
         read_header(path)
     return fields
 
@@ -578,8 +578,8 @@ def test_two_at_once_share_a_folder(tmp_path, monkeypatch, cache):
         both.wait(60)  # both have seen that there is no folder
         return original(path)
 
-    original = unpacking.files_of
-    monkeypatch.setattr(unpacking, "files_of", wait_for_the_other)
+    original = unpacking.files_to_write
+    monkeypatch.setattr(unpacking, "files_to_write", wait_for_the_other)
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(unpack, [path, path])
     assert first == second and [*first.parent.iterdir()] == [first]

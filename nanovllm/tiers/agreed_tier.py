@@ -11,15 +11,16 @@ ON_ITS_WAY, LOST, ARRIVED = 0, 1, 2  # the ranks agree on the minimum of their s
 class AgreedTier:
     """A wrapper around a rank's tier, which has this rank's part of each block. All ranks make the same calls.
 
-    has_arrived() and arriving() return what the ranks last agreed on: in the first has_arrived() after collect(), or in
-    collect(wait=True). The wrapped tier may be ahead, because each rank collects its loads as soon as they arrive.
+    The ranks agree in the first has_arrived() after each collect(), and in collect(wait=True). In between,
+    has_arrived(), arriving() and collect() report what the ranks last agreed on. The wrapped tier may be ahead: it
+    forgets a load that has arrived on its own rank.
     """
 
     def __init__(self, tier: Tier, ranks: RankGroup) -> None:
         self._tier, self._ranks = tier, ranks
         self._local: dict[int, int] = {}  # this rank's state of each target, until collect() returns it
         self._agreed: dict[int, int] = {}  # the states that all ranks last agreed on
-        self._is_current = True
+        self._is_current = True  # False if the ranks have not agreed since the last collect()
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         return block_hash in self._tier
@@ -37,7 +38,7 @@ class AgreedTier:
         self._tier.store(block, block_hash)
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
-        """Hold this rank's parts of these blocks."""
+        """Return this rank's parts of these blocks, and keep them from eviction until they are loaded or released."""
         return self._tier.hold(hashes)
 
     def release(self, held: list[int]) -> None:
@@ -45,13 +46,13 @@ class AgreedTier:
         self._tier.release(held)
 
     def load(self, copies: list[BlockCopy]) -> None:
-        """Start loading this rank's parts."""
+        """Start loading this rank's parts of these blocks."""
         self._tier.load(copies)
         self._local |= {copy.target: ON_ITS_WAY for copy in copies}
         self._agreed |= {copy.target: ON_ITS_WAY for copy in copies}
 
     def has_arrived(self, blocks: list[int]) -> bool:
-        """Return True unless one of these blocks is still missing on some rank."""
+        """Return True unless some rank is still loading one of these blocks, or has lost it."""
         if self._local and not self._is_current:
             self._agree()
         return all(self._agreed.get(block, ARRIVED) == ARRIVED for block in blocks)
@@ -61,7 +62,7 @@ class AgreedTier:
         if wait and self._local:
             self._agree(wait=True)
         elif not self._local:
-            self._tier.collect()  # it may have other events to report
+            self._tier.collect()  # the tier may have other events to report
         arrived, lost = ([block for block, state in self._agreed.items() if state == each] for each in (ARRIVED, LOST))
         for block in arrived + lost:
             del self._local[block], self._agreed[block]
@@ -83,6 +84,6 @@ class AgreedTier:
         self._tier.reset()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the tier is consistent, and every load in it was started here."""
+        """Raise AssertionError unless the tier is consistent, and all of its loads were started here."""
         self._tier.check_integrity()
-        assert {*self._tier.arriving()} <= {*self._local}, "a block arrives that was never loaded"
+        assert {*self._tier.arriving()} <= {*self._local}, "a block is arriving whose load was not started here"

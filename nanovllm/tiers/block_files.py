@@ -2,8 +2,8 @@
 
     kv_disk_dir/                          mode 0700, as is every folder in it
         lock                              locked by the process that writes; contains the total size of all blocks
-        weights/6f0c...                   SHA-256 of a checkpoint, so that it is not read again at each start
-        <namespace>/                      blocks that the same engines can use: see namespace_of()
+        weights/6f0c...                   a checkpoint's SHA-256, cached so that later starts needn't read all of it
+        <namespace>/                      blocks shared by engines that compute the same ones: see namespace_of()
             3a/3a41...c7.kv               a block, mode 0600: a header of 40 bytes, then its keys and values
 
 Each file is complete or absent, even after kill -9. A damaged file is deleted when it is read, and its block is lost.
@@ -29,9 +29,10 @@ from ..llama import ModelConfig
 from ..options.attention_backend import backend_of
 from ..options.config import GIB, EngineConfig
 
-START, CRC = Struct("<8sI16sQ"), Struct("<I")  # MAGIC, VERSION, hash, size of the block; CRC-32 of these and the block
+# the header of a file: MAGIC, VERSION, hash and size of the block; then the CRC-32 of these and of the block
+HEADER_START, CRC = Struct("<8sI16sQ"), Struct("<I")
 MAGIC, VERSION = b"nanovllm", 1
-SUFFIX, LOCK, NEW_FILE, WEIGHTS = ".kv", "lock", "new", "weights"
+SUFFIX, LOCK_FILE, NEW_FILE, WEIGHTS_FOLDER = ".kv", "lock", "new", "weights"
 KEPT_SHARE = 0.95  # fraction of the size limit that is kept when old blocks are removed
 SETTLED_SECONDS = 2.0  # a file that changed more recently could change again with the same times
 PAGE_BYTES = 4096  # the unit in which a file system allocates space
@@ -52,12 +53,12 @@ class BlockFiles:
     def read(self, block_hash: BlockHash, into: memoryview) -> None:
         """Fill `into` with a block.
 
-        Raise ValueError, and delete the file, if it is damaged. Raise OSError if it cannot be read.
+        Raise ValueError, and delete the file, if the file is damaged. Raise OSError if it cannot be read.
         """
-        path, header, more = self._path(block_hash), bytearray(START.size + CRC.size), bytearray(1)
+        path, header, excess = self._path(block_hash), bytearray(HEADER_START.size + CRC.size), bytearray(1)
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # so that a pipe doesn't block the thread
         try:
-            num_bytes = os.readv(file, [header, into, more])
+            num_bytes = os.readv(file, [header, into, excess])
         finally:
             os.close(file)
         if num_bytes != len(header) + len(into) or header != header_of(block_hash, into):
@@ -65,11 +66,12 @@ class BlockFiles:
             raise ValueError(f"{path} is damaged")
 
     def write(self, block_hash: BlockHash, data: memoryview) -> list[BlockHash]:
-        """Write a block as the most recently used. Return the blocks of this namespace that were removed to make room.
+        """Write a block, which becomes the most recently used. Return the removed blocks of this namespace.
 
-        Raise OSError, and leave no file, if it cannot be written.
+        If there is no room, the least recently used blocks of all namespaces are removed. Raise OSError, and leave no
+        file, if the block cannot be written.
         """
-        path, header, new = self._path(block_hash), header_of(block_hash, data), self.root / NEW_FILE
+        path, header, new_path = self._path(block_hash), header_of(block_hash, data), self.root / NEW_FILE
         num_bytes, removed = size_on_disk(len(header) + len(data)), list[BlockHash]()
         with self._locked() as lock:
             total = int.from_bytes(os.pread(lock, 8, 0), "little") + num_bytes
@@ -77,25 +79,25 @@ class BlockFiles:
                 total, removed = self._remove_oldest(num_bytes)
                 total += num_bytes
             os.pwrite(lock, total.to_bytes(8, "little"), 0)  # first, so a kill can only leave a size that is too large
-            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            file = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
                 if os.writev(file, [header, data]) < len(header) + len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 try:
-                    os.replace(new, path)
+                    os.replace(new_path, path)
                 except FileNotFoundError:
                     make_folders(self.folder, path.parent)
-                    os.replace(new, path)
+                    os.replace(new_path, path)
             except OSError:
                 with suppress(OSError):
-                    os.unlink(new)
+                    os.unlink(new_path)
                 raise
             finally:
                 os.close(file)
         return removed
 
     def touch(self, hashes: list[BlockHash]) -> None:
-        """Make these blocks the most recently used. The first block is the newest, because later ones need it.
+        """Make these blocks the most recently used. The first one counts as used last, because later ones need it.
 
         Other processes see this after write_times().
         """
@@ -141,7 +143,10 @@ class BlockFiles:
                 os.close(file)
 
     def _remove_oldest(self, room: int) -> tuple[int, list[BlockHash]]:
-        """Make room under the lock. Return the bytes still in use, and the removed blocks of this namespace."""
+        """Remove the least recently used blocks if `room` more bytes do not fit. The caller holds the lock.
+
+        Return the number of bytes still in use, and the removed blocks of this namespace.
+        """
         self.write_times()
         with suppress(FileNotFoundError):
             os.unlink(self.root / NEW_FILE)  # left by a killed process
@@ -156,7 +161,7 @@ class BlockFiles:
         for _, size, path in sorted(files):
             if total + room <= KEPT_SHARE * self._max_bytes:
                 break
-            with suppress(OSError, ValueError):  # it is a folder, or not named by a hash
+            with suppress(OSError, ValueError):  # the path is a folder, or its name is not a hash
                 os.unlink(path)
                 total -= size
                 if path.startswith(f"{self.folder}/"):
@@ -165,14 +170,14 @@ class BlockFiles:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock that processes share, and yield its file. If a process is killed, the system releases it."""
+        """Hold the lock that processes share, and yield its file descriptor. A killed process releases it."""
         import fcntl  # not on Windows
 
         try:
-            file = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            file = os.open(self.root / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
             make_folders(self.root)
-            file = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            file = os.open(self.root / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
@@ -185,14 +190,14 @@ class BlockFiles:
 
 
 def make_folders(*folders: Path) -> None:
-    """Create these folders, outermost first, with access for only their owner."""
+    """Create these folders, accessible only to their owner. Outer folders must come first."""
     for folder in folders:
         os.makedirs(folder, mode=0o700, exist_ok=True)
 
 
 def header_of(block_hash: BlockHash, data: memoryview) -> bytes:
-    """Return the header of a block's file. No other block and no damaged one has the same header."""
-    start = START.pack(MAGIC, VERSION, block_hash, len(data))
+    """Return the header of a block's file. Other blocks and damaged blocks have different headers."""
+    start = HEADER_START.pack(MAGIC, VERSION, block_hash, len(data))
     return start + CRC.pack(zlib.crc32(data, zlib.crc32(start)))
 
 
@@ -215,7 +220,7 @@ def open_files(
     """
     assert config.kv_disk_dir is not None
     root, max_bytes = Path(config.kv_disk_dir).expanduser(), int(config.kv_disk_size * GIB)
-    if max_bytes < 2 * size_on_disk(blocks[0].nbytes + START.size + CRC.size):
+    if max_bytes < 2 * size_on_disk(blocks[0].nbytes + HEADER_START.size + CRC.size):
         raise ValueError(f"kv_disk_size must hold two blocks of {blocks[0].nbytes:,} bytes, got {max_bytes:,} bytes")
     try:
         make_folders(root)
@@ -231,11 +236,11 @@ def open_files(
 def namespace_of(
     config: EngineConfig, model: ModelConfig, weights: str, blocks: Tensor, rank: int, world_size: int
 ) -> str:
-    """Return the name of the folder for blocks that are interchangeable with this engine's.
+    """Return the name of the folder for blocks that this engine can use.
 
     It is a hash of everything that the keys and values of a text depend on: `weights`, from weights_digest(), the
     model's config with hf_overrides, the type of the weights, quantization, the type and layout of a block, the
-    backend's operations, this rank's share of the heads, and the version of the package.
+    device type, the backend, this rank's share of the heads, and the version of the package.
     """
     backend = backend_of(config.attention_backend, config.enforce_eager, config.device_type == "cuda")
     numerics = config.torch_dtype(model.dtype), config.quantization, config.device_type, backend
@@ -247,16 +252,16 @@ def namespace_of(
 def weights_digest(folder: Path, root: Path) -> str:
     """Return the SHA-256 of all weights in a checkpoint's folder and of its config.json.
 
-    Every byte is read, at about a second per gigabyte, so a changed checkpoint has a different digest. It is cached
-    under `root`, and reused as long as the files look untouched: the same paths, inodes, sizes and times of change, all
-    of them older than two seconds when the digest was made. A process cannot set the time of change.
+    Every byte is read, at about a second per gigabyte, so a changed checkpoint has a different digest. The digest is
+    cached under `root`, and reused as long as the files' paths, inodes, sizes and times are the same. It is not cached
+    if a file has changed within the last two seconds. A process cannot set the time of the last status change (ctime).
     """
-    names = ("*.safetensors", "*.gguf", "*.index.json", "model.gguf.json", "config.json")
-    paths = sorted(path for name in names for path in folder.glob(name) if path.is_file())
+    patterns = ("*.safetensors", "*.gguf", "*.index.json", "model.gguf.json", "config.json")
+    paths = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
     now = time.time_ns()
     stats = [(str(path.resolve()), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
              for path in paths for status in [path.stat()]]  # fmt: skip
-    cache_file = root / WEIGHTS / hashlib.sha256(repr(stats).encode()).hexdigest()
+    cache_file = root / WEIGHTS_FOLDER / hashlib.sha256(repr(stats).encode()).hexdigest()
     with suppress(OSError):
         return cache_file.read_text(encoding="ascii")
     digest = hashlib.sha256()
@@ -266,8 +271,8 @@ def weights_digest(folder: Path, root: Path) -> str:
     if all(now - changed > SETTLED_SECONDS * 1e9 for *_, changed in stats):
         with suppress(OSError):
             os.makedirs(cache_file.parent, mode=0o700, exist_ok=True)
-            new = cache_file.with_name(f"{cache_file.name}.{os.getpid()}")
-            new.touch(mode=0o600)
-            new.write_text(digest.hexdigest(), encoding="ascii")
-            new.replace(cache_file)
+            new_file = cache_file.with_name(f"{cache_file.name}.{os.getpid()}")
+            new_file.touch(mode=0o600)
+            new_file.write_text(digest.hexdigest(), encoding="ascii")
+            new_file.replace(cache_file)
     return digest.hexdigest()

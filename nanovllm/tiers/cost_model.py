@@ -6,6 +6,7 @@
 Both times grow with the number of tokens, so the choice depends on the ratio of two speeds of the machine, which are
 measured before the first request. HitPolicy chooses for each hit, and corrects the speeds, since a machine that is busy
 at the start looks slow.
+
 The model leaves out fixed costs, and the cost of stores, although many stored blocks are never loaded. The speed of
 stores is measured, too, but only for display.
 """
@@ -31,8 +32,8 @@ from ..requests.sampling_params import SamplingParams
 from .block_files import BlockFiles
 from .host_tier import HostTier
 
-NUM_BLOCKS = 8  # to copy when a bandwidth is measured
-MAX_RATIO = 2.0  # between the expected and the observed speed; if it is larger, the speed is corrected
+NUM_MEASURED_BLOCKS = 8  # blocks to copy when a bandwidth is measured
+MAX_RATIO = 2.0  # largest ratio of expected and observed speed at which the expected speed is kept
 TRY_EVERY = 16  # of this many hits with slow blocks, one is loaded anyway, because the tier may have become faster
 
 
@@ -78,17 +79,18 @@ class HitPolicy:
         self._num_declined_hits = 0
         self._step_began = self._step_ended = 0.0
 
-    def num_worth_loading(self, sources: list[BlockHash | None]) -> int:
+    def num_worth_loading(self, hashes: list[BlockHash | None]) -> int:
         """Return how many blocks of a hit to use so that the most time is saved. The rest are computed.
 
-        None stands for a block on the device.
+        `hashes` has the hash of each block, or None for a block on the device.
         """
         if self._is_trying:
-            return len(sources)
+            return len(hashes)
+        # seconds saved by using 0, 1, 2, ... blocks
         saved = [0.0]
-        for source in sources:
-            tier = "host" if source and source in self._host else "disk"
-            seconds = self._block_bytes / self.bytes_per_second[tier] if source else 0.0
+        for block_hash in hashes:
+            tier = "host" if block_hash and block_hash in self._host else "disk"
+            seconds = self._block_bytes / self.bytes_per_second[tier] if block_hash else 0.0
             saved.append(saved[-1] + self._block_size / self.tokens_per_second - seconds)
         return max(range(len(saved)), key=lambda count: (saved[count], count))
 
@@ -113,8 +115,8 @@ class HitPolicy:
     def on_step(self, batch: list[Scheduled], updated: list[Sequence]) -> None:
         """Compare a prefill with the expected speed, and correct the speed if it is off.
 
-        It has run since the previous step ended, or since this call of the engine began: a step that the previous call
-        launched may have ended at any time since then. So only a range of its speed is known.
+        Only a range of its speed is known: the slowest speed if the prefill has run since the previous step ended, and
+        the fastest if it has run only since this call of the engine began.
         """
         now, num_tokens = perf_counter(), sum(num_tokens for _, num_tokens in batch)
         if num_tokens >= self._min_tokens:
@@ -131,11 +133,12 @@ class HitPolicy:
 
 
 def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcessor, num_tokens: int) -> CostModel:
-    """Measure this machine with a prefill of `num_tokens`. Call it before the first request: it overwrites the pool.
+    """Measure copies between host and device, and a prefill of `num_tokens` tokens.
 
-    Raise ValueError if the model's logits are NaN: no request could be served.
+    Call this before the first request, because it overwrites the pool. Raise ValueError if the model's logits are NaN:
+    no request could be served.
     """
-    num_blocks = min(NUM_BLOCKS, kv_cache.num_blocks)
+    num_blocks = min(NUM_MEASURED_BLOCKS, kv_cache.num_blocks)
     tier = HostTier(kv_cache.blocks, num_blocks, Observer())
 
     def store(attempt: int) -> None:
@@ -143,7 +146,7 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
             tier.store(block, bytes([attempt, block]))
 
     def load(attempt: int) -> None:
-        held = tier.hold([bytes([1, block]) for block in range(num_blocks)])  # as the last store() left them
+        held = tier.hold([bytes([1, block]) for block in range(num_blocks)])  # the hashes of the last store()
         tier.load([BlockCopy(source, block) for block, source in enumerate(held)])
         tier.collect(wait=True)
 
@@ -156,38 +159,38 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
     except FloatingPointError as error:
         dtype = str(kv_cache.dtype).removeprefix("torch.")
         raise ValueError(f"the model's weights are damaged, or too large for dtype {dtype}: {error}") from None
-    executor.num_steps = executor.num_tokens = 0  # they count only the work of requests
+    executor.num_steps = executor.num_tokens = 0  # these count only the work of requests
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
     return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds, num_tokens)
 
 
 def measure_disk(cost: CostModel, root: Path, block_bytes: int) -> CostModel:
-    """Return `cost` with the disk's speeds in place of the host's. The page cache is dropped before the reads.
+    """Return `cost` with the disk's speeds in place of the host's. The files leave the page cache before they are read.
 
     Raise OSError if `root` cannot be written.
     """
     files = BlockFiles(root, f"measure-{os.getpid()}-{time.time_ns()}", max_bytes=2**63 - 1)
-    names, data = [bytes([number]) for number in range(NUM_BLOCKS)], bytearray(os.urandom(block_bytes))
+    hashes, data = [bytes([number]) for number in range(NUM_MEASURED_BLOCKS)], bytearray(os.urandom(block_bytes))
     try:
         started = time.perf_counter()
-        for name in names:
-            files.write(name, memoryview(data))
+        for block_hash in hashes:
+            files.write(block_hash, memoryview(data))
         written = time.perf_counter()
         files.drop_page_cache()
         dropped = time.perf_counter()
-        for name in names:
-            files.read(name, memoryview(data))
+        for block_hash in hashes:
+            files.read(block_hash, memoryview(data))
         read = time.perf_counter()
     finally:
         files.remove_all()
         shutil.rmtree(files.folder, ignore_errors=True)
-    num_bytes = NUM_BLOCKS * block_bytes
+    num_bytes = NUM_MEASURED_BLOCKS * block_bytes
     speeds = num_bytes / (read - dropped), num_bytes / (written - started)
     return replace(cost, load_bytes_per_second=speeds[0], store_bytes_per_second=speeds[1])
 
 
 def best_time(work: Callable[[int], object], kv_cache: KVCache) -> float:
-    """Return the time of the faster of two runs, in seconds. The first run is a warm-up, too."""
+    """Run `work` twice, and return the seconds of the faster run. The first run is also a warm-up."""
     seconds = []
     for attempt in range(2):
         started = time.perf_counter()

@@ -1,7 +1,7 @@
 """DiskTier: blocks that outlive the engine, in the files of block_files.py.
 
 Blocks are written in the background: the engine copies a block to a free buffer, and one thread writes the buffers to
-files. If no buffer is free, the block is dropped, so a step never waits. A few other threads read.
+files. If no buffer is free, the block is dropped, so a step never waits. A few reader threads load blocks.
 """
 
 import itertools
@@ -22,8 +22,8 @@ from ..log import logger
 from .block_files import BlockFiles
 
 QUEUE_BYTES = 64 * 2**20  # of buffers for blocks that wait to be written
-NUM_READERS = 4  # threads
-RETRY_SECONDS = 60.0  # without writes, after one that failed
+NUM_READERS = 4  # reader threads
+RETRY_SECONDS = 60.0  # how long no block is written after a failed write
 TOUCH_SECONDS = 1.0  # between two updates of the files' times
 
 
@@ -32,10 +32,10 @@ class DiskLoad:
     """Blocks on their way from files (sources) to the device (targets)."""
 
     copies: list[BlockCopy]
-    ready: "torch.cuda.Event | None"  # until then, earlier steps may still read the targets
+    ready: "torch.cuda.Event | None"  # before this event, earlier steps may still read the targets
     began: float
     ended: float = 0.0  # when the latest read ended
-    reads: list[Future[dict[int, Exception]]] = field(default_factory=list)  # each returns the lost sources, and why
+    reads: list[Future[dict[int, Exception]]] = field(default_factory=list)  # each returns the lost sources' errors
 
     @property
     def targets(self) -> set[int]:
@@ -47,7 +47,7 @@ class DiskLoad:
 
     @property
     def lost(self) -> dict[int, Exception]:
-        """The lost sources, and why. Waits for the reads."""
+        """The lost sources, with their errors. Getting them waits until the reads have ended."""
         return {source: error for read in self.reads for source, error in read.result().items()}
 
     def has_arrived(self) -> bool:
@@ -55,7 +55,7 @@ class DiskLoad:
 
 
 class DiskTier:
-    """A tier of blocks in files, behind the host's.
+    """A tier of blocks in files.
 
     A block gets a new number when it is held. Its file is not locked, so a held block can still be lost.
     """
@@ -63,7 +63,7 @@ class DiskTier:
     def __init__(
         self, device_blocks: Tensor, files: BlockFiles, save: str, first_block: int, observer: Observer
     ) -> None:
-        """Start the threads. `save` is kv_disk_save, and held blocks are numbered from `first_block` on."""
+        """Start the threads. `save` is kv_disk_save, and the numbers of held blocks start at `first_block`."""
         self.num_blocks_stored = self.num_blocks_loaded = 0
         self.num_blocks_dropped = self.num_blocks_lost = self.num_blocks_evicted = 0
         self.loads: list[DiskLoad] = []
@@ -81,10 +81,10 @@ class DiskTier:
         self._free_read_buffers = deque(range(num_buffers, num_buffers + NUM_READERS))
         self._numbers = itertools.count(first_block)
         self._held: dict[int, BlockHash] = {}
-        self._known: set[BlockHash] = set()  # that have been found in the files or written to them
-        self._bad: set[BlockHash] = set()  # in files that cannot be read, but still exist
-        self._dropped: set[BlockHash] = set()  # cached on the device, but no buffer was free
-        self._waiting: set[BlockHash] = set()  # in buffers
+        self._known: set[BlockHash] = set()  # hashes of blocks that were found in files or written to files
+        self._bad: set[BlockHash] = set()  # blocks whose files exist, but cannot be read
+        self._dropped: set[BlockHash] = set()  # blocks that were not written, because no buffer was free
+        self._waiting: set[BlockHash] = set()  # blocks in buffers, not written yet
         self._events: deque[tuple[str, BlockHash]] = deque()  # the writer's events, for the observer
         self._writes_after, self._touches_after, self._has_warned, self._is_off = 0.0, 0.0, False, False
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="kv-disk-read")
@@ -105,13 +105,16 @@ class DiskTier:
             self._write_in_background(block, block_hash)
 
     def store(self, block: int, block_hash: BlockHash) -> None:
-        """Write an evicted block if kv_disk_save is "evicted", or if the block was dropped when it was computed."""
+        """Write an evicted block in the background if kv_disk_save is "evicted", or if the block was dropped before."""
         if self._save == "evicted" or block_hash in self._dropped:
             self._write_in_background(block, block_hash)
             self._dropped.discard(block_hash)
 
     def _write_in_background(self, block: int, block_hash: BlockHash) -> None:
-        """Copy a block to a free buffer, to be written. If no buffer is free, tell the observer "disk_drop"."""
+        """Copy a block to a free buffer, to be written. If no buffer is free, tell the observer "disk_drop".
+
+        Do nothing if the block is already on disk or in a buffer, or if a write has failed recently.
+        """
         if block_hash in self._waiting or time.monotonic() < self._writes_after or block_hash in self:
             return
         if not self._free_buffers:
@@ -126,7 +129,7 @@ class DiskTier:
         self._writer.submit(self._write, buffer, block_hash, copied)
 
     def _write(self, buffer: int, block_hash: BlockHash, copied: "torch.cuda.Event | None") -> None:
-        """Write a buffer in the writer thread, and free it."""
+        """Write a buffer to a file, and free the buffer. The writer thread calls this."""
         try:
             if copied:
                 copied.synchronize()
@@ -139,7 +142,7 @@ class DiskTier:
         except FileNotFoundError:
             pass  # the folder was removed; the next write creates it again
         except OSError as error:
-            if not (isinstance(error, IsADirectoryError) and error.filename2):  # a folder has the file's name
+            if not (isinstance(error, IsADirectoryError) and error.filename2):  # else a folder has the file's name
                 self._warn(error)
         finally:
             self._waiting.discard(block_hash)
@@ -156,7 +159,7 @@ class DiskTier:
         self._events += (("disk_evict", block_hash) for block_hash in removed)
 
     def _warn(self, error: OSError) -> None:
-        """Stop writing for a while, and warn the first time."""
+        """Write nothing for RETRY_SECONDS, and log a warning the first time."""
         self._writes_after = time.monotonic() + RETRY_SECONDS
         if not self._has_warned:
             logger.warning("kv_disk_dir cannot be written, so no more blocks are saved for now: %s", error)
@@ -174,7 +177,7 @@ class DiskTier:
             self.files.write_times()
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
-        """Return a new number for each of these blocks."""
+        """Give each of these blocks a new number, and return the numbers."""
         held = [next(self._numbers) for _ in hashes]
         self._held |= zip(held, hashes, strict=True)
         return held
@@ -185,14 +188,14 @@ class DiskTier:
             del self._held[number]
 
     def load(self, copies: list[BlockCopy]) -> None:
-        """Start to read held blocks (sources) into blocks of the device (targets). collect() releases them."""
+        """Start to read held blocks (sources) into blocks of the device (targets). collect() releases the sources."""
         ready = torch.cuda.current_stream(self._device_bytes.device).record_event() if self._stream else None
         parts = [copies[i::NUM_READERS] for i in range(min(NUM_READERS, len(copies)))]
         self.loads.append(load := DiskLoad(copies, ready, perf_counter()))
         load.reads = [self._submit(part, load) for part in parts]
 
     def _submit(self, copies: list[BlockCopy], load: DiskLoad) -> Future[dict[int, Exception]]:
-        """Start a read in a reader thread. If the system has no thread left, the blocks count as lost."""
+        """Start a read in a reader thread. If the system cannot start a thread, the blocks count as lost."""
         try:
             return self._readers.submit(self._read, copies, load)
         except RuntimeError as error:
@@ -201,7 +204,7 @@ class DiskTier:
             return read
 
     def _read(self, copies: list[BlockCopy], load: DiskLoad) -> dict[int, Exception]:
-        """Read blocks in a reader thread. Return the lost sources, and why."""
+        """Read blocks, and return the lost sources, with their errors. A reader thread calls this."""
         lost: dict[int, Exception] = {}
         buffer = self._buffers[number := self._free_read_buffers.popleft()]
         for source, target in copies:
@@ -212,7 +215,7 @@ class DiskTier:
                     with torch.cuda.stream(self._stream):
                         self._stream.wait_event(load.ready)  # earlier steps may still read the target
                         row.copy_(buffer, non_blocking=True)
-                    self._stream.synchronize()  # then the buffer can be used again
+                    self._stream.synchronize()  # so that the buffer can be used again
                 elif not row.is_cpu:
                     row.copy_(buffer)
             except (OSError, ValueError, RuntimeError) as error:
@@ -225,14 +228,14 @@ class DiskTier:
         return lost
 
     def has_arrived(self, blocks: list[int]) -> bool:
-        """Return True if none of these device blocks is still being loaded, or lost."""
+        """Return True unless one of these device blocks is in a load that is unfinished or has lost a block."""
         return not self.loads or all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
 
     def collect(self, wait: bool = False) -> tuple[list[int], list[int]]:
         """Release the sources of finished loads, and return their targets: those that have arrived, and the lost ones.
 
-        With `wait`, wait for all loads. Tell the observer "arrive" for each load, "disk_bad" for each lost block, and
-        the writer's events, "disk_store" and "disk_evict".
+        With `wait`, wait for all loads. Tell the observer "arrive" and, if known, "timed" for each load, "disk_bad" for
+        each lost block, and the writer's events, "disk_store" and "disk_evict".
         """
         if wait:
             wait_for([read for load in self.loads for read in load.reads])
@@ -241,7 +244,8 @@ class DiskTier:
             arrived = [copy for copy in load.copies if copy.source not in load.lost]
             for source, error in load.lost.items():
                 self._observer.tell("disk_bad", self._held[source], error)
-            # Its reads began when the load before it had ended. If its reads ended earlier, their time is unknown.
+            # Loads may overlap, so this load is timed from its own start, or from the end of the previous load if that
+            # is later. If this load ended before the previous one, its time is unknown.
             if not load.lost and load.ended > (since := max(load.began, self._last_ended)):
                 self._observer.tell("timed", "disk", len(arrived), load.ended - since)
             self._last_ended = max(load.ended, self._last_ended)
@@ -264,7 +268,7 @@ class DiskTier:
         return [copy.target for load in self.loads for copy in load.copies]
 
     def flush(self) -> None:
-        """Wait until all blocks saved so far are in files."""
+        """Wait until all blocks saved so far have been written, and update the times of used files."""
         self._writer.submit(self.files.write_times).result()
 
     def reset(self) -> None:
@@ -272,7 +276,7 @@ class DiskTier:
 
         If the files cannot be removed, ignore them from now on.
         """
-        self._waiting.clear()  # so that the writer drops them
+        self._waiting.clear()  # so that the writer drops these blocks
         try:
             self._writer.submit(self.files.remove_all).result()
         except OSError as error:

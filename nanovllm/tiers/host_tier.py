@@ -28,9 +28,9 @@ class Load:
     """Blocks on their way from the host (sources) to the device (targets)."""
 
     copies: list[BlockCopy]
-    event: "torch.cuda.Event | None"  # None on a CPU, where they have arrived already
-    begin: "torch.cuda.Event | None" = None
-    seconds: float = 0.0  # that the copies took, if there are no events
+    event: "torch.cuda.Event | None"  # None on a CPU, where the copies are complete
+    begin: "torch.cuda.Event | None" = None  # before the first copy
+    seconds: float = 0.0  # how long the copies took, if there are no events
 
     @property
     def targets(self) -> set[int]:
@@ -41,7 +41,7 @@ class Load:
 
 
 class HostTier:
-    """A pool of `num_blocks` blocks in host memory, behind the device's pool.
+    """A pool of `num_blocks` blocks in host memory.
 
     blocks   [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
     """
@@ -56,7 +56,7 @@ class HostTier:
             size = num_blocks * device_blocks[0].nbytes
             raise ValueError(f"host memory has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
         self.num_blocks = num_blocks
-        self.pool = BlockPool(num_blocks, Observer(), self._evict)  # its events are not the device's: nobody hears them
+        self.pool = BlockPool(num_blocks, Observer(), self._evict)  # its events are not the device's, and are ignored
         self.loads: list[Load] = []
         self.num_blocks_stored = self.num_blocks_loaded = 0
         self.num_useful_stores = 0  # stored blocks that were loaded at least once; the others were useless
@@ -98,7 +98,7 @@ class HostTier:
         self._observer.tell("host_evict", block, block_hash, "taken")
 
     def touch(self, hashes: list[BlockHash]) -> None:
-        """Do nothing: store() renews a block when it is evicted from the device."""
+        """Do nothing: store() marks a block as recently used when the block is evicted from the device."""
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
         """Hold the blocks with these hashes, and return them. They are not evicted until they are released."""
@@ -112,9 +112,9 @@ class HostTier:
         self.pool.free_blocks(held)
 
     def load(self, copies: list[BlockCopy]) -> None:
-        """Start to copy held blocks (sources) to blocks of the device (targets). collect() releases them.
+        """Start to copy held blocks (sources) to blocks of the device (targets). collect() releases the sources.
 
-        If a copy raises, stop the whole load and raise its error. The sources are still held.
+        If a copy raises, stop the whole load and raise the copy's error, with the sources still held.
         """
         if self._stream:  # earlier stores may still be writing the sources, and earlier steps reading the targets
             self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))

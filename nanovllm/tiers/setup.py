@@ -1,4 +1,4 @@
-"""Build the tiers of an engine: their sizes, and whether loads are worthwhile on this machine."""
+"""Build the tiers of an engine: choose their sizes, and measure whether loads are worthwhile on this machine."""
 
 from collections import abc
 from contextlib import suppress
@@ -46,8 +46,9 @@ def build_tiers(
 ) -> TierParts:
     """Build the host's tier, and the disk's if kv_disk_dir is set.
 
-    Build no tiers if no sequence can outgrow a block: a hit needs a full block and one more token. Under "auto",
-    `measure` the machine, and the disk too unless its folder is read-only (because it was filled elsewhere).
+    If no sequence can outgrow a block, the host's tier has no blocks and there is no disk tier: a hit needs a full
+    block and one more token. Under "auto", call measure() if there may be a tier. Also measure the disk, unless its
+    folder is read-only (because another machine fills it).
     """
     can_hit, cost_model, disk_cost_model = max_model_len > config.block_size, None, None
     num_host_blocks = max_host_blocks(config, kv_cache, ranks) if can_hit else 0
@@ -75,7 +76,7 @@ def build_tiers(
 
 
 def max_host_blocks(config: EngineConfig, kv_cache: KVCache, ranks: RankGroup) -> int:
-    """Return the number of blocks of the host's tier, provided that loading is faster than computing.
+    """Return the number of blocks that the host's tier has if loading is faster than computing.
 
     The default is the size of the device's pool, up to 4 GiB, or less if memory is short. Ranks agree on the minimum.
     """

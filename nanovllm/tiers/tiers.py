@@ -1,4 +1,4 @@
-"""Tiers: combine the host and the disk into one tier."""
+"""Tiers: the host and the disk, combined into one tier."""
 
 from itertools import chain
 
@@ -10,9 +10,9 @@ from ..engine.tier import Tier
 class Tiers:
     """Two tiers that act as one. If both have a block, it is loaded from the first."""
 
-    def __init__(self, first: Tier, second: Tier, num_first: int) -> None:
-        """Combine two tiers. The first numbers its blocks from 0 to `num_first` - 1, the second from `num_first` on."""
-        self._first, self._second, self._num_first = first, second, num_first
+    def __init__(self, first: Tier, second: Tier, num_first_blocks: int) -> None:
+        """Combine two tiers. The first numbers its blocks from 0 on, the second from `num_first_blocks` on."""
+        self._first, self._second, self._boundary = first, second, num_first_blocks
         self._both = (first, second)
 
     def __contains__(self, block_hash: BlockHash) -> bool:
@@ -43,7 +43,7 @@ class Tiers:
             tier.release(blocks)
 
     def load(self, copies: list[BlockCopy]) -> None:
-        """Start the loads of both tiers. The second load must not raise, because the first would continue."""
+        """Start the loads of both tiers. The second tier's load must not raise: the first tier's would go on."""
         of_first, of_second = self._split([copy.source for copy in copies])
         for tier, sources in ((self._first, {*of_first}), (self._second, {*of_second})):
             if sources:
@@ -54,7 +54,7 @@ class Tiers:
         return self._first.has_arrived(blocks) and self._second.has_arrived(blocks)
 
     def collect(self, wait: bool = False) -> tuple[list[int], list[int]]:
-        """Return the targets of both tiers that have arrived, and those that are lost."""
+        """Return the targets that have arrived from either tier, and the lost ones. With `wait`, wait for all loads."""
         arrived, lost = zip(*(tier.collect(wait) for tier in self._both), strict=True)
         return [*chain(*arrived)], [*chain(*lost)]
 
@@ -73,5 +73,5 @@ class Tiers:
             tier.check_integrity()
 
     def _split(self, held: list[int]) -> tuple[list[int], list[int]]:
-        """Return the blocks of the first tier, and those of the second."""
-        return [each for each in held if each < self._num_first], [each for each in held if each >= self._num_first]
+        """Return which of these blocks belong to the first tier, and which to the second."""
+        return [each for each in held if each < self._boundary], [each for each in held if each >= self._boundary]

@@ -4,7 +4,7 @@ import sys
 
 from nanovllm.__main__ import limit_openmp_spinning
 from nanovllm.cli.commands import run
-from nanovllm.cli.terminal import exit_immediately, handled_by
+from nanovllm.cli.terminal import exit_immediately, signal_handled_by
 from stages.bench.commands import bench
 
 
@@ -12,7 +12,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure what the arguments name. Return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if {*arguments[:1]} & {*bench.commands}:
-        with handled_by(exit_immediately):
+        with signal_handled_by(exit_immediately):
             return run(arguments, bench)
     from stages.bench import tables
 

@@ -57,7 +57,7 @@ class PoolReport:
         return self.held - self.used
 
     def strip(self, width: int = 48) -> str:
-        """Return a picture of the pool, `width` characters wide. Each character shows the most common state.
+        """Return a picture of the pool, `width` characters wide. Each one shows its slots' most common state.
 
         >>> PoolReport(8, promised=4, pieces=((0, 4, 2),), largest_free=4).strip(width=8)
         '##--....'

@@ -58,7 +58,7 @@ class PoolReport:
     """
 
     num_slots: int
-    promised: int  # slots of the blocks that these sequences would hold if each grew to max_num_tokens
+    promised: int  # slots that the sequences in the pool would hold if each grew to max_num_tokens
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each block that is held, by start
 
     @property
@@ -74,7 +74,7 @@ class PoolReport:
         return self.held - self.used
 
     def strip(self, width: int = 48) -> str:
-        """Return a picture of the pool, `width` characters wide. Each character shows the most common state.
+        """Return a picture of the pool, `width` characters wide. Each one shows its slots' most common state.
 
         >>> PoolReport(8, promised=4, pieces=((0, 4, 2),)).strip(width=8)
         '##--....'

@@ -1,4 +1,4 @@
-"""BlockPool: which blocks are free, how many holders each of the others has, and which ones are cached."""
+"""BlockPool: which blocks are free, how many holders the other blocks have, and which blocks are cached."""
 
 from collections import Counter, OrderedDict
 
@@ -10,7 +10,7 @@ class BlockPool:
     """Blocks 0 .. num_blocks - 1, and the free queue: the blocks that nothing holds.
 
         front [3][0][7] ... [5] | [2][9][4] back      get_new_blocks() takes from the front
-              not cached        | cached              free_blocks() puts cached blocks at the back, others in front
+              not cached        | cached              free_blocks() puts cached blocks at the back, others at the front
 
     So uncached blocks are taken first, then cached ones, the least recently used first.
     """
@@ -46,10 +46,10 @@ class BlockPool:
             self.free.pop(block, None)
 
     def free_blocks(self, blocks: list[int]) -> None:
-        """Remove a holder from each of `blocks`. One without holders is free, and the first of them is taken next.
+        """Remove a holder from each of `blocks`. A block without holders is free, and the first one is taken next.
 
-        Cached blocks go to the back of the queue. The first of those is taken last, because no request can hit the
-        others without it.
+        Cached blocks go to the back of the queue. Among these, the first one is taken last, because no request can hit
+        the later blocks without it.
         """
         for block in reversed(blocks):
             assert self.ref_counts[block] > 0, f"block {block} is freed, and no table holds it"
@@ -65,7 +65,7 @@ class BlockPool:
             self._observer.tell("cache", block, block_hash)
 
     def check_integrity(self, held: list[int]) -> None:
-        """Raise AssertionError unless `held`, the blocks of all holders, matches the counts, and the rest is free."""
+        """Raise AssertionError unless `held`, the blocks of all holders, matches ref_counts, and the rest is free."""
         holders = Counter(held)
         counted = [holders[block] for block in range(self.num_blocks)]
         assert self.ref_counts == counted, f"reference counts are {self.ref_counts}, the tables hold {counted}"

@@ -24,7 +24,7 @@ class Load:
     """Blocks on their way from the host (sources) to the device (targets)."""
 
     copies: list[BlockCopy]
-    event: "torch.cuda.Event | None"  # None on a CPU, where they have arrived already
+    event: "torch.cuda.Event | None"  # None on a CPU, where the copies are complete
 
     @property
     def targets(self) -> set[int]:
@@ -44,7 +44,7 @@ class HostTier:
         """Allocate the pool. `device_blocks` is KVCache.blocks."""
         is_cuda = device_blocks.is_cuda
         self.blocks = torch.empty((num_blocks, *device_blocks.shape[1:]), dtype=device_blocks.dtype, pin_memory=is_cuda)
-        self.pool = BlockPool(num_blocks, Observer(), self._evict)  # its events are not the device's: nobody hears them
+        self.pool = BlockPool(num_blocks, Observer(), self._evict)  # its events are not the device's, and are ignored
         self.loads: list[Load] = []
         self.num_blocks_stored = self.num_blocks_loaded = 0
         self._device_blocks = device_blocks

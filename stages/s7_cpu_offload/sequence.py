@@ -16,7 +16,7 @@ class Sequence:
         token_ids   | prompt ............ | output ...... | last sampled |
         in the pool | keys and values of num_computed_tokens | not yet   |
 
-    A sampled token is appended at once. Its keys and values are computed, and its slot is written, in the next step.
+    A sampled token is appended immediately. The next step computes its key and value, and writes them to its slot.
     """
 
     request_id: str
@@ -105,7 +105,7 @@ class Sequence:
 
 
 def request_output(samples: list[Sequence]) -> RequestOutput:
-    """Return the output so far of the request with these samples. It has finished once all of them have."""
+    """Return the output so far of the request with these samples. It says whether all of them have finished."""
     first, finished = samples[0], all(seq.finished for seq in samples)
     first_token_times = [seq.metrics.first_token_time for seq in samples if seq.metrics.first_token_time]
     metrics = RequestMetrics(first.metrics.arrival_time, min(first_token_times, default=None))

@@ -1,8 +1,9 @@
 """Paged attention: keys and values are read in place, once for all heads and queries that share them.
 
 attend() handles one KV head of one sequence, for one query (a decode) or several (a chunk of a prompt). The rows of q
-are queries x query heads of the KV head: row r belongs to query r // group. Keys are processed in tiles, which stay in
-the core's cache for two passes: the first computes the scores, and the second adds the weighted values.
+are queries x query heads of the KV head: row r belongs to query r // group, where `group` query heads share the KV
+head. Keys are processed in tiles, which stay in the core's cache for two passes: the first computes the scores, and the
+second adds the weighted values.
 
     scores of four rows, one vector:   key 0: row 0 1 2 3 | key 1: row 0 1 2 3 | key 2: ... | key 3: ...
 
@@ -59,7 +60,7 @@ from .vectors import (
 TILE = 128  # keys per tile: their scores, keys and values fit in the core's cache
 SPLIT = 512  # keys per job of a decode: the keys of longer contexts are split
 AHEAD = 32  # keys to prefetch ahead: blocks are scattered in the pool, where no hardware prefetcher can predict them
-PLACES = TILE + AHEAD + WIDTH
+PLACES = TILE + AHEAD + WIDTH  # length of the `places` of a tile
 MASKED = np.float32(-1e30)  # a score below all others
 
 
@@ -74,7 +75,7 @@ class Pool(NamedTuple):
 
 @kernel
 def slot(shape: Pool, layer: int, kv: int, block: int, offset: int) -> int:
-    """Return the index of a key in the pool. Its value is block_size * num_kv_heads * head_dim numbers later."""
+    """Return the pool index at which a key starts. Its value is block_size * num_kv_heads * head_dim numbers later."""
     row = ((block * shape.num_layers + layer) * 2 * shape.block_size + offset) * shape.num_kv_heads + kv
     return row * shape.head_dim
 
@@ -87,7 +88,7 @@ def attend(
     """Attend to the keys from start to end - 1, without dividing by the sum of the weights.
 
     q [rows, head_dim], scaled, in float32 or the type of matmul.type_of(); out float32 [rows, head_dim]. The first
-    query has position `first`. A query sees the keys up to its own position, and at least the key `start`.
+    query has position `first`. A query sees the keys up to its own position, which must be at least `start`.
     pool [as in `shape`]; table int64 [max_blocks]; peaks, sums float32 [rows]
     scores float32 [4 * TILE] and places int64 [PLACES] are scratch space.
     """
@@ -116,7 +117,7 @@ def attend(
 
 @kernel
 def find_places(shape: Pool, layer: int, kv: int, table: Memory, start: int, count: int, places: Memory) -> None:
-    """Set places[t] to the slot() of the key at position start + t, and the rest of `places` to the last one."""
+    """Set places[t] to the slot() of the key at position start + t, for t < count, and the rest to the last slot()."""
     block, offset, place = start // shape.block_size, start % shape.block_size, 0
     step = shape.num_kv_heads * shape.head_dim
     for t in range(count):
@@ -146,7 +147,7 @@ def attend_rows(
 ) -> None:  # fmt: skip
     """Attend to a tile of keys with one, two or four rows of q, and rescale earlier sums to the new peak.
 
-    `rows` is a tuple of row numbers. The query of row r sees the first before + rows[r] // group keys of the tile.
+    `rows` is a tuple of row numbers. The query of rows[i] sees the first before + rows[i] // group keys of the tile.
     """
     count = min(count, before + rows[-1] // group)
     starts, each = starts_of(rows, size), WIDTH // len(rows)
@@ -177,7 +178,7 @@ def add_values(
     values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
     scale: tuple[Any, ...], size: int,
 ) -> None:  # fmt: skip
-    """Set out[r] to scale[r] * out[r] + the sum over t of the weight of t and r * the value at places[t].
+    """Set out[r] to scale[r] * out[r] plus, for each key t, its weight in row r times the value at places[t].
 
     `weights` are in the order of store_weights().
     """
@@ -203,7 +204,7 @@ def add_columns(
     values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
     columns: tuple[int, ...], scale: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """Do the same as add_values() for some columns, keeping the sums in registers across all keys."""
+    """Do the same as add_values() for the 16 numbers at each of `columns`, keeping the sums in registers."""
     sums, depth = scaled(load_block(out, starts, columns), scale), depth_of(weights, values)
     for t in range(0, count, depth):
         last = get(places, t + depth - 1)
@@ -213,7 +214,7 @@ def add_columns(
 
 @kernel
 def merge(out: Memory, peaks: Memory, sums: Memory, splits: int, rows: int, size: int, merged: Memory) -> None:
-    """Merge attention to several splits of the keys.
+    """Merge the results of attend() for several splits of the keys, and divide them by the sums of the weights.
 
     out [splits, rows, size]; peaks, sums [splits, rows]; merged [rows, size] of any type
     """

@@ -60,10 +60,10 @@ class NumbaBackend:
     def sampling(self, computed: Computed) -> Iterator[None]:
         """Limit PyTorch to one thread if the step has only decodes.
 
-        Its other threads would spin for a while on cores that the helpers of the next step need.
+        PyTorch's other threads would spin for a while on cores that the helpers of the next step need.
         """
-        threads, is_decode = torch.get_num_threads(), len(computed.hidden) == len(computed.query_start_loc) - 1
-        torch.set_num_threads(1 if is_decode else threads)
+        threads, has_only_decodes = torch.get_num_threads(), len(computed.hidden) == len(computed.query_start_loc) - 1
+        torch.set_num_threads(1 if has_only_decodes else threads)
         try:
             yield
         finally:
@@ -120,7 +120,7 @@ class CpuChoice(Kernels):
 
     @property
     def awaits_idle(self) -> bool:
-        """Return whether kernels have been compiled, and will be used once no request is running."""
+        """Return whether the compiler has ended, so switch_when_ready() has work to do once no request is running."""
         return self._compiler is not None and self._compiler.has_ended
 
     def wait(self, seconds: float) -> None:
@@ -179,7 +179,7 @@ class CpuChoice(Kernels):
             self.uses_kernels, self.reason = True, None
 
     def forget_compiler(self) -> None:
-        """Leave the compiler to the parent process: this one is a forked child."""
+        """Leave the compiler to the parent, because this process is a forked child."""
         if self._compiler is not None:
             self._compiler.forget()
             self._compiler, self.reason = None, "this process was forked"
@@ -195,7 +195,7 @@ def load_if_complete(variant: Variant, folder: Path) -> bool:
         shutil.rmtree(folder, ignore_errors=True)
         return False
     with suppress(OSError):
-        os.utime(folder)  # marks it as used, for remove_old()
+        os.utime(folder)  # marks the folder as used, so that remove_old() keeps it
     return True
 
 
@@ -210,7 +210,7 @@ def missing_requirement() -> str | None:
     return None
 
 
-CHOICES: weakref.WeakSet[CpuChoice] = weakref.WeakSet()
+CHOICES: weakref.WeakSet[CpuChoice] = weakref.WeakSet()  # all choices of this process
 
 
 def after_fork() -> None:

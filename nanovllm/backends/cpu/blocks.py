@@ -5,8 +5,8 @@
         sums = add_products(sums, a, rows_of_a, b, rows_of_b, i)  # see dot.py
 
 A product of two numbers from memory needs two loads. In a block, each loaded number is multiplied by one number of each
-row of the other matrix, so the loads are shared. The number of rows is the length of the tuple of their start
-positions, which the compiler knows, so it unrolls the loop over rows.
+row of the other matrix, so the loads are shared. Rows are given as a tuple of their start positions. The compiler
+knows the length of a tuple, so it unrolls the loop over rows.
 
 The second half is for vectors of scores, which hold several rows: lane k * rows + r belongs to key k and row r. See
 attention.py.
@@ -152,7 +152,7 @@ def sums_of_16(builder: Any, values: list[Any]) -> Any:
 def prefetch(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Start loading the cache line of element i, before it is needed.
 
-    It goes to L2, because L1 is too small for lines that are needed later.
+    The line goes to L2, because L1 is too small for lines that are needed later.
     """
     pointer = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
     function_type = ir.FunctionType(ir.VoidType(), [pointer.type, WORD, WORD, WORD])
@@ -184,7 +184,7 @@ def places_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda a, starts_a, b, starts_b, i: vector(a, starts_a, b, starts_b, types.intp))
 def products_at(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return the products of number i of each row of a and of each row of b.
+    """Return the products of number i of each row of a and number i of each row of b.
 
     Lane k * len(starts_b) + r holds the product of row k of a and row r of b.
     """
@@ -234,7 +234,7 @@ sums_of_rows = intrinsic(lambda numbers, rows: vector(vector, rows))(folding(sum
 
 @intrinsic(lambda numbers, rows: types.UniTuple(vector, len(rows))(vector, rows))
 def lanes_of_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return one vector for each row, with 16 copies of the row's lane."""
+    """Return one vector for each row r, with 16 copies of lane r of `numbers`."""
     lanes = [shuffled(builder, args[0], args[0], [row] * WIDTH) for row in range(len(signature.args[1]))]
     return tuple_of(lanes, context, builder, signature)
 
@@ -250,9 +250,9 @@ def write_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda rows, group, before, count: vector(rows, types.intp, types.intp, types.intp))
 def limits(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return limits: row r may see key t + k if t is below lane k * len(rows) + r.
+    """Return which keys each row may see: row r sees key t + k if t is less than lane k * len(rows) + r.
 
-    That lane holds the smaller of `count` and before + rows[r] // group, minus k.
+    That lane holds min(count, before + rows[r] // group) - k.
     """
     seen = [builder.add(args[2], builder.sdiv(row, args[1])) for row in parts_of(builder, args[0])]
     seen = [builder.select(builder.icmp_signed("<", x, args[3]), x, args[3]) for x in seen]

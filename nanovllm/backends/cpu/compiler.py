@@ -1,11 +1,11 @@
-"""The compiler of the kernels, which runs once per machine: in this process, or in a spawned one in the background.
+"""The kernel compiler, which runs once per machine, either in this process or in a spawned one in the background.
 
     ~/.cache/nanovllm/kernels-0.2.0/bfloat16-1f0c.../   Numba's files, and `complete`, which lists them with their sizes
 
 Numba's cache checks the file of a function, but not the files of the functions that it calls. So the folder's name has
 a hash of all sources, and a change to any of them leads to another folder. The hash also covers the sources' path,
-because Numba looks up code by path: a second copy of the sources would find nothing in the folder of the first. Dtypes
-never share a folder, because two processes that write to the same index would mix up their code.
+because Numba looks up code by path: a second copy of the sources would find nothing in the folder of the first. Each
+dtype has its own folder, because two processes that write to the same index would mix up their code.
 
     python -m nanovllm.backends.cpu.compiler bfloat16 FOLDER
 
@@ -34,10 +34,10 @@ import torch
 
 from ... import __version__
 
-COMPLETE = "complete"
+MARKER = "complete"  # name of the file that marks a folder as complete
 SECONDS_KEPT = 30 * 86400  # how long a folder is kept after its last use
 NUMBA_SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
-COMPILE_LOCK = Lock()  # Numba's cache folder is a global setting, and each function has one at a time
+COMPILE_LOCK = Lock()  # Numba's cache folder is a global setting, and each function has only one folder at a time
 
 
 class Variant(NamedTuple):
@@ -77,16 +77,16 @@ def fingerprint(sources: Path = Path(__file__).parent) -> str:
     from llvmlite import binding
 
     parts = [os.fsencode(os.path.abspath(sources)), *(path.read_bytes() for path in sorted(sources.glob("*.py")))]
-    names = [version("numba"), version("llvmlite"), sys.version, platform.machine(), binding.get_host_cpu_name()]
-    names.append(binding.get_host_cpu_features().flatten())  # a virtual machine may hide some features
-    names += [os.environ.get(name, "") for name in NUMBA_SETTINGS]
-    return blake2b(b"\0".join(parts + [name.encode() for name in names]), digest_size=12).hexdigest()
+    facts = [version("numba"), version("llvmlite"), sys.version, platform.machine(), binding.get_host_cpu_name()]
+    facts.append(binding.get_host_cpu_features().flatten())  # a virtual machine may hide some features
+    facts += [os.environ.get(name, "") for name in NUMBA_SETTINGS]
+    return blake2b(b"\0".join(parts + [fact.encode() for fact in facts]), digest_size=12).hexdigest()
 
 
 def find_folder(variant: str) -> Path | None:
     """Return a writable folder for kernels of this variant, or None if there is none.
 
-    If the user's cache is read-only, the folder is temporary. Kernels that are complete in the cache are copied to it.
+    If the user's cache is read-only, the folder is temporary. Complete kernels in the cache are copied there.
     """
     name = f"{variant}-{fingerprint()}"
     for find_root in (cache_root, lambda: Path(temporary_root().name)):
@@ -116,14 +116,14 @@ def temporary_root() -> "tempfile.TemporaryDirectory[str]":
 
 
 def files_in(folder: Path) -> dict[str, int]:
-    """Return the sizes of Numba's files in a folder, in bytes."""
+    """Return the size in bytes of each of Numba's files in a folder."""
     return {str(path.relative_to(folder)): path.stat().st_size for path in folder.glob("*/*.nb[ic]")}
 
 
 def is_complete(folder: Path) -> bool:
     """Return whether a compiler has finished in this folder, and all files still have the recorded sizes."""
     try:
-        recorded: object = json.loads((folder / COMPLETE).read_text())
+        recorded: object = json.loads((folder / MARKER).read_text())
         return recorded == files_in(folder) != {}
     except (OSError, ValueError):
         return False
@@ -131,9 +131,9 @@ def is_complete(folder: Path) -> bool:
 
 def mark_complete(folder: Path) -> None:
     """Record the sizes of the folder's files, which marks it as complete."""
-    unfinished = folder / f"{COMPLETE}.{os.getpid()}"
+    unfinished = folder / f"{MARKER}.{os.getpid()}"
     unfinished.write_text(json.dumps(files_in(folder)))
-    unfinished.replace(folder / COMPLETE)
+    unfinished.replace(folder / MARKER)
 
 
 def remove_old(folder: Path) -> None:
@@ -181,7 +181,7 @@ def compile_step(variant: Variant, folder: Path | None) -> None:
 
 
 def store_in(folder: Path, function: Any) -> None:
-    """Make Numba load and store `function` in `folder`, without changing the folder of other functions."""
+    """Make Numba load `function` from `folder`, and store it there. Other functions keep their folders."""
     from numba.core import config
 
     before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
@@ -202,7 +202,7 @@ def compile_here(variant: Variant, folder: Path | None) -> None:
 
 
 def fill(variant: Variant, folder: Path) -> None:
-    """Compile into a folder. If another process is already doing so, wait until it has finished."""
+    """Compile into a folder unless it is complete. If another process is compiling into it, wait for that process."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
         if not is_complete(folder):
@@ -213,7 +213,7 @@ def fill(variant: Variant, folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a file lock, which the system releases if the process is killed. Without file locks, do not wait."""
+    """Hold a file lock, which is released even if the process is killed. Without system support, do not wait."""
     with open(path, "w") as file:
         with suppress(ImportError, OSError):
             import fcntl
@@ -226,7 +226,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 class Compiler:
-    """A process that compiles into the cache. It ends on close(), with the Compiler object, or with this process.
+    """A process that compiles into the cache. It is killed by close(), or when this object is freed or Python exits.
 
     It is spawned, because Numba's OpenMP layer kills a forked child at its first parallel loop.
     """
@@ -264,7 +264,7 @@ class Compiler:
 
 
 def start(variant: str, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the process. It imports modules from the same paths as this one, and ignores the terminal's Ctrl-C."""
+    """Start a compiler process. It imports from the same paths as this process, and ignores the terminal's Ctrl-C."""
     # do not resolve links: the process must store code under the same path as this one
     package = Path(os.path.abspath(__file__))
     paths = [str(package.parents[3]), *filter(None, sys.path)]

@@ -4,7 +4,8 @@ Several rows of one matrix are multiplied by several rows of another in register
 is expensive, so each read serves up to four rows of x.
 
 A processor with AVX-512 BF16 multiplies 32 bfloat16 numbers by 32 others in one instruction, and adds the products in
-pairs to 16 float32 sums without widening anything first. On others, 16 numbers are widened to float32 and multiplied.
+pairs to 16 float32 sums without widening anything first. On other processors, 16 numbers are widened to float32
+and multiplied.
 """
 
 import os
@@ -103,7 +104,7 @@ def add_outer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def store_weights(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Store 16 weights for add_weighted(). Lane k * len(rows) + r belongs to key k and row r.
 
-    With pairs, the weights of two keys are side by side: those of row 0, those of row 1, ..., then the next two keys.
+    With pairs, the weights of two keys are side by side: for row 0, row 1, ...; then those of the next two keys.
     """
     (memory, _, i, rows, numbers), dtype = args, signature.args[0].dtype
     if are_pairs(signature.args[0], signature.args[1]):

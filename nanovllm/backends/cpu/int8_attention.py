@@ -217,7 +217,7 @@ def find_places(
 ) -> None:
     """Set places[i] to the byte of the pool at which the keys of quad i start, for two tiles, and prefetch the scales.
 
-    Set the rest of the two tiles to the place of the last quad.
+    Set the rest of `places`, up to the end of the second tile, to the place of the last quad.
     """
     block, offset, place = start // shape.block_size, start % shape.block_size, 0
     count = min(2 * TILE, end - start)
@@ -240,7 +240,7 @@ def find_places(
 def copy_scales(
     shape: Int8Pool, pool: int, layer: int, kv: int, table: Memory, start: int, count: int, scales: Memory
 ) -> float:
-    """Copy the scales of a tile to scales [2, TILE], padded with zeros. Return the highest scale of a value."""
+    """Copy the scales of a tile to scales [2, TILE], padded with zeros. Return the highest of the values' scales."""
     slots, highest = shape.block_size, zeros()
     for which in range(2):
         t = 0
@@ -261,7 +261,7 @@ def copy_scales(
 
 @kernel
 def split_query(q: Memory, r: int, size: int, scratch: Scratch) -> None:
-    """Quantize a row of q to 16 bits, in two bytes. Every four bytes are stored once for each token of a quad."""
+    """Quantize row r of q to 16 bits, in two bytes. Store every four bytes four times, once per token of a quad."""
     highest, total = zeros(), np.float32(0)
     for i in range(0, size, WIDTH):
         highest = maximum_or_nan(highest, maximum_or_nan(load(q, i), negative(load(q, i))))
@@ -288,7 +288,7 @@ def attend_rows(
 ) -> None:  # fmt: skip
     """Attend to a tile of keys with up to four rows of q, and rescale earlier sums to the new peak.
 
-    The query of row r sees the first before + rows[r] // group keys of the tile.
+    The query of rows[i] sees the first before + rows[i] // group keys of the tile.
     """
     count, size = min(count, before + rows[-1] // group), shape.head_dim
     scores, scales, bytes_of = floats(scratch.scores), floats(scratch.scales), octets(pool)
@@ -326,7 +326,10 @@ def attend_rows(
 
 @kernel
 def weigh(j: int, row: int, count: int, highest: float, scratch: Scratch, peaks: Memory, sums: Memory) -> None:
-    """Turn a row's scores into weights times the values' scales, in two bytes each, and set the row's factors."""
+    """Turn a row's scores into weights times the values' scales, in two bytes each, and set the row's factors.
+
+    `j` is the row's place in the scratch space, and `row` its number in q.
+    """
     scores, scales, peak, total = (
         at(floats(scratch.scores), j * TILE),
         at(floats(scratch.scales), TILE),
@@ -447,7 +450,10 @@ def joined(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     first, second, q_sums, q_scales, rows
 ))  # fmt: skip
 def scores_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return each row's scores of 16 keys, without the keys' scales, from the sums of add_keys() for two quads each."""
+    """Return each row's scores of 16 keys, without the keys' scales.
+
+    `first` and `second` are the sums of add_keys() for two quads each.
+    """
     quarters = [range(start, start + 4) for start in range(0, 2 * WIDTH, 4)]
 
     def join(a: Any, b: Any, low: tuple[int, ...]) -> Any:

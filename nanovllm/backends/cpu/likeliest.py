@@ -35,9 +35,9 @@ PART = 8192  # logits of a row per task: few enough to stay in a core's cache
 
 @kernel
 def peak_of(logits: Memory, size: int) -> tuple[np.int64, np.float32, np.float32]:
-    """Return the index of the first of the largest logits, its value, and the sum of exp(logit - largest).
+    """Return the index and the value of the largest logit, and the sum of exp(logit - largest).
 
-    NaN counts as the largest.
+    Of equal logits, the first one counts. NaN counts as the largest.
     """
     peaks, i, whole = splat(read(logits, 0)), 0, size // WIDTH * WIDTH
     for i in range(0, whole, WIDTH):
@@ -62,7 +62,9 @@ def peak_of(logits: Memory, size: int) -> tuple[np.int64, np.float32, np.float32
 def join_parts(
     found: Memory, peaks: Memory, sums: Memory, rows: int, parts: int, tokens: Memory, logprobs: Memory
 ) -> None:
-    """Merge the parts of each row into its likeliest token and log-probability, or NaN if the logit is not finite.
+    """Merge the parts of each row into its likeliest token and that token's log-probability.
+
+    The log-probability is NaN if the largest logit is not finite, or if a logit is NaN.
 
     found int64 [rows, parts]; peaks, sums float32 [rows, parts]; tokens int64 [rows]; logprobs float32 [rows]
     """

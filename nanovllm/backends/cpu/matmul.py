@@ -40,7 +40,7 @@ def columns_of(weight: Tensor) -> Tensor:
 
 
 def pack(weight: Tensor) -> None:
-    """Put the numbers of `weight` [outputs, size] in packed order, see above. bfloat16 needs an even `size`.
+    """Put the numbers of `weight` [outputs, size] in the packed order described above. bfloat16 needs an even `size`.
 
     All memory is allocated before anything moves, so an error never leaves a weight half packed.
     """
@@ -99,7 +99,10 @@ def block(
     x: Memory, rows: tuple[int, ...], size: int, weight: Memory, columns: tuple[int, int], ahead: int, pace: int,
     bias: Memory, out: Memory, stride: int, adds: bool,
 ) -> None:  # fmt: skip
-    """Multiply some rows of x by 32 outputs. `columns` are start positions in the weight."""
+    """Multiply some rows of x by the weights of 32 outputs. `columns` are start positions in the weight.
+
+    Eight rows also prefetch the weight from `ahead` on, `pace` numbers for each number of a row.
+    """
     starts, depth, line = starts_of(rows, size), depth_of(x, weight), per_line(weight)
     sums, to = load_block(bias, starts_of(rows, 0), (0, WIDTH)), starts_of(rows, stride)
     for k in range(0, size, depth):
@@ -117,6 +120,6 @@ def linear(
     weight: Memory, bias: Memory, start: int, end: int, x: Memory, size: int, rows: int, out: Memory, stride: int,
     adds: bool,
 ) -> None:  # fmt: skip
-    """Do the same as matmul(), for an unpacked weight and at most FEW_ROWS rows of x."""
+    """Do the same as matmul() for the unpacked rows of a weight and at most FEW_ROWS rows of x."""
     for r in range(start, end):
         dot_rows(at(weight, r * size), x, size, rows, read(bias, r), at(out, r), stride, adds)

@@ -1,6 +1,7 @@
 """Linear layers with weights in 8 or 4 bits. ../../quantization.py describes their formats.
 
-x is quantized too, in groups of 32 numbers: x = scale * q with q from -127 to 127. Products of integers are exact:
+x is quantized, too, in groups of 32 numbers: x = x_scale * x_q, with x_q from -127 to 127. Products of integers are
+exact, with q for the integers of the weight:
 
     sum over a group of weight * x = x_scale * (scale * sum(q * x_q) + minimum * sum(x_q))
 
@@ -83,7 +84,7 @@ def add_dot(builder: Any, total: Any, weight: Any, x: Any) -> Any:
     lambda sums, weight, columns, i, x, starts, k: sums(sums, weight, columns, types.intp, x, starts, types.intp)
 )
 def add_dots_8(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Add the products of 4 numbers of each row of x and 4 of each of 16 outputs, which are 64 bytes of a column.
+    """Add the products of 4 numbers of each row of x and 4 weights of each of 16 outputs: 64 bytes of a column.
 
     The sums are int32 bits in float32 vectors.
     """
@@ -239,7 +240,7 @@ def quantized_block(
     x: Memory, x_scales: Memory, x_sums: Memory, rows: tuple[int, ...], size: int, weight: Memory, scales: Memory,
     lines: int, bias: Memory, out: Memory, stride: int, adds: bool,
 ) -> None:  # fmt: skip
-    """Multiply some rows of x by 32 outputs.
+    """Multiply some rows of x by the weights of 32 outputs.
 
     Each format has a separate loop: LLVM would move all loads ahead of a branch in the loop, and run out of registers.
     """
@@ -307,7 +308,7 @@ def quantized_block(
 def sums_4(
     rows: tuple[int, ...], weight: Memory, columns: tuple[int, int], i: int, x: Memory, starts: tuple[int, ...], k: int
 ) -> Any:
-    """Return the sums of products of a group in 4 bits. Its lines start at i, and its numbers of x at k of each row."""
+    """Return the sums of products for a group in 4 bits. Its lines start at i, and its x at number k of each row."""
     sums = no_sums(rows, (0, 1))
     for line in range(4):
         sums = add_dots_4(sums, weight, columns, i + line * LINE, x, starts, k + 8 * line)
@@ -319,7 +320,7 @@ def sums_8(
     rows: tuple[int, ...], weight: Memory, columns: tuple[int, int], i: int, x: Memory, starts: tuple[int, ...], k: int,
     lines: int,
 ) -> Any:  # fmt: skip
-    """Do the same as sums_4() in 8 bits, for a group of `lines` lines."""
+    """Do the same as sums_4() for a group of `lines` lines in 8 bits."""
     sums = no_sums(rows, (0, 1))
     for line in range(lines):
         sums = add_dots_8(sums, weight, columns, i + line * LINE, x, starts, k + 4 * line)

@@ -99,7 +99,7 @@ class StepRunner:
         return logits
 
     def find_likeliest(self, logits: Tensor) -> tuple[list[int], list[float]]:
-        """Return each row's likeliest token, and its log-probability, or NaN if the logit is not finite.
+        """Return each row's likeliest token, and the token's log-probability, or NaN if its logit is not finite.
 
         logits [num_rows, vocab_size]
         """
@@ -111,7 +111,7 @@ class StepRunner:
         return tokens.tolist(), logprobs.tolist()
 
     def _execute(self, num_bytes: int, lists: dict[str, Sequence[int]], **fields: int) -> None:
-        """Run a step with `num_bytes` of scratch space. `lists` has the numbers of fields that are int64 arrays."""
+        """Run a step with `num_bytes` of scratch space. `lists` has the Step's int64 arrays, `fields` the rest."""
         if self._scratch.nbytes < num_bytes:
             self._scratch = torch.empty(0)  # free the old one before allocating more
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
@@ -129,8 +129,8 @@ class StepRunner:
         assert batch and all(num_tokens > 0 for _, num_tokens in batch), "a step needs at least one token per sequence"
         for length, (seq, num_tokens) in zip(end_positions(batch), batch, strict=True):
             token_ids = seq.input_ids(num_tokens, length - num_tokens)
-            within = min(token_ids) >= 0 and max(token_ids) < self._vocab_size
-            assert within, f"token ids must be from 0 to {self._vocab_size - 1}, got {token_ids}"
+            is_in_range = min(token_ids) >= 0 and max(token_ids) < self._vocab_size
+            assert is_in_range, f"token ids must be from 0 to {self._vocab_size - 1}, got {token_ids}"
             slots = len(seq.block_table) * self._shape.block_size
             assert length <= self._max_model_len, f"at most {self._max_model_len} tokens are allowed, got {length}"
             assert length <= slots, f"a context of {length} tokens in {slots} slots"
@@ -159,7 +159,7 @@ class StepRunner:
         )
 
     def _matrices_of(self, linear: nn.Module, count: int = 1) -> list[int]:
-        """Return the MATRIX numbers of each of the `count` matrices that are stacked in a linear layer."""
+        """Return MATRIX numbers for each of the `count` matrices that a linear layer stacks."""
         assert isinstance(linear, nn.Linear | QuantizedLinear)
         outputs = linear.out_features // count
         bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
@@ -243,7 +243,7 @@ class Plan(NamedTuple):
     jobs: list[int]  # [num_jobs, JOB], longest first
     merges: list[int]  # [num_merges, MERGE]
     num_splits: int
-    outputs: list[int]  # the last row of each item, or empty if a sequence has more tokens to compute
+    outputs: list[int]  # the last row of each item, or none if a sequence has more tokens to compute
     has_chunks: bool
 
 
@@ -258,21 +258,21 @@ def plan_step(batch: list[Scheduled], block_size: int, tile: int) -> Plan:
     tables: list[int] = []
     jobs: list[tuple[int, ...]] = []
     merges: list[int] = []
-    ends: list[int] = []
-    last_tokens = end_positions(batch)
-    num_splits, width = 0, -(-max(last_tokens) // block_size)
+    last_rows: list[int] = []
+    item_ends = end_positions(batch)
+    num_splits, max_blocks = 0, -(-max(item_ends) // block_size)
     seqs = [(seq, [count for _, count in items]) for seq, items in groupby(batch, key=itemgetter(0))]
     for number, (seq, counts) in enumerate(seqs):
-        row, start, table, count = len(token_ids), seq.num_launched_tokens, seq.block_table[:width], sum(counts)
+        row, start, table, count = len(token_ids), seq.num_launched_tokens, seq.block_table[:max_blocks], sum(counts)
         end = start + count
         token_ids += seq.input_ids(count)
         positions += range(start, end)
-        tables += table + [0] * (width - len(table))
-        ends += [row + last - 1 for last in accumulate(counts)]
+        tables += table + [0] * (max_blocks - len(table))
+        last_rows += [row + last - 1 for last in accumulate(counts)]
         if count > 1:
             slots += [table[at // block_size] * block_size + at % block_size for at in range(start, end)]
-            firsts = range(0, count, tile)
-            jobs += [(row + i, min(tile, count - i), number, 0, min(start + i + tile, end), -1, 0) for i in firsts]
+            starts = range(0, count, tile)
+            jobs += [(row + i, min(tile, count - i), number, 0, min(start + i + tile, end), -1, 0) for i in starts]
             continue
         slots.append(-1)
         if end <= SPLIT:
@@ -286,11 +286,11 @@ def plan_step(batch: list[Scheduled], block_size: int, tile: int) -> Plan:
         merges += (row, num_splits, len(splits))
         num_splits += len(splits)
     jobs.sort(key=lambda job: -job[1] * (job[4] - job[3]))
-    is_complete = all(end >= seq.num_tokens_with_placeholders for end, (seq, _) in zip(last_tokens, batch, strict=True))
-    flat = [number for job in jobs for number in job]
+    is_complete = all(end >= seq.num_tokens_with_placeholders for end, (seq, _) in zip(item_ends, batch, strict=True))
+    job_numbers = [number for job in jobs for number in job]
     has_chunks = len(token_ids) > len(seqs)
-    outputs = ends if is_complete else []
-    return Plan(token_ids, positions, slots, tables, width, flat, merges, num_splits, outputs, has_chunks)
+    outputs = last_rows if is_complete else []
+    return Plan(token_ids, positions, slots, tables, max_blocks, job_numbers, merges, num_splits, outputs, has_chunks)
 
 
 # Sampling

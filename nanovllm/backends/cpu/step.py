@@ -38,7 +38,9 @@ MATRIX = 4  # numbers of a matrix: addresses of its weight, its scales and its b
 PHASES = 7  # of a layer
 LAST_PHASES = 3  # after the layers
 CHUNK = 128  # rows of a task, at most
-JOB = 7  # numbers of a job: first row, queries, sequence, first key, end of its keys, split (-1: none), writes
+# numbers of a job: first row, number of queries, sequence, first key, end of its keys, split (-1: none), and whether it
+# writes the key and value of its token
+JOB = 7
 MERGE = 3  # numbers of a merge: the row, its first split, and its number of splits
 
 # The arguments, as addresses and sizes
@@ -98,7 +100,7 @@ class Weights(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Addresses of the workers' scratch space. It is float32 except where a comment gives another type."""
+    """Addresses of the workers' scratch space. All numbers are float32 unless a comment gives another type."""
 
     normed: int  # [workers, CHUNK, hidden_size], in the type of like_x
     tile: int  # [workers, CHUNK, 2 * COLUMNS]
@@ -126,7 +128,7 @@ class Model(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Addresses in the scratch space of a step. It is float32 except where a comment gives another type."""
+    """Addresses in the scratch space of a step. All numbers are float32 unless a comment gives another type."""
 
     x: int  # [rows, hidden_size], the residual
     qkv: int  # [rows, num_heads + 2 * num_kv_heads, head_dim]
@@ -218,7 +220,8 @@ def embed(step: Step, model: Model) -> None:
 def post_step(step: Step, mailbox: Memory) -> None:
     """Put a step into the mailbox.
 
-    Phases open before any field is visible. The number comes last: a worker that sees it sees the rest.
+    The phases must be open before any field is visible. The step's number is written last, so a worker that sees the
+    number sees all other fields, too.
     """
     for i in range(1, len(step)):
         store_release(mailbox, i, step[i])
@@ -299,7 +302,7 @@ def project_qkv(worker: int, phase: int, layer: int, step: Step, work: Buffers, 
 
 @kernel
 def store_chunks(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
-    """Write the keys and values of chunks before attention, because their jobs read each other's."""
+    """Write the keys and values of chunks before attention, because the jobs of a chunk read each other's."""
     each = share_of(step.rows, model)
     for task in tasks(integers(model.work.counters), phase, step.number, -(-step.stored_rows // each)):
         for row in range(task * each, min(task * each + each, step.rows)):

@@ -23,7 +23,7 @@ from numba import types
 from .vectors import Memory, intrinsic, kernel, put
 
 STRIDE = 8  # int64 numbers per phase, one cache line: the counter word, and the number of finished tasks
-SHIFT = 24  # bits of the word that hold the next task; the step's number is above. 2**39 steps take years
+SHIFT = 24  # bits of the word that hold the next task; the bits above hold the step, and 2**39 steps take years
 SPINS = 20_000  # loads of a counter before a worker yields its core: about 20 us
 YIELDS = 200  # yields before a helper goes to sleep
 
@@ -32,7 +32,7 @@ yield_core = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sc
 
 @intrinsic(lambda memory, i: types.int64(memory, types.intp))
 def load_acquire(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return memory[i]. All writes before the store_release() that set it are then visible."""
+    """Return memory[i]. All writes before the store_release() that set this number are then visible."""
     return builder.load_atomic(builder.gep(args[0], [args[1]]), "acquire", 8)
 
 
@@ -78,7 +78,7 @@ def take_task(counters: Memory, phase: int, step: int, count: int) -> int:
 
 @kernel
 def tasks(counters: Memory, phase: int, step: int, count: int) -> Iterator[int]:
-    """Yield the tasks of a phase that this worker takes. Return when all workers have finished theirs."""
+    """Yield the tasks of a phase that this worker takes. Return when all tasks are finished, or the step is over."""
     task = take_task(counters, phase, step, count)
     while task >= 0:
         yield task
@@ -95,7 +95,7 @@ def tasks(counters: Memory, phase: int, step: int, count: int) -> Iterator[int]:
 
 @kernel
 def wait_for_step(mailbox: Memory, seen: int) -> int:
-    """Return the number of a step newer than `seen`, or `seen` if none comes within about a millisecond."""
+    """Return the number of a step newer than `seen`, or `seen` if none comes within a few milliseconds."""
     for spins in range(1, YIELDS * SPINS):
         number: int = load_acquire(mailbox, 0)
         if number != seen:

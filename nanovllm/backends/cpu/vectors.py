@@ -76,10 +76,10 @@ def intrinsic(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], C
     return decorate
 
 
-def choose(of: Callable[..., Any], choice: Callable[[Any], Function]) -> Callable[..., Any]:
+def choose(example: Callable[..., Any], choice: Callable[[Any], Function]) -> Callable[..., Any]:
     """Return a function for kernels that calls the function choice(type of the first argument).
 
-    All functions that `choice` may return have the signature of `of`. Only the chosen one is compiled.
+    All functions that `choice` may return have the signature of `example`. Only the chosen one is compiled.
     """
 
     def chosen(*args: Any) -> Any:
@@ -88,7 +88,7 @@ def choose(of: Callable[..., Any], choice: Callable[[Any], Function]) -> Callabl
     def choose_by_type(first: Any, *more: Any) -> Any:
         return choice(first)
 
-    setattr(choose_by_type, "__signature__", inspect.signature(of))  # noqa: B010  # Numba reads it
+    setattr(choose_by_type, "__signature__", inspect.signature(example))  # noqa: B010  # Numba reads it
     extending.overload(chosen, jit_options=INNER, strict=False)(choose_by_type)
     return chosen
 
@@ -351,7 +351,7 @@ def get(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda memory, i, value: types.void(memory, types.intp, types.int64))
 def put(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Set element i of int64 memory."""
+    """Set element i of int64 memory to `value`."""
     builder.store(args[2], builder.gep(args[0], [args[1]]))
     return context.get_dummy_value()
 
@@ -360,7 +360,7 @@ def put(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 LOG2_E = np.float32(1.44269504)
 LN_2_HIGH, LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # their sum is ln 2 with twice the digits
-LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)  # outside this range exp(x) is not a normal float32
+LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)  # inside this range exp(x) is a normal float32
 # Reassociation would add the two parts of ln 2 first, and r would lose digits.
 IN_ORDER = INNER | {"fastmath": {"contract", "nsz"}}
 

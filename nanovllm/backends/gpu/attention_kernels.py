@@ -1,9 +1,9 @@
 r"""Paged attention in Triton: decode (one query per sequence), then prefill (many). Both read the pool in place.
 
-Decode follows Flash-Decoding: a row's context is split among several programs, and a second kernel merges their
-results. A kernel is a function that many programs run in parallel; tl.program_id() tells them apart. In decode, a
-program handles one row, one KV head and one split of the row's context. With a row of 300 tokens, 2 KV heads and 3
-splits:
+In decode, a row is one sequence of the batch. As in Flash-Decoding, the context of a row is split among several
+programs, and a second kernel merges their results. A kernel is a function that many programs run in parallel;
+tl.program_id() tells them apart. A decode program handles one row, one KV head and one split of the row's context. For
+row 0 with a context of 300 tokens, 2 KV heads and 3 splits:
 
     context            0 ......... 127  128 ........ 255  256 .. 299
     KV head 0          program 0,0,0    program 0,0,1     program 0,0,2   each program handles all query heads of its
@@ -11,11 +11,12 @@ splits:
                              \               |                /
     merge                one program per query head combines the three partial results
 
-Why split? An H100 has 132 multiprocessors, and one row with 8 KV heads makes only 8 programs. The rest would idle
-while those 8 read the whole context, and 8 programs can't request memory as fast as the GPU can deliver it.
+Why split? An H100 has 132 multiprocessors, and one row with 8 KV heads makes only 8 programs. The other
+multiprocessors would idle while those 8 read the whole context, and 8 programs can't request memory as fast as the GPU
+can deliver it.
 
-A program reads its queries, the context length, and the block table entries, keys and values of each tile. Each key is
-read once for all the query heads that share it (GQA), and nothing past the end of the context is read.
+A program reads its queries, the context length, and the block table entries, keys and values of each tile. A key is
+read once for all query heads that share its KV head (GQA), and nothing past the end of the context is read.
 
 Some Triton you need to read these kernels:
 
@@ -36,14 +37,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .early_start import EARLY, start_next_and_wait
+from .early_start import EARLY_START_OPTIONS, start_next_and_wait
 from .tiles import MAX_SPLITS, DecodeWorkspace, queries_per_tile, tile_size
 
 # Triton's pipeline loads later tiles while it computes one. Keys can load only after their block table entries, so a
-# tile takes two stages before the one that computes it. With five stages, two tiles are in flight. With three or four,
-# prefill waits for each tile right after requesting it.
+# tile takes two stages before the stage that computes it. With five stages, two tiles are in flight. With three or
+# four, prefill waits for each tile right after requesting it.
 NUM_STAGES = 5
-SPLITS_PER_TILE = 16  # merged at a time
+SPLITS_PER_TILE = 16  # splits that merge_splits() reads at a time
 LOG2_E = math.log2(math.e)  # exp(x) is 2 ** (x * LOG2_E), and GPUs have an instruction for powers of two
 
 
@@ -55,15 +56,15 @@ LOG2_E = math.log2(math.e)  # exp(x) is 2 ** (x * LOG2_E), and GPUs have an inst
 #     total  [rows]          the sum of exp(score - peak) so far
 #     out    [rows, width]   the sum of exp(score - peak) * value so far
 #
-# and when a tile brings a larger peak, it scales the other two down by exp(old peak - new peak). out / total is the
-# attention over all keys so far. backends/torch/online_softmax.py does the same with whole tensors.
+# When a tile brings a larger peak, the program scales total and out down by exp(old peak - new peak). The attention
+# over all keys so far is out / total. backends/torch/online_softmax.py does the same with whole tensors.
 
 
 @triton.jit
 def find_slots(table, position, is_key, block_stride, slot_stride, BLOCK_SIZE: tl.constexpr):
-    """Return the slots of these positions, as offsets into a layer's keys, in elements: int64 [TILE].
+    """Return the offset of each position's slot from the start of a layer's keys, in elements: int64 [TILE].
 
-    Positions past the end of the context aren't looked up. table int32 [max_blocks], a pointer; position, is_key [TILE]
+    Positions with is_key False aren't looked up. table int32 [max_blocks], a pointer; position, is_key [TILE]
     """
     block = tl.load(table + position // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)  # offsets may exceed 2**31
     return block * block_stride + position % BLOCK_SIZE * slot_stride
@@ -106,18 +107,18 @@ def paged_decode(
     assert len(block_tables) == len(context_lens) == rows <= len(workspace.lses), (block_tables.shape, rows)
     keys, values = blocks[:, layer, 0], blocks[:, layer, 1]  # views: [num_blocks, block_size, num_kv_heads, head_dim]
     width, group = triton.next_power_of_2(max(16, head_dim)), num_heads // num_kv_heads
-    parts = out if num_splits == 1 else workspace.parts  # a single split is the whole result
+    parts = out if num_splits == 1 else workspace.parts  # the result of a single split is final
     attend_split[(rows, num_kv_heads, num_splits)](
         q, keys, values, block_tables, context_lens, parts, workspace.lses, LOG2_E * head_dim**-0.5,
         block_tables.stride(0), keys.stride(0), keys.stride(1),
         GROUP=group, HEADS=triton.next_power_of_2(max(16, group)), HEAD_DIM=head_dim, WIDTH=width,
         BLOCK_SIZE=blocks.shape[3], TILE=tile_size(width, blocks.element_size()),
-        num_warps=4, num_stages=NUM_STAGES, **EARLY,
+        num_warps=4, num_stages=NUM_STAGES, **EARLY_START_OPTIONS,
     )  # fmt: skip
     if num_splits > 1:
         merge_splits[(rows, num_heads)](
             parts, workspace.lses, out, num_splits, HEAD_DIM=head_dim, WIDTH=width, SPLITS=MAX_SPLITS,
-            TILE=SPLITS_PER_TILE, num_warps=4, **EARLY,
+            TILE=SPLITS_PER_TILE, num_warps=4, **EARLY_START_OPTIONS,
         )  # fmt: skip
 
 
@@ -125,7 +126,7 @@ def paged_decode(
 @triton.jit(do_not_specialize=["block_tables", "context_lens", "table_stride"])
 def attend_split(
     q,  # [rows, num_heads, head_dim]
-    keys,  # one layer's, [num_blocks, block_size, num_kv_heads, head_dim]
+    keys,  # [num_blocks, block_size, num_kv_heads, head_dim], of one layer
     values,  # same shape as keys
     block_tables,  # int32 [rows, max_blocks]
     context_lens,  # int32 [rows]
@@ -142,14 +143,14 @@ def attend_split(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,  # keys at a time
 ):
-    """Compute the attention of a group of query heads over one split of one row's context."""
+    """Compute the attention of one KV head's query heads over one split of one row's context."""
     start_next_and_wait()
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_kv_heads, num_splits = tl.num_programs(1), tl.num_programs(2)
     context_len = tl.load(context_lens + row)
     split_len = tl.cdiv(tl.cdiv(context_len, TILE), num_splits) * TILE
     first = split * split_len
-    end = tl.minimum(first + split_len, context_len)  # at most `first` if the context ends earlier: no iterations
+    end = tl.minimum(first + split_len, context_len)  # at most `first` if the split is past the end: no iterations
 
     head, dim = tl.arange(0, HEADS), tl.arange(0, WIDTH)
     heads = (row * num_kv_heads + kv_head) * GROUP + head  # [HEADS], counted across all rows
@@ -185,7 +186,7 @@ def merge_splits(
     num_splits,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,  # the maximum, because the kernel would be recompiled for each new number of splits
+    SPLITS: tl.constexpr,  # MAX_SPLITS, since the kernel would be recompiled for each new number of splits
     TILE: tl.constexpr,  # splits at a time
 ):
     """Combine the partial results of one row and query head, each weighted by its split's share of the softmax."""
@@ -210,21 +211,21 @@ def merge_splits(
 
 # Prefill
 #
-# A program handles one KV head and one tile of neighboring queries. It reads the keys from position 0 up to
-# its last query, tile by tile, as in decode. The keys of this step are already in the pool. With 3 queries and 4 keys
-# per tile, for a sequence with 4 tokens from an earlier step and 6 new ones:
+# A program handles one KV head and one tile of neighboring queries. It reads the keys from position 0 up to its last
+# query, in tiles too, as in decode. The keys of this step are already in the pool. With tiles of 3 queries and tiles of
+# 4 keys, for a sequence with 4 tokens from an earlier step and 6 new tokens:
 #
 #                keys   0 1 2 3 | 4 5 6 7 | 8 9
 #     program 0  q4     x x x x | x . . . |            x  seen
-#                q5     x x x x | x x . . |            .  read but masked: it comes after the query
+#                q5     x x x x | x x . . |            .  read but masked: the key comes after the query
 #                q6     x x x x | x x x . |               keys after the tile's last query are not read
 #     program 1  q7     x x x x | x x x x | . .
 #                q8     x x x x | x x x x | x .
 #                q9     x x x x | x x x x | x x
 #
-# A program has a row for each query and query head: 3 queries with 4 query heads per KV head make 12 rows, which share
+# In prefill, a row is one query of one query head: 3 queries with 4 query heads per KV head make 12 rows, which share
 # every key that is loaded. There are no splits: a prompt has enough tiles of queries to fill a GPU. The host lists the
-# tiles (tiles.query_tiles), because sequences have different numbers of queries.
+# tiles of queries (tiles.query_tiles), because sequences have different numbers of queries.
 
 
 def paged_prefill(
@@ -235,7 +236,7 @@ def paged_prefill(
     query_start_loc: Tensor,
     context_lens: Tensor,
     tiles: Tensor,
-    rows: int,
+    rows_per_program: int,
     out: Tensor,
 ) -> None:
     """Launch the kernel for plain.paged_prefill(). `tiles` comes from query_tiles() and queries_per_tile()."""
@@ -243,18 +244,18 @@ def paged_prefill(
     assert q.is_contiguous() and out.is_contiguous() and tiles.is_contiguous() and block_tables.stride(1) == 1
     keys, values = blocks[:, layer, 0], blocks[:, layer, 1]  # views: [num_blocks, block_size, num_kv_heads, head_dim]
     width, group = triton.next_power_of_2(max(16, head_dim)), num_heads // num_kv_heads
-    queries = queries_per_tile(rows, group)
+    queries = queries_per_tile(rows_per_program, group)
     attend_queries[(len(tiles), num_kv_heads)](
         q, keys, values, block_tables, query_start_loc, context_lens, tiles, out, LOG2_E * head_dim**-0.5,
         block_tables.stride(0), keys.stride(0), keys.stride(1),
         GROUP=group, QUERIES=queries, ROWS=triton.next_power_of_2(max(16, queries * group)), HEAD_DIM=head_dim,
         WIDTH=width, BLOCK_SIZE=blocks.shape[3], TILE=tile_size(width, q.element_size()),
-        num_warps=choose_warps(rows, width, q.element_size()), num_stages=NUM_STAGES, **EARLY,
+        num_warps=choose_warps(rows_per_program, width, q.element_size()), num_stages=NUM_STAGES, **EARLY_START_OPTIONS,
     )  # fmt: skip
 
 
 def choose_warps(rows: int, width: int, itemsize: int) -> int:
-    """Return how many warps (32 threads each) a program needs, so that each thread's part fits into its registers.
+    """Return the warps (32 threads each) for a program of `rows` rows: its data must fit into the threads' registers.
 
     >>> choose_warps(64, 128, 2), choose_warps(128, 128, 2), choose_warps(64, 256, 2), choose_warps(64, 64, 4)
     (4, 8, 8, 16)
@@ -267,7 +268,7 @@ def choose_warps(rows: int, width: int, itemsize: int) -> int:
 @triton.jit(do_not_specialize=["block_tables", "query_start_loc", "context_lens", "tiles", "table_stride"])
 def attend_queries(
     q,  # [num_tokens, num_heads, head_dim]
-    keys,  # one layer's, [num_blocks, block_size, num_kv_heads, head_dim]
+    keys,  # [num_blocks, block_size, num_kv_heads, head_dim], of one layer
     values,  # same shape as keys
     block_tables,  # int32 [num_seqs, max_blocks]
     query_start_loc,  # int32 [num_seqs + 1]
@@ -286,13 +287,13 @@ def attend_queries(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,  # keys at a time
 ):
-    """Compute the attention of a tile of queries, in one group of query heads, over their sequence's context."""
+    """Compute the attention of one tile of queries, for one KV head's query heads, over the sequence's context."""
     start_next_and_wait()
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
     seq, first_token = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     end_token = tl.minimum(tl.load(query_start_loc + seq + 1), first_token + QUERIES)
-    # A token's position is its index in the step plus this shift: the last token is at the end of the context.
+    # A token's position is its index in the step plus this shift, as the sequence's last token ends its context.
     shift = tl.load(context_lens + seq) - tl.load(query_start_loc + seq + 1)
 
     row, dim = tl.arange(0, ROWS), tl.arange(0, WIDTH)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 Launcher = Callable[[], None]  # launches work on the device
-IDLE_STREAMS = defaultdict[int, list[torch.cuda.Stream]](list)  # by device, the streams of deleted captures
+IDLE_STREAMS = defaultdict[int, list[torch.cuda.Stream]](list)  # by device, the streams of deleted CudaCaptures
 
 
 class Capture(Protocol):
@@ -25,14 +25,14 @@ class Capture(Protocol):
 class CudaCapture:
     """A Capture that records CUDA graphs. Graphs that share memory use one pool.
 
-    Each has its own stream: torch creates its default capture stream once per process, on whichever device is current
-    at that moment. cuBLAS keeps 32 MiB for each stream that it has seen, so a new capture reuses the stream of a
-    deleted one. Live captures never share a stream: since torch 2.13, deleting a graph frees cuBLAS's memory for all
-    graphs of its stream (pytorch#193402).
+    Each CudaCapture has its own stream: torch creates its default capture stream only once per process, on whichever
+    device is current at that moment. cuBLAS keeps 32 MiB for each stream that it has seen, so a new CudaCapture reuses
+    the stream of a deleted one. Two live ones never share a stream: since torch 2.13, deleting a graph frees cuBLAS's
+    memory for all graphs of the same stream (pytorch#193402).
     """
 
     def __init__(self) -> None:
-        self._first: torch.cuda.CUDAGraph | None = None  # the other graphs use its memory pool
+        self._first: torch.cuda.CUDAGraph | None = None  # graphs that share memory use this one's pool
         self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, step: Launcher, shares_memory: bool = True) -> Launcher:
@@ -55,5 +55,5 @@ class CudaCapture:
 
 
 def replay(graph: torch.cuda.CUDAGraph, capture: CudaCapture) -> None:
-    """Launch a graph. The argument `capture` keeps its stream from being reused while the graph exists."""
+    """Launch a graph. Holding `capture` keeps its stream from being reused while the graph can be replayed."""
     graph.replay()

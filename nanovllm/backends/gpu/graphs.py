@@ -22,7 +22,7 @@ from .inputs import StepInputs, fill_placeholders, sampling_params
 from .model import LinearDispatch
 from .tiles import SamplingWorkspace
 
-MAX_ROWS = 512
+MAX_ROWS = 512  # larger batches run without a graph
 
 
 def buckets(max_rows: int) -> list[int]:
@@ -54,17 +54,17 @@ class BucketedGraphs:
         return self._sizes[-1]
 
     def run(self, num_rows: int) -> None:
-        """Replay the smallest bucket that has room for `num_rows`."""
+        """Replay the graph of the smallest bucket that has room for `num_rows`."""
         self._replays[self._sizes[bisect.bisect_left(self._sizes, num_rows)]]()
 
 
 class DecodeOutput(NamedTuple):
-    """The results of a step, one row per sequence of its batch."""
+    """The results of a step, with one row per sequence of the batch."""
 
     hidden: Tensor  # [num_seqs, hidden_size]
     logits: Tensor  # [num_seqs, vocab_size]
     tokens: Tensor  # int64 [num_seqs], from sample_rows()
-    sampled: Tensor  # float32 [num_seqs, 2], from sample_rows()
+    sampled: Tensor  # float32 [num_seqs, 2], each a token id and its log-probability
 
 
 class DecodeGraphs:
@@ -81,9 +81,9 @@ class DecodeGraphs:
         capture: Capture,
         progress: bool = True,
     ) -> None:
-        """Capture the steps of a model that contains a FusedModel. Raise any error of the capture.
+        """Capture the steps of a model that contains a FusedModel. Raise any error from capturing.
 
-        Steps replace placeholders with tokens from `latest_tokens`, int64 [at least max_rows].
+        Steps replace placeholders among their token ids with tokens from `latest_tokens`, int64 [at least max_rows].
         """
         self._latest_tokens = latest_tokens
         self._model, self._linears, self._context, self.max_rows = model, linears, context, sizes[-1]
@@ -102,18 +102,18 @@ class DecodeGraphs:
         self._graphs = BucketedGraphs(self._step, sizes, capture, progress)
 
     def run(self, batch: list[Scheduled]) -> DecodeOutput:
-        """Launch a step of at most max_rows sequences. The next step overwrites its results."""
+        """Launch a step of at most max_rows sequences. The next step overwrites the returned tensors."""
         try:
             self.inputs.fill(batch)
             self._graphs.run(len(batch))
         except BaseException:
             self.inputs.forget()
             raise
-        return DecodeOutput(*(each[: len(batch)] for each in self._outputs))
+        return DecodeOutput(*(tensor[: len(batch)] for tensor in self._outputs))
 
     def _step(self, rows: int) -> None:
-        """Compute the first `rows` rows, from inputs to sampled tokens. Graphs record this function."""
-        inputs, outputs = self.inputs.device, DecodeOutput(*(each[:rows] for each in self._outputs))
+        """Compute a step of `rows` rows, from inputs to sampled tokens. Graphs record this function."""
+        inputs, outputs = self.inputs.device, DecodeOutput(*(tensor[:rows] for tensor in self._outputs))
         tables, context_lens = self.inputs.block_tables(rows), inputs["context_lens"][:rows]
         decodes = DecodeMetadata(None, tables, context_lens, self._decode_workspaces[rows])
         attend = KernelAttend(self._context, inputs["slot_mapping"][:rows], decodes, None)

@@ -5,12 +5,12 @@
     device          the same, and the block tables [max_rows, max_blocks]
 
 Rows are in the order of the batch. Block tables stay on the device: a step sends only the entries that changed, usually
-one for every 16 rows. To keep changes rare, a sequence's table stays at the same index while it runs, even if its row
-changes. Rows without a sequence are padding: slot -1, context length 0, temperature 0.
+one for every 16 rows. To keep changes rare, a sequence's table stays at the same index while the sequence runs, even
+if its row changes. Rows without a sequence are padding: slot -1, context length 0, temperature 0.
 
 While the device computes a step, prepare() guesses the next one: the same sequences, one token further. fill() compares
 the guess with the actual batch, and usually has little left to write. If the guess is wrong, fill() starts over. The
-host has two buffers, because the copy of a step that was launched ahead may not have started yet.
+host has two buffers, because the latest step's copy may not have started when prepare() writes the next inputs.
 """
 
 from collections.abc import Mapping
@@ -48,13 +48,13 @@ def field_views(buffer: Tensor, dtypes: DTypes) -> dict[str, Tensor]:
     return {name: part.view(dtype) for (name, dtype), part in zip(dtypes.items(), parts, strict=True)}
 
 
-NO_SLOT = -1
+NO_SLOT = -1  # in slot_mapping, for a padding row
 
 
 def fill_placeholders(input_ids: Tensor, latest_tokens: Tensor) -> Tensor:
-    """Replace each negative id, which stands for ~row, with the token that the latest step sampled in that row.
+    """Return the ids, with each placeholder ~row, which is negative, replaced by that row's token of the latest step.
 
-    input_ids, out int64 [num_tokens]; latest_tokens int64 [max_rows]
+    input_ids and the result int64 [num_tokens]; latest_tokens int64 [max_rows]
 
     >>> fill_placeholders(torch.tensor([7, ~1]), torch.tensor([30, 31])).tolist()
     [7, 31]
@@ -93,7 +93,7 @@ class HostBuffer:
         self._buffer = allocate_fields(FIELDS, max_rows, torch.device("cpu"), is_pinned)
         views = field_views(self._buffer, FIELDS)
         self.fields: dict[str, np.ndarray] = {name: view.numpy() for name, view in views.items()}
-        self._copied = torch.cuda.Event() if is_pinned else None  # set once the buffer may be written again
+        self._copied = torch.cuda.Event() if is_pinned else None  # complete once the buffer may be written again
 
     def copy_to(self, buffer: Tensor) -> None:
         buffer.copy_(self._buffer, non_blocking=True)
@@ -112,14 +112,14 @@ class StepInputs:
     def __init__(self, max_rows: int, max_blocks: int, block_size: int, device: torch.device) -> None:
         self._block_size, self._max_blocks, self._max_rows = block_size, max_blocks, max_rows
         is_cuda = device.type == "cuda"
-        self._host, self._spare = (HostBuffer(max_rows, is_cuda) for _ in range(2))
+        self._host, self._other_host = (HostBuffer(max_rows, is_cuda) for _ in range(2))
         self._fields = self._host.fields
         self._buffer = allocate_fields(FIELDS, max_rows, device)
         self.device = field_views(self._buffer, FIELDS)
-        # The extra entry at the end absorbs unused changes.
+        # Unused elements of changed_entries point to the extra entry at the end.
         self._flat_tables = torch.zeros(max_rows * max_blocks + 1, dtype=torch.int32, device=device)
         self._tables = self._flat_tables[:-1].view(max_rows, max_blocks)  # int32 [max_rows, max_blocks]
-        self._sent_tables: list[list[int]] = [[] for _ in range(max_rows)]  # by table index, as the device has them
+        self._sent_tables: list[list[int]] = [[] for _ in range(max_rows)]  # by table index, what the device has
         self._seqs: list[Sequence] = []  # of the latest step, with their table indices and positions
         self._table_indices: list[int] = []
         self._positions: list[int] = []
@@ -142,7 +142,7 @@ class StepInputs:
     def prepare(self) -> None:
         """Guess the next step while the latest one runs: the same sequences, one token further."""
         latest = self._fields
-        self._next_buffer()
+        self._switch_buffers()
         for name, values in latest.items():
             self._fields[name][:] = values
         rows = len(self._seqs)
@@ -152,27 +152,27 @@ class StepInputs:
         self._is_prepared = True
 
     def forget(self) -> None:
-        """Send all tables again with the next step. Call this if the device may have missed changes."""
+        """Make the next step send all tables again. Call this if the device may have missed changes."""
         self._seqs, self._table_indices, self._is_prepared = [], [], False
 
     def block_tables(self, rows: int) -> Tensor:
-        """Apply the changes that fill() has sent, and return the tables of the first rows, int32 [rows, max_blocks].
+        """Apply the changes that fill() has sent, and return the tables of the first `rows` rows, [rows, max_blocks].
 
         This runs on the device, as part of the step.
         """
         self._flat_tables.index_copy_(0, self.device["changed_entries"], self.device["changed_blocks"])
         return self._tables.index_select(0, self.device["table_indices"][:rows])
 
-    def _next_buffer(self) -> None:
-        """Switch to the other buffer. Its latest copy was for an earlier step, so it is usually done."""
-        self._host, self._spare = self._spare, self._host
+    def _switch_buffers(self) -> None:
+        """Switch to the other buffer, once its latest copy, which was for an earlier step, is done."""
+        self._host, self._other_host = self._other_host, self._host
         self._host.wait()
         self._fields = self._host.fields
 
     def _begin(self, seqs: list[Sequence], positions: list[int]) -> None:
         """Write the inputs of a step from scratch, except those that fill() always writes."""
         if not self._is_prepared:
-            self._next_buffer()
+            self._switch_buffers()
         self._table_indices = self._assign_table_indices(seqs)
         self._seqs, self._positions = seqs, positions
         fields, rows = self._fields, len(seqs)
@@ -199,7 +199,7 @@ class StepInputs:
 
     def _write_changes(self, seqs: list[Sequence]) -> None:
         """Write the table entries that changed since they were sent, and the slots of rows whose table changed."""
-        entries, blocks, size, changed = list[int](), list[int](), self._block_size, set[int]()
+        entries, blocks, changed_tables = list[int](), list[int](), set[int]()
         for row, (index, seq, position) in enumerate(zip(self._table_indices, seqs, self._positions, strict=True)):
             sent, table = self._sent_tables[index], seq.block_table
             if sent != table:
@@ -207,8 +207,8 @@ class StepInputs:
                 self._sent_tables[index] = table.copy()
                 entries += range(index * self._max_blocks + first, index * self._max_blocks + len(table))
                 blocks += table[first:]
-                changed.add(index)
-            if index in changed or position % size == 0:
+                changed_tables.add(index)
+            if index in changed_tables or position % self._block_size == 0:
                 self._fields["slot_mapping"][row] = self._slot(seq, position)
         limit = self._max_rows
         if len(entries) > limit:  # new sequences send whole tables; the overflow needs a separate copy

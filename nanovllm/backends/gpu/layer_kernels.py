@@ -1,28 +1,30 @@
 """Triton kernels for the rest of a layer: norm, activation, rotation with the write to the pool, and gemv.
 
-Each kernel rounds wherever the model's own operations round, so results are the same to the bit, unless a sum adds in
-another order. Read attention_kernels.py first: it explains Triton. plain.py documents arguments and shapes.
+Each kernel rounds wherever the model's own operations round, so results are the same to the bit, unless numbers are
+summed in another order. Read attention_kernels.py first: it explains Triton. plain.py documents the arguments
+and their shapes.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .early_start import EARLY, start_next_and_wait
+from .early_start import EARLY_START_OPTIONS, start_next_and_wait
 from .plain import NormBefore
 from .tiles import MAX_GEMV_ROWS
 
-NORM_SIZE_PER_WARP = 512
+NORM_SIZE_PER_WARP = 512  # numbers of a row
 SILU_SIZE = 1024  # outputs per program
 GEMV_TILE = 4096  # weights per tile
-LONG_ROW, LONG_WIDTH = 4096, 2048  # weights; an H100 reads longer rows faster with 8 warps and tiles of LONG_WIDTH
+# In weights. An H100 reads rows longer than LONG_ROW faster with 8 warps and with tiles of LONG_WIDTH columns.
+LONG_ROW, LONG_WIDTH = 4096, 2048
 
 
 # RMSNorm, and the addition before it: a layer's result is added to the residual, and the next layer normalizes the sum.
 #
 #     program r    row r:   residual + x -> residual    residual / rms * weight -> out
 #
-# A program holds a whole row: it needs every value for the sum of squares, and reads each one once.
+# A program holds a whole row: it needs every number for the sum of squares, and reads every number once.
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -33,7 +35,7 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float,
     width = triton.next_power_of_2(size)
     add_rms_norm_row[(rows,)](
         x, residual, weight, out, eps, SIZE=size, WIDTH=width, HAS_RESIDUAL=residual is not None,
-        num_warps=max(1, min(16, width // NORM_SIZE_PER_WARP)), **EARLY,
+        num_warps=max(1, min(16, width // NORM_SIZE_PER_WARP)), **EARLY_START_OPTIONS,
     )  # fmt: skip
 
 
@@ -64,8 +66,8 @@ def add_rms_norm_row(
     tl.store(out + offsets, (weights * (numbers * factor).to(dtype).to(tl.float32)).to(dtype), mask=in_bounds)
 
 
-# silu(gate) * up, with gate and up side by side in one tensor. Each output depends on only two inputs, so a row
-# can be split anywhere.
+# silu(gate) * up, with gate and up side by side in one tensor. Each output depends on only two inputs, so
+# a row can be split anywhere.
 #
 #     gate_up of row r    gate 0 .. 1023 | 1024 .. | up 0 .. 1023 | 1024 ..
 #     program r,0         x                        x                         -> out 0 .. 1023
@@ -78,7 +80,7 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
     assert gate_up.shape == (rows, 2 * size), (gate_up.shape, out.shape)
     assert gate_up.is_contiguous() and out.is_contiguous()
     silu_and_mul_part[(rows, triton.cdiv(size, SILU_SIZE))](
-        gate_up, out, SIZE=size, NUMBERS=SILU_SIZE, num_warps=4, **EARLY
+        gate_up, out, SIZE=size, OUTPUTS=SILU_SIZE, num_warps=4, **EARLY_START_OPTIONS
     )
 
 
@@ -87,11 +89,11 @@ def silu_and_mul_part(
     gate_up,  # [rows, 2 * size]
     out,  # [rows, size]
     SIZE: tl.constexpr,
-    NUMBERS: tl.constexpr,  # outputs per program
+    OUTPUTS: tl.constexpr,  # outputs per program
 ):
     """Compute part of one row. Silu is rounded before the multiplication, as in the model."""
     start_next_and_wait()
-    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * NUMBERS + tl.arange(0, NUMBERS)
+    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     in_bounds = i < SIZE
     dtype: tl.constexpr = out.dtype.element_ty
     gate = tl.load(gate_up + row * 2 * SIZE + i, mask=in_bounds, other=0.0).to(tl.float32)
@@ -138,15 +140,16 @@ def rotate_and_write(
         GROUP=group, HEADS=triton.next_power_of_2(group), HALF=head_dim // 2,
         HALF_WIDTH=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=blocks.shape[3], HAS_NORM=q_norm is not None,
         num_warps=2, enable_fp_fusion=False,  # a product fused into a sum would not be rounded
-        **EARLY,
+        **EARLY_START_OPTIONS,
     )  # fmt: skip
 
 
 @triton.jit
 def normalize(first, second, weight, half, is_half, eps, SIZE: tl.constexpr, DTYPE: tl.constexpr):
-    """Normalize heads that are held as two halves. The quotient is rounded, multiplied, and rounded again.
+    """Normalize heads that are held as two halves. The quotient is rounded, multiplied by weights, and rounded.
 
-    first, second float32 [heads, HALF_WIDTH]; weight [SIZE], a pointer; half, is_half [HALF_WIDTH]
+    first, second float32 [heads, HALF_WIDTH]; weight [SIZE], a pointer; half [HALF_WIDTH], indices into a half;
+    is_half [HALF_WIDTH], False for padding
     """
     squares = tl.sum(first * first + second * second, 1) / SIZE  # [heads]
     factor = tl.rsqrt(squares + eps)[:, None]
@@ -172,9 +175,9 @@ def rotate(first, second, cos, sin, DTYPE: tl.constexpr):
 def load_rotated(
     heads,  # [heads, HALF_WIDTH], pointers to the first halves
     in_bounds,  # same shape as heads
-    weight,  # [SIZE], of the norm, or None
-    half,  # [HALF_WIDTH]
-    is_half,  # [HALF_WIDTH]
+    weight,  # [SIZE], the norm's, or None
+    half,  # [HALF_WIDTH], indices into a half
+    is_half,  # [HALF_WIDTH], False for padding
     cos,  # [1, HALF_WIDTH]
     sin,  # [1, HALF_WIDTH]
     eps,
@@ -193,11 +196,11 @@ def load_rotated(
 @triton.jit(do_not_specialize=["positions", "slot_mapping"])
 def rotate_and_write_row(
     qkv,  # [rows, num_heads + 2 * num_kv_heads, head_dim]
-    cos,  # [max_model_len, head_dim], the two halves of a row are equal
+    cos,  # [max_model_len, head_dim]; the two halves of a row are equal
     sin,  # same shape as cos
     positions,  # int64 [rows]
     slot_mapping,  # int64 [rows]
-    keys,  # one layer's, [num_blocks, block_size, num_kv_heads, head_dim], output
+    keys,  # [num_blocks, block_size, num_kv_heads, head_dim], of one layer, output
     values,  # same shape as keys, output
     q_norm,  # [head_dim] or None
     k_norm,  # [head_dim] or None
@@ -221,9 +224,9 @@ def rotate_and_write_row(
     is_row = slot >= 0  # a padding row loads nothing, because its position may be any number
     head, half = tl.arange(0, HEADS), tl.arange(0, HALF_WIDTH)
     is_half = (half < HALF) & is_row  # [HALF_WIDTH]
-    angles = tl.load(positions + row, mask=is_row, other=0) * SIZE + half
-    c = tl.load(cos + angles, mask=is_half, other=0.0).to(DTYPE).to(tl.float32)[None, :]
-    s = tl.load(sin + angles, mask=is_half, other=0.0).to(DTYPE).to(tl.float32)[None, :]
+    angle_offsets = tl.load(positions + row, mask=is_row, other=0) * SIZE + half
+    c = tl.load(cos + angle_offsets, mask=is_half, other=0.0).to(DTYPE).to(tl.float32)[None, :]
+    s = tl.load(sin + angle_offsets, mask=is_half, other=0.0).to(DTYPE).to(tl.float32)[None, :]
 
     qkv += row * (GROUP + 2) * num_kv_heads * SIZE  # now points to this row
     heads = (kv_head * GROUP + head)[:, None] * SIZE + half[None, :]  # [HEADS, HALF_WIDTH]
@@ -250,19 +253,19 @@ def rotate_and_write_row(
 #
 #     weight          size ............................
 #     outputs 0..3    program 0   tile, tile, tile ->     each program walks along its rows of the weight tile by tile,
-#     outputs 4..7    program 1   tile, tile, tile ->     and keeps one sum per row of x and column of the tile
+#     outputs 4..7    program 1   tile, tile, tile ->     with a sum for each row of x and each position in the tile
 #     ...
 #
 # In decode the weight is far larger than x, so memory bandwidth is the limit and tensor cores would idle. Libraries
-# tune matmuls for many rows, and with few rows their tiles waste bandwidth at some shapes. Here, programs are small and
+# tune matmuls for many rows, and for few rows, their tiles waste bandwidth at some shapes. Here, programs are small and
 # many: a multiprocessor reads fast only while several of its programs wait for memory.
 #
 # A separate norm before the layer would take another launch, with a gap before it. For one row, each program can
-# compute the norm itself instead: it needs the whole row, but a row is small, and programs read it from the cache.
+# compute the norm itself: it needs the whole row of x, but that row is small, and programs read it from the cache.
 
 
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: NormBefore | None = None) -> None:
-    """Launch the kernel for plain.gemv(), for at most MAX_GEMV_ROWS rows."""
+    """Launch the kernel for plain.gemv(), for at most MAX_GEMV_ROWS rows, or one row if there is a norm."""
     (rows, size), outputs = x.shape, len(weight)
     assert 1 <= rows <= MAX_GEMV_ROWS, f"gemv takes 1 to {MAX_GEMV_ROWS} rows, got {rows}"
     assert weight.shape[1] == size and out.shape == (rows, outputs), (x.shape, weight.shape, out.shape)
@@ -275,12 +278,12 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: Norm
     multiply_rows[(triton.cdiv(outputs, height),)](
         x, weight, bias, out, outputs, NUM_ROWS=rows, ROWS=triton.next_power_of_2(rows), SIZE=size, HEIGHT=height,
         WIDTH=min(GEMV_TILE // height, triton.next_power_of_2(size)), HAS_BIAS=bias is not None,
-        num_warps=8 if rows > 2 else 4, **EARLY,
+        num_warps=8 if rows > 2 else 4, **EARLY_START_OPTIONS,
     )  # fmt: skip
 
 
 def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: NormBefore | None = None) -> None:
-    """Launch one kernel for plain.gated_gemv(): each program reads its weight rows of both gate and up."""
+    """Launch one kernel for plain.gated_gemv(): for its outputs, each program reads the rows of both gate and up."""
     size, outputs = x.shape[1], out.shape[1]
     assert x.shape == (1, size) and out.shape == (1, outputs), (x.shape, out.shape)
     assert weight.shape == (2 * outputs, size), (x.shape, weight.shape, out.shape)
@@ -307,7 +310,7 @@ def launch_row(
     multiply_row[(triton.cdiv(outputs, height),)](
         x, weight, bias, out, outputs, residual, total, norm_weight, eps, SIZE=size, HEIGHT=height,
         WIDTH=width, ROW_WIDTH=row_width, HAS_BIAS=bias is not None, IS_GATED=is_gated, HAS_NORM=norm is not None,
-        num_warps=8 if is_long else 4, **EARLY,
+        num_warps=8 if is_long else 4, **EARLY_START_OPTIONS,
     )  # fmt: skip
 
 
@@ -322,7 +325,7 @@ def outputs_per_program(outputs: int) -> int:
 
 @triton.jit
 def load_tile(rows, is_row, start, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """Return WIDTH weights of each row, starting at column `start`, 0 past the end. rows [HEIGHT, 1], pointers."""
+    """Return WIDTH weights of each row from column `start` on, and 0 past the end. rows [HEIGHT, 1], pointers."""
     i = start + tl.arange(0, WIDTH)
     mask = is_row[:, None] & (i < SIZE)[None, :]
     return tl.load(rows + i[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
@@ -332,7 +335,7 @@ def load_tile(rows, is_row, start, SIZE: tl.constexpr, WIDTH: tl.constexpr):
 def multiply_row(
     x,  # [SIZE]
     weight,  # [outputs, SIZE]; if gated [2 * outputs, SIZE], the gate's rows first
-    bias,  # one number per row of the weight, or None
+    bias,  # [outputs] or [2 * outputs], like weight, or None
     out,  # [outputs]
     outputs,
     residual,  # [SIZE], or None
@@ -347,9 +350,9 @@ def multiply_row(
     IS_GATED: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Compute HEIGHT outputs of one row. A thread holds the same columns of x and weight, so threads exchange neither.
+    """Compute HEIGHT outputs for one row. A thread holds the same columns of x and weight, so threads exchange neither.
 
-    The next tile loads while this one is multiplied, and the first one loads while the kernel waits for its inputs.
+    Each tile loads while the one before it is multiplied, and the first while the kernel waits for its inputs.
     """
     dtype: tl.constexpr = out.dtype.element_ty
     output = tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
@@ -409,7 +412,7 @@ def multiply_rows(
     WIDTH: tl.constexpr,  # of a tile, in columns of the weight
     HAS_BIAS: tl.constexpr,
 ):
-    """Compute HEIGHT outputs of all rows of x. Products are summed in float32."""
+    """Compute HEIGHT outputs for all rows of x. Products are summed in float32."""
     start_next_and_wait()
     row, output = tl.arange(0, ROWS), tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
     starts = output.to(tl.int64)[:, None] * SIZE  # [HEIGHT, 1], where rows of the weight start

@@ -1,8 +1,9 @@
 """The operations of a step in plain PyTorch. Each takes the same arguments as its kernel.
 
-Read these functions to learn what a kernel computes; read the kernel to learn how. They run on any device, one row at a
-time. Tests compare every kernel with its plain version here, and test the backend with plain versions only.
-Attention is computed in float32. Everything else rounds where the model's own layers round.
+Read these functions to learn what a kernel computes; read the kernel to learn how. They run on any device, with a loop
+over sequences in attention, and over rows in sampling. Tests compare every kernel with its plain version here, and run
+the backend with the plain versions. Attention is computed in float32. Everything else rounds where the model's own
+layers round.
 """
 
 from typing import NamedTuple
@@ -37,16 +38,17 @@ def paged_prefill(
     query_start_loc: Tensor,
     context_lens: Tensor,
     tiles: Tensor,
-    rows: int,
+    rows_per_program: int,
     out: Tensor,
 ) -> None:
     """Write the causal attention of each sequence that has a tile to `out`; leave other sequences' rows unchanged.
 
-    A sequence's queries are the last tokens of its context. Only the kernel uses `rows`, which is one of PREFILL_ROWS.
+    A sequence's queries are the last tokens of its context. Only the kernel uses `rows_per_program`, one of
+    PREFILL_ROWS.
 
     q, out [num_tokens, num_heads, head_dim]; blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim];
     block_tables int32 [num_seqs, max_blocks]; query_start_loc int32 [num_seqs + 1]; context_lens int32 [num_seqs];
-    tiles int32 [num_tiles, 2], each a sequence and a row of q
+    tiles int32 [num_tiles, 2], each the index of a sequence and a row of q
     """
     starts = query_start_loc.tolist()
     for seq in sorted(set(tiles[:, 0].tolist())):
@@ -110,12 +112,12 @@ def rotate_and_write(
     q, k, v = qkv[is_row].split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
-    angles = [x[positions[is_row]].to(qkv.dtype)[:, None] for x in (cos, sin)]  # [rows, 1, head_dim] each
+    cos, sin = (x[positions[is_row]].to(qkv.dtype)[:, None] for x in (cos, sin))  # [rows, 1, head_dim] each
     q_out.zero_()
-    q_out[is_row] = rotate(q, *angles)
+    q_out[is_row] = rotate(q, cos, sin)
     slots = slot_mapping[is_row]
     block, offset = slots // block_size, slots % block_size
-    blocks[block, layer, 0, offset] = rotate(k, *angles)
+    blocks[block, layer, 0, offset] = rotate(k, cos, sin)
     blocks[block, layer, 1, offset] = v
 
 
@@ -146,7 +148,7 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
 
 
 class NormBefore(NamedTuple):
-    """The norm before a multiplication of one row: add_rms_norm(), but the sum goes to `total`."""
+    """The arguments of a norm before gemv() of one row: add_rms_norm(), except that the sum goes to `total`."""
 
     residual: Tensor  # [1, size]
     total: Tensor  # [1, size], output: residual + x
@@ -178,8 +180,8 @@ def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm
 def sample_rows(logits: Tensor, params: RowParams, workspace: object, tokens: Tensor, out: Tensor) -> None:
     """Choose the same tokens as the plain sampler. Temperature 0 is greedy, and ties then go to the lowest id.
 
-    Write them to `tokens`, and also to `out`, with their log-probabilities under the raw logits. The log-probability is
-    NaN if the row contains NaN or infinity, or nothing but -inf. Only the kernel uses `workspace`.
+    Write the tokens to `tokens`, and also to `out`, with their log-probabilities under the raw logits. The
+    log-probability is NaN if the row contains NaN or +inf, or only -inf. Only the kernel uses `workspace`.
 
     logits [rows, vocab_size]; tokens int64 [rows]; out float32 [rows, 2], each a token id and a log-probability
     """
@@ -187,7 +189,7 @@ def sample_rows(logits: Tensor, params: RowParams, workspace: object, tokens: Te
     tokens.copy_(numbers.argmax(dim=-1))
     for row in params.temperature[:, 0].nonzero()[:, 0].tolist():
         one_row, one_params = numbers[row : row + 1], RowParams(*(column[row : row + 1] for column in params))
-        method = sample_from_top_k if 0 < one_params.top_k < numbers.shape[1] else sample_from_all
-        tokens[row] = method(ban_improbable(one_row, one_params), one_params)[0]
+        sample = sample_from_top_k if 0 < one_params.top_k < numbers.shape[1] else sample_from_all
+        tokens[row] = sample(ban_improbable(one_row, one_params), one_params)[0]
     logprobs = numbers.gather(1, tokens[:, None])[:, 0] - numbers.logsumexp(dim=-1)  # [rows]
     out.copy_(torch.stack((tokens.float(), logprobs), dim=1))

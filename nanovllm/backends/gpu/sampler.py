@@ -20,7 +20,7 @@ class Sampling:
     def read(self) -> list[SampledToken]:
         """Wait for the copy, but not for later steps, and return the tokens.
 
-        Raise FloatingPointError, naming the row, if a row has no probabilities.
+        Raise FloatingPointError, with the row's number, if a log-probability is not finite.
         """
         if self._copied is not None:
             self._copied.synchronize()
@@ -32,7 +32,7 @@ class Sampling:
 
 
 def params_on_device(rows: list[SamplingRow], device: torch.device) -> RowParams:
-    """Copy the rows' parameters to the device, in one asynchronous copy."""
+    """Return the rows' parameters on the device, sent by one asynchronous copy."""
     host = allocate_fields(SAMPLING_FIELDS, len(rows), torch.device("cpu"), is_pinned=device.type == "cuda")
     fields = field_views(host, SAMPLING_FIELDS)
     for name, column in row_params(rows, torch.device("cpu"))._asdict().items():

@@ -4,9 +4,10 @@
     sample_row      program r        row r: combines its chunks, and chooses the token
 
 One program can't read a row of 150,000 logits quickly, so many programs read a part each, like the splits of a context
-in attention. After that, sample_row reads little: a greedy row needs the chunk of its peak, and a row that draws from
-all tokens needs the chunk that wins the race (see ../torch/sampler.py). Only rows with top_k, top_p or min_p read more,
-and only the chunks whose peaks are high enough.
+in attention. After that, sample_row reads little. A greedy row needs only the chunk of its peak. Other rows draw by a
+race: each token's weight is divided by random noise, and the largest result wins (see ../torch/sampler.py). The chunks
+race first, so a row that draws from all tokens needs only the winning chunk. Only rows with top_k, top_p or min_p read
+more, and only the chunks whose peaks are high enough.
 
 Nothing is sorted. A token's sort key is one integer: the bits of its logit, then its inverted id, so that the lower id
 wins a tie. No two tokens share a key. Each parameter keeps the tokens at or above a certain key:
@@ -14,10 +15,10 @@ wins a tie. No two tokens share a key. Each parameter keeps the tokens at or abo
     min_p    the key of the lowest logit that is probable enough
     top_k    the k-th largest key, found digit by digit: count the tokens with each value of the top 8 bits, pick the
              value that has the k-th token, continue with the next 8 bits of those tokens
-    top_p    like the plain sampler, draw first and check afterwards: if the tokens likelier than the drawn one already
-             reach top_p, reject it, and draw again from those likelier tokens
+    top_p    like the plain sampler, draw first and check afterwards: if the likelier tokens already reach top_p
+             without the drawn token, reject it, and draw again from those likelier tokens
 
-The noise is the same as in the plain sampler, and so are the tokens, unless two tie within a sum's rounding error.
+The noise is the same as in the plain sampler, and so are the tokens, unless two scores tie within rounding errors.
 """
 
 import triton
@@ -25,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..torch.sampler import CHUNK, RowParams
-from .early_start import EARLY, start_next_and_wait
+from .early_start import EARLY_START_OPTIONS, start_next_and_wait
 from .tiles import CHUNKS_PER_PROGRAM, SamplingWorkspace
 
 MAX_VOCAB_SIZE = 1 << 24  # smaller token ids fit into a float32, and into the low bits of a sort key
@@ -42,11 +43,11 @@ def sample_rows(logits: Tensor, params: RowParams, workspace: SamplingWorkspace,
     sizes = {"VOCAB_SIZE": vocab_size, "NUM_CHUNKS": num_chunks, "CHUNK": CHUNK, "CHUNKS": CHUNKS_PER_PROGRAM}
     reduce_chunks[(rows, triton.cdiv(num_chunks, CHUNKS_PER_PROGRAM))](
         logits, params.temperature, workspace.peaks, workspace.totals, workspace.weights, logits.stride(0), **sizes,
-        num_warps=4, **EARLY,
+        num_warps=4, **EARLY_START_OPTIONS,
     )  # fmt: skip
     sample_row[(rows,)](
         logits, *params, workspace.peaks, workspace.totals, workspace.weights, workspace.chunks, tokens, out,
-        logits.stride(0), **sizes, WIDTH=triton.next_power_of_2(num_chunks), num_warps=8, **EARLY,
+        logits.stride(0), **sizes, WIDTH=triton.next_power_of_2(num_chunks), num_warps=8, **EARLY_START_OPTIONS,
     )  # fmt: skip
 
 
@@ -63,14 +64,14 @@ def reduce_chunks(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,  # per program
 ):
-    """Reduce chunks of one row to their peaks, and their sums of exp(logit - peak) without and with temperature."""
+    """Reduce chunks of one row to peaks, and to sums of exp(logit - peak). Only `weights` include the temperature."""
     start_next_and_wait()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1) * CHUNKS + tl.arange(0, CHUNKS)  # [CHUNKS]
     token = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]  # [CHUNKS, CHUNK]
     values = tl.load(logits + row * row_stride + token, mask=token < VOCAB_SIZE, other=float("-inf")).to(tl.float32)
     peak = tl.max(values, 1)  # [CHUNKS]
-    # A NaN anywhere, or an infinite peak, makes the sum NaN.
+    # A NaN anywhere, or a peak of +inf, makes the sum NaN.
     shift = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(tl.exp(values - shift[:, None]), 1)
     weight = total
@@ -85,7 +86,7 @@ def reduce_chunks(
 
 @triton.jit
 def logit_key(values):
-    """Return uint32 values in the order of these float32 values. The bits of negative floats must be inverted."""
+    """Return uint32 keys that sort as these float32 values do. The bits of negative floats must be inverted."""
     bits = (values + 0.0).to(tl.uint32, bitcast=True)  # -0.0 becomes 0.0
     return bits ^ tl.where(bits >= 0x80000000, 0xFFFFFFFF, 0x80000000).to(tl.uint32)
 
@@ -100,7 +101,7 @@ def token_key(values, token):
 def exponential_noise(key, place):
     """Return Exp(1) noise, float32, the same as torch/sampler.exponential_noise(), which cites the source.
 
-    key uint64; place int, any shape
+    key uint64, of the row; place int, any shape, the index of each noise value
     """
     z = key + (place + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
@@ -112,7 +113,7 @@ def exponential_noise(key, place):
 
 @triton.jit
 def load_chunks(logits, chunks, start, num_listed, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr):
-    """Return the logits of listed chunks, -inf past the end, and their token ids, both [CHUNKS, CHUNK]."""
+    """Return the logits of CHUNKS listed chunks, -inf past the end, and their token ids, both [CHUNKS, CHUNK]."""
     i = start + tl.arange(0, CHUNKS)
     chunk = tl.load(chunks + i, mask=i < num_listed, other=0)
     token = chunk[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
@@ -132,7 +133,7 @@ def list_chunks(peak_keys, min_key, chunks, is_chunk, WIDTH: tl.constexpr):
 
 @triton.jit
 def kth_peak(peak_keys, k):
-    """Return the top 16 bits of the k-th largest key: at least k keys reach this number, and few more."""
+    """Return the k-th largest key, rounded down to its top 16 bits, or 0 if there are fewer than k keys."""
     result = tl.full([], 0, tl.uint32)
     for i in range(16):
         candidate = result + (tl.full([], 0x80000000, tl.uint32) >> i)
@@ -144,7 +145,7 @@ def kth_peak(peak_keys, k):
 def kth_token(
     logits, chunks, num_listed, min_key, k, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
 ):
-    """Return the k-th largest sort key of the listed tokens that reach `min_key`, or `min_key` if there are fewer."""
+    """Return a sort key that exactly k listed tokens reach, or `min_key` if no more than k listed tokens reach that."""
     digits = tl.arange(0, 256)
     prefix, shift = tl.full([], 0, tl.uint64), tl.full([], 48, tl.int32)
     num_matching = tl.full([], 1 << 30, tl.int32)  # tokens whose keys begin with prefix
@@ -167,7 +168,7 @@ def kth_token(
 
 @triton.jit
 def race_in_chunk(logits, chunk, min_key, t, peak, key, num_used, VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr):
-    """Let the tokens of one chunk whose sort keys reach `min_key` race, and return the winner."""
+    """Let the tokens of one chunk whose sort keys reach `min_key` race, and return the winner's id."""
     i = tl.arange(0, CHUNK)
     token = chunk * CHUNK + i
     values = tl.load(logits + token, mask=token < VOCAB_SIZE, other=float("-inf")).to(tl.float32)
@@ -181,7 +182,7 @@ def race(
     logits, chunks, num_listed, min_key, t, peak, key, has_top_k, num_used,
     VOCAB_SIZE: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Let the listed tokens whose sort keys reach `min_key` race. Return the winner, and the sum of all weights.
+    """Let the listed tokens whose sort keys reach `min_key` race. Return the winner, and the sum of their weights.
 
     With top_k, tokens race with noise that depends on their ids. Otherwise chunks race with the sums of their weights,
     and then the tokens of the winning chunk.
@@ -220,7 +221,7 @@ def sample_row(
     peaks,  # float32 [rows, NUM_CHUNKS]
     totals,  # float32 [rows, NUM_CHUNKS]
     weights,  # float32 [rows, NUM_CHUNKS]
-    chunks,  # int32 [rows, NUM_CHUNKS], lists of chunks
+    chunks,  # int32 [rows, NUM_CHUNKS], memory for lists of chunks
     tokens,  # int64 [rows], output
     out,  # float32 [rows, 2], output
     row_stride,  # from one row of logits to the next

@@ -5,10 +5,10 @@
     B (11)     ####     #### ###.                    sequences, two blocks each of two, or four blocks of one
     C (3)      ###.                                  . masked: unused slots of a sequence's last block
 
-All decoding sequences whose contexts reach a tile share it: the fewer they are, the more blocks of each it holds, and
-always at least one. Each tile is copied out of the pool before use, so attention needs memory for only one or two
-tiles, however long the contexts are, and no operation runs once per decoding sequence. The kernels in ../cpu and
-../gpu need no copies: they read the blocks in place.
+All decoding sequences whose contexts reach a tile share it: the fewer sequences, the more blocks of each, but always at
+least one. Each tile is copied out of the pool before use, so attention needs memory for only one or two tiles, however
+long the contexts are, and no operation runs once per decoding sequence. The kernels in ../cpu and ../gpu need no
+copies: they read the blocks in place.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class PagedAttention:
     """The attention backend: plan() returns a step's attention function, for any mix of prompts, chunks and decodes."""
 
     def __init__(self, kv_cache: KVCache, tile_size: int) -> None:
-        """Set the tile size: `tile_size` slots shared by all sequences, but at least one block per sequence."""
+        """Use tiles of `tile_size` slots that all sequences share, but with at least one block per sequence."""
         self._kv_cache = kv_cache
         self._tile_size = tile_size
 
@@ -137,22 +137,22 @@ class PagedAttend:
         """Compute attention for a chunk of one sequence: first within the chunk, then tile by tile over earlier tokens.
 
         `k` and `v` hold the keys and values of the chunk, so only earlier ones are read from the pool. Query heads that
-        share a KV head read it through views, so no key is repeated here either.
+        share a KV head read it through views, so no key is repeated.
         q, out [query_len, num_heads, head_dim]; k, v [query_len, num_kv_heads, head_dim];
         block_table [max_blocks], which may extend past the context
         """
         group = q.shape[1] // k.shape[1]
         grouped = torch.unflatten(q, 1, (-1, group)).permute(2, 1, 0, 3)  # [group, num_kv_heads, query_len, head_dim]
 
-        def for_group(x: Tensor) -> Tensor:  # x [num_keys, num_kv_heads, head_dim]
+        def expand_to_group(x: Tensor) -> Tensor:  # x [num_keys, num_kv_heads, head_dim]
             return x.transpose(0, 1).expand(group, -1, -1, -1)  # a view: [group, num_kv_heads, num_keys, head_dim]
 
-        whole = attend_part(grouped, for_group(k), for_group(v), is_causal=True)
+        whole = attend_part(grouped, expand_to_group(k), expand_to_group(v), is_causal=True)
         num_computed, block_size, num_blocks = context_len - len(q), self._kv_cache.block_size, self._blocks_per_seq(1)
         for start in range(0, num_computed, num_blocks * block_size):
             blocks = block_table[start // block_size : -(-num_computed // block_size)][:num_blocks]
             keys, values = self._kv_cache.read(layer, self._kv_cache.pieces(blocks), num_computed - start)
-            whole = merge_attn_states(whole, attend_part(grouped, for_group(keys), for_group(values)))
+            whole = merge_attn_states(whole, attend_part(grouped, expand_to_group(keys), expand_to_group(values)))
         return whole.out.permute(2, 1, 0, 3).flatten(1, 2).to(q.dtype)
 
     def _tensor(self, values: list[int]) -> Tensor:

@@ -19,7 +19,7 @@ from .sampler import sample
 
 
 class Computed(NamedTuple):
-    """The result of a step. Item i owns rows query_start_loc[i] .. query_start_loc[i + 1] - 1 of `hidden`."""
+    """The result of a step. Batch item i owns rows query_start_loc[i] .. query_start_loc[i + 1] - 1 of `hidden`."""
 
     hidden: Tensor  # [num_tokens, hidden_size]
     query_start_loc: list[int]  # [batch size + 1]
@@ -132,7 +132,7 @@ def flatten(batch: list[Scheduled], block_size: int, device: torch.device) -> tu
 def pad_tables(tables: list[list[int]]) -> Tensor:
     """Return the block tables as int64 [num_seqs, max_blocks], each row padded with its last block.
 
-    They are joined in one flat array first, because torch converts a list of lists one number at a time.
+    The tables are joined in one flat array first, because torch converts a list of lists one number at a time.
     """
     width, flat = max(len(table) for table in tables), array("q")
     for table in tables:

@@ -82,22 +82,22 @@ class ModelRunner:
         computed, complete = self.compute(batch), complete_items(batch)
         pooled = {i: params for i in complete if (params := batch[i][0].pooling_params) is not None}
         complete = [i for i in complete if i not in pooled] if pooled else complete
-        tokens: list[RowOutput | None] = [None] * len(batch)
+        outputs: list[RowOutput | None] = [None] * len(batch)
         with step_range("sample"), self.backend.sampling(computed):
             if complete:
                 logits = self.compute_logits(computed, complete)  # [num_complete, vocab_size]
                 sampled = sample_with_logprobs(logits, [batch[i][0] for i in complete], self.backend.sample)
                 for i, token in zip(complete, sampled, strict=True):
-                    tokens[i], batch[i][0].placeholder_id = token, token.token_id
+                    outputs[i], batch[i][0].placeholder_id = token, token.token_id
             if pooled:
                 embeddings = pool(self._last_hidden(computed, [*pooled]), [*pooled.values()])
                 for i, embedding in zip(pooled, embeddings, strict=True):
-                    tokens[i] = embedding
+                    outputs[i] = embedding
             for i, (seq, _) in enumerate(batch):
                 if seq.awaits_prompt_logprobs:
                     hidden = computed.hidden[computed.query_start_loc[i] : computed.query_start_loc[i + 1]]
                     seq.add_prompt_logprobs(self._prompt_logprobs(seq, hidden))
-        return tokens
+        return outputs
 
     @torch.inference_mode()
     def compute(self, batch: list[Scheduled]) -> Computed:
@@ -148,7 +148,7 @@ def complete_items(batch: list[Scheduled]) -> list[int]:
 
 
 def sampling_rows(seqs: list[Sequence]) -> list[SamplingRow]:
-    """Return the sampler's input for each row. A sequence has a further row after each token of its draft."""
+    """Return the sampler's input for each row. A sequence with a draft has one more row for each draft token."""
     return [seq.sampling_row(num_ahead) for seq, rows in groupby(seqs) for num_ahead, _ in enumerate(rows)]
 
 
@@ -163,12 +163,12 @@ def sample_with_logprobs(
     sample_rows(). Raise FloatingPointError as sample() does, or ValueError if processors leave no token.
     """
     try:
-        tokens = sample_rows(process(logits, seqs), sampling_rows(seqs))
+        tokens = sample_rows(apply_logits_processors(logits, seqs), sampling_rows(seqs))
     except FloatingPointError:
         if not logits.float().logsumexp(dim=-1).isfinite().all():
             raise
-        names = "allowed_token_ids, bad_words, min_tokens, logit_bias, structured_outputs"
-        raise ValueError(f"no token is left to sample from after {names}") from None
+        parameters = "allowed_token_ids, bad_words, min_tokens, logit_bias, structured_outputs"
+        raise ValueError(f"no token is left to sample from after {parameters}") from None
     for row, seq in enumerate(seqs):
         if seq.logits_processors:
             raw = logits[row].float()  # [vocab_size]
@@ -182,12 +182,12 @@ def sample_with_logprobs(
             tokens[row] = tokens[row]._replace(logprobs=logprobs)
     for row, seq in enumerate(seqs):
         if seq.params.logprob_token_ids:
-            named = [*seq.params.logprob_token_ids, tokens[row].token_id]
-            tokens[row] = tokens[row]._replace(logprobs=named_logprobs(logits[row], named))
+            token_ids = [*seq.params.logprob_token_ids, tokens[row].token_id]
+            tokens[row] = tokens[row]._replace(logprobs=named_logprobs(logits[row], token_ids))
     return tokens
 
 
-def process(logits: Tensor, seqs: list[Sequence]) -> Tensor:
+def apply_logits_processors(logits: Tensor, seqs: list[Sequence]) -> Tensor:
     """Apply each row's logits processors to a copy of `logits` [num_seqs, vocab_size]. Without any, return `logits`."""
     if not any(seq.logits_processors for seq in seqs):
         return logits

@@ -38,10 +38,10 @@ def merge_attn_states(a: Part, b: Part) -> Part:
 
 
 def merge_into_first_rows(whole: Part, part: Part) -> Part:
-    """Return `whole` merged with `part`, which has further keys for only the first len(part.lse) rows of the batch."""
-    n = len(part.lse)
-    merged = merge_attn_states(Part(whole.out[:n], whole.lse[:n]), part)
-    return Part(torch.cat((merged.out, whole.out[n:])), torch.cat((merged.lse, whole.lse[n:])))
+    """Return `whole` merged with `part`, which adds keys for only the first len(part.lse) rows of the batch."""
+    num_rows = len(part.lse)
+    merged = merge_attn_states(Part(whole.out[:num_rows], whole.lse[:num_rows]), part)
+    return Part(torch.cat((merged.out, whole.out[num_rows:])), torch.cat((merged.lse, whole.lse[num_rows:])))
 
 
 def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
@@ -58,7 +58,7 @@ def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_
 
 
 def attend_part_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
-    """Do the same as attend_part() with public operations, on any device.
+    """Return attention as attend_part() does, with PyTorch's public operations, on any device.
 
     All scores are in memory at the same time: float32 [batch, heads, num_queries, num_keys].
     """

@@ -20,6 +20,6 @@ def pool(hidden: Tensor, params: list[PoolingParams]) -> list[PoolerOutput]:
     assert len(hidden) == len(params), (hidden.shape, len(params))
     if not hidden.isfinite().all():
         raise FloatingPointError("the hidden state of the prompt's last token is NaN or infinite")
-    raw = torch.tensor([each.use_activation is False for each in params], device=hidden.device)  # [num_prompts]
-    embeddings = torch.where(raw.unsqueeze(1), hidden.float(), normalize(hidden.float(), dim=-1))
+    is_raw = torch.tensor([each.use_activation is False for each in params], device=hidden.device)  # [num_prompts]
+    embeddings = torch.where(is_raw.unsqueeze(1), hidden.float(), normalize(hidden.float(), dim=-1))
     return [PoolerOutput(embedding) for embedding in embeddings.tolist()]

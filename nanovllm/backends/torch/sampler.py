@@ -2,8 +2,8 @@
 
 Unless a row is greedy, its token is sampled by an exponential race: the token with the largest p / Exp(1) wins, so each
 token wins with its probability p. Unlike inverting the cumulative distribution, a race is robust: noise of 1e-5 in the
-logits almost never changes the winner. Nor does it need a sort, which takes longer than everything else together when
-the vocabulary has 128,256 tokens.
+logits almost never changes the winner. A race also needs no sort, which takes longer than everything else together
+when the vocabulary has 128,256 tokens.
 """
 
 import hashlib
@@ -178,8 +178,9 @@ def draw(probs: Tensor, keys: Tensor, attempt: int) -> Tensor:
 
 
 def keep_likelier(probs: Tensor, tokens: Tensor) -> Tensor:
-    """Return `probs` with zeros for each row's token and all less likely ones. Of equal tokens, lower ids are likelier.
+    """Return `probs` with zeros for each row's token and all less likely tokens.
 
+    Of equally likely tokens, the one with the lower id counts as likelier.
     probs, out [num_rows, num_chunks, CHUNK]; tokens [num_rows]
     """
     rows, chunks, places = torch.arange(len(probs), device=probs.device), tokens // CHUNK, tokens % CHUNK
@@ -225,13 +226,13 @@ def likeliest(logits: Tensor, k: int) -> Tensor:
     if logits.shape[1] % SEGMENT:
         logits = pad(logits, (0, -logits.shape[1] % SEGMENT), value=-math.inf)
     maxima = logits.view(len(logits), -1, SEGMENT).amax(dim=-1)  # [num_rows, num_segments]
-    segments = first_in_order(maxima, torch.arange(maxima.shape[1], device=logits.device), k)  # [num_rows, at most k]
+    segments = ids_of_largest(maxima, torch.arange(maxima.shape[1], device=logits.device), k)  # [num_rows, at most k]
     places = torch.arange(SEGMENT, device=logits.device)
     tokens = (segments.unsqueeze(2) * SEGMENT + places).flatten(1)  # [num_rows, at most k * SEGMENT]
-    return first_in_order(logits.gather(1, tokens), tokens, k)
+    return ids_of_largest(logits.gather(1, tokens), tokens, k)
 
 
-def first_in_order(values: Tensor, ids: Tensor, k: int) -> Tensor:
+def ids_of_largest(values: Tensor, ids: Tensor, k: int) -> Tensor:
     """Return the ids of the k largest values of each row, the smallest ids first among equals.
 
     Each value and its id are packed into one integer that sorts like the pair: (bits of the value << 32) - id.
@@ -253,7 +254,7 @@ def noise_key(seed: int, sample_index: int, position: int) -> int:
 
 
 def exponential_noise(keys: Tensor, places: Tensor) -> Tensor:
-    """Return Exp(1) noise, float32 [num_rows, n]. It depends only on key and place, and is the same on every device.
+    """Return Exp(1) noise, float32 [num_rows, n]. A number depends only on its key and place, on any device.
 
     The random numbers are splitmix64's (Steele, Lea and Flood, 2014).
     keys int64 [num_rows, 1]; places int64 [n] or [num_rows, n]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ... import LLM, LLMEngine, SamplingParams
-from ...cli.generate import PROMPTS, print_stories
+from ...cli.generate import DEFAULT_PROMPTS, print_stories
 from ..testing.checkpoints import write_checkpoint
 from ..testing.engines import OPTIONS, UNMEASURED
 from ..testing.processes import Terminal, start
@@ -103,8 +103,8 @@ def test_speeds_of_loading_and_computing_are_printed_last(run):
 
 def test_six_built_in_prompts_are_the_default(run):
     status, out, _ = run("generate", *SIX)
-    assert status == 0 and len(PROMPTS) == 6
-    assert [out.index(prompt) for prompt in PROMPTS] == sorted(out.index(prompt) for prompt in PROMPTS)
+    assert status == 0 and len(DEFAULT_PROMPTS) == 6
+    assert [out.index(prompt) for prompt in DEFAULT_PROMPTS] == sorted(out.index(prompt) for prompt in DEFAULT_PROMPTS)
 
 
 def test_all_samples_of_a_prompt_are_printed(run):
@@ -161,9 +161,9 @@ def test_known_model_or_another_path_among_the_prompts_is_an_error(run, tmp_path
     (tmp_path / "notes.txt").touch()
     monkeypatch.chdir(tmp_path)
     status, _, err = run("generate", "smollm2", *SIX)
-    assert status == 2 and err == "error: smollm2 is a model: write --model smollm2, or -- in front of a prompt\n"
+    assert status == 2 and err == "error: smollm2 is a model: write --model smollm2, or put -- before a prompt\n"
     status, _, err = run("generate", "notes.txt", *SIX)
-    assert status == 2 and "write --file notes.txt, --model notes.txt, or -- in front of a prompt" in err
+    assert status == 2 and "write --file notes.txt, --model notes.txt, or put -- before a prompt" in err
 
 
 def test_sizes_may_have_units(run):

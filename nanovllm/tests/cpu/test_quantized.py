@@ -123,7 +123,7 @@ def test_a_group_of_integers_may_be_longer_than_a_kernels():
 def test_rows_of_a_weight_are_those_of_the_whole(format):
     layer = stored_linear(random_integers(70, 64, format), format)
     numbers = torch.tensor([69, 0, 3, 3, 40])
-    assert torch.equal(layer.rows(numbers), layer.dequantize()[numbers])
+    assert torch.equal(layer.dequantize_rows(numbers), layer.dequantize()[numbers])
 
 
 # The kernels
@@ -272,7 +272,7 @@ def test_wrong_quantizations_are_errors(checkpoint):
     with pytest.raises(ValueError, match="quantization must be one of int8, int4, got 'awq'"):
         EngineArgs(model=checkpoint, quantization="awq")
     linear = nn.Linear(33, 64)
-    with pytest.raises(ValueError, match="a weight of 64 x 33 cannot be quantized: its rows need a multiple of 32"):
+    with pytest.raises(ValueError, match="a weight of 64 x 33 cannot be quantized: 33 is not a multiple of 32"):
         QuantizedLinear(linear, 8)
     config = ModelConfig.from_folder(checkpoint)
     with pytest.raises(ValueError, match="quantization 'int8' needs a CPU, got device meta"):

@@ -24,7 +24,7 @@ from ...backends.cpu.attention import SPLIT
 from ...backends.cpu.runner import StepRunner
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig
-from ...options.attention_backend import VARIABLE
+from ...options.attention_backend import BACKEND_VARIABLE
 from ..testing.engines import OPTIONS
 from ..testing.sequences import make_sequence
 from . import plain
@@ -403,7 +403,7 @@ def test_an_engine_without_memory_for_kernels_uses_plain_operations(checkpoint, 
     def no_memory(self, workers, dtype):
         raise RuntimeError("can't allocate memory")
 
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(BACKEND_VARIABLE)
     monkeypatch.setattr(StepRunner, "_make_workspace", no_memory)
     llm = make(checkpoint, "auto")
     assert tokens(llm.generate([[5, 6, 7]], params())) == expected

@@ -384,7 +384,7 @@ def test_prompt_that_cannot_be_served_is_an_error_in_its_place(tmp_path, logprob
 
 def test_more_beams_than_max_num_seqs_are_refused(checkpoint):
     llm = LLM(checkpoint, max_num_seqs=3)
-    with pytest.raises(ValueError, match="beam_width must be at most max_num_seqs, 3, got 4"):
+    with pytest.raises(ValueError, match=r"beam_width must be at most max_num_seqs \(3\), got 4"):
         llm.beam_search([PROMPTS[0]], BeamSearchParams(4))
     assert len(llm.beam_search([PROMPTS[0]], BeamSearchParams(3))[0].outputs) == 3
 

@@ -375,9 +375,9 @@ def test_every_device_draws_the_same_tokens():
         assert torch.equal(race(logits.cuda(), on_gpu).cpu(), race(logits, each))
 
 
-def test_first_in_order_tells_neighboring_floats_apart():
+def test_ids_of_largest_tells_neighboring_floats_apart():
     """Each value has the next larger float beside it, on both sides of 0 and of 2, where bit 30 changes."""
     values = torch.tensor([-1e30, -3.0, -2.0, -1.0, -1e-30, 1e-30, 1.0, 2.0, 3.0, 1e30])
     both = torch.stack([values, torch.nextafter(values, torch.tensor(math.inf))]).T.flatten()  # ascending
     ids = torch.arange(len(both)).roll(7)[None]
-    assert sampler.first_in_order(both[None], ids, len(both)).equal(ids.flip(1))
+    assert sampler.ids_of_largest(both[None], ids, len(both)).equal(ids.flip(1))

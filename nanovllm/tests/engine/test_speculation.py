@@ -535,5 +535,5 @@ def test_lookup_sizes_default_to_each_other_and_to_vllms():
         {"prompt_lookup_min": 2, "prompt_lookup_max": 4},
     ):
         config = SpeculativeConfig("ngram", 1, **given)
-        sizes.append((config.min_tokens, config.max_tokens))
+        sizes.append((config.min_suffix_tokens, config.max_suffix_tokens))
     assert sizes == [(5, 5), (3, 3), (7, 7), (2, 4)]

@@ -186,7 +186,7 @@ def test_http_is_compared_with_the_engine_itself(bench, served, monkeypatch, is_
 
 def test_throughput_is_the_median_of_the_rounds():
     turns = [load.HttpTurn(Run([[0] * 100], [[0.1, seconds]]), [seconds]) for seconds in (2.0, 1.0, 4.0)]
-    numbers = load.numbers_of(turns)
+    numbers = load.summarize_turns(turns)
     assert (numbers["tokens_per_second"], numbers["first_token_alone_ms"]["p50"]) == (50, 2000)
 
 

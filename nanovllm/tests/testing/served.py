@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import openai
 
-from ...options.attention_backend import VARIABLE
+from ...options.attention_backend import BACKEND_VARIABLE
 from .engines import UNMEASURED
 from .processes import REPOSITORY
 
@@ -67,7 +67,7 @@ def serving(
 ) -> Iterator[Served]:
     """Run a server on a free port inside a `with` block."""
     arguments = ["serve", str(model), "--port", "0", *UNMEASURED, *flags]
-    environment = os.environ | {VARIABLE: backend, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    environment = os.environ | {BACKEND_VARIABLE: backend, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments], env=environment, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
     )

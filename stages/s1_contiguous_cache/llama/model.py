@@ -1,11 +1,11 @@
 """Llama and its close relatives on flat tokens: the part of an engine that never changes.
 
     hidden = model(input_ids, positions, attend)
-    logits = model.compute_logits(hidden[rows])
+    logits = model.compute_logits(hidden[rows])  # only for the rows after which a token is sampled
 
 The tokens of all sequences lie end to end, in one dimension. Everything here treats each token independently, except
 for attention, which the caller passes in: `attend` stores this step's keys and values, and lets each token attend to
-those that it may see.
+the tokens that it may see.
 
 Every matmul, norm, rotation and activation is a submodule, so a backend can replace it (packed, fused, sharded) without
 a change in this file. Names follow transformers' Llama, except that q, k and v are one matmul, qkv_proj, and gate and
@@ -59,7 +59,7 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
         return frequencies
     rotations = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # in the original context
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = ((rotations - low) / (high - low)).clamp(0, 1)
+    keep = ((rotations - low) / (high - low)).clamp(0, 1)  # 1 for a high frequency, 0 for a low one
     return (1 - keep) * frequencies / scaling.factor + keep * frequencies
 
 
@@ -71,7 +71,7 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig, max_model_len: int) -> None:
         super().__init__()
-        # on the CPU even under torch.device("meta"), because checkpoints don't contain these
+        # on the CPU even under torch.device("meta"), because checkpoints don't contain the cosines and sines
         frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         positions = torch.arange(max_model_len, dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, frequencies).repeat(1, 2)  # for both halves of a head
@@ -185,7 +185,7 @@ class LlamaForCausalLM(nn.Module):
     """Llama (Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288), Mistral, Qwen 2.5 and Qwen 3."""
 
     def __init__(self, config: ModelConfig, max_model_len: int | None = None) -> None:
-        """Build the model for texts of up to `max_model_len` tokens. Default: the length it was trained for."""
+        """Build the model for texts of up to `max_model_len` tokens. Default: max_position_embeddings."""
         super().__init__()
         self.config = config
         self.model = LlamaModel(config, max_model_len or config.max_position_embeddings)

@@ -6,7 +6,7 @@ from pathlib import Path
 from sentencepiece import SentencePieceProcessor
 
 REPLACEMENT = "\ufffd"  # stands for bytes that do not form a complete character
-NUM_BEFORE = 5  # tokens before a new one that can affect its text: the bytes of a character, and the word before it
+NUM_BEFORE = 5  # preceding tokens that can affect a new token's text: the bytes of a character, and the word before it
 
 
 class Tokenizer:
@@ -22,10 +22,11 @@ class Tokenizer:
         self._split = re.compile("(" + "|".join(map(re.escape, self.specials)) + ")")
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
-        """Return the token ids of `text`, after BOS.
+        """Return the token ids of `text`, after BOS if `add_bos` is set.
 
         sentencepiece would encode the text "<s>" as ordinary pieces, so cut out special tokens first. It also puts a
-        space before the first word, which belongs only at the start of the text: elsewhere a newline absorbs it.
+        space before each segment, which belongs only at the start of the text: elsewhere, encode a newline first to
+        absorb the space, and drop the newline's ids.
         """
         ids = [self.bos_token_id] if add_bos else []
         for i, segment in enumerate(self._split.split(text)):
@@ -49,7 +50,7 @@ class StreamDecoder:
     several byte tokens. So decode the last tokens without and with the new ones: the difference is the new text (as in
     the detokenizers of Text Generation Inference and vLLM).
 
-        | prompt and output ... | start: returned, can affect the next text | end: not returned yet |
+        | prompt and output ... | from _start: returned, can affect the next text | from _end: not returned yet |
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int]) -> None:

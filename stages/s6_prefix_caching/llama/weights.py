@@ -34,7 +34,7 @@ def load_model(
         state[name] = torch.cat([file_of.pop(part).get_tensor(part).to(device, dtype) for part in parts])
     if config.tie_word_embeddings:
         file_of.pop("lm_head.weight", None)  # the same as embed_tokens
-    unused = [name for name in file_of if not name.endswith("rotary_emb.inv_freq")]  # old checkpoints store it
+    unused = [name for name in file_of if not name.endswith("rotary_emb.inv_freq")]  # in old checkpoints
     if unused:
         raise ValueError(f"{folder}: the model of config.json has no tensor {unused[0]}")
     model.load_state_dict(state, strict=False, assign=True)  # only a tied head can be missing
@@ -43,7 +43,7 @@ def load_model(
 
 
 class NoInit(TorchFunctionMode):
-    """A mode that skips torch.nn.init: weights are replaced anyway, and the first call on the meta device is slow."""
+    """A mode that skips torch.nn.init. Weights are replaced anyway, and its first call on the meta device is slow."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
