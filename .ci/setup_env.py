@@ -33,7 +33,7 @@ FAILED = "setup: failed, see above; run the same make command to continue"
 PROGRESS = re.compile(r"Progress (\d+) of (\d+)")  # pip's --progress-bar raw, in bytes
 FETCHED = re.compile(r" *(?:Downloading|Using cached|Processing) (\S+\.(?:whl|tar\.gz))(?!\S)(?: \((?!from)(.+)\))?")
 # to download, without torch
-MEGABYTES = {"core": 35, "serve": 4, "test": 125, "lint": 30, "notebooks": 65, "book": 25, "mutants": 5}
+MEGABYTES = {"core": 35, "gguf": 1, "serve": 4, "test": 125, "lint": 30, "notebooks": 65, "book": 25, "mutants": 5}
 
 
 class Torch(NamedTuple):

@@ -1,6 +1,7 @@
 """Weights in 8 or 4 bits. A step with few tokens spends its time reading weights, so smaller weights make it faster.
 
     int8   weight = scale * (q - 128)        q from 0 to 255; a scale per output, or per 32 or 16 numbers of a row
+                    ... + minimum            for checkpoints with 2, 3 or 5 bits, or several types in a layer
     int4   weight = scale * q + minimum      q from 0 to 15; a scale and a minimum per 32 numbers of a row
 
 Floating-point weights can be quantized while they load. With int8, each output has one scale. With int4, scales and
@@ -43,17 +44,24 @@ class Format(IntEnum):
     INT8 = 8  # no line: a float32 scale per output is stored separately
     INT8_GROUPS = 9  # one line of float32 scales
     INT8_HALF_GROUPS = 10  # two lines of float32 scales, one for each half of the group
+    INT8_MINIMA = 12  # two lines of scales and two of minima, which can represent the numbers of every other format
 
     @property
     def bits(self) -> int:
         """Return the number of bits of each integer."""
         return 4 if self <= Format.INT4_FLOAT32 else 8
 
+    @property
+    def has_minima(self) -> bool:
+        """Return whether numbers are scale * q + minimum."""
+        return self.bits == 4 or self == Format.INT8_MINIMA
+
 
 class Integers(NamedTuple):
     """The numbers of a quantized weight: q uint8 [outputs, size]; scales and minima float32 [outputs, groups].
 
-    A row's groups are of equal size, which may be other than 32. Only 4-bit integers have minima.
+    A row's groups are of equal size, which may be other than 32. With minima, a number is scale * q + minimum, and
+    otherwise scale * (q - 128).
     """
 
     q: Tensor
@@ -77,6 +85,13 @@ class QuantizedLinear(nn.Module):
         self.values = nn.Parameter(values, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)  # float32 bits, as model.to() would convert float32
         self.bias = linear.bias
+        self.keeps_wide = False
+        self._wide: Tensor | None = None  # the weight in floating point
+
+    def keep_wide(self, keeps_wide: bool) -> None:
+        """Keep the weight in floating point from its first use on, or drop it: it makes plain operations fast."""
+        self.keeps_wide = keeps_wide
+        self._wide = self._wide if keeps_wide else None
 
     def quantize(self, parts: Sequence[Tensor]) -> None:
         """Quantize and store a floating-point weight: `parts` [rows, in_features], stacked along dimension 0."""
@@ -122,7 +137,10 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [num_rows, out_features] for x [num_rows, in_features]."""
-        return F.linear(x, self.dequantize().to(x.dtype), self.bias)
+        weight = self.dequantize().to(x.dtype) if self._wide is None else self._wide
+        if self.keeps_wide:
+            self._wide = weight
+        return F.linear(x, weight, self.bias)
 
 
 class QuantizedEmbedding(nn.Module):
@@ -135,6 +153,15 @@ class QuantizedEmbedding(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings [num_tokens, size] of `input_ids`, int64 [num_tokens]."""
         return self.head.dequantize_rows(input_ids).to(self._dtype)
+
+
+def keep_wide(model: nn.Module, num_bytes: int, dtype: torch.dtype) -> None:
+    """Let quantized layers keep weights in `dtype`, too, as far as `num_bytes` allow. With 0, drop all of them."""
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLinear):
+            size = layer.out_features * layer.in_features * dtype.itemsize
+            layer.keep_wide(size <= num_bytes)
+            num_bytes -= size if layer.keeps_wide else 0
 
 
 def format_at_load(quantization: str) -> Callable[[str], Format]:
@@ -203,16 +230,20 @@ def pack_lines(integers: Integers, format: Format) -> Tensor:
     An int32 holds an output's four bytes of a line.
     """
     q, scales, minima = integers
+    if format == Format.INT8_MINIMA and minima is not None:
+        q = q + 128
     words: Tensor = q.contiguous().view(torch.int32).unflatten(1, (-1, GROUP // 4))  # [outputs, groups, 8]
     if format == Format.INT8:
         return words
-    repeats = words.shape[1] * (2 if format == Format.INT8_HALF_GROUPS else 1) // scales.shape[1]
-    scales = scales.repeat_interleave(repeats, 1)
-    if minima is None:
-        params = scales.unflatten(1, (words.shape[1], -1))
-    else:
+    repeats = words.shape[1] * (2 if format >= Format.INT8_HALF_GROUPS else 1) // scales.shape[1]
+    params = scales.repeat_interleave(repeats, 1).unflatten(
+        1, (words.shape[1], -1)
+    )  # [outputs, groups, scales of a group]
+    if format.has_minima:
+        lowest = torch.zeros_like(scales) if minima is None else minima
+        params = torch.cat((params, lowest.repeat_interleave(repeats, 1).view_as(params)), 2)
+    if format.bits == 4:
         words = words[..., 0::2] | words[..., 1::2] << 4
-        params = torch.stack((scales, minima.repeat_interleave(repeats, 1)), 2)  # [outputs, groups, 2]
     return torch.cat((words, (params.to(torch.bfloat16) if format == Format.INT4 else params).view(torch.int32)), 2)
 
 
@@ -231,6 +262,7 @@ def unpack_lines(lines: Tensor, format: Format, scales: Tensor | None) -> Tensor
         weight: Tensor = q * scale + minimum
         return weight.flatten(1)
     scale = params.contiguous().view(torch.float32) if scales is None else scales[:, None, None]
+    scale, *minima = scale.chunk(2 if format.has_minima else 1, 2)
     parts = (q - 128).unflatten(2, (scale.shape[2], -1))  # [num_rows, groups, scales per group, numbers]
     weight = parts * scale[..., None]
-    return weight.flatten(1)
+    return (weight + minima[0][..., None] if minima else weight).flatten(1)

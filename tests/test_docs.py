@@ -134,4 +134,7 @@ def test_nightly_runs_the_checks_of_an_installation():
     assert all(
         f"python3 .ci/{name}.py" in nightly for name in ("install_check", "bounds_check", "torch_check", "order_check")
     )
-    assert "order=(run tests triton order soak kernels storm clients ray mutants install bounds torch)" in nightly
+    assert (
+        "order=(run tests triton order realmodel soak kernels storm clients ray mutants install bounds torch)"
+        in nightly
+    )

@@ -186,6 +186,16 @@ def unpack_halves(data: np.ndarray) -> np.ndarray:
     return np.concatenate((data & 15, data >> 4), axis=-1)
 
 
+def unpack_quarters(data: np.ndarray) -> np.ndarray:
+    """Return the lowest two bits of bytes, then the next two, and so on: uint8 [..., 4 * n]."""
+    return np.concatenate([data >> np.uint8(shift) & 3 for shift in (0, 2, 4, 6)], axis=-1)
+
+
+def unpack_bits(data: np.ndarray) -> np.ndarray:
+    """Return the bits of bytes, from the lowest of the first one on: uint8 [blocks, 8 * n]."""
+    return np.unpackbits(data, axis=1, bitorder="little")
+
+
 def read_float16(data: np.ndarray) -> np.ndarray:
     """Return float16 numbers, each given as two bytes, in float32: uint8 [..., 2 * n] -> float32 [..., n]."""
     return np.ascontiguousarray(data).view(np.float16).astype(np.float32)
@@ -196,13 +206,42 @@ def unpack_q8_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def unpack_q5_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-    fifth_bits = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")  # [blocks, 32]
-    return (unpack_halves(blocks[:, 6:]) | fifth_bits << 4) + np.uint8(128 - 16), read_float16(blocks[:, :2])
+    return (unpack_halves(blocks[:, 6:]) | unpack_bits(blocks[:, 2:6]) << 4) + np.uint8(128 - 16), read_float16(
+        blocks[:, :2]
+    )
 
 
 def unpack_q4_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     scales = read_float16(blocks[:, :2])
     return unpack_halves(blocks[:, 2:]), scales, -8 * scales
+
+
+def unpack_q4_1(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    return unpack_halves(blocks[:, 4:]), read_float16(blocks[:, :2]), read_float16(blocks[:, 2:4])
+
+
+def unpack_q5_1(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    return (
+        unpack_halves(blocks[:, 8:]) | unpack_bits(blocks[:, 4:8]) << 4,
+        read_float16(blocks[:, :2]),
+        read_float16(blocks[:, 2:4]),
+    )
+
+
+def unpack_q2_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    scales, minima = (
+        read_float16(blocks[:, 80:82]) * (blocks[:, :16] & 15),
+        read_float16(blocks[:, 82:]) * (blocks[:, :16] >> 4),
+    )
+    return unpack_quarters(blocks[:, 16:80].reshape(-1, 2, 32)), scales, -minima  # [blocks, 2, 128], [blocks, 16] twice
+
+
+def unpack_q3_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    lower = unpack_quarters(blocks[:, 32:96].reshape(-1, 2, 32))  # [blocks, 2, 128]
+    upper = np.unpackbits(blocks[:, None, :32], axis=1, bitorder="little")  # [blocks, 8, 32]
+    scales = unpack_halves(blocks[:, 96:104]) | unpack_quarters(blocks[:, 104:108]) << 4  # [blocks, 16]
+    q = (lower | upper.reshape(lower.shape) << 2) + np.uint8(128 - 4)
+    return q, read_float16(blocks[:, 108:]) * (scales.astype(np.float32) - 32)
 
 
 def unpack_q4_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -213,11 +252,38 @@ def unpack_q4_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     return unpack_halves(blocks[:, 16:].reshape(-1, 4, 32)), scales, -minima
 
 
+def unpack_q5_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    q, scales, minima = unpack_q4_k(np.delete(blocks, np.s_[16:48], axis=1))  # the same, but for the fifth bits
+    fifth = np.unpackbits(blocks[:, None, 16:48], axis=1, bitorder="little")  # [blocks, 8, 32]
+    return q.reshape(fifth.shape) | fifth << 4, scales, minima
+
+
 def unpack_q6_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     lower = unpack_halves(blocks[:, :128].reshape(-1, 2, 64))  # [blocks, 2, 128]
-    upper = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
+    upper = unpack_quarters(blocks[:, 128:192].reshape(-1, 2, 32))
     scales = read_float16(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8)  # [blocks, 16]
-    return (lower | upper.reshape(lower.shape) << 4) + np.uint8(128 - 32), scales
+    return (lower | upper << 4) + np.uint8(128 - 32), scales
+
+
+# The numbers that four bits stand for, plus 128
+IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8).view(np.uint8) ^ 128
+MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8).view(np.uint8) ^ 128
+
+
+def unpack_iq4_nl(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    return IQ4[unpack_halves(blocks[:, 2:])], read_float16(blocks[:, :2])
+
+
+def unpack_iq4_xs(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    lower = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), 2).reshape(-1, 8)
+    upper = blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3  # [blocks, 2, 4]
+    scales = read_float16(blocks[:, :2]) * ((lower | upper.reshape(-1, 8) << 4).astype(np.float32) - 32)
+    return IQ4[unpack_halves(blocks[:, 8:].reshape(-1, 8, 16))], scales
+
+
+def unpack_mxfp4(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+    half = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)  # of the scale, because MXFP4 is doubled
+    return MXFP4[unpack_halves(blocks[:, 1:])], half
 
 
 class ExactType(NamedTuple):
@@ -232,8 +298,16 @@ EXACT_TYPES = {
     "Q8_0": ExactType(Format.INT8_GROUPS, 34, unpack_q8_0),
     "Q5_0": ExactType(Format.INT8_GROUPS, 22, unpack_q5_0),
     "Q4_0": ExactType(Format.INT4_FLOAT32, 18, unpack_q4_0),
+    "Q4_1": ExactType(Format.INT4_FLOAT32, 20, unpack_q4_1),
     "Q4_K": ExactType(Format.INT4_FLOAT32, 144, unpack_q4_k),
+    "Q5_1": ExactType(Format.INT8_MINIMA, 24, unpack_q5_1),
+    "Q5_K": ExactType(Format.INT8_MINIMA, 176, unpack_q5_k),
+    "Q2_K": ExactType(Format.INT8_MINIMA, 84, unpack_q2_k),
+    "Q3_K": ExactType(Format.INT8_HALF_GROUPS, 110, unpack_q3_k),
     "Q6_K": ExactType(Format.INT8_HALF_GROUPS, 210, unpack_q6_k),
+    "IQ4_NL": ExactType(Format.INT8_GROUPS, 18, unpack_iq4_nl),
+    "IQ4_XS": ExactType(Format.INT8_GROUPS, 136, unpack_iq4_xs),
+    "MXFP4": ExactType(Format.INT8_GROUPS, 17, unpack_mxfp4),
 }
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from .entries import shards_of
 from .gguf import TABLE_NAME, unpack
+from .known import KNOWN, find_known
 from .model_config import read_model_config
 
 DEFAULT_MODEL = "models/storyteller"  # EngineConfig.model's default: a folder of the repository, not a name on the Hub
@@ -44,7 +45,7 @@ def find_checkpoint(
 ) -> Path:
     """Return the folder of a checkpoint. `model` is a folder, or ORG/NAME on the Hub, downloaded if necessary.
 
-    `model` can also be a GGUF file, or ORG/NAME:FILE.gguf on the Hub: see gguf.py.
+    `model` can also be a GGUF file, ORG/NAME:FILE.gguf on the Hub (see gguf.py), or a known name such as "smollm2".
 
     `revision` is a branch, a tag or a commit on the Hub; `options` are cache_dir and token, which default to the
     environment's. For a folder, they have no effect, and the network is not used. `hf_overrides` replaces entries of
@@ -89,6 +90,8 @@ def local_path(model: str | Path, revision: str | None, **options: Any) -> Path 
             path = repository.snapshot([file_name]) / file_name
         if not path.exists():
             raise ValueError(f"{name} on the Hub has no {file_name}")
+    if str(model) in KNOWN and not os.path.exists(path):
+        path = find_known(str(model), KNOWN[str(model)])
     if not os.path.exists(path):  # path.exists() would raise for a NUL character
         if path.suffix == ".gguf":
             raise ValueError(f"the file {path.absolute()} does not exist")
@@ -213,7 +216,8 @@ def hub_repository(model: str | Path, revision: str | None, **options: Any) -> R
     """Return the Repository for a name on the Hub. Raise ValueError if `model` is not of the form ORG/NAME."""
     folder_error = f"the folder {Path(model).absolute()} does not exist"
     if str(model) == DEFAULT_MODEL:
-        raise ValueError(f"{folder_error}: name a checkpoint with LLM(model=...) or --model")
+        known = next(iter(KNOWN))
+        raise ValueError(f"{folder_error}: name a checkpoint with --model or LLM(model=...); {known} is a small one")
     if not isinstance(model, str) or not HUB_NAME.fullmatch(model):
         raise ValueError(f"{folder_error}, and {str(model)!r} is not a name on the Hub, which looks like ORG/NAME")
     return Repository(model, revision, **options)

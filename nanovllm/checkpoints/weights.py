@@ -226,8 +226,10 @@ def stored_format(reader: "TensorReader", config: ModelConfig, layer: str) -> Fo
     if any(shape[0] % PAD_TO for _, shape in parts):
         return None  # kernels compute PAD_TO rows at a time
     formats = [format for part, _ in parts if (format := reader.format(part)) is not None]
-    are_compatible = len(set(formats)) == 1 or all(format.bits == 8 for format in formats)
-    return max(formats) if len(formats) == len(parts) and are_compatible else None
+    if len(formats) < len(parts):
+        return None
+    holds_all = len({*formats}) == 1 or not any(format.has_minima for format in formats)
+    return max(formats) if holds_all else Format.INT8_MINIMA
 
 
 def checkpoint_tensors(name: str, shape: tuple[int, ...], config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:

@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..log import tell
-from .click_options import PATH, engine_options, sampling_options, split, usage_errors, with_checkpoint
-from .terminal import ctrl_c_raises, ctrl_c_sets_event, dim
+from .click_options import (
+    PATH,
+    choose_model,
+    engine_options,
+    model_argument,
+    sampling_options,
+    split,
+    usage_errors,
+    with_checkpoint,
+)
+from .terminal import ctrl_c_raises, ctrl_c_sets_event, dim, finish_compiling
 
 if TYPE_CHECKING:
     from ..checkpoints.tokenizer import HFTokenizer
@@ -46,10 +55,13 @@ template_option = click.option(
 
 
 @click.command(params=options())
+@model_argument
 @click.option("--system", metavar="TEXT", help="system message, before the conversation")
 @template_option
-def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
+def chat(name: str | None, system: str | None, chat_template: str | None, **values: Any) -> int:
     """Chat with a model in the terminal.
+
+    MODEL is a checkpoint folder, a GGUF file, a model on the hub, or smollm2, which is downloaded once.
 
     A message is a line; a backslash at its end continues the message on the next line. /reset starts over, /undo
     removes the last message, /help lists the commands, and /exit or Ctrl-D leaves. Ctrl-C stops an answer; at the
@@ -62,7 +74,7 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
 
     Exit status 1: a message got no answer. 2: invalid options, and nothing was sent.
     """
-    engine, sampling = split(values)
+    engine, sampling = split(values | {"model": choose_model(name, values["model"])})
     given_params = {name: value for name, value in sampling.items() if value not in (None, ())}
 
     from ..checkpoints.chat_template import PLAIN_STOP, read_template
@@ -78,7 +90,9 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
         context_size = min(llm.max_model_len, kv_cache.num_blocks * kv_cache.block_size)
         conversation = Conversation(llm.get_tokenizer(), template, context_size, system)
     with ctrl_c_raises():
-        return 0 if talk(llm, conversation, params) else 1
+        all_answered = talk(llm, conversation, params)
+    finish_compiling(llm)
+    return 0 if all_answered else 1
 
 
 def check_template(folder: str, chat_template: str | None) -> None:

@@ -5,17 +5,19 @@ becomes `--max-num-seqs INTEGER`. Nothing here imports torch, so `--help` appear
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+from click.core import ParameterSource
 
 from ..checkpoints.sizes import parse_size
 from ..options.config import DEFAULTS_ON_CUDA, EngineConfig
 from ..options.engine_args import EngineArgs, is_size, json_object
 from ..options.vllm_options import ServeCompatibilityOptions
 from ..requests.sampling_params import SamplingParams
+from .terminal import ctrl_c_raises
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -126,9 +128,24 @@ def with_checkpoint(engine: dict[str, Any]) -> dict[str, Any]:
     A model on the hub is downloaded if needed. Raise ValueError if there is no such checkpoint.
     """
     from ..checkpoints.hub import find_checkpoint
+    from ..checkpoints.known import KNOWN
 
-    others = {name: value for name, value in engine.items() if name != "revision"}
-    return others | {"model": str(find_checkpoint(engine["model"], engine["revision"], others.get("hf_overrides")))}
+    rest = {name: value for name, value in engine.items() if name != "revision"}
+    with ctrl_c_raises() if engine["model"] in KNOWN else nullcontext():  # an interrupted download leaves nothing
+        path = find_checkpoint(engine["model"], engine["revision"], rest.get("hf_overrides"))
+    return rest | {"model": str(path)}
+
+
+model_argument = click.argument("name", required=False, metavar="[MODEL]")
+
+
+def choose_model(name: str | None, model: str) -> str:
+    """Return the model of a command that takes one as its argument, or with --model. Only one may be given."""
+    if name is None:
+        return model
+    if click.get_current_context().get_parameter_source("model") == ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"MODEL and --model exclude each other: got {name} and {model}")
+    return name
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..checkpoints.known import KNOWN
 from ..options.config import POOL_SIZES
 from .click_options import PATH, engine_options, sampling_options, split, stats_option, usage_errors, with_checkpoint
 from .terminal import StatsPrinter, ctrl_c_raises, finish_compiling, pool_line, read_prompt
@@ -46,14 +47,17 @@ OPTIONS = [
 
 
 class GenerateCommand(click.Command):
-    """A command that rejects the path of a checkpoint as a prompt, unless the path follows a double dash."""
+    """A command that rejects a model or an existing path as a prompt, unless it follows a double dash."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         num_after_dashes = len(args) - args.index("--") - 1 if "--" in args else 0
         unparsed = super().parse_args(context, args)
         for prompt in context.params["prompts"][: -num_after_dashes or None]:
-            if is_checkpoint(prompt):
+            if prompt in KNOWN or is_checkpoint(prompt):
                 raise click.UsageError(f"{prompt} is a model: write --model {prompt}, or put -- before a prompt")
+            if os.path.exists(prompt):
+                hint = f"--file {prompt}, --model {prompt}, or put -- before a prompt"
+                raise click.UsageError(f"{prompt} is a file or a folder: write {hint}")
         return unparsed
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import click
 
 from ..checkpoints import sizes
+from ..checkpoints.known import KNOWN
 from ..checkpoints.sizes import show_bytes, show_seconds
 from ..options.config import QUANTIZATIONS
-from .click_options import SIZE, usage_errors
+from .click_options import SIZE, choose_model, model_argument, usage_errors
 
 DEFAULT_LENGTHS = (256, 1024, 4096, 16384, 65536)
 DIMENSION_NAMES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
@@ -20,12 +21,13 @@ DIMENSION_NAMES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "n
 
 def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> None:
     if is_given:
-        click.echo("\n".join(sizes.SHAPES))
+        click.echo("\n".join([*sizes.SHAPES, *KNOWN]))
         context.exit()
 
 
 @click.command()
-@click.argument("model")
+@model_argument
+@click.option("--model", help="the same as MODEL")
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=print_names, help="list known models")
 @click.option("--revision", help="branch, tag or commit of a model on the hub")
 @click.option(
@@ -68,12 +70,15 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
 )
 @click.option("--bandwidth", metavar="SIZE", help="memory bandwidth such as 3.35TB/s, to estimate the time of a step")
 @click.option("--json", "as_json", is_flag=True, help="print the numbers as JSON")
-def inspect(model: str, revision: str | None, as_json: bool, **options: Any) -> int:
+def inspect(name: str | None, model: str | None, revision: str | None, as_json: bool, **options: Any) -> int:
     """Calculate how much memory a model needs, and how many sequences fit in the rest.
 
     MODEL is a checkpoint folder, a GGUF file, a config.json, a model on the hub, or a known name (--list). No weights
     are read. A contiguous sequence reserves max_model_len slots. In blocks, it takes only the slots that it fills.
     """
+    model = choose_model(name, model or "")
+    if not model:
+        raise click.UsageError("MODEL is missing: a folder, a file, a model on the hub, or one of --list")
     with usage_errors():
         dimensions, tensor_types = find_model(model, revision)
         report = make_report(dimensions, **options) | ({"tensor_types": tensor_types} if tensor_types else {})
@@ -88,8 +93,8 @@ def find_model(model: str, revision: str | None) -> tuple[sizes.Dimensions, dict
     """
     if not os.path.exists(model) and model.lower() in sizes.SHAPES:
         return sizes.SHAPES[model.lower()], {}
-    if not os.path.exists(model) and "/" not in model and not model.endswith(".gguf"):
-        similar_names = get_close_matches(model.lower(), sizes.SHAPES, n=1)
+    if not os.path.exists(model) and "/" not in model and not model.endswith(".gguf") and model not in KNOWN:
+        similar_names = get_close_matches(model.lower(), [*sizes.SHAPES, *KNOWN], n=1)
         hint = f"did you mean {similar_names[0]}?" if similar_names else "--list prints the known models"
         raise ValueError(
             f"the folder {Path(model).absolute()} does not exist, and {model} is not a known model: {hint}"

@@ -8,7 +8,16 @@ import click
 from ..options.engine_args import EngineArgs
 from ..options.vllm_options import ServeCompatibilityOptions
 from ..server.options import ServerOptions
-from .click_options import PATH, engine_options, options, usage_errors, vllm_options, with_checkpoint
+from .click_options import (
+    PATH,
+    choose_model,
+    engine_options,
+    model_argument,
+    options,
+    usage_errors,
+    vllm_options,
+    with_checkpoint,
+)
 from .terminal import sigterm_exits
 
 OPTIONS = options(ServerOptions, chat_template={"type": PATH}) + engine_options()
@@ -16,7 +25,7 @@ ACCEPT_UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-"
 
 
 @click.command(params=OPTIONS + vllm_options(OPTIONS), context_settings=ACCEPT_UNDERSCORES)
-@click.argument("name", required=False, metavar="[MODEL]")
+@model_argument
 @click.option("--served-model-name", multiple=True, help="name of the model for clients; may be given several times")
 @click.option(
     "--api-key",
@@ -28,16 +37,15 @@ ACCEPT_UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-"
 def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -> int:
     """Serve a model over an OpenAI-compatible API.
 
-    MODEL is a checkpoint folder or a model on the hub, the same as --model. The server has /v1/completions,
-    /v1/chat/completions, /v1/models and more. Ctrl-C and SIGTERM let running requests finish; a second Ctrl-C aborts
-    them.
+    MODEL is a checkpoint folder, a GGUF file, a model on the hub, or smollm2, which is downloaded once. The server has
+    /v1/completions, /v1/chat/completions, /v1/models and more. Ctrl-C and SIGTERM let running requests finish; a second
+    Ctrl-C aborts them.
 
     Exit status 0: stopped by a signal. 1: the engine failed. 2: invalid options, and nothing was served.
     """
     server_options = {field.name: values.pop(field.name) for field in fields(ServerOptions)}
     compatibility_options = {field.name: values.pop(field.name) for field in fields(ServeCompatibilityOptions)}
-    if name is not None:
-        values["model"] = name
+    values["model"] = choose_model(name, values["model"])
     with usage_errors(), sigterm_exits():
         from ..server.run import run_server
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from .. import LLM, SamplingParams
 from ..__main__ import main
 from ..checkpoints import gguf as unpacking
-from ..checkpoints.gguf import GgufTensors, read_header, unpack
+from ..checkpoints.gguf import EXACT_TYPES, GgufTensors, read_header, unpack
 from ..checkpoints.hub import find_checkpoint
 from ..checkpoints.model_config import read_model_config
 from ..checkpoints.tokenizer import load_tokenizer
@@ -166,19 +166,29 @@ def test_weights_are_those_of_the_safetensors(tmp_path, architecture):
     assert not torch.equal(permuted(query, 4), query), "the order of rows must matter"
 
 
+PLACES_OF_SCALES: dict[Any, tuple[int, ...]] = {
+    **dict.fromkeys((Type.Q4_K, Type.Q5_K), (0, 2)),
+    **{Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q6_K: (208,)},
+    **{Type.IQ4_NL: (0,), Type.IQ4_XS: (0,), Type.MXFP4: ()},
+}
+
+
 def random_blocks(type: Any, rows: int) -> np.ndarray:
-    """Return rows of one block with random bytes, and scales that are ordinary numbers."""
-    data = np.random.default_rng(0).integers(0, 256, (rows, gguf.GGML_QUANT_SIZES[type][1]), np.uint8)
-    scale = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
-    for start in {Type.Q4_K: (0, 2), Type.Q6_K: (208,)}[type]:
-        data[:, start : start + 2] = scale
-    return data
+    """Return rows of 256 numbers with random bytes, and scales that are ordinary numbers."""
+    random, (numbers, num_bytes) = np.random.default_rng(0), gguf.GGML_QUANT_SIZES[type]
+    blocks = random.integers(0, 256, (rows * 256 // numbers, num_bytes), np.uint8)
+    for start in PLACES_OF_SCALES[type]:
+        scales = random.uniform(0.005, 0.02, len(blocks)).astype(np.float16)
+        blocks[:, start : start + 2] = scales[:, None].view(np.uint8)
+    if type == Type.MXFP4:
+        blocks[:, 0] = random.integers(118, 124, len(blocks))  # powers of two
+    return blocks.reshape(rows, -1)
 
 
-@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", *EXACT_TYPES])
 def test_dequantized_weights_are_those_of_the_gguf_package(tmp_path, name):
     type, down = Type[name], "blk.1.ffn_down.weight"
-    if name.endswith("K"):
+    if type in PLACES_OF_SCALES:
         data = random_blocks(type, SHAPE["hidden_size"])
     else:
         data = gguf.quantize(tensors_of("llama")["model.layers.1.mlp.down_proj.weight"].numpy(), type)
@@ -186,7 +196,7 @@ def test_dequantized_weights_are_those_of_the_gguf_package(tmp_path, name):
     model = load_model(folder, read_model_config(folder), torch.float32, torch.device("cpu"))
     expected = torch.from_numpy(gguf.dequantize(data, type))
     down_proj = model.model.layers[1].mlp.down_proj
-    assert isinstance(down_proj, QuantizedLinear) == name.startswith("Q"), "integers stay integers"
+    assert isinstance(down_proj, QuantizedLinear) == (name in EXACT_TYPES), "integers stay integers"
     weight = down_proj.dequantize() if isinstance(down_proj, QuantizedLinear) else down_proj.weight
     assert torch.equal(weight, expected) and expected.isfinite().all()
     assert expected.std() > 0
@@ -197,7 +207,7 @@ def load(path: Path, **options: Any) -> Any:
     return load_model(folder, read_model_config(folder), torch.float32, torch.device("cpu"), **options)
 
 
-def test_parts_of_a_layer_share_a_format_that_holds_both_or_are_widened(tmp_path, caplog):
+def test_parts_of_a_layer_share_a_format_that_holds_all(tmp_path, caplog):
     def gate_up(gate: str, up: str) -> Any:
         caplog.clear()
         types = {"blk.0.ffn_gate.weight": Type[gate], "blk.0.ffn_up.weight": Type[up]}
@@ -210,16 +220,17 @@ def test_parts_of_a_layer_share_a_format_that_holds_both_or_are_widened(tmp_path
 
     assert gate_up("Q4_0", "Q4_0") == Format.INT4_FLOAT32 and not caplog.records
     assert gate_up("Q5_0", "Q8_0") == Format.INT8_GROUPS and not caplog.records
-    assert gate_up("Q4_0", "Q8_0") is None
+    assert gate_up("Q4_0", "Q8_0") == Format.INT8_MINIMA and not caplog.records
+
+
+def test_types_without_a_format_are_widened_with_the_other_parts_of_their_layer(tmp_path, caplog, monkeypatch):
+    monkeypatch.delitem(EXACT_TYPES, "Q5_1")
+    types = {"blk.0.ffn_gate.weight": Type.Q4_0, "blk.0.ffn_up.weight": Type.Q5_1}
+    layer = load(write_gguf(tmp_path / "tiny.gguf", types=types)).model.layers[0].mlp.gate_up_proj
+    assert isinstance(layer, torch.nn.Linear)
     name = "model.layers.0.mlp.gate_proj.weight"
     wanted = f"integers that cannot be kept are widened to float32: {name} (2 tensors in total)"
     assert [record.getMessage() for record in caplog.records] == [wanted]
-
-
-def test_types_without_a_format_are_widened(tmp_path, caplog):
-    layer = load(write_gguf(tmp_path / "tiny.gguf", types={"blk.0.ffn_down.weight": Type.Q5_1})).model.layers[0].mlp
-    assert isinstance(layer.down_proj, torch.nn.Linear)
-    assert "widened to float32: model.layers.0.mlp.down_proj.weight (1 tensors in total)" in caplog.text
 
 
 def test_integers_of_a_file_can_be_quantized_again(tmp_path):

@@ -276,15 +276,15 @@ def test_overridden_private_method_is_found(text, expected):
 MAX_CORE_FILES, MAX_CORE_LINES, MAX_CORE_IMPORTS, MAX_CORE_FUNCTION = 15, 1_450, 25, 45
 ROOM = 40  # lines that a ceiling may stand above the truth
 CEILINGS = {
-    "": 1_780,
+    "": 1_800,
     "backends": 50,
-    "backends/cpu": 2_670,
+    "backends/cpu": 2_690,
     "backends/gpu": 1_580,
     "backends/torch": 540,
     "bench": 820,
     "chat": 400,
-    "checkpoints": 2_260,
-    "cli": 1_450,
+    "checkpoints": 2_430,
+    "cli": 1_490,
     "cluster": 330,
     "distributed": 410,
     "engine": 1_450,

@@ -196,7 +196,10 @@ def test_invalid_name_never_touches_the_network(hub, error_of, model):
 def test_default_model_is_not_a_name_on_the_hub(hub, error_of):
     assert EngineConfig.model == DEFAULT_MODEL
     missing = f"the folder {Path(DEFAULT_MODEL).absolute()} does not exist"
-    assert error_of(DEFAULT_MODEL) == f"{missing}: name a checkpoint with LLM(model=...) or --model"
+    assert (
+        error_of(DEFAULT_MODEL)
+        == f"{missing}: name a checkpoint with --model or LLM(model=...); smollm2 is a small one"
+    )
     assert hub.requests == []
 
 

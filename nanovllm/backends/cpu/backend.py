@@ -17,8 +17,10 @@ from torch import Tensor
 
 from ...engine.executor import Kernels, Scheduled
 from ...engine.kv_cache import KVCache
+from ...host_memory import host_memory
 from ...llama import LlamaForCausalLM
 from ...log import logger
+from ...quantization import keep_wide
 from ...requests.tokens import SampledToken, SamplingRow
 from ..torch.backend import Backend, Computed, SamplerAhead
 from ..torch.model_runner import ModelRunner
@@ -26,7 +28,9 @@ from .compiler import Compiler, Variant, compile_here, find_folder, is_complete
 
 MIN_NUMBA_VERSION = (0, 68)
 INSTALL_COMMAND = "pip install 'numba>=0.68'"
-COMPILING_MESSAGE = "compiling kernels, once per machine: about half a minute"
+COMPILING_MESSAGE = (
+    "compiling kernels, once per machine: about half a minute (Ctrl-C is safe, and leaves it to the next run)"
+)
 
 
 class NumbaBackend:
@@ -161,10 +165,12 @@ class CpuChoice(Kernels):
         try:
             self._compiler = Compiler(self._variant, self._folder)
             self.reason = "kernels are being compiled (once per machine)"
+            keep_wide(self._runner.model, host_memory().available // 2, self._variant.dtype)
         except OSError as error:
             self.reason = f"kernels could not be compiled: {error}"
 
     def _use_kernels(self) -> None:
+        keep_wide(self._runner.model, 0, self._variant.dtype)
         try:
             self._runner.backend = self._build()
         except Exception as error:  # too little memory or no thread: plain operations need less

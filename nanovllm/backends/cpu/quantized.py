@@ -50,7 +50,7 @@ from .vectors import (
     write,
 )
 
-INT4, INT4_FLOAT32, INT8, INT8_GROUPS, INT8_HALF_GROUPS = map(int, Format)  # Numba needs plain integers
+INT4, INT4_FLOAT32, INT8, INT8_GROUPS, INT8_HALF_GROUPS, INT8_MINIMA = map(int, Format)  # Numba needs plain integers
 LINE = 64  # bytes: four for each of 16 outputs
 SUMS = 3  # of a group of x: the whole group, its first half, and its second half
 ROWS = 4  # of x, in a block of registers
@@ -277,7 +277,7 @@ def quantized_block(
             scale = load_float32(weight, columns, i + INT8 * LINE)
             minimum = scaled_columns(scale, (zero, zero))
             totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
-    else:
+    elif lines == INT8_HALF_GROUPS:
         for g in range(groups):
             i = g * each
             prefetch_lines(weight, columns, i + ahead, INT8_HALF_GROUPS)
@@ -285,6 +285,16 @@ def quantized_block(
                 sums = sums_8(rows, weight, columns, i + part * 4 * LINE, x, starts, g * GROUP + part * WIDTH, 4)
                 scale = load_float32(weight, columns, i + (INT8 + part) * LINE)
                 minimum = scaled_columns(scale, (zero, zero))
+                totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 1 + part)
+    else:
+        for g in range(groups):
+            i = g * each
+            prefetch_lines(weight, columns, i + ahead, INT8_MINIMA)
+            for part in range(2):
+                sums = sums_8(rows, weight, columns, i + part * 4 * LINE, x, starts, g * GROUP + part * WIDTH, 4)
+                place = i + (INT8 + part) * LINE
+                scale, minimum = load_float32(weight, columns, place), load_float32(weight, columns, place + 2 * LINE)
+                minimum = add_blocks(scaled_columns(scale, (zero, zero)), minimum)
                 totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 1 + part)
     totals = add_blocks(totals, load_block(bias, starts_of(rows, 0), (0, WIDTH)))
     if adds:
@@ -341,8 +351,11 @@ def quantized_number(weight: int, scales: int, row: int, i: int, size: int, line
     if lines == INT8:
         number = q * read(floats(scales), row)
     else:
-        part = k // WIDTH if lines == INT8_HALF_GROUPS else 0
-        number = q * read(floats(start + (INT8 + part) * LINE), 0)
+        part = k // WIDTH if lines >= INT8_HALF_GROUPS else 0
+        scale = floats(start + (INT8 + part) * LINE)
+        number = q * read(scale, 0)
+        if lines == INT8_MINIMA:
+            number += read(scale, 2 * LINE // 4)
     return number
 
 

@@ -154,7 +154,16 @@ def test_checkpoint_among_the_prompts_is_an_error_that_names_model(run, tmp_path
         status, out, err = run("generate", "the fox", path, *SIX)
         assert (status, out) == (2, "") and f"--model {path}" in err and err.count("\n") == 1
         assert run("generate", "the fox", *SIX, "--", path)[0] == 0
-    assert run("generate", "none", *SIX)[0] == 0, "a folder that is no checkpoint"
+    assert run("generate", "--", "none", *SIX)[0] == 0
+
+
+def test_known_model_or_another_path_among_the_prompts_is_an_error(run, tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    status, _, err = run("generate", "smollm2", *SIX)
+    assert status == 2 and err == "error: smollm2 is a model: write --model smollm2, or put -- before a prompt\n"
+    status, _, err = run("generate", "notes.txt", *SIX)
+    assert status == 2 and "write --file notes.txt, --model notes.txt, or put -- before a prompt" in err
 
 
 def test_sizes_may_have_units(run):

@@ -12,6 +12,7 @@ import torch
 from ... import LLM, EngineConfig
 from ...__main__ import main
 from ...checkpoints import sizes as of_memory
+from ...checkpoints.known import KNOWN
 from ...checkpoints.model_config import read_model_config
 from ...checkpoints.sizes import (
     DTYPE_BYTES,
@@ -226,7 +227,18 @@ def test_default_memory_is_the_gpu_or_the_machine(report, monkeypatch, tmp_path)
 
 def test_list_prints_known_models(capsys):
     assert main(["inspect", "--list"]) == 0
-    assert capsys.readouterr().out.split() == list(SHAPES)
+    assert capsys.readouterr().out.split() == [*SHAPES, *KNOWN]
+
+
+def test_model_is_an_argument_or_an_option(capsys):
+    assert main(["inspect", "llama-3.1-8b", "--memory", "24GiB"]) == 0
+    by_name = capsys.readouterr().out
+    assert main(["inspect", "--model", "llama-3.1-8b", "--memory", "24GiB"]) == 0
+    assert capsys.readouterr().out == by_name
+    assert main(["inspect", "a", "--model", "b"]) == 2
+    assert capsys.readouterr().err == "error: MODEL and --model exclude each other: got a and b\n"
+    assert main(["inspect"]) == 2
+    assert capsys.readouterr().err.startswith("error: MODEL is missing")
 
 
 @pytest.mark.parametrize("memory", ["1GiB", "24GiB", "1000TiB"])
@@ -272,7 +284,7 @@ def test_known_name_needs_no_torch(tmp_path):
             ["llama-2-7b", "--gpu-memory-utilization", "1.5"],
             "1.5 is not in the range 0<x<=1.",
         ),
-        ([], "Missing argument 'MODEL'."),
+        ([], "MODEL is missing: "),
     ],
 )
 def test_invalid_argument_is_a_one_line_error(capsys, arguments, error):

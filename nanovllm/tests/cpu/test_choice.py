@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from ... import LLM, EngineArgs, SamplingParams
 from ... import __main__ as command
@@ -16,6 +18,7 @@ from ...backends.cpu.compiler import Variant
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.backend import TorchBackend
 from ...options.attention_backend import BACKEND_VARIABLE, backend_of
+from ...quantization import Format, QuantizedLinear, keep_wide
 from ..testing.engines import OPTIONS
 
 
@@ -28,6 +31,9 @@ class FakeBackend:
 
 class FakeRunner:
     backend: Any = "plain"
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(QuantizedLinear(nn.Linear(32, 32, bias=False), Format.INT8))
 
 
 def build_without_memory():
@@ -54,7 +60,7 @@ class FakeCompiler:
 
 
 COMPILERS: list[FakeCompiler] = []
-COMPILING = "compiling kernels, once per machine: about half a minute"
+COMPILING = "compiling kernels, once per machine: about half a minute (Ctrl-C is safe, and leaves it to the next run)"
 PROMPT, PARAMS = [1, 5, 9], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
 
 
@@ -108,6 +114,28 @@ def test_the_command_has_both_options_and_prints_the_choice(run):
 
 
 # The choice
+
+
+def test_quantized_layers_keep_a_wide_copy_only_while_kernels_compile(monkeypatch):
+    runner: Any = FakeRunner()
+    choice = CpuChoice("auto", runner, partial(FakeBackend, []), Variant(torch.float32))
+    [layer] = runner.model
+    layer.quantize([torch.randn(32, 32)])
+    x, expected = torch.randn(2, 32), layer.dequantize()
+    assert torch.equal(layer(x), F.linear(x, expected))
+    monkeypatch.setattr(layer, "dequantize", lambda: pytest.fail("the weight is dequantized again"))
+    assert torch.equal(layer(x), F.linear(x, expected))
+    COMPILERS[-1].finish()
+    choice.switch_when_ready()
+    assert choice.uses_kernels and not layer.keeps_wide
+    monkeypatch.undo()
+    assert torch.equal(layer(x), F.linear(x, expected)), "from the integers"
+
+
+def test_wide_copies_stay_within_the_memory():
+    layers = [QuantizedLinear(nn.Linear(32, outputs, bias=False), Format.INT8) for outputs in (32, 64, 32)]
+    keep_wide(nn.Sequential(*layers), 2 * 32 * 32 * 2, torch.bfloat16)
+    assert [layer.keeps_wide for layer in layers] == [True, False, True]
 
 
 def test_compiled_kernels_are_used_at_once(kernels_folder):

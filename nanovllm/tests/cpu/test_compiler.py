@@ -265,7 +265,7 @@ def run_script(script: str, home: Path, install: Path = PACKAGE.parent, **variab
     return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe, cwd=home)
 
 
-COMPILING = "compiling kernels, once per machine: about half a minute\n"
+COMPILING = "compiling kernels, once per machine: about half a minute (Ctrl-C is safe, and leaves it to the next run)\n"
 
 
 def finish(process: subprocess.Popen[str], err: str = "") -> str:

@@ -45,12 +45,13 @@ def quantized_linear(weight: Tensor, bits: int, bias: bool = False) -> Quantized
 
 
 def random_integers(outputs: int, size: int, format: Format) -> Integers:
-    q = torch.randint(16 if format.bits == 4 else 256, (outputs, size), dtype=torch.uint8)
-    groups = {Format.INT8: 1, Format.INT8_HALF_GROUPS: size // 16}.get(format, size // GROUP)
+    highest = {4: 15, 8: 31 if format.has_minima else 255}[format.bits]
+    q = torch.randint(highest + 1, (outputs, size), dtype=torch.uint8)
+    groups = {Format.INT8: 1}.get(format, size // (16 if format >= Format.INT8_HALF_GROUPS else GROUP))
     scales, minima = torch.rand(outputs, groups) / 16, torch.randn(outputs, groups)
     if format == Format.INT4:
         scales, minima = scales.bfloat16().float(), minima.bfloat16().float()
-    return Integers(q, scales, minima if format.bits == 4 else None)
+    return Integers(q, scales, minima if format.has_minima else None)
 
 
 def stored_linear(integers: Integers, format: Format) -> QuantizedLinear:
@@ -105,9 +106,10 @@ def test_a_format_holds_integers_exactly(format, monkeypatch):
     monkeypatch.setattr("nanovllm.quantization.NUMBERS_AT_A_TIME", 32 * 64)
     integers = random_integers(75, 96, format)
     assert torch.equal(stored_linear(integers, format).dequantize(), floats_of(integers))
-    if format.bits == 8:  # parts with larger groups fit too
+    if not format.has_minima:  # parts with larger groups fit too
         wide = Format.INT8_HALF_GROUPS
         assert torch.equal(stored_linear(integers, wide).dequantize(), floats_of(integers))
+    assert torch.equal(stored_linear(integers, Format.INT8_MINIMA).dequantize(), floats_of(integers))
 
 
 def test_a_group_of_integers_may_be_longer_than_a_kernels():

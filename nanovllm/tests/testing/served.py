@@ -62,10 +62,12 @@ def answer(response: httpx.Response) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(*flags: str, module: str = "nanovllm", model: Path = STORYTELLER) -> Iterator[Served]:
+def serving(
+    *flags: str, module: str = "nanovllm", model: Path = STORYTELLER, backend: str = "torch"
+) -> Iterator[Served]:
     """Run a server on a free port inside a `with` block."""
     arguments = ["serve", str(model), "--port", "0", *UNMEASURED, *flags]
-    environment = os.environ | {BACKEND_VARIABLE: "torch", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    environment = os.environ | {BACKEND_VARIABLE: backend, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments], env=environment, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
     )

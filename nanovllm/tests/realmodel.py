@@ -1,0 +1,192 @@
+"""SmolLM2 135M, a real model: compared with transformers, and used as people use it. Run by `make realmodel`.
+
+The first run downloads it. The text in data/realmodel.txt was written for this test, so no model has seen it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import torch
+from torch import Tensor
+
+from .. import LLM, SamplingParams
+from ..checkpoints.hub import find_checkpoint
+from ..checkpoints.known import KNOWN, find_known
+from ..engine.block_manager import BlockManager
+from ..engine.observer import Observer
+from ..requests.structured_outputs import StructuredOutputsParams
+from .testing.served import serving
+
+TEXT = (Path(__file__).parent / "data/realmodel.txt").read_text()
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+def build(**options: Any) -> LLM:
+    return LLM("smollm2", **{"max_model_len": 8192, "kv_cache_tokens": 16384, "max_num_batched_tokens": 8192} | options)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return build(attention_backend="numba")
+
+
+@pytest.fixture(scope="module")
+def token_ids(llm: LLM) -> list[int]:
+    return llm.get_tokenizer().encode(TEXT)
+
+
+@pytest.fixture(scope="module")
+def expected(token_ids: list[int]) -> Tensor:
+    """Return transformers' logits, with the file's weights dequantized to float32: [num_tokens, vocab_size]."""
+    from transformers import AutoModelForCausalLM
+
+    path = find_known("smollm2", KNOWN["smollm2"])
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return model(torch.tensor([token_ids])).logits[0]
+
+
+def logits_of(llm: LLM, token_ids: list[int]) -> Tensor:
+    """Return the engine's logits after each token of a prompt: [num_tokens, vocab_size]."""
+    engine = llm.llm_engine
+    executor: Any = engine.executor
+    pool = engine.kv_cache
+    manager = BlockManager(pool.num_blocks, pool.block_size, False, engine.tiers.tier, Observer())
+    [seq] = engine.input_processor.process("", token_ids, SamplingParams(temperature=0))
+    manager.allocate(seq, hits=[])
+    computed = executor.compute([(seq, len(token_ids))])
+    return executor.backend.compute_logits(computed.hidden).float()
+
+
+def test_plain_operations_compute_transformers_logits(token_ids, expected):
+    logits = logits_of(build(attention_backend="torch"), token_ids)
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "int8"}], ids=["auto", "int8 KV"])
+def test_kernels_are_close_to_transformers(token_ids, expected, options):
+    logits = logits_of(build(attention_backend="numba", **options), token_ids)
+    ours, theirs = logits.log_softmax(1), expected.log_softmax(1)
+    divergence = (theirs.exp() * (theirs - ours)).sum(1).mean()
+    targets = torch.tensor(token_ids[1:])[:, None]
+    perplexities = [(-each[:-1].gather(1, targets)).mean().exp() for each in (ours, theirs)]
+    assert divergence < 0.01 and abs(perplexities[0] / perplexities[1] - 1) < 0.01
+
+
+def test_tokenizer_gives_llama_cpps_ids():
+    llama_cpp = pytest.importorskip("llama_cpp")
+    path = find_known("smollm2", KNOWN["smollm2"])
+    other = llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
+    tokenizer = build(attention_backend="torch").get_tokenizer()
+    odd = [
+        "",
+        " ",
+        "\n\n\t",
+        "e\u0301",
+        "👩‍👩‍👧",
+        "١٢٣",
+        "don't  stop",
+        "x" * 500,
+        "\u200b",
+        "日本語 text",
+        "0123456789 1,000",
+    ]
+    for text in [*odd, *TEXT.split("\n")]:
+        ids = other.tokenize(text.encode(), add_bos=False, special=False)
+        assert tokenizer.encode(text, add_special_tokens=False) == ids, text
+
+
+def test_question_is_answered(llm):
+    [output] = llm.chat(QUESTION, GREEDY)
+    assert "Paris" in output.outputs[0].text and output.outputs[0].finish_reason == "stop"
+
+
+def test_next_turn_hits_the_cache(llm):
+    [first] = llm.chat(QUESTION, GREEDY)
+    answer = {"role": "assistant", "content": first.outputs[0].text}
+    [second] = llm.chat([*QUESTION, answer, {"role": "user", "content": "And of Italy?"}], GREEDY)
+    assert second.num_cached_tokens >= len(first.prompt_token_ids) // 16 * 16 and "Rome" in second.outputs[0].text
+
+
+def test_schema_and_choice_are_followed(llm):
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+    params = SamplingParams(temperature=0, max_tokens=64, structured_outputs=StructuredOutputsParams(json=schema))
+    [output] = llm.chat(QUESTION, params)
+    assert output.outputs[0].text.replace(" ", "").startswith('{"city":"Paris')
+    choice = StructuredOutputsParams(choice=["Rome", "Paris", "Berlin"])
+    [output] = llm.chat(QUESTION, SamplingParams(temperature=0, structured_outputs=choice))
+    assert output.outputs[0].text == "Paris"
+
+
+def test_samples_of_a_prompt_share_its_blocks(llm):
+    copied = llm.llm_engine.kv_cache.num_blocks_copied
+    [output] = llm.chat(QUESTION, SamplingParams(n=4, temperature=1.0, seed=1, max_tokens=32))
+    assert len({each.text for each in output.outputs}) > 1
+    assert 1 <= llm.llm_engine.kv_cache.num_blocks_copied - copied <= 4
+
+
+def test_drafts_are_accepted_on_real_text_and_change_nothing(llm, token_ids):
+    prompt = "Repeat this: " + TEXT[:600] + "\nHere it is again: " + TEXT[:60]
+    params = SamplingParams(temperature=0, max_tokens=64)
+    drafting = build(
+        attention_backend="numba",
+        speculative_config={"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_max": 4},
+    )
+    [plain], [drafted] = llm.generate(prompt, params), drafting.generate(prompt, params)
+    stats = drafting.llm_engine.stats()
+    assert stats.accepted_tokens > 16
+    assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
+
+
+def test_preempted_requests_give_the_same_tokens(llm):
+    small = build(attention_backend="numba", kv_cache_tokens=512, max_model_len=400, watermark=0.0)
+    prompts = [TEXT[i * 500 : i * 500 + 700] for i in range(4)]
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    texts = [output.outputs[0].text for output in small.generate(prompts, params)]
+    assert small.llm_engine.stats().preemptions > 0
+    assert texts == [llm.generate(prompt, params)[0].outputs[0].text for prompt in prompts]
+
+
+def test_long_context_is_read(llm, token_ids):
+    prompt = (token_ids * 5)[:7800]
+    [output] = llm.generate({"prompt_token_ids": prompt}, SamplingParams(temperature=0, max_tokens=16))
+    following = (token_ids * 6)[7800 : 7800 + 16]
+    assert output.outputs[0].token_ids == following, "the text repeats, so the model continues it"
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_can_be_quantized_again(quantization):
+    [output] = build(attention_backend="numba", quantization=quantization).chat(QUESTION, GREEDY)
+    assert "Paris" in output.outputs[0].text
+
+
+def test_conversation_through_the_openai_client():
+    folder = find_checkpoint("smollm2")
+    with serving("--served-model-name", "smollm2", model=folder, backend="auto") as served:
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
+        chat: Any = [*QUESTION]
+        first = client.chat.completions.create(model="smollm2", messages=chat, temperature=0, max_tokens=24)
+        assert "Paris" in str(first.choices[0].message.content)
+        tool: Any = {
+            "type": "function",
+            "function": {
+                "name": "weather",
+                "parameters": {
+                    "type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]
+                },
+            },
+        }  # fmt: skip
+        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+            called = client.chat.completions.create(
+                model="smollm2",
+                messages=[{"role": "user", "content": "What is the weather in Rome?"}],
+                tools=[tool],
+                tool_choice=choice,
+                temperature=0,
+                max_tokens=64,
+            )
+            [call] = called.choices[0].message.tool_calls or []
+            assert call.type == "function" and call.function.name == "weather" and "city" in call.function.arguments
