@@ -102,6 +102,11 @@ class Chat(Reader):
         """Return the engine's events of a kind."""
         return self.page.evaluate(EVENTS, kind)
 
+    def last_end(self):
+        """Return why the last request ended."""
+        [seq] = [event["seq"] for event in self.events("arrive")][-1:]
+        return until(lambda: [event["why"] for event in self.events("end") if event["seq"] == seq])[0]
+
     def prompt(self, text):
         """Return the prompt of the last request, which contains `text`, as the engine got it."""
         prompts = until(lambda: [each for event in self.events("arrive") if text in (each := "".join(event["texts"]))])
@@ -171,6 +176,7 @@ def test_new_chat_forgets_the_history_and_returns_to_the_message(front, reader):
 
 
 def test_new_chat_stops_the_turn_that_is_running(front, reader):
+    reader.page.fill("#most", "900")
     front.brake.allow(4)
     reader.ask("The king had two sons")
     until(lambda: "cached" in reader.facts())
@@ -178,6 +184,7 @@ def test_new_chat_stops_the_turn_that_is_running(front, reader):
     assert reader.text("#send") == "Send" and reader.page.locator(".turn").count() == 0
     front.brake.allow(None)
     until(lambda: not front.memory()["running"])
+    assert reader.last_end() == "abort"
     assert reader.page.locator(".turn").count() == 0 and reader.text("#chat-news") == ""
 
 
@@ -191,6 +198,7 @@ def test_stop_ends_the_request_and_keeps_what_was_said(key, front, reader):
     reader.wait()
     front.brake.allow(None)
     until(lambda: not front.memory()["running"])
+    assert reader.last_end() == "abort"
     assert "stopped" in reader.facts() and "prompt tokens cached" in reader.facts()
     [answer] = reader.answers()
     reader.page.fill("#most", "4")
