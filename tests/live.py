@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import Pipe
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -21,6 +22,16 @@ from nanovllm.tests.testing.inside import ThreadAsProcess
 from nanovllm.trace import Tracer
 
 SECONDS = 60.0
+T = TypeVar("T")
+
+
+def until(holds: Callable[[], T], seconds: float = SECONDS) -> T:
+    """Wait until holds() returns something true, and return it."""
+    end = time.monotonic() + seconds
+    while not (result := holds()):
+        assert time.monotonic() < end, f"did not happen within {seconds} seconds"
+        time.sleep(0.02)
+    return result
 
 
 def memory(engine: LLMEngine) -> dict[str, Any]:
@@ -37,6 +48,26 @@ def memory(engine: LLMEngine) -> dict[str, Any]:
     }
 
 
+class Brake:
+    """A limit on how many more steps an engine may run; None means any number. The engine waits at the limit."""
+
+    def __init__(self) -> None:
+        self._num_left: int | None = None
+        self._has_changed = threading.Condition()
+
+    def allow(self, num_steps: int | None) -> None:
+        with self._has_changed:
+            self._num_left = num_steps
+            self._has_changed.notify_all()
+
+    def take_step(self) -> None:
+        """Wait until a step is allowed."""
+        with self._has_changed:
+            assert self._has_changed.wait_for(lambda: self._num_left != 0, SECONDS), "the test left the brake on"
+            if self._num_left is not None:
+                self._num_left -= 1
+
+
 @dataclass
 class Live:
     """A server that runs in another thread."""
@@ -45,6 +76,7 @@ class Live:
     loop: asyncio.AbstractEventLoop
     url: str
     memories: list[dict[str, Any]]  # one per request for the engine's metrics
+    brake: Brake
 
     @property
     def feed(self) -> Feed:
@@ -67,21 +99,26 @@ class Live:
 
 
 @contextmanager
-def living(args: EngineArgs, **options: Any) -> Iterator[Live]:
+def living(args: EngineArgs, template: str | None = None, **options: Any) -> Iterator[Live]:
     """Run a server inside a `with` block."""
     lives: list[Live] = []
+    brake = Brake()
     memories: list[dict[str, Any]] = []
     is_ready = threading.Event()
 
     def build(args: EngineArgs) -> LLMEngine:
         engine = LLMEngine.from_engine_args(args)
-        get_metrics = engine.get_metrics
+        get_metrics, step = engine.get_metrics, engine.step
 
         def get_metrics_with_memory() -> Any:
             memories.append(memory(engine))
             return get_metrics()
 
-        engine.get_metrics = get_metrics_with_memory
+        def braked_step() -> Any:
+            brake.take_step()
+            return step()
+
+        engine.get_metrics, engine.step = get_metrics_with_memory, braked_step
         return engine
 
     async def main() -> None:
@@ -89,9 +126,9 @@ def living(args: EngineArgs, **options: Any) -> Iterator[Live]:
         engine_thread = ThreadAsProcess(target=engine_process.serve, args=(theirs, args, build), daemon=True)
         engine_thread.start()
         engine = EngineClient(pipe, engine_thread)
-        front = await make_api_server(str(args.model), args, ServerOptions(**options), None, engine)
+        front = await make_api_server(str(args.model), args, ServerOptions(**options), template, engine)
         with listening_socket("127.0.0.1", 0) as listener:
-            lives.append(Live(front, asyncio.get_running_loop(), address_of(listener), memories))
+            lives.append(Live(front, asyncio.get_running_loop(), address_of(listener), memories, brake))
             asyncio.get_running_loop().call_later(0.1, is_ready.set)
             await front.run(listener)
         await engine.close()

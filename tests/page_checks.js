@@ -1,6 +1,6 @@
 /* Checks that tests run in the open page. Each returns a list of faults, or a number. */
 globalThis.Checks ??= (() => {
-  const PARTS = "header #stages #idea #time #sentence #yours #quiz #pool #legend #queues #panel".split(" ");
+  const PARTS = "header #stages #idea #time #sentence #yours #quiz #pool #legend #chat #queues #panel".split(" ");
   const MIN_CONTRAST = 4.5;
 
   /** Return how many pixels the page can be scrolled sideways. */

@@ -84,9 +84,12 @@ def test_page_is_one_small_file_that_needs_no_network(html):
     assert "http://www.w3.org/2000/svg" in html and len(re.findall(r"https?://", html)) == 1  # the name of a format
 
 
-def test_folder_holds_exactly_the_files_that_the_page_loads():
+def test_folder_holds_exactly_the_files_that_the_page_loads(html):
+    """chat.js is loaded by a server's page, and is no part of this one."""
     named = re.findall(r'(?:src|href)="([\w.]+)"', (SOURCE / "index.html").read_text(encoding="utf-8"))
-    assert {*named, *modules(), "index.html"} == {path.name for path in SOURCE.iterdir()}
+    loaded_later = re.findall(r'import\("./([\w.]+)"\)', html)
+    assert loaded_later == ["chat.js"] and "class Turn" not in html
+    assert {*named, *modules(), *loaded_later, "index.html"} == {path.name for path in SOURCE.iterdir()}
     assert "page/*" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 

@@ -47,7 +47,7 @@ HEADERS = {
 def page_routes(can_prompt: bool, root_path: str = "") -> list[Route]:
     """Return a route for /events and one for each file of the page, so that no other file can be read.
 
-    `can_prompt` tells the page whether /v1/completions is at the same address. `root_path` is a proxy's path prefix.
+    `can_prompt` tells the page whether /v1/ is at the same address. `root_path` is a proxy's path prefix.
     """
     files = [file_route(path) for path in sorted(FOLDER.iterdir()) if path.suffix in (".css", ".js")]
 
@@ -55,8 +55,10 @@ def page_routes(can_prompt: bool, root_path: str = "") -> list[Route]:
         state = request.app.state.server
         if len(state.feed.viewers) >= MAX_VIEWERS:
             raise ApiError(f"This server's page is already open {MAX_VIEWERS} times, which is the limit.", 503)
-        server = {"model": state.model.name, "show_text": state.options.show_text, "can_prompt": can_prompt}
-        return EventStream(events_of(state.feed, server | {"run": state.feed.run}))
+        model = state.model
+        server = {"model": model.name, "show_text": state.options.show_text, "run": state.feed.run}
+        chat = {"can_prompt": can_prompt, "can_chat": model.can_chat, "stop": model.chat_stop}
+        return EventStream(events_of(state.feed, server | chat))
 
     return [Route("/", file_endpoint(index(root_path), "text/html")), *files, Route("/events", events, methods=["GET"])]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..build import tokenizer_of
 from ..chat.formats import ModelFormats
-from ..checkpoints.chat_template import render_chat
+from ..checkpoints.chat_template import PLAIN_STOP, PLAIN_TEMPLATE, choose_template, render_chat
 from ..checkpoints.model_config import default_sampling_params
 from ..checkpoints.stream_decoder import decoded_token
 from ..checkpoints.tokenizer import HFTokenizer
@@ -54,6 +54,19 @@ class ServedModel:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @property
+    def can_chat(self) -> bool:
+        """True if a chat template can turn messages into a prompt."""
+        try:
+            return self.tokenizer is not None and bool(choose_template(self.tokenizer, self.chat_template, None))
+        except ValueError:
+            return False
+
+    @property
+    def chat_stop(self) -> Sequence[str]:
+        """The strings that end an answer on the page, as in `nanovllm chat`."""
+        return PLAIN_STOP if self.chat_template == PLAIN_TEMPLATE else ()
 
     @property
     def max_characters(self) -> int:

@@ -291,7 +291,7 @@ CEILINGS = {
     "llama": 290,
     "options": 460,
     "requests": 780,
-    "server": 2_570,
+    "server": 2_580,
     "tiers": 810,
     "trace": 850,
 }

@@ -44,7 +44,7 @@ def build(folder: Path = PAGE.parent) -> list[Path]:
 # ---- one file from many
 
 IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+\.js)";$', re.MULTILINE)
-EXPORT = re.compile(r"^export (?=(?:function\*?|const|class) (\w+))", re.MULTILINE)
+EXPORT = re.compile(r"^export (?=(?:(?:async )?function\*?|const|class) (\w+))", re.MULTILINE)
 ENTRY = '<script type="module" src="page.js"></script>'
 EMPTY_DATA = '<script type="application/json" id="data"></script>'
 DATA = re.compile(EMPTY_DATA.replace("></", ">(.*?)</"))

@@ -8,15 +8,17 @@
  *     origin     {seq, index, texts}: the sequence and block that computed the text, if the page has seen it
  *     isTouched  true if this step changed it
  *     isMarked   true if the page highlights it
+ *     isLit      true if the reader's own request holds it
  */
 
 export const SLOTS_PER_SQUARE = 8; // stage 1 has no blocks: a square shows slots, and can be in two pieces
 
-/** Return the cells of the device's pool. `marked` are the blocks to highlight. */
-export function deviceCells(frame, events, marked = []) {
+/** Return the cells of the device's pool. `marked` are the blocks to highlight, and `lit` those of the reader's request. */
+export function deviceCells(frame, events, marked = [], lit = []) {
   const cells = frame.state.pool.unit === "slots" ? cellsOfPieces(frame) : cellsOfBlocks(frame);
   for (const block of touchedBlocks(events)) if (block in cells) cells[block].isTouched = true;
   for (const block of marked) cells[block].isMarked = true;
+  for (const block of lit) if (block in cells) cells[block].isLit = true;
   return cells;
 }
 
@@ -34,7 +36,8 @@ export function hostCells({ state, memory }, events) {
 }
 
 const emptyCells = (num_cells) => Array.from({ length: num_cells }, (_, block) => (
-  { block, status: "free", count: 0, bands: [], hash: null, origin: null, isTouched: false, isMarked: false }));
+  { block, status: "free", count: 0, bands: [], hash: null, origin: null, isTouched: false, isMarked: false,
+    isLit: false }));
 
 function cellsOfBlocks({ state, memory }) {
   const { num_blocks, block_size } = state.pool, cells = emptyCells(num_blocks);

@@ -1,7 +1,7 @@
 /* The entry point: play the runs that the page contains, or follow the server that the page comes from. */
 
 import { byId } from "./dom.js";
-import { goLive, preparePrompt } from "./live.js";
+import { goLive } from "./live.js";
 import { at, choose, follow, goTo, offerQuestion, open, playOrPause, scrub } from "./reader.js";
 import { addEvent, runs, unpack } from "./tape.js";
 
@@ -16,7 +16,7 @@ function load() {
 }
 
 function onKey(event) {
-  if (!runs.length || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("form")) return;
+  if (!runs.length || event.ctrlKey || event.metaKey || event.altKey || event.target.closest("form, #chat")) return;
   const isButton = event.target.closest("button, summary") !== null, isText = event.target.closest("pre") !== null;
   if (event.key === "ArrowLeft" && !isText) goTo(at.step - 1);
   else if (event.key === "ArrowRight" && !isText) goTo(at.step + 1);
@@ -39,6 +39,5 @@ byId("now").addEventListener("click", follow);
 byId("slider").addEventListener("input", ({ target }) => scrub(Number(target.value)));
 byId("slider").addEventListener("change", offerQuestion); // when the reader releases the slider
 addEventListener("keydown", onKey);
-preparePrompt();
 foldQueues();
 load();

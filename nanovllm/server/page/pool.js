@@ -122,7 +122,7 @@ class Grid {
 }
 
 /** Paint a square: a band per holder, filled as far as its slots are written, a letter, and the number of holders. */
-function paintSquare(square, { status, bands, count, origin, isTouched, isMarked }, memory, number = null) {
+function paintSquare(square, { status, bands, count, origin, isTouched, isMarked, isLit }, memory, number = null) {
   const isShared = count > 1 && bands.every(({ from }) => from === 0); // stage 1's pieces are side by side instead
   const children = bands.map((band, i) => makeBand(band, isShared ? [i, bands.length] : [0, 1], memory));
   if (status === "idle") children.push(makeGhost(origin, memory));
@@ -131,7 +131,7 @@ function paintSquare(square, { status, bands, count, origin, isTouched, isMarked
   else bands.forEach(({ seq, from, to }, i) => {
     if (to - from > 2) children[i].append(makeLetter(label(memory, seq)));
   });
-  square.className = `square ${status}${isTouched ? " touched" : ""}${isMarked ? " marked" : ""}`;
+  square.className = `square ${status}${isTouched ? " touched" : ""}${isMarked ? " marked" : ""}${isLit ? " lit" : ""}`;
   square.replaceChildren(...children);
 }
 
@@ -170,12 +170,12 @@ function sharedLabel(bands, memory) {
 }
 
 /** Describe a cell to a screen reader. */
-function describe({ status, bands, count, origin }, memory) {
+function describe({ status, bands, count, origin, isLit }, memory) {
   const holders = bands.map(({ seq, filled, from, to }) => (
     `${label(memory, seq)}, ${filled} of ${to - from} slots filled`));
   const text = origin ? `, computed by ${label(memory, origin.seq)}` : "";
   const words = { held: `held by ${holders.join("; ")}`, idle: `idle${text}`, free: "free" }[status];
-  return count > 1 ? `${words}, ${count} holders` : words;
+  return `${words}${count > 1 ? `, ${count} holders` : ""}${isLit ? ", in your chat" : ""}`;
 }
 
 // ---- a field of thousands of blocks
@@ -254,6 +254,7 @@ export class Field {
     context.clearRect(0, 0, canvas.width, canvas.height);
     context.drawImage(canvas, 0, 0, this.element.clientWidth, this.element.clientHeight);
     for (const { block, isTouched } of cells) if (isTouched) this.outline(block, this.palette.soft, 1);
+    for (const { block, isLit } of cells) if (isLit) this.outline(block, this.palette.accent, 1.5);
     for (const block of this.table) this.outline(block, this.palette.ink, 1);
     if (this.selected !== null) this.outline(this.selected, this.palette.accent, 2);
   }
@@ -268,7 +269,9 @@ export class Field {
     context.globalAlpha = 1;
     if (bands.length) context.fillRect(x, y, (side * bands[0].filled) / bands[0].to, side);
     context.fillStyle = palette.ink;
-    if (count > 1 && side > 4) context.fillRect(x + side / 2 - 1, y + side / 2 - 1, 2, 2);
+    if (count < 2 || side <= 4) return;
+    const dot = Math.max(2, Math.round(side / 2.5)); // several sequences share it, such as the samples of a fork
+    context.fillRect(x + (side - dot) / 2, y + (side - dot) / 2, dot, dot);
   }
 
   outline(block, color, width) {
@@ -365,7 +368,7 @@ function makeArrowhead() {
 // ---- legend and meter
 
 /** Explain the looks that a square can have in this run. */
-export function showLegend(tape) {
+export function showLegend(tape, canBeLit = false) {
   const isSlots = tape.snapshot.pool.unit === "slots", canShare = tape.has("shared") || tape.has("hit");
   const idle = tape.snapshot.host ? "idle, or on the host" : "idle";
   const filled = tape.snapshot.pool.block_size === 8 ? "5 of 8 slots filled" : "how full it is";
@@ -376,6 +379,7 @@ export function showLegend(tape) {
     makeLegendItem(held(5), isSlots ? "8 slots of A's piece: 5 filled, 3 only reserved" : `held by A: ${filled}`),
     makeLegendItem({ ...plain, status: "free" }, isSlots ? "8 free slots" : "free"),
     makeLegendItem({ ...held(8), isTouched: true }, "outlined: changed in this step"),
+    canBeLit ? makeLegendItem({ ...held(8), isLit: true }, "bright outline: held by the answer in the chat") : null,
     canShare ? makeLegendItem({ ...held(8), count: 3 }, "in a dark circle: how many sequences share it") : null,
     tape.has("cached")
       ? makeLegendItem({ ...plain, status: "idle", origin }, `${idle}: no sequence holds it, but it is still cached`) : null);

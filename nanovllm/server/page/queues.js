@@ -6,11 +6,12 @@ import { waitReason } from "./words.js";
 const MAX_CHARACTERS = 90; // the end of the text, which is the part that changes
 const MAX_ROWS = 16, MAX_DONE = 40; // a server may have hundreds of sequences
 
-/** `marked` are the sequences to highlight. */
-export function showQueues(frame, events, selected, marked = []) {
+/** `marked` are the sequences to highlight, and `own` those of the reader's request. */
+export function showQueues(frame, events, selected, marked = [], own = []) {
   const { state, memory } = frame;
   for (const [id, reasonFor] of [["running", () => null], ["waiting", (seq) => reasonToWait(memory, seq, events)]]) {
-    const rows = firstRows(state[id], selected).map((seq) => makeRow(frame, seq, reasonFor(seq), [seq === selected && "selected", marked.includes(seq) && "marked"]));
+    const looks = (seq) => [seq === selected && "selected", marked.includes(seq) && "marked", own.includes(seq) && "lit"];
+    const rows = firstRows(state[id], selected).map((seq) => makeRow(frame, seq, reasonFor(seq), looks(seq)));
     const more = state[id].length - rows.length;
     if (more) rows.push(make("li", { class: "note" }, `and ${more} more`));
     showQueue(id, rows, state[id].length);

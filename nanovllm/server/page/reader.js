@@ -13,12 +13,13 @@ import { byId } from "./dom.js";
 import { blockNumber, isHostBlock, showHint, showPanel } from "./panel.js";
 import { Arrows, Tier, showLegend, showMeter } from "./pool.js";
 import { showQueues } from "./queues.js";
+import { requestOf } from "./reducer.js";
 import { addEvent, lastStep, runs } from "./tape.js";
 import { stepSentence } from "./words.js";
 import { marksAt, showVerdict } from "./yours.js";
 
-/** The reader's position. `owner` is the sequence whose block the page selected; null after the reader's click. */
-export const at = { stage: 0, step: 0, block: null, owner: null };
+/** The reader's position. */
+export const at = { stage: 0, step: 0, block: null };
 
 const currentRun = () => runs[at.stage];
 
@@ -51,7 +52,8 @@ function draw(run, { step, block, since = step - 1, sentenceFrom = since }) {
   const { tape } = run, frame = tape.frameAt(step), { state } = frame, events = tape.eventsBetween(since, step);
   if (drawnRun !== run) shapeRun(run);
   const moment = run.moments.find((each) => each.step === step && isAnswered(each)), marked = marksAt(run.verdict, step);
-  const device_cells = deviceCells(frame, events, moment?.blocks ?? marked.blocks);
+  const own = watchedIn(state), lit = own.flatMap((seq) => state.sequences[seq].block_table);
+  const device_cells = deviceCells(frame, events, moment?.blocks ?? marked.blocks, lit);
   const host_cells = hasHost(state.host) ? hostCells(frame, events) : [];
   const cell = (isHostBlock(block) ? host_cells : device_cells)[blockNumber(block)] ?? null;
   const selected = block === null ? null : cell?.bands[0]?.seq ?? null;
@@ -59,13 +61,14 @@ function draw(run, { step, block, since = step - 1, sentenceFrom = since }) {
   device.show(device_cells, frame.memory, block, table);
   arrows.show(table);
   if (hasHost(state.host)) host.show(host_cells, frame.memory, isHostBlock(block) ? blockNumber(block) : null);
-  showQueues(frame, events, selected, marked.seqs);
+  showQueues(frame, events, selected, marked.seqs, own);
   showMeter(totals(frame, device_cells));
   showVerdict(run.verdict, step);
   drawTime(run, step);
   if (sentenceFrom !== null) byId("sentence").textContent = sentenceAt(run, step, sentenceFrom);
   if (block !== null && cell) showPanel(run, step, block, cell, moment?.block === block ? moment.code : null);
   else showHint();
+  watched?.see(frame);
 }
 
 /** Return the sentence for the steps after `since`, up to `step`. */
@@ -93,13 +96,14 @@ function shapeRun(run) {
   drawnTime = null;
 }
 
-/** Draw the timeline, which grows with a live run, and the legend, which grows with the kinds of events. */
+/** Draw the timeline, which grows with a live run, and the legend, which grows with the kinds of events and a chat. */
 function drawTime(run, step) {
-  const { tape, moments, isLive } = run, { first } = tape, length = lastStep(), num_kinds = tape.kinds.size;
+  const { tape, moments, isLive } = run, { first } = tape, length = lastStep();
+  const num_kinds = tape.kinds.size + (watched ? 1 : 0);
   if (drawnTime?.length !== length || drawnTime.first !== first) {
     shapeTimeline(tape.held(), first, length, moments, goToMoment);
   }
-  if (drawnTime?.num_kinds !== num_kinds) showLegend(tape);
+  if (drawnTime?.num_kinds !== num_kinds) showLegend(tape, watched !== null);
   drawnTime = { length, first, num_kinds };
   showStep(step, length);
   showNow(isLive && !isFollowing() ? tape.secondsAgo(step) : null);
@@ -162,20 +166,8 @@ function switchTo(stage) {
 
 /** Select a block, or deselect it if it is selected. */
 export function choose(block) {
-  Object.assign(at, { block: at.block === block ? null : block, owner: null });
+  at.block = at.block === block ? null : block;
   show();
-}
-
-/** Select a sequence's block, unless the reader has selected one. */
-export function chooseFor(owner, block) {
-  if (at.block === null || at.owner !== null) Object.assign(at, { block, owner });
-}
-
-/** Deselect a block that the page selected, once its sequence has lost it to another one. */
-function deselectLost({ running, sequences }) {
-  const has = (seq) => sequences[seq]?.block_table.includes(at.block);
-  if (at.owner === null || has(at.owner) || !running.some(has)) return;
-  Object.assign(at, { block: null, owner: null });
 }
 
 /** Show the page for the first time: the tabs, and the step in the address or the live run. */
@@ -266,7 +258,6 @@ function drawLast(time) {
   const { tape } = currentRun(), isNewSentence = time - readTime >= SENTENCE_MILLISECONDS && read < tape.length;
   const since = Math.min(drawn, tape.length), sentenceFrom = isNewSentence ? read : null;
   Object.assign(at, { step: tape.length, since, sentenceFrom });
-  deselectLost(tape.frameAt(tape.length).state);
   show();
   drawn = tape.length;
   if (isNewSentence) [read, readTime] = [tape.length, time];
@@ -307,10 +298,19 @@ function stopFollowing() {
 
 function followNewRun() {
   [isOn, drawn, read, readTime] = [true, 0, 0, 0];
-  Object.assign(at, { step: 0, block: null, owner: null });
+  Object.assign(at, { step: 0, block: null });
   showRest();
   updateMotion();
 }
 
-/** Return the frame that the reader sees, or null if they don't follow a live run. */
-export const liveFrame = () => (isFollowing() ? runs[0].tape.frameAt(at.step) : null);
+// ---- a request of the reader's own. Its blocks stand out at each step at which it runs, even if the reader looks back.
+
+let watched = null; // {request, see}
+
+/** Light up the blocks of a request, and call `see(frame)` with each frame that is drawn. */
+export function watch(request, see) {
+  watched = { request, see };
+  if (runs.length) drawSoon();
+}
+
+const watchedIn = ({ running }) => running.filter((seq) => requestOf(seq) === watched?.request);

@@ -1,9 +1,11 @@
 """The page and /metrics on a separate port."""
 
 import asyncio
+import json
 
 import pytest
 
+from ...checkpoints.chat_template import PLAIN_STOP, PLAIN_TEMPLATE
 from ..testing.inside import LONG, SHORT, error_of, inside, slow, until
 from ..testing.loop_clock import forward
 from .storm.wire import address_of
@@ -41,6 +43,17 @@ async def test_each_port_has_its_own_paths_and_both_have_health(checkpoint):
             assert (await client.get("/health")).status_code == 200
         assert (await server.client.post("/v1/completions", json=SHORT)).status_code == 200
         assert 'vllm:prompt_tokens_total{engine="0"' in (await server.page.get("/metrics")).text
+
+
+@pytest.mark.parametrize(
+    ("template", "can_chat", "stop"),
+    [(None, False, []), ("{{ messages[0].content }}", True, []), (PLAIN_TEMPLATE, True, [*PLAIN_STOP])],
+)
+async def test_page_learns_whether_the_model_can_chat(template, can_chat, stop, checkpoint):
+    async with inside(checkpoint, template=template) as server:
+        _, data = (await first_event(server.page)).split("\n")[:2]
+        description = json.loads(data.removeprefix("data: "))
+        assert description["can_prompt"] and (description["can_chat"], description["stop"]) == (can_chat, stop)
 
 
 async def test_keys_origins_and_timeouts_apply_to_the_page(checkpoint):

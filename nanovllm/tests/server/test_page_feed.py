@@ -224,4 +224,6 @@ def test_page_has_a_route_for_each_file_and_no_other():
     paths = {route.path for route in page_routes(can_prompt=True)}
     files = {f"page/{path.name}" for path in FOLDER.iterdir() if path.name != "index.html"}
     assert paths == {"/", "/events", *(f"/{name}" for name in files)}
-    assert set(re.findall(r'(?:src|href)="([\w./]+)"', index())) == {"page/page.css", "page/page.js", "page/pool.css"}
+    assert set(re.findall(r'(?:src|href)="([\w./]+)"', index())) == {
+        *("page/page.css", "page/pool.css", "page/chat.css", "page/page.js"),
+    }
