@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nanovllm.bench.harness import Scores, ratios, repeated, take_turns, timed, with_spreads
-from stages.bench import locality
+from stages.bench import locality, results
 from stages.bench.engines import new_sequence, part, silent, stage, without_model
 from stages.bench.models import STORYTELLER
 from stages.bench.texts import block_manager, first_fit, memory_pool
@@ -31,7 +31,8 @@ def measure(args: Namespace | None = None) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return {"claims": {"threads": 1, **{measured.__name__: measured() for measured in parts}}}
+        measured = {part.__name__: part() for part in parts}
+        return {"claims": {"machine": results.host(), "threads": 1, **measured}}
     finally:
         torch.set_num_threads(threads)
 

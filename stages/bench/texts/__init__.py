@@ -40,6 +40,14 @@ PROGRAMS = {  # by the text's name in claims.toml
     "solves": ("cpp_engine",),
 }
 
+NAMES = {
+    "memory_pool": "Memory Pool Management",
+    "layout": "PagedAttention: memory layout",
+    "pointer": "vLLM v1 Block Manager",
+    "blog": "paged attention",
+    "solves": "How PagedAttention Solves the Memory Fragmentation Problem",
+}
+
 
 def run(*names: str, seconds: float = 60) -> dict[str, list[Case]]:
     """Run programs in a process of their own, and return the cases of each. Raise TimeoutExpired after `seconds`."""
