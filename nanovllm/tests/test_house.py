@@ -284,7 +284,7 @@ CEILINGS = {
     "bench": 820,
     "chat": 400,
     "checkpoints": 2_260,
-    "cli": 1_450,
+    "cli": 1_470,
     "cluster": 330,
     "distributed": 410,
     "engine": 1_450,

@@ -3,6 +3,7 @@
 import mmap
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -103,7 +104,7 @@ def huge_kb(memory: np.ndarray[Any, Any]) -> int:
 
 def has_kernels() -> bool:
     """Return whether a loop can be compiled, and pages chosen: both need Linux, and the first numba."""
-    return hasattr(mmap, "MADV_HUGEPAGE") and find_spec("numba") is not None
+    return sys.platform == "linux" and find_spec("numba") is not None
 
 
 def layer(rounds: int = 155, num_tokens: int = 2048, heads: int = 32, sizes: tuple[int, ...] = (1, 16, 256)) -> Scores:
@@ -114,7 +115,7 @@ def layer(rounds: int = 155, num_tokens: int = 2048, heads: int = 32, sizes: tup
     """
     if not has_kernels():
         return {}
-    from stages.bench.scattered_kernel import attend
+    from stages.bench.texts.scattered_kernel import attend
 
     calls, generator, shape = TimedCalls(), torch.Generator().manual_seed(0), (num_tokens, heads, 128)
     query, out, huge = np.ones(shape[1:], np.float32), np.zeros(shape[1:], np.float32), dict[str, int]()
@@ -134,7 +135,7 @@ def chain(rounds: int = 9, num_bytes: int = 2**28, count: int = 2**16) -> Scores
     """Return the nanoseconds of a read of 64 bytes whose address is the result of the read before it, by page size."""
     if not has_kernels():
         return {}
-    from stages.bench.scattered_kernel import follow
+    from stages.bench.texts.scattered_kernel import follow
 
     calls, length = TimedCalls(), num_bytes // 64
     order = torch.randperm(length, generator=torch.Generator().manual_seed(0)).numpy()

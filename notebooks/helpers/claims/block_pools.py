@@ -18,10 +18,10 @@ from notebooks.helpers.claims.findings import (
     spread,
     under,
 )
-from stages.bench.claims import BitmapPool, FirstInFirstOut
 from stages.bench.engines import part, without_model
 from stages.bench.models import STORYTELLER
 from stages.bench.texts import first_fit, memory_pool
+from stages.bench.texts.pools import BitmapPool, FirstInFirstOut
 from stages.s2_block_manager.block_pool import BlockPool
 
 

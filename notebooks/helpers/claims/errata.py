@@ -7,7 +7,9 @@ from notebooks.helpers.claims.findings import CLAIMS, Finding
 from stages.bench.texts import Case
 
 PAGE = Path(__file__).resolve().parents[3] / "book" / "errata.md"
-HEAD = """# Errata to five texts
+HEAD = """<!-- Made by `make claims` (notebooks/helpers/claims/errata.py). -->
+
+# Errata to five texts
 
 The course began with five texts, and we recommend all of them. They explain the memory of inference engines in few
 words, with code that you can run. That code is short because it explains, and most of its faults show up only with a
@@ -24,7 +26,7 @@ def page(findings: Iterable[Finding], cases: dict[str, list[Case]]) -> str:
         faults = [f"- {found.errata[name]} (Claim {found.number})" for found in known if name in found.errata]
         right = [line(case) for case in cases[name] if case.holds]
         parts.append(f"## {text['title'].strip(chr(34))}\n\n*{text['about']}*\n\n{text['right']}")
-        parts.append("Its programs do, as it says:\n\n" + "\n".join(right) if right else "")
+        parts.append("These ran as the text says:\n\n" + "\n".join(right) if right else "")
         parts.append("To correct:\n\n" + "\n".join([*faults, *(line(case) for case in cases[name] if not case.holds)]))
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
 

@@ -102,6 +102,13 @@ def committed(key: str) -> Timing:
     return Timing(value, *part.get(f"{name}_spread", (value, value)))
 
 
+def machines() -> str:
+    """Return the machines of the committed times."""
+    own, others = under("claims.machine"), under("machine")
+    same = own is None or str(others).startswith(own)
+    return f"Committed times are from {others}" + ("." if same else f", and those of this notebook's own from {own}.")
+
+
 def under(path: str) -> Any:
     """Return the part of results.json at a path, or None."""
     part: Any = results.read()

@@ -79,6 +79,15 @@ def table(cases: list[Case]) -> str:
     return "| | the text's program printed | a stage printed | what to note |\n|---|---|---|---|\n" + rows
 
 
+def rounded(error: float) -> str:
+    """Return an error of arithmetic, the same on every machine.
+
+    >>> rounded(2e-7), rounded(0.149)
+    ('under 1e-6', '0.15')
+    """
+    return "under 1e-6" if error < 1e-6 else f"{error:.2f}"
+
+
 def attempt(call: Callable[[], object]) -> str:
     """Return the error that a call raises, in words.
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from stages.bench.engines import silent
-from stages.bench.texts import Cases, attempt, sequence
+from stages.bench.texts import Cases, attempt, rounded, sequence
 from stages.s1_contiguous_cache.slot_manager import SlotManager
 from stages.s2_block_manager.block_manager import BlockManager
 
@@ -135,7 +135,7 @@ def cases() -> Cases:
             f"{ours[0]:,.0f} MiB in stage 1, {ours[1]:,.0f} MiB in stage 2",
         ),
         "rollback": (f"{sum(pool.free)}; it returns {refused}", f"{len(stage.pool.free)}"),
-        "attention": (f"{largest_difference():.0e}",),
+        "attention": (rounded(largest_difference()),),
         "jump": (f"{(jump[1] - jump[0]) // 1024} KB",),
         "singly": (f"{forwards(256, 1)} times",),
         "empty": (f"{forwards(0, 0):,}",),

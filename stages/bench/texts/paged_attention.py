@@ -3,7 +3,7 @@
 import torch
 
 from stages.bench.engines import silent
-from stages.bench.texts import Cases, attempt, sequence
+from stages.bench.texts import Cases, attempt, rounded, sequence
 from stages.bench.texts.prefix_index import admit, cached_manager
 from stages.s2_block_manager.block_manager import BlockManager
 
@@ -89,7 +89,7 @@ def cases() -> Cases:
         "full_pool": full_pool(),
         "shared": (shared(),),
         "freed_again": (freed_again(),),
-        "softmax": ("; ".join(f"{name}: {error:.1e}" for name, error in errors.items()),),
+        "softmax": ("; ".join(f"{name}: {rounded(error)}" for name, error in errors.items()),),
         **prefixes(),
     }
 

@@ -1,4 +1,4 @@
-"""Compiled loops that read memory through a block table, and along a chain of addresses. They need numba."""
+"""The C++ text's attention, compiled, and a chain of addresses. They need numba."""
 
 import math
 from typing import Any
