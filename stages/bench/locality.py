@@ -122,7 +122,7 @@ def layer(rounds: int = 155, num_tokens: int = 2048, heads: int = 32, sizes: tup
     for kind in PAGES:
         keys, values = (pages(int(np.prod(shape)) * 4, kind).reshape(shape) for _ in "kv")
         huge[f"{kind}_huge_kb"] = huge_kb(keys)
-        for size in (num_tokens, *sizes):
+        for size in (num_tokens, *(size for size in sizes if num_tokens % size == 0)):
             table = torch.randperm(num_tokens // size, generator=generator).numpy()
             calls[f"{kind}_{'in_order' if size == num_tokens else size}"] = timed(
                 partial(attend, query, keys, values, table, size, out)

@@ -113,6 +113,7 @@ def finding_30() -> Finding:
         holds_as_worded=len(ratios) == 1,
         layer=", ".join(f"{kb} KB" for kb in layer.values()),
         times=ratios.pop(),
+        small=15 * block_bytes(shape, 1) / (960 * 1024),
         slots=15 * block_bytes(shape, 1) / 1e6,
         share=15 * block_bytes(shape, 1) / 80e9,
     )

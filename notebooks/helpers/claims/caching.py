@@ -130,7 +130,7 @@ class CachingAllocator:
 def draw(moments: dict[str, list[list[tuple[int, bool]]]]) -> Figure:
     """Draw snapshots, a line for each segment."""
     title = "A freed block merges with its neighbors, and a held one keeps holes apart"
-    fig, axes = pictures.figure(title, 2.2, columns=len(moments))
+    fig, axes = pictures.figure(title, 3.0, rows=2, columns=2)
     widest = max(sum(size for size, _ in segment) for snapshot in moments.values() for segment in snapshot)
     for ax, (name, snapshot) in zip(axes, moments.items(), strict=True):
         for row, segment in enumerate(snapshot):
@@ -138,9 +138,9 @@ def draw(moments: dict[str, list[list[tuple[int, bool]]]]) -> Figure:
             for size, is_held in segment:
                 pictures.polygons(ax, [pictures.box(left, size, -row, 0.7)], USED if is_held else PAPER, INK)
                 left += size
-        ax.set(title=name, xlim=(0, widest), ylim=(-2.2, 1), xticks=[], yticks=[])
+        ax.set(title=name, xlim=(0, widest), ylim=(-1.2, 1.2), xticks=[], yticks=[])
         pictures.bare(ax)
-    pictures.legend(axes[-1], {"held": USED, "free": PAPER})
+    pictures.legend(axes[1], {"held": USED, "free": PAPER})
     return fig
 
 
@@ -150,14 +150,14 @@ def story() -> dict[str, list[list[tuple[int, bool]]]]:
     blocks = [allocator.allocate(8 * MB)]
     allocator.free(blocks.pop())
     blocks = [allocator.allocate(size * MB) for size in (2, 3, 1)]
-    moments["8 MB were freed; 2, 3 and 1 are taken"] = allocator.snapshot()
+    moments["a free segment of 8 MB: 2, 3 and 1 are taken"] = allocator.snapshot()
     allocator.free(blocks[0])
     allocator.free(blocks[2])
-    moments["2 and 1 are freed around 3"] = allocator.snapshot()
+    moments["2 and 1 are freed"] = allocator.snapshot()
     blocks.append(allocator.allocate(6 * MB))
-    moments["6 need a new segment"] = allocator.snapshot()
+    moments["6 are taken: no hole fits, so a new segment"] = allocator.snapshot()
     allocator.free(blocks[1])
-    moments["3 is freed: one block of 8"] = allocator.snapshot()
+    moments["3 are freed: one block of 8"] = allocator.snapshot()
     return moments
 
 

@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 def attend(query: Array, keys: Array, values: Array, table: Array, block_size: int, out: Array) -> None:
     """Attend to all slots: heads outside, tokens inside, each token through the block table.
 
-    query, out [heads, dim]; keys, values [slots, heads, dim]
+    query, out [heads, dim]; keys, values [slots, heads, dim]; table [slots / block_size], which is not checked
     """
     slots, heads, dim = keys.shape
     scores, total, scale = np.empty(slots, np.float32), np.empty(dim, np.float32), np.float32(1 / math.sqrt(dim))
