@@ -1,22 +1,22 @@
 """nanovllm: an LLM inference engine with vLLM's interface, as a package and a command.
 
 llm.py, async_llm.py   LLM and AsyncLLM: start reading here
-engine/                schedules requests and manages the memory of their keys and values; it grew in the stages
-llama/                 the model: Llama, Mistral, Qwen 2.5 and Qwen 3, the same as in the stages
+engine/                schedules requests and manages the KV cache; stages/ in the repository builds it step by step
+llama/                 the model: Llama, Mistral, Qwen 2.5 and Qwen 3, with the same code as in stages/
 backends/              computes a step: torch/ (plain operations), cpu/ (Numba), gpu/ (Triton, CUDA graphs)
-checkpoints/           finds and checks a checkpoint; tokenizer, chat template, sizes
-server/                `nanovllm serve`: the OpenAI API over HTTP, metrics, and a page that shows the memory
+checkpoints/           finds and validates a checkpoint; tokenizer, chat template, memory sizes
+server/                `nanovllm serve`: the OpenAI API over HTTP, metrics, and a web page that shows the KV cache
 trace/                 records the events of an engine, replays them, and converts them for a viewer
 bench/                 measures the throughput and latency of this engine and others
 cli/                   the commands
-vllm_names.py          vLLM's other modules, from nanovllm.sampling_params to nanovllm.v1, for scripts
+vllm_names.py          vLLM's module names, such as nanovllm.sampling_params, for scripts that import from them
 """
 
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .vllm_names import Finder, missing_name
+from .vllm_names import VLLMModuleFinder, missing_name_error
 
 if TYPE_CHECKING:
     from .async_llm import AsyncLLM, AsyncLLMEngine, EngineDeadError
@@ -71,7 +71,8 @@ __all__ = [
     "TokensPrompt",
     "Vector",
 ]
-# The modules of these names. Each imports those before it, so a name is in the first one that has it.
+# The modules that define these names. Each imports only from those before it in the list, so the first module that has
+# a name defines it.
 MODULES = (
     *("options.config", "options.engine_args", "requests.sampling_params", "requests.pooling_params"),
     *("requests.prompts", "requests.tokens", "requests.outputs", "metrics", "stats"),
@@ -79,13 +80,13 @@ MODULES = (
 )
 
 
-sys.meta_path.insert(0, Finder())
+sys.meta_path.insert(0, VLLMModuleFinder())
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, and torch with it, on first use: `--help` needs neither."""
+    """Import a public name on first use. Importing all of them, and torch with them, would delay `--help`."""
     if name not in __all__:
-        raise missing_name(__name__, name)
+        raise missing_name_error(__name__, name)
     modules = (import_module(f"{__name__}.{module}") for module in MODULES)
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 

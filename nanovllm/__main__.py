@@ -7,32 +7,32 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status. A user's error prints one line to standard error."""
-    from .cli.terminal import end_at_once, handled_by
+    """Run a command and return its exit status. Print an expected error as one line on standard error."""
+    from .cli.terminal import exit_immediately, signal_handled_by
 
-    with handled_by(end_at_once):
+    with signal_handled_by(exit_immediately):
         from .cli.commands import run
 
         return run(arguments)
 
 
-def shorten_spinning() -> None:
-    """Make OpenMP's threads sleep soon when they wait, unless the environment decides otherwise.
+def limit_openmp_spinning() -> None:
+    """Make waiting OpenMP threads sleep after a short spin, unless the environment sets its own policy.
 
-    A spinning thread occupies a core that another process, or a kernel's helper thread, could use. OpenMP reads this
-    when torch is imported.
+    A spinning thread occupies a core that another process, or a kernel's helper thread, could use. OpenMP reads the
+    setting when torch is imported.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & {*os.environ}:
         os.environ["GOMP_SPINCOUNT"] = "1000"  # about a microsecond
 
 
 def console() -> None:
-    """Run the command as a process: Ctrl-C prints one line at most from the first import until Python has ended."""
+    """Run the command as a process. Ctrl-C prints at most one line, from the first import until Python exits."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would print a traceback
-    from .cli import terminal  # noqa: F401  # main() needs it for its handler, and the import takes a moment
+    from .cli import terminal  # noqa: F401  # slow to import, and main() needs its handler
 
-    shorten_spinning()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # restored after main(), when only the status is left to return
+    limit_openmp_spinning()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until Python has exited; main() sets its own handler while it runs
     sys.exit(main())
 
 

@@ -2,11 +2,11 @@
 
     the cat     sat (-1.2)    ran (-1.9)    is (-2.0)       width 2: two are kept, "is" is dropped
                  |              |
-                on (-1.5)     off (-2.3)   to (-2.6)        the two best both come from "sat", which is forked
+                on (-1.5)     off (-2.3)   to (-2.6)        the best two both come from "sat", which is forked
                 by (-2.1)
 
 A beam is a sequence. It is forked once for each continuation that is kept, and then freed. The algorithm is by Wu et
-al. 2016 (arXiv:1609.08144); scores and stopping follow `generate` of transformers.
+al. 2016 (arXiv:1609.08144); scores and stopping follow transformers' generate().
 """
 
 import copy
@@ -32,15 +32,17 @@ from .requests.tokens import SampledToken
 
 @dataclass(frozen=True)
 class BeamSearchParams:
-    """The number of beams to keep, their scoring, and when to stop."""
+    """The options of a beam search: how many beams to keep, how to score them, and when to stop."""
 
     beam_width: int
     max_tokens: int = 16
     ignore_eos: bool = False
     length_penalty: float = 1.0  # score = logprob / length ** length_penalty; above 0 favors long outputs
-    early_stopping: bool | str = False  # True: stop at beam_width hypotheses; False, "never": once none can improve
+    # True: stop at beam_width finished outputs. False: also wait until no running beam scores higher than the worst of
+    # them. "never": also wait until no running beam could score higher at any length.
+    early_stopping: bool | str = False
 
-    # Only the defaults are supported.
+    # Only the defaults are supported, except for skip_special_tokens, which affects the text of a BeamSearchSequence.
     temperature: float = field(default=0.0, kw_only=True)
     include_stop_str_in_output: bool = field(default=False, kw_only=True)
     structured_outputs: str | None = field(default=None, kw_only=True)
@@ -50,7 +52,7 @@ class BeamSearchParams:
     RULES: ClassVar[dict[str, Rule]] = {
         "beam_width": AT_LEAST_1,
         "max_tokens": AT_LEAST_1,
-        "length_penalty": ("from -16 to 16", lambda value: abs(value) <= 16),  # any length to this power is a float
+        "length_penalty": ("from -16 to 16", lambda value: abs(value) <= 16),  # so length ** penalty fits a float
         "early_stopping": ('True, False or "never"', lambda value: value in (True, False, "never")),
     }
 
@@ -67,7 +69,7 @@ class BeamSearchSequence:
 
     orig_prompt: dict[str, Any]
     tokens: list[int]
-    logprobs: list[Position]  # the likeliest tokens at each position of the output
+    logprobs: list[Position]  # the likeliest tokens at each position of the output, which excludes the prompt
     lora_request: None = None
     cum_logprob: float = 0.0
     text: str | None = None
@@ -77,18 +79,18 @@ class BeamSearchSequence:
 
 @dataclass
 class BeamSearchOutput(RequestOutput):
-    """A RequestOutput whose outputs are the beams, which are also in `sequences`, as in vLLM."""
+    """A RequestOutput whose `outputs` are the beams. `sequences` holds the same beams in vLLM's form."""
 
     sequences: list[BeamSearchSequence] = field(default_factory=list)  # best first; empty after an error
 
 
 class Candidate(NamedTuple):
-    """A beam and one more token."""
+    """A beam that is extended by one token."""
 
     parent: Sequence
     token_id: int
     logprob: float  # of the whole output
-    position: Position | None = None  # the likeliest tokens where this one is
+    position: Position | None = None  # the likeliest tokens at this position
 
     @property
     def logprobs(self) -> list[Position]:
@@ -120,11 +122,14 @@ class Hypotheses:
         self._params = params
 
     def add(self, token_ids: list[int], logprob: float, logprobs: list[Position] | None = None) -> None:
-        hypothesis = Hypothesis(self._score(logprob, len(token_ids)), token_ids, logprob, logprobs or [])
-        self.best = sorted([*self.best, hypothesis], key=lambda h: -h.score)[: self._params.beam_width]
+        added = Hypothesis(self._score(logprob, len(token_ids)), token_ids, logprob, logprobs or [])
+        self.best = sorted([*self.best, added], key=lambda hypothesis: -hypothesis.score)[: self._params.beam_width]
 
     def are_final(self, logprob: float, num_tokens: int, max_tokens: int) -> bool:
-        """Return True if even the best beam, with `logprob` after `num_tokens` tokens, cannot enter the list."""
+        """Return True if the search may stop, according to early_stopping.
+
+        `logprob` and `num_tokens` describe the output of the best running beam, which may reach `max_tokens` tokens.
+        """
         if len(self.best) < self._params.beam_width:
             return False
         if self._params.early_stopping is True:
@@ -138,7 +143,7 @@ class Hypotheses:
 
 
 class BeamSearch:
-    """A search, one prompt at a time. It uses the engine's pool and model, so no request may be running."""
+    """A beam search for one prompt at a time. It uses the engine's pool and model, so no request may be running."""
 
     def __init__(self, engine: LLMEngine, params: BeamSearchParams) -> None:
         if not isinstance(params, BeamSearchParams):
@@ -151,7 +156,10 @@ class BeamSearch:
         self._params = params
 
     def run(self, request_id: str, prompt: ParsedPrompt) -> BeamSearchOutput:
-        """Return an output with up to beam_width completions, best first, or with an error."""
+        """Return an output with up to beam_width completions, best first, or with an error.
+
+        Raise RankError if a rank fails.
+        """
         self._engine.ranks.send(search, self._params, request_id, prompt)
         params = SamplingParams(
             n=self._params.beam_width, max_tokens=self._params.max_tokens, ignore_eos=self._params.ignore_eos, seed=0
@@ -166,19 +174,19 @@ class BeamSearch:
             raise
         except Exception as error:
             self._observers.tell("end", error)
-            if not isinstance(error, ValueError | RuntimeError | MemoryError):  # not caused by prompt, pool or model
+            if not isinstance(error, ValueError | RuntimeError | MemoryError):  # a bug, not a request that fails
                 raise
             return BeamSearchOutput(**vars(RequestOutput.failed(request_id, prompt, str(error))))
-        for seq, hypothesis in zip(samples, hypotheses, strict=False):  # there may be fewer hypotheses
+        for seq, hypothesis in zip(samples, hypotheses, strict=False):  # there may be fewer hypotheses than samples
             for token_id in hypothesis.token_ids:
                 seq.append_token(SampledToken(token_id, 0.0))
             seq.cumulative_logprob = hypothesis.logprob
             self._observers.tell("finish", seq)
         output = request_output(samples[: len(hypotheses)])
-        sequences = [self._sequence(output, i, hypothesis) for i, hypothesis in enumerate(hypotheses)]
+        sequences = [self._as_sequence(output, index, hypothesis) for index, hypothesis in enumerate(hypotheses)]
         return BeamSearchOutput(**vars(output), sequences=sequences)
 
-    def _sequence(self, output: RequestOutput, i: int, hypothesis: Hypothesis) -> BeamSearchSequence:
+    def _as_sequence(self, output: RequestOutput, index: int, hypothesis: Hypothesis) -> BeamSearchSequence:
         tokens = [*output.prompt_token_ids, *hypothesis.token_ids]
         text = None
         if self._engine.tokenizer:
@@ -187,7 +195,7 @@ class BeamSearch:
             orig_prompt={"type": "token", "prompt_token_ids": output.prompt_token_ids, "prompt": output.prompt},
             tokens=tokens,
             logprobs=hypothesis.logprobs,
-            cum_logprob=output.outputs[i].cumulative_logprob,
+            cum_logprob=output.outputs[index].cumulative_logprob,
             text=text,
         )
 
@@ -212,19 +220,22 @@ class BeamSearch:
         return hypotheses.best
 
     def _allocate(self, root: Sequence) -> None:
-        """Let `root` hold its blocks, all of them loaded. Start over if one is lost on its way."""
-        manager, is_whole = self._kv_cache_manager, False
-        while not is_whole:
+        """Allocate the blocks of `root`, and wait until the cached ones are loaded. Start over if a load fails."""
+        manager, is_loaded = self._kv_cache_manager, False
+        while not is_loaded:
             manager.allocate(root, manager.find_hits(root))
             try:
                 manager.collect_loads(wait=True)
-                is_whole = root not in manager.broken
+                is_loaded = root not in manager.broken
             finally:
-                if not is_whole:
+                if not is_loaded:
                     manager.free(root)
 
     def _step(self, beams: list[Sequence], hypotheses: Hypotheses) -> list[Sequence]:
-        """Fork the next beams and free these. Return the new ones, or an empty list once the search is over."""
+        """Compute a step. Return the beams of the next one, or an empty list when the search is over.
+
+        While the prompt is incomplete, these are `beams`. Afterwards they are forked from `beams`, which are freed.
+        """
         if beams[0].num_uncomputed_tokens > self._max_num_batched_tokens:  # compute one chunk of the prompt
             self._compute(beams)
             return beams
@@ -236,27 +247,27 @@ class BeamSearch:
     def _most_likely(self, beams: list[Sequence]) -> list[Candidate]:
         """Return the most likely continuations of all beams by one token, best first.
 
-        They are enough to keep beam_width beams even if every other candidate is a stop token.
+        There are enough of them to continue beam_width beams even if all stop tokens of each beam are among them.
         """
         copies = [copy for beam in beams if (copy := self._kv_cache_manager.append_slot(beam))]
         self._engine.kv_cache.copy_blocks(copies)
         self._observers.tell("copy", copies)
-        size = self._max_num_batched_tokens
-        logprobs = torch.cat([self._compute(beams[start : start + size]) for start in range(0, len(beams), size)])
+        limit = self._max_num_batched_tokens  # beams in a batch, each of which computes one token
+        logprobs = torch.cat([self._compute(beams[start : start + limit]) for start in range(0, len(beams), limit)])
         count = self._params.beam_width * max(2, 1 + len(beams[0].stop_token_ids))
         top = logprobs.topk(min(count, logprobs.shape[1]))  # [num_beams, count]
-        positions = top_logprobs(logprobs, top.indices[:, 0].tolist(), count)  # the same tokens with their ranks
-        rows = zip(beams, positions, top.indices.tolist(), top.values.tolist(), strict=True)
+        positions = top_logprobs(logprobs, top.indices[:, 0].tolist(), count)  # the tokens of `top`, with their ranks
+        beam_results = zip(beams, positions, top.indices.tolist(), top.values.tolist(), strict=True)
         candidates = [
             Candidate(beam, token_id, beam.cumulative_logprob + logprob, position)
-            for beam, position, token_ids, values in rows
-            for token_id, logprob in zip(token_ids, values, strict=True)
+            for beam, position, token_ids, token_logprobs in beam_results
+            for token_id, logprob in zip(token_ids, token_logprobs, strict=True)
         ]
         return sorted(candidates, key=lambda candidate: -candidate.logprob)[:count]
 
     @torch.inference_mode()
     def _compute(self, beams: list[Sequence]) -> Tensor:
-        """Run the model. Return the logprobs of each beam's next token, float32 [num_beams, vocab_size]."""
+        """Run the model. Return the log-probabilities of each beam's next token, float32 [num_beams, vocab_size]."""
         batch: list[Scheduled] = [
             (beam, min(beam.num_uncomputed_tokens, self._max_num_batched_tokens)) for beam in beams
         ]
@@ -269,9 +280,9 @@ class BeamSearch:
         return logits.float().log_softmax(dim=-1)
 
     def _choose(self, candidates: list[Candidate], hypotheses: Hypotheses) -> list[Candidate]:
-        """Return the beam_width best candidates that continue, or an empty list once the search is over.
+        """Return the beam_width best candidates that have not ended, or an empty list when the search is over.
 
-        Finished candidates among the beam_width best of all become hypotheses.
+        First add each candidate that has ended to `hypotheses`, if it is among the beam_width best.
         """
         width = self._params.beam_width
         for candidate in candidates[:width]:
@@ -294,5 +305,5 @@ class BeamSearch:
 
 
 def search(engine: LLMEngine, params: BeamSearchParams, request_id: str, prompt: ParsedPrompt) -> BeamSearchOutput:
-    """Return the output of a search on an engine whose requests have all ended."""
+    """Search on an engine without unfinished requests, and return the output."""
     return BeamSearch(engine, params).run(request_id, prompt)

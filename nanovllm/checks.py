@@ -1,7 +1,7 @@
-"""Checks of options that are fields of a dataclass.
+"""Checks for options that are fields of a dataclass.
 
-check_fields() compares each value with the field's type and with a table of rules. It raises ValueError with the name
-and the value, such as "max_tokens must be at least 1, got 0".
+check_fields() checks each value against the field's type and a table of rules. It raises ValueError with the name and
+the value, such as "max_tokens must be at least 1, got 0".
 """
 
 import math
@@ -21,14 +21,14 @@ SEED: Rule = ("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63)
 
 
 def cli_option(default: Default, help: str, choices: tuple[str, ...] = (), flags: tuple[str, ...] = ()) -> Default:
-    """Return a field that is also an option of the command line, with its help text. `flags` are its short forms."""
+    """Return a dataclass field that is also a command-line option. `flags` are its short forms."""
     return field(default=default, metadata={"help": help, "choices": choices, "flags": flags})
 
 
 def check_fields(options: Any, rules: dict[str, Rule]) -> None:
     """Check the type of each field of the dataclass `options`, then its rule. Rules do not apply to None.
 
-    Numbers of other libraries, such as numpy's, are replaced by Python's own.
+    Replace numbers of other libraries, such as numpy's, with Python numbers. Raise ValueError for an invalid field.
     """
     for option in fields(options):
         value = getattr(options, option.name)
@@ -37,23 +37,24 @@ def check_fields(options: Any, rules: dict[str, Rule]) -> None:
 
 
 def check_field(option: Field[Any], value: Any, rules: dict[str, Rule]) -> Any:
-    """Return `value`, as Python's own number if it is one. Raise ValueError if it breaks the field's type or rule."""
-    kinds = (option.type,) if option.type in TYPES else get_args(option.type) or (option.type,)  # of int | None: both
-    if value is None and NoneType in kinds:
+    """Return `value`, or a Python number for another library's number. Raise ValueError for a wrong type or value."""
+    # A union has several types.
+    types = (option.type,) if option.type in TYPE_RULES else get_args(option.type) or (option.type,)
+    if value is None and NoneType in types:
         return None
-    kinds = tuple(kind for kind in kinds if kind is not NoneType)
-    matching = [kind for kind in kinds if rule_for_type(kind)[1](value)]
-    words, holds = rules.get(option.name) or choices_rule(option)
+    types = tuple(kind for kind in types if kind is not NoneType)
+    matching = [kind for kind in types if rule_for_type(kind)[1](value)]
+    requirement, is_valid = rules.get(option.name) or choices_rule(option)
     if not matching:
-        words = " or ".join(rule_for_type(kind)[0] for kind in kinds)
-    if not matching or not holds(value):
-        raise ValueError(f"{option.name} must be {words}, got {short_repr(value)}")
+        requirement = " or ".join(rule_for_type(kind)[0] for kind in types)
+    if not matching or not is_valid(value):
+        raise ValueError(f"{option.name} must be {requirement}, got {short_repr(value)}")
     return matching[0](value) if matching[0] in (int, float) else value
 
 
 def rule_for_type(kind: Any) -> Rule:
-    """Return the rule for a type from TYPES, or an isinstance check for any other class."""
-    return TYPES.get(kind) or (f"a {kind.__name__}", lambda value: isinstance(value, kind))
+    """Return the rule for a type in TYPE_RULES, or an isinstance check for any other class."""
+    return TYPE_RULES.get(kind) or (f"a {kind.__name__}", lambda value: isinstance(value, kind))
 
 
 def choices_rule(option: Field[Any]) -> Rule:
@@ -63,13 +64,15 @@ def choices_rule(option: Field[Any]) -> Rule:
 
 
 def check_unsupported(**arguments: Any) -> None:
-    """Raise ValueError if an argument that only vLLM supports is set. 0, None, False and empty values are unset.
+    """Raise ValueError if an argument that only vLLM supports is set. None, False, 0 and empty values count as unset.
+
+    So does a list in which all items are unset.
 
     >>> check_unsupported(lora_request=None, priority=[0, 0], mm_processor_kwargs={})
     """
     for name, value in arguments.items():
         values = value if isinstance(value, list | tuple) else [value]
-        if any(each not in (None, 0, "", {}, [], ()) for each in values):
+        if any(item not in (None, 0, "", {}, [], ()) for item in values):
             raise ValueError(f"{name} is unsupported, got {short_repr(value)}")
 
 
@@ -79,14 +82,14 @@ def short_repr(value: Any) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def nearest(name: str, known: list[str]) -> str:
+def did_you_mean(name: str, known: list[str]) -> str:
     """Return a hint for an error about an unknown name: the most similar known name, or "" if none is similar.
 
-    >>> nearest("tensor_paralel_size", ["seed", "tensor_parallel_size"])
+    >>> did_you_mean("tensor_paralel_size", ["seed", "tensor_parallel_size"])
     ": did you mean 'tensor_parallel_size'?"
     """
-    near = get_close_matches(name, known, n=1)
-    return f": did you mean {near[0]!r}?" if near else ""
+    similar_names = get_close_matches(name, known, n=1)
+    return f": did you mean {similar_names[0]!r}?" if similar_names else ""
 
 
 def is_integer(value: Any) -> bool:
@@ -95,7 +98,7 @@ def is_integer(value: Any) -> bool:
     >>> is_integer(3), is_integer(3.0), is_integer(True), is_integer("3")
     (True, False, False, False)
     """
-    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))  # fast, in long lists
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))  # the fast test first
 
 
 def is_number(value: Any) -> bool:
@@ -120,7 +123,7 @@ def is_bias(bias: Any) -> bool:
     return is_number(bias) or bias == -math.inf
 
 
-TYPES: dict[Any, Rule] = {
+TYPE_RULES: dict[Any, Rule] = {
     int: ("an integer", is_integer),
     float: ("a finite number", is_number),
     bool: ("True or False", lambda value: isinstance(value, bool)),

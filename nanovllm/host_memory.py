@@ -1,4 +1,4 @@
-"""The memory of this machine: how much a process may use, which a container may limit, and in pages of which size."""
+"""Host memory: how much of it this process may use (a container can limit that), and how to get huge pages."""
 
 import ctypes
 import math
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 ROOT = Path("/")
 HUGE_PAGE = 1 << 21  # bytes
-MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # Linux: use huge pages from the first write on; make them of pages in use
-# For each version: the files of a group's limit and usage, and the entry of memory.stat for the part of the page cache
-# that the system drops first. The usage includes the page cache.
-V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-V2 = ("memory.max", "memory.current", "inactive_file")
+MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25  # Linux: use huge pages on first write; turn used pages into huge ones
+# For each version of Linux's control groups: the files with the limit and the usage, and memory.stat's entry for the
+# part of the page cache that Linux drops first. The usage includes the page cache.
+V1_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+V2_FILES = ("memory.max", "memory.current", "inactive_file")
 
 
 class HostMemory(NamedTuple):
@@ -28,28 +28,31 @@ class HostMemory(NamedTuple):
 
 
 def host_memory(root: Path = ROOT) -> HostMemory:
-    """Return the memory of this machine, or of the tightest control group around this process if that is less."""
+    """Return the memory that this process may use: the machine's, within the limit of each control group around it.
+
+    Where /proc/meminfo cannot be read, `available` is the total.
+    """
     try:
-        lines = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
-        total, available = (int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    except (OSError, KeyError, ValueError):  # not Linux
+        meminfo = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines())
+        total, available = (int(meminfo[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):  # for example, not on Linux
         total = available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for group, (limit_file, usage_file, inactive_file) in control_groups(root):
         try:
             limit, usage = (int((group / name).read_text()) for name in (limit_file, usage_file))
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             reclaimable = int(stat[inactive_file])
-        except (OSError, KeyError, ValueError):  # no limit is set
+        except (OSError, KeyError, ValueError):  # no limit is set, or there is no such folder
             continue
         total, available = min(total, limit), min(available, limit - usage + reclaimable)
     return HostMemory(total, max(available, 0))
 
 
 def control_groups(root: Path) -> list[tuple[Path, tuple[str, str, str]]]:
-    """Return the folders of the groups around this process, which all limit it, each with V1 or V2.
+    """Return the folder of each control group around this process, with V1_FILES or V2_FILES, the names of its files.
 
-    In a container, the path of a group may be one of the host. Then only the folder where groups are mounted exists,
-    and it is the container's own group.
+    In a container, a group's path may be its path on the host. Then only the mount point exists, and it is the
+    container's group. Folders that do not exist are returned, too.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -59,16 +62,16 @@ def control_groups(root: Path) -> list[tuple[Path, tuple[str, str, str]]]:
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers and "memory" not in controllers.split(","):
             continue
-        mount, files = (root / "sys/fs/cgroup/memory", V1) if controllers else (root / "sys/fs/cgroup", V2)
+        mount, files = (root / "sys/fs/cgroup/memory", V1_FILES) if controllers else (root / "sys/fs/cgroup", V2_FILES)
         folder = mount / path.lstrip("/")
         groups += [(group, files) for group in (folder, *folder.parents) if group.is_relative_to(mount)]
     return groups
 
 
 def default_pool_bytes(limit: int) -> int:
-    """Return the default size of a pool of KV cache: at most `limit`, and a quarter of the available memory.
+    """Return the default size of a pool in bytes: `limit`, or a quarter of the available memory if that is less.
 
-    There are two pools, and a step needs memory, too.
+    The rest of the memory is for a second pool and for the engine's steps.
     """
     return min(limit, host_memory().available // 4)
 
@@ -76,9 +79,10 @@ def default_pool_bytes(limit: int) -> int:
 def allocate(
     shape: tuple[int, ...], dtype: "torch.dtype", device: "torch.device", pin_memory: bool = False
 ) -> "Tensor":
-    """Return a tensor without values. Raise RuntimeError if there is no room for it.
+    """Return an uninitialized tensor. Raise RuntimeError if it does not fit in memory.
 
-    Linux may promise more memory than a machine or a container has, and end the process when it is used.
+    The size of a tensor on the CPU is checked here: Linux may promise more memory than a machine or a container has,
+    and kill the process once it uses that memory.
     """
     import torch
 
@@ -89,9 +93,10 @@ def allocate(
 
 
 def use_huge_pages(tensor: "Tensor", advice: int = MADV_HUGEPAGE) -> None:
-    """Ask Linux for huge pages, where the tensor fills them: reading memory in order is faster with fewer pages.
+    """Ask Linux to back a tensor on the CPU with huge pages, so that sequential reads cross fewer pages.
 
-    The default advice is for a tensor that has not been written yet. Refusals are ignored: they only cost time.
+    Huge pages that the tensor fills only in part stay as they are. MADV_HUGEPAGE is for a tensor that has not been
+    written yet, MADV_COLLAPSE for one that has. A refusal is ignored, as it only costs speed.
     """
     if sys.platform == "linux" and tensor.device.type == "cpu":
         start = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE

@@ -1,4 +1,4 @@
-"""LLM: prompts in, outputs out, with vLLM's interface. Each call adds requests and steps the engine until they end."""
+"""LLM: prompts in, outputs out, with vLLM's interface. A call adds requests and steps the engine until they finish."""
 
 import copy
 import itertools
@@ -26,18 +26,18 @@ from .options.config import EngineConfig
 from .options.engine_args import EngineArgs
 from .requests.outputs import EmbeddingRequestOutput, RequestOutput
 from .requests.pooling_params import PoolingParams
-from .requests.prompts import Message, ParsedPrompt, PromptType, as_conversations, as_prompts, options_of
+from .requests.prompts import Message, ParsedPrompt, PromptType, as_conversations, as_prompts, checked_options
 from .requests.sampling_params import RequestOutputKind, SamplingParams
 from .stats import EngineStats
 
 Prompts = PromptType | abc.Sequence[PromptType]
-Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each
+Params = SamplingParams | abc.Sequence[SamplingParams] | None  # one for all prompts, or one for each prompt
 Request = tuple[ParsedPrompt, SamplingParams]
-OneParams = TypeVar("OneParams", SamplingParams, PoolingParams)
+ParamsType = TypeVar("ParamsType", SamplingParams, PoolingParams)
 
 
 class Bar(Protocol):
-    """The part of tqdm that a progress bar needs."""
+    """The part of tqdm's interface that ProgressBar uses."""
 
     postfix: str
 
@@ -51,7 +51,7 @@ UseTqdm = bool | abc.Callable[..., Bar]  # True shows a bar; a callable builds o
 class LLM:
     """An engine for scripts, as in LLM("models/storyteller").generate("Once upon a time").
 
-    It belongs to the first thread that uses it, and only one stream() may be open at a time.
+    An LLM belongs to the first thread that uses it, and only one stream() may be open at a time.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LLM:
     ) -> None:
         """Build an engine. `options` are the other fields of EngineArgs.
 
-        Raise ValueError for an invalid option or checkpoint.
+        Raise TypeError for an unknown option, and ValueError for an invalid value or checkpoint.
         """
         args = EngineArgs(model=model, **options)
         self.chat_template = read_template(chat_template)
@@ -82,7 +82,7 @@ class LLM:
 
     @property
     def peak(self) -> PoolReport:
-        """The state of the pool when most of it was held, since the start."""
+        """The fullest state of the KV cache's pool since the start."""
         return self.llm_engine.kv_cache_manager.peak
 
     def generate(
@@ -96,22 +96,23 @@ class LLM:
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Return one finished output for each prompt, in their order.
+        """Return one finished output per prompt, in the order of the prompts.
 
-        The default sampling_params come from the model's generation_config.json. A request that cannot be served has
-        finish_reason "error", RequestOutput.error says why, and a warning names it. Raise ValueError, before anything
-        is computed, for an invalid prompt.
+        By default, sampling_params come from the model's generation_config.json. If a request cannot be served, the
+        finish_reason of its output is "error", RequestOutput.error gives the reason, and a warning is issued. Raise
+        ValueError for an invalid prompt, before computing anything.
         """
         check_unsupported(lora_request=lora_request, priority=priority, mm_processor_kwargs=mm_processor_kwargs)
         self.llm_engine.check_thread()
-        parsed = [self.llm_engine.tokenized(prompt, tokenization_kwargs) for prompt in as_prompts(prompts)]
-        return self._generate(self._requests(parsed, sampling_params), use_tqdm)
+        parsed_prompts = [self.llm_engine.tokenized(prompt, tokenization_kwargs) for prompt in as_prompts(prompts)]
+        return self._generate(self._requests(parsed_prompts, sampling_params), use_tqdm)
 
     def stream(self, prompts: Prompts, sampling_params: Params = None) -> abc.Generator[RequestOutput, None, None]:
-        """Yield the output of a request so far whenever it has a new token. Close the iterator to abort the rest.
+        """Yield outputs as they are generated, in the form that output_kind selects.
 
-        Raise ValueError if the numbers of prompts and sampling_params differ; and, on the first iteration, if another
-        stream() is open or requests were added to `llm_engine` directly.
+        Close the iterator to abort unfinished requests. Raise ValueError for an invalid prompt, or if the numbers of
+        prompts and sampling_params differ. The first iteration raises ValueError if another stream() is open or if
+        `llm_engine` has unfinished requests.
         """
         self.llm_engine.check_thread()
         return self._serve(self._requests(as_prompts(prompts), sampling_params))
@@ -132,22 +133,22 @@ class LLM:
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Return the model's answers to one conversation or several, in their order.
+        """Return the model's answers to one or more conversations, in order.
 
-        The chat template, the model's own by default, turns each conversation into a prompt. Raise ValueError if there
-        is no template, or if it rejects a conversation.
+        The chat template, by default the model's own, turns each conversation into a prompt. Raise ValueError if there
+        is no template, or if the template rejects a conversation.
         """
         check_unsupported(lora_request=lora_request, priority=priority, mm_processor_kwargs=mm_processor_kwargs)
         self.llm_engine.check_thread()
         options: dict[str, Any] = {"tools": tools, "chat_template": chat_template or self.chat_template}
         options["add_generation_prompt"] = add_generation_prompt
         options["continue_final_message"] = continue_final_message
-        options |= options_of("chat_template_kwargs", chat_template_kwargs)
+        options |= checked_options("chat_template_kwargs", chat_template_kwargs)
         conversations = as_conversations(messages, chat_template_content_format)
-        # The template itself writes BOS.
-        special = {"add_special_tokens": False} | options_of("tokenization_kwargs", tokenization_kwargs)
-        texts = (render_chat(self.get_tokenizer(), each, **options) for each in conversations)
-        prompts = [self.llm_engine.tokenized(text, special) for text in texts]
+        # The template already adds BOS.
+        tokenizer_options = {"add_special_tokens": False} | checked_options("tokenization_kwargs", tokenization_kwargs)
+        texts = (render_chat(self.get_tokenizer(), conversation, **options) for conversation in conversations)
+        prompts = [self.llm_engine.tokenized(text, tokenizer_options) for text in texts]
         return self._generate(self._requests(prompts, sampling_params), use_tqdm)
 
     def embed(
@@ -159,17 +160,17 @@ class LLM:
         lora_request: object = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Return the embedding of each prompt, in their order: the normalized hidden state of its last token.
+        """Return the embedding of each prompt, in order: the hidden state of its last token, by default normalized.
 
-        Raise ValueError, before anything is computed, for an invalid prompt or one that doesn't fit.
+        Raise ValueError, before computing anything, for a prompt that is invalid or too long.
         """
         check_unsupported(lora_request=lora_request)
         self.llm_engine.check_thread()
-        parsed = [self.llm_engine.tokenized(prompt, tokenization_kwargs) for prompt in as_prompts(prompts)]
+        parsed_prompts = [self.llm_engine.tokenized(prompt, tokenization_kwargs) for prompt in as_prompts(prompts)]
         params = PoolingParams() if pooling_params is None else pooling_params
-        outputs, requests = [], pair(parsed, params, PoolingParams, "pooling_params")
+        outputs, requests = [], pair_with_params(parsed_prompts, params, PoolingParams, "pooling_params")
         with ProgressBar(use_tqdm, len(requests)) as bar, closing(self._serve(requests)) as stream:
-            for output in stream:  # those that are refused come first
+            for output in stream:  # rejected requests come first, and from_base() raises for them
                 outputs.append(EmbeddingRequestOutput.from_base(output))
                 bar.add(output)
         return sorted(outputs, key=lambda output: int(output.request_id))
@@ -182,19 +183,19 @@ class LLM:
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """Return one output for each prompt, in their order, with beam_width sequences, best first.
+        """Return one output per prompt, in order, each with up to beam_width sequences, best first.
 
-        Prompts are searched one at a time; concurrency_limit has no effect. Raise ValueError if the engine has
-        unfinished requests.
+        Prompts are processed one at a time, and concurrency_limit has no effect. If a prompt cannot be served,
+        `error` in its output gives the reason. Raise ValueError if the engine has unfinished requests.
         """
         check_unsupported(lora_request=lora_request)
         self.llm_engine.check_thread()
         if self.llm_engine.has_unfinished_requests():
             raise ValueError("beam_search needs an idle engine, and this one has unfinished requests")
         self.llm_engine.kernels.switch_when_ready()
-        search, outputs, parsed = BeamSearch(self.llm_engine, params), [], as_prompts(prompts)
-        with ProgressBar(use_tqdm, len(parsed) * params.beam_width) as bar:
-            for prompt in parsed:
+        search, outputs, parsed_prompts = BeamSearch(self.llm_engine, params), [], as_prompts(prompts)
+        with ProgressBar(use_tqdm, len(parsed_prompts) * params.beam_width) as bar:
+            for prompt in parsed_prompts:
                 outputs.append(search.run(next(self._request_ids), prompt))
                 bar.add(outputs[-1])
         warn_of_errors(outputs, stacklevel=3)
@@ -205,7 +206,7 @@ class LLM:
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the default sampling_params, from the model's generation_config.json."""
+        """Return a copy of the default sampling_params, from the model's generation_config.json."""
         return self._default_params.clone()
 
     def get_metrics(self) -> list[Metric]:
@@ -217,15 +218,15 @@ class LLM:
         return self.llm_engine.stats()
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record a profile until stop_profile(): with names for the parts of each step, as profiler_config says."""
+        """Record a profile until stop_profile(), as configured by profiler_config. See the ranges in profiling.py."""
         self.llm_engine.start_profile(profile_prefix)
 
     def stop_profile(self) -> None:
-        """Stop recording, and write the trace. Raise ValueError if no profile is being recorded."""
+        """Stop recording, and write the trace of torch's profiler. Raise ValueError if no profile is being recorded."""
         self.llm_engine.stop_profile()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Empty the prefix cache on the device and the host. Return False, and change nothing, while a request runs.
+        """Empty the prefix cache in all tiers, disk included. Return False, and change nothing, while a request runs.
 
         With `reset_running_requests`, preempt all running requests first, so that they start over.
         """
@@ -233,10 +234,10 @@ class LLM:
 
     def _requests(self, prompts: list[ParsedPrompt], params: Params) -> list[Request]:
         params = self.get_default_sampling_params() if params is None else params
-        return pair(prompts, params, SamplingParams, "sampling_params")
+        return pair_with_params(prompts, params, SamplingParams, "sampling_params")
 
     def _generate(self, requests: list[Request], use_tqdm: UseTqdm) -> list[RequestOutput]:
-        """Return the final outputs, whatever output_kind is."""
+        """Return the final outputs, regardless of output_kind."""
         requests = [(prompt, final_only(params)) for prompt, params in requests]
         # Without closing(), the traceback of an error would keep the generator alive and its requests unfinished.
         outputs, num_samples = [], sum(params.n for _, params in requests)
@@ -270,42 +271,45 @@ class LLM:
                         yield from outputs
             finally:
                 self._is_streaming = False
-                with ExitStack() as stack:  # even if one raises, all others are aborted
+                with ExitStack() as stack:  # abort every request, even if aborting one raises
                     for request_id in request_ids:
                         stack.callback(self.llm_engine.abort_request, request_id)
 
 
-def pair(
-    prompts: list[ParsedPrompt], params: OneParams | abc.Sequence[OneParams], kind: type[OneParams], name: str
-) -> list[tuple[ParsedPrompt, OneParams]]:
-    """Return each prompt with its params, the argument `name`. Raise ValueError if their numbers differ.
+def pair_with_params(
+    prompts: list[ParsedPrompt], params: ParamsType | abc.Sequence[ParamsType], params_type: type[ParamsType], name: str
+) -> list[tuple[ParsedPrompt, ParamsType]]:
+    """Pair each prompt with its params. Raise ValueError if their numbers differ, or for params of a wrong type.
 
-    >>> pairs = pair(["a", "b"], SamplingParams(max_tokens=4), SamplingParams, "sampling_params")
+    `name` is the name of the argument `params` in the error.
+
+    >>> pairs = pair_with_params(["a", "b"], SamplingParams(max_tokens=4), SamplingParams, "sampling_params")
     >>> [params.max_tokens for _, params in pairs]
     [4, 4]
     """
-    if isinstance(params, kind):
+    if isinstance(params, params_type):
         params = [params] * len(prompts)
-    several = params if isinstance(params, abc.Sequence) else [params]
-    others = [type(each).__name__ for each in several if not isinstance(each, kind)]
-    if others:
-        raise ValueError(f"{name} must be {kind.__name__} or a list of them, got {others[0]}")
-    if len(prompts) != len(several):
-        raise ValueError(f"{name} must be one for each of the {len(prompts)} prompts, got {len(several)}")
-    return list(zip(prompts, several, strict=True))
+    params_list = params if isinstance(params, abc.Sequence) else [params]
+    wrong_types = [type(item).__name__ for item in params_list if not isinstance(item, params_type)]
+    if wrong_types:
+        raise ValueError(f"{name} must be {params_type.__name__} or a list of them, got {wrong_types[0]}")
+    if len(prompts) != len(params_list):
+        raise ValueError(f"{name} must have one entry for each of the {len(prompts)} prompts, got {len(params_list)}")
+    return list(zip(prompts, params_list, strict=True))
 
 
 def final_only(params: SamplingParams) -> SamplingParams:
-    """Return a copy whose only output is the final one."""
+    """Return a shallow copy of `params` that asks only for the final output."""
     params = copy.copy(params)
     params.output_kind = RequestOutputKind.FINAL_ONLY
     return params
 
 
 def warn_of_errors(outputs: abc.Sequence[RequestOutput], stacklevel: int) -> None:
-    """Warn about requests that were not served, whose empty outputs are easy to miss.
+    """Warn about requests that were not served, because their empty outputs are easy to miss.
 
-    The warning points at the line of the script, `stacklevel` calls above this function.
+    The warning shows a line of the user's script: `stacklevel` counts the calls from this function, which is 1, up to
+    the script.
     """
     failed = [output for output in outputs if output.error]
     if failed:
@@ -316,17 +320,17 @@ def warn_of_errors(outputs: abc.Sequence[RequestOutput], stacklevel: int) -> Non
 class ProgressBar:
     """A progress bar for finished samples, with tokens per second, as in vLLM.
 
-    It is not an Observer, because a user's own bar may raise, which is safe only between steps.
+    It is not an Observer of the engine, because a user-supplied bar may raise, which is safe only between steps.
     """
 
     def __init__(self, use_tqdm: UseTqdm, total: int) -> None:
-        """Show a bar for `total` samples. True shows it only in a terminal, so log files stay clean."""
+        """Show a bar for `total` samples. With use_tqdm=True, it appears only in a terminal, never in a log file."""
         self._start = time.perf_counter()
         self._num_prompt_tokens = self._num_output_tokens = 0
         options: dict[str, Any] = {"total": total, "desc": "Processed prompts", "dynamic_ncols": True}
         options["postfix"] = self._speed(1.0)
-        build = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=None if use_tqdm else True)
-        self._bar: Bar = build(**options)
+        make_bar = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=None if use_tqdm else True)
+        self._bar: Bar = make_bar(**options)
 
     def add(self, output: RequestOutput) -> None:
         """Count all samples of a finished request."""

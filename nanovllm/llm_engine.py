@@ -3,7 +3,7 @@
 from collections import abc
 from typing import Any, Self
 
-from .build import ChooseExecutor, build, find_folder, start_ranks
+from .build import ChooseExecutor, build, start_ranks, with_checkpoint_folder
 from .checkpoints.model_config import read_model_config
 from .checkpoints.tokenizer import HFTokenizer
 from .checks import check_unsupported
@@ -15,33 +15,35 @@ from .options.config import EngineConfig
 from .options.engine_args import EngineArgs
 from .profiling import start_profile, stop_profile
 from .requests.pooling_params import PoolingParams
-from .requests.prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, options_of, parts_of, valid_text
+from .requests.prompts import ParsedPrompt, PromptType, TokensPrompt, as_prompt, checked_options, parts_of, valid_text
 from .requests.sampling_params import SamplingParams
 from .stats import EngineStats, collect, get_metrics
 
 
 class LLMEngine(EngineCore):
-    """An engine for one thread: add requests, and step until they end. Only stats() is for all threads."""
+    """An engine for one thread: add requests, then step until they finish. Other threads may call only stats()."""
 
     def __init__(
         self,
         config: EngineConfig,
         observers: abc.Iterable[object] = (),
-        choose: ChooseExecutor | None = None,
+        choose_executor: ChooseExecutor | None = None,
         ranks: RankGroup | None = None,
     ) -> None:
         """Load the checkpoint and allocate the pools. Raise ValueError for an invalid option or checkpoint.
 
-        `config.model` is a folder or a name on the Hugging Face Hub. If `choose` is given, it returns the executor and
-        its kernels for the pool, and no weights are loaded. With tensor_parallel_size, start the other `ranks`, unless
-        this engine is one of them: each is a whole engine with its part of the model, and makes the same calls.
+        `config.model` is a folder or a name on the Hugging Face Hub. If `choose_executor` is given, it returns the
+        executor and its kernels for a pool, and no weights are loaded.
+
+        With tensor parallelism, each rank is a complete engine with its part of the model, and all ranks make the same
+        calls. Rank 0 starts the others, unless torchrun does. The engine of a rank that rank 0 started gets `ranks`.
         """
-        config = find_folder(config)
+        config = with_checkpoint_folder(config)
         model_config = read_model_config(config.model, config.hf_overrides)
-        ranks = start_ranks(config, model_config, self.follow) if ranks is None else ranks
+        ranks = start_ranks(config, model_config, self.run_rank) if ranks is None else ranks
         try:
             config = config.on_rank(ranks.local_rank) if ranks.world_size > 1 else config
-            built = build(config, model_config, observers, choose, ranks)
+            built = build(config, model_config, observers, choose_executor, ranks)
         except BaseException:
             ranks.close()
             raise
@@ -52,15 +54,15 @@ class LLMEngine(EngineCore):
         self.host_tier, self.disk_tier = built.tiers.host, built.tiers.disk
 
     @classmethod
-    def follow(cls, config: EngineConfig, ranks: RankGroup) -> None:
-        """Run the engine of a rank other than the first: repeat each call that the first one makes."""
+    def run_rank(cls, config: EngineConfig, ranks: RankGroup) -> None:
+        """Run the engine of a rank other than 0, and repeat each call that rank 0 makes."""
         engine = cls(config, ranks=ranks)
         for method, args, kwargs in ranks.commands():
             try:
                 method(engine, *args, **kwargs)
             except RankError:
                 raise
-            except Exception:  # it has failed on rank 0, too, which reports it
+            except Exception:  # the call failed on rank 0, too, and rank 0 reports the error
                 continue
 
     @classmethod
@@ -92,8 +94,8 @@ class LLMEngine(EngineCore):
     ) -> str:
         """Queue a request, and return its id. It starts in the first step that has room for it.
 
-        With PoolingParams, its only output is the embedding of the prompt. Raise ValueError, and add nothing, if it can
-        never be served. If the prompt is token ids, `prompt_text` is the prompt that outputs show.
+        The only output of a request with PoolingParams is the embedding of its prompt. If the prompt is token ids,
+        outputs show `prompt_text` as its text. Raise ValueError, and add nothing, if the request can never be served.
         """
         self.check_thread()
         options: dict[str, Any] = {"tokenization_kwargs": tokenization_kwargs, "prompt_text": prompt_text}
@@ -113,16 +115,18 @@ class LLMEngine(EngineCore):
         return request_id
 
     def tokenized(self, prompt: ParsedPrompt, tokenization_kwargs: dict[str, Any] | None) -> ParsedPrompt:
-        """Return text as token ids if options for the tokenizer are given. Raise ValueError for unsupported ones."""
-        options = options_of("tokenization_kwargs", tokenization_kwargs)
+        """Return the prompt, as token ids if it is text and tokenizer options are given.
+
+        Raise ValueError for an unsupported option.
+        """
+        options = checked_options("tokenization_kwargs", tokenization_kwargs)
         text, _, cache_salt = parts_of(prompt)
         if not options or not isinstance(text, str):
             return prompt
-        special = bool(options.pop("add_special_tokens", True))
+        add_special_tokens = bool(options.pop("add_special_tokens", True))
         check_unsupported(**{f"tokenization_kwargs[{name!r}]": value for name, value in options.items()})
-        tokens = TokensPrompt(
-            prompt_token_ids=self.get_tokenizer().encode(valid_text(text), add_special_tokens=special), prompt=text
-        )
+        token_ids = self.get_tokenizer().encode(valid_text(text), add_special_tokens=add_special_tokens)
+        tokens = TokensPrompt(prompt_token_ids=token_ids, prompt=text)
         if cache_salt:
             tokens["cache_salt"] = cache_salt
         return tokens
@@ -134,9 +138,10 @@ class LLMEngine(EngineCore):
         return self.tokenizer
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
-        """Record a profile, as profiler_config says, until stop_profile(). Its ranges are those of ../profiling.py.
+        """Record a profile until stop_profile(), as configured by profiler_config. See the ranges in profiling.py.
 
-        The prefix begins the name of a trace. Raise ValueError without profiler_config, or during another profile.
+        The trace's file name starts with `profile_prefix`. Raise ValueError without profiler_config, or if a profile is
+        already being recorded.
         """
         self.check_thread()
         if self.config.profiler_config is None:
@@ -144,7 +149,7 @@ class LLMEngine(EngineCore):
         start_profile(self.config.profiler_config, profile_prefix)
 
     def stop_profile(self) -> None:
-        """Stop recording, and write the trace. Raise ValueError if no profile is being recorded."""
+        """Stop recording, and write the trace of torch's profiler. Raise ValueError if no profile is being recorded."""
         self.check_thread()
         stop_profile()
 

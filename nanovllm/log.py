@@ -1,4 +1,4 @@
-"""Lines on standard error for the person who runs a command: tell(), the server's logger, and progress."""
+"""Messages to the user on standard error: single lines with tell(), the package's logger, and progress bars."""
 
 import logging
 import os
@@ -11,31 +11,31 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 LEVELS = ("debug", "info", "warning", "error")
-BAR_DELAY, LINE_SECONDS = 1.0, 10.0  # before a bar appears, and between two lines
+BAR_DELAY_SECONDS, LINE_INTERVAL_SECONDS = 1.0, 10.0  # before a bar appears, and between progress lines
 
 
 def tell(line: str, is_after_key: bool = False) -> None:
-    """Print a line on standard error. Ignore errors of the write.
+    """Print a line on standard error, ignoring write errors.
 
-    After a key such as Ctrl-C, which the terminal has echoed, start a new line first.
+    With `is_after_key`, start a new line first, because the terminal has just echoed a key such as Ctrl-C.
     """
     start = "\n" if is_after_key and sys.stderr.isatty() else ""
     try:
         sys.stderr.write(start + " ".join(line.splitlines()) + "\n")
         sys.stderr.flush()
     except OSError:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # or Python retries the write when it exits
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # otherwise, Python retries the write at exit
 
 
-class Lines(logging.Handler):
-    """A handler that prints each message as a line.
+class LineHandler(logging.Handler):
+    """A logging handler that prints each message on one line.
 
-    It drops a line that would have to wait, so that a full pipe that nobody reads never stops a server.
+    It drops the message if standard error is a full pipe: waiting would stall a server whose output nobody reads.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message."""
-        with suppress(OSError, ValueError):  # a stream of Python's own is always ready
+        with suppress(OSError, ValueError):  # a stream without a file descriptor is always ready
             if not select.select([], [sys.stderr], [], 0)[1]:
                 return
         tell(self.format(record))
@@ -43,19 +43,19 @@ class Lines(logging.Handler):
 
 logger = logging.getLogger("nanovllm")
 logger.setLevel(logging.INFO)
-logger.addHandler(Lines())
+logger.addHandler(LineHandler())
 
 
 def with_progress(items: Collection[Item], description: str) -> Iterator[Item]:
-    """Yield the items, and show how many are done: with a bar in a terminal, and with lines in a log file."""
+    """Yield the items, and show how many have been yielded: as a bar in a terminal, or as lines in a log file."""
     if sys.stderr.isatty() and logger.isEnabledFor(logging.INFO):
         from tqdm import tqdm
 
-        yield from tqdm(items, description, delay=BAR_DELAY, leave=False, dynamic_ncols=True)
+        yield from tqdm(items, description, delay=BAR_DELAY_SECONDS, leave=False, dynamic_ncols=True)
         return
-    last = time.monotonic()
+    last_line_time = time.monotonic()
     for i, item in enumerate(items):
-        if time.monotonic() - last >= LINE_SECONDS:
-            last = time.monotonic()
+        if time.monotonic() - last_line_time >= LINE_INTERVAL_SECONDS:
+            last_line_time = time.monotonic()
             logger.info(f"{description}: {i / len(items):.0%}")
         yield item

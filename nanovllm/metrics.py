@@ -1,10 +1,10 @@
-"""Metrics: a snapshot of an engine's counters, in the same classes as vLLM's metrics reader."""
+"""Metrics: the classes of vLLM's metrics reader, which hold a snapshot of an engine's counters and histograms."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# Bounds of buckets, as in vLLM
+# Bounds of histogram buckets, as in vLLM: the first three are in seconds
 SECONDS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
@@ -33,7 +33,7 @@ class Counter(Metric):
 
 @dataclass
 class Vector(Metric):
-    """A list of counters, by position in a draft."""
+    """A list of counters, such as one for each position in a draft of tokens."""
 
     values: list[int]
 
@@ -47,15 +47,15 @@ class Gauge(Metric):
 
 @dataclass
 class Histogram(Metric):
-    """The number of observed values up to each bound: buckets["0.5"], ... buckets["+Inf"]."""
+    """A distribution of observed values. buckets["0.5"] counts the values up to 0.5, and buckets["+Inf"] all values."""
 
-    count: int
+    count: int  # of all values
     sum: float
     buckets: dict[str, int]
 
 
 class Observations:
-    """A histogram in progress, which counts values by bucket."""
+    """A histogram that still receives values, and counts them by bucket."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -77,17 +77,17 @@ class Observations:
 
     def histogram(self, name: str, labels: dict[str, str]) -> Histogram:
         """Return a Histogram. Its buckets are cumulative: each one includes those before it."""
-        buckets, total = {}, 0
+        buckets, num_values = {}, 0
         for bound, count in zip([*(str(float(bound)) for bound in self._bounds), "+Inf"], self._counts, strict=True):
-            buckets[bound] = total = total + count
-        return Histogram(name, labels, total, self._sum, buckets)
+            buckets[bound] = num_values = num_values + count
+        return Histogram(name, labels, num_values, self._sum, buckets)
 
 
-def up_to(most: int) -> tuple[int, ...]:
-    """Return bucket bounds for counts of tokens up to `most`.
+def token_bounds(limit: int) -> tuple[int, ...]:
+    """Return the bounds of buckets that count tokens: 1, 2, 5, 10, 20, 50, ... up to `limit`.
 
-    >>> up_to(64), up_to(0)
+    >>> token_bounds(64), token_bounds(0)
     ((1, 2, 5, 10, 20, 50), ())
     """
-    bounds = (digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5))
-    return tuple(bound for bound in bounds if bound <= most)
+    bounds = (digit * 10**power for power in range(len(str(limit))) for digit in (1, 2, 5))
+    return tuple(bound for bound in bounds if bound <= limit)

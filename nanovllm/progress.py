@@ -1,4 +1,4 @@
-"""The time of the engine's last progress, in memory that another process can read to tell whether it is stuck."""
+"""The time of the engine's last progress, in memory that another process reads to detect a stuck engine."""
 
 import math
 import time
@@ -7,24 +7,24 @@ from contextlib import contextmanager
 from ctypes import c_double
 
 _clock = time.monotonic
-_last = c_double(math.inf)  # when progress was made, on a clock that processes share; inf while none is due
+_last_progress = c_double(math.inf)  # a time, on a clock that processes share; inf suspends the check
 
 
-def share_progress(last: c_double, clock: Callable[[], float] = time.monotonic) -> None:
-    """Report this process's progress in `last`, which is memory that processes share."""
-    global _last, _clock
-    _last, _clock = last, clock
+def share_progress(last_progress: c_double, clock: Callable[[], float] = time.monotonic) -> None:
+    """From now on, store the time of progress in `last_progress`, in memory shared with the process that checks it."""
+    global _last_progress, _clock
+    _last_progress, _clock = last_progress, clock
 
 
 def note_progress() -> None:
-    """Report progress: a message was handled, a step was computed, or a layer of one on plain operations."""
-    _last.value = _clock()
+    """Report progress: the engine handled a message, or computed a step or (with plain operations) a layer."""
+    _last_progress.value = _clock()
 
 
 @contextmanager
 def no_progress_due() -> Iterator[None]:
-    """Return a context that never counts as stuck, however long it takes: the engine waits for work or a compiler."""
-    _last.value = math.inf
+    """Suspend the check during the block, which may take long: the engine waits for work or for a compiler."""
+    _last_progress.value = math.inf
     try:
         yield
     finally:

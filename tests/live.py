@@ -16,7 +16,7 @@ from nanovllm.server import engine_process
 from nanovllm.server.engine_client import EngineClient
 from nanovllm.server.options import ServerOptions
 from nanovllm.server.page import Feed
-from nanovllm.server.run import Front, address_of, listening_socket, make_front
+from nanovllm.server.run import ApiServer, address_of, listening_socket, make_api_server
 from nanovllm.tests.testing.inside import ThreadAsProcess
 from nanovllm.trace import Tracer
 
@@ -41,7 +41,7 @@ def memory(engine: LLMEngine) -> dict[str, Any]:
 class Live:
     """A server that runs in another thread."""
 
-    front: Front
+    front: ApiServer
     loop: asyncio.AbstractEventLoop
     url: str
     memories: list[dict[str, Any]]  # one per request for the engine's metrics
@@ -89,7 +89,7 @@ def living(args: EngineArgs, **options: Any) -> Iterator[Live]:
         engine_thread = ThreadAsProcess(target=engine_process.serve, args=(theirs, args, build), daemon=True)
         engine_thread.start()
         engine = EngineClient(pipe, engine_thread)
-        front = await make_front(str(args.model), args, ServerOptions(**options), None, engine)
+        front = await make_api_server(str(args.model), args, ServerOptions(**options), None, engine)
         with listening_socket("127.0.0.1", 0) as listener:
             lives.append(Live(front, asyncio.get_running_loop(), address_of(listener), memories))
             asyncio.get_running_loop().call_later(0.1, is_ready.set)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from nanovllm.checkpoints.chat_template import PLAIN_TEMPLATE, read_template, reads_parts, render_chat
+from nanovllm.checkpoints.chat_template import PLAIN_TEMPLATE, loops_over_content, read_template, render_chat
 from nanovllm.checkpoints.tokenizer import HFTokenizer, load_tokenizer
 from nanovllm.tests.testing.tokenizers import write_form
 from tests.helpers import ROOT
@@ -203,8 +203,8 @@ def test_parts_become_one_text_unless_the_template_loops_over_them(ours, theirs)
     through = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
     through += "[{{ part.type }} {{ part.text }}]{% endfor %}{% endif %}{% endfor %}"
     assert render_chat(ours, chat, chat_template=through) == "[text Look:][text and][text say.]Look:"
-    assert not reads_parts(ECHO) and reads_parts(through) and reads_parts(TEMPLATES["features"])
-    assert not any(map(reads_parts, (TEMPLATES[name] for name in ("llama3", "qwen25", "qwen3", "mistral"))))
+    assert not loops_over_content(ECHO) and loops_over_content(through) and loops_over_content(TEMPLATES["features"])
+    assert not any(map(loops_over_content, (TEMPLATES[name] for name in ("llama3", "qwen25", "qwen3", "mistral"))))
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file"])

@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 import torch
 
-from nanovllm.bench.floor import Reading
+from nanovllm.bench.floor import Bandwidth
 from stages.bench import decode_step
 from stages.bench.counting import Operations
 from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
@@ -100,7 +100,7 @@ def test_attention_alone_has_fewer_operations_than_the_whole_step(folder, name):
 def test_case_is_measured(folder, monkeypatch):
     monkeypatch.setattr(decode_step, "MAX_ROUNDS", 1)
     case = Case("tiny", "float32", batch=2, context=150, is_mixed=True)
-    result = decode_step.measure_case(case, folder, ("s1", "s3"), Reading(num_bytes=2**16))
+    result = decode_step.measure_case(case, folder, ("s1", "s3"), Bandwidth(num_bytes=2**16))
     assert result["padding"] == pytest.approx(22 / 300)
     assert result["s3_over_s1"] == pytest.approx(result["s1_ms"] / result["s3_ms"])
     assert len({case.key for case in decode_step.CASES}) == len(decode_step.CASES)

@@ -1,4 +1,4 @@
-"""choose_backend() picks the fastest operations that an engine's options and its machine allow."""
+"""choose_backend() picks the fastest backend that the engine's options and the machine allow."""
 
 from functools import partial
 from typing import NamedTuple
@@ -17,8 +17,8 @@ from .torch.attention import PagedAttention
 from .torch.model_runner import ModelRunner
 
 
-class Chosen(NamedTuple):
-    """An executor, and the choice of its kernels, which replaces the executor's backend once they are compiled."""
+class ChosenBackend(NamedTuple):
+    """An executor, and the Kernels object that switches its backend to compiled kernels when they are ready."""
 
     executor: ModelRunner
     kernels: Kernels
@@ -33,17 +33,17 @@ def choose_backend(
     attention_backend: str | None = None,
     enforce_eager: bool = False,
     unsupported: str | None = None,
-) -> Chosen:
-    """Return an executor with the fastest operations that `attention_backend` and the machine allow.
+) -> ChosenBackend:
+    """Return an executor with the fastest backend that `attention_backend` and the machine allow.
 
-    `tile_size` applies to plain operations, which are used if kernels are `unsupported`, for this reason. Raise
-    ValueError if kernels are required and unavailable.
+    `tile_size` applies only to plain operations. If `unsupported`, the reason why kernels cannot serve this engine, is
+    not None, always use plain operations. Otherwise, raise ValueError if kernels are required but unavailable.
     """
     device, variant = kv_cache.blocks.device, Variant(kv_cache.dtype, kv_cache.is_int8)
     backend = backend_of(attention_backend, enforce_eager, is_gpu=device.type == "cuda")
     runner = ModelRunner(model, PagedAttention(kv_cache, tile_size), kv_cache.block_size, device)
     if unsupported is not None:
-        return Chosen(runner, Kernels(unsupported))
+        return ChosenBackend(runner, Kernels(unsupported))
     if device.type == "cuda":
 
         def build_on_gpu(ops: Ops, capture: Capture | None, timer: Timer) -> TritonBackend:
@@ -52,7 +52,7 @@ def choose_backend(
         if kv_cache.is_int8 and backend == "triton":
             raise ValueError("kv_cache_dtype 'int8' has no kernels on a GPU: use attention_backend 'torch'")
         backend = "torch" if kv_cache.is_int8 else backend
-        return Chosen(runner, GpuChoice(backend, enforce_eager, runner, build_on_gpu))
+        return ChosenBackend(runner, GpuChoice(backend, enforce_eager, runner, build_on_gpu))
     build_on_cpu = partial(NumbaBackend, model, kv_cache, max_model_len)
     unsupported = None if device.type == "cpu" else f"kernels need a CPU or a GPU, got device {device}"
-    return Chosen(runner, CpuChoice(backend, runner, build_on_cpu, variant, unsupported))
+    return ChosenBackend(runner, CpuChoice(backend, runner, build_on_cpu, variant, unsupported))

@@ -1,4 +1,4 @@
-"""What a user measures: `nanovllm bench`, on the harness that stages/bench uses, too.
+"""The benchmarks of `nanovllm bench`, on a harness that stages/bench uses too.
 
 Start with harness.py (calls that take turns), engine.py (one round of requests) and throughput.py, which uses both.
 """

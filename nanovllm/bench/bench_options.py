@@ -1,4 +1,4 @@
-"""The options of each benchmark: fields and help texts for `nanovllm bench`, without importing torch."""
+"""The options of each benchmark: fields and help texts for `nanovllm bench`. This module doesn't import torch."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,52 +9,52 @@ import click
 ABOVE_0 = click.FloatRange(min=0, min_open=True)
 
 
-def option(default: Any, help: str, **more: Any) -> Any:
-    """Return a field with its help. `more` has its choices, or settings of click: type, multiple, metavar, envvar."""
-    return field(default=default, metadata={"help": help, **more})
+def option(default: Any, help: str, **settings: Any) -> Any:
+    """Return a field with a help text. `settings` may be `choices`, or click's type, multiple, metavar and envvar."""
+    return field(default=default, metadata={"help": help, **settings})
 
 
 def count(default: int | None, help: str) -> Any:
-    """Return a field that must be at least 1."""
+    """Return a field for an integer of at least 1."""
     return option(default, help, type=click.IntRange(min=1))
 
 
 def rounds(default: int) -> Any:
-    """Return the number of rounds."""
-    return count(default, "rounds; engines take turns, and the report has medians")
+    """Return a field for the number of rounds."""
+    return count(default, "number of rounds; engines take turns, and the report has medians")
 
 
 def dataset() -> Any:
-    """Return the option to read requests from a file."""
-    lines = 'JSON lines with "prompt", and "output_tokens" if --output-len does not apply'
-    return option(None, f"a file of requests instead of random ones: {lines}", metavar="FILE")
+    """Return a field for a file of requests."""
+    lines = 'JSON lines with "prompt", and "output_tokens" to override --output-len'
+    return option(None, f"a file of requests to send instead of random ones: {lines}", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """Random prompts, all served at the same time."""
 
-    num_prompts: int = count(32, "requests")
+    num_prompts: int = count(32, "number of requests")
     input_len: int = count(128, "tokens in each random prompt")
     output_len: int = count(64, "tokens in each output")
-    spread: float = option(0.0, "random lengths vary by up to this share", type=click.FloatRange(0, 1, max_open=True))
+    spread: float = option(0.0, "lengths vary by up to this fraction", type=click.FloatRange(0, 1, max_open=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput(Workload):
-    """Serve all requests at once.
+    """Serve all requests at the same time.
 
     Reports tokens per second, the time to first token, and the time between tokens.
     """
 
-    prompts: str | None = option(None, "a file with a prompt per line, instead of random ones", metavar="FILE")
+    prompts: str | None = option(None, "a file with one prompt per line, to use instead of random ones", metavar="FILE")
     dataset_path: str | None = dataset()
     rounds: int = rounds(3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Serve a few requests on an idle engine, again and again."""
+    """Serve a few requests on an idle engine, repeatedly."""
 
     batch_size: int = count(1, "requests at a time")
     input_len: int = count(32, "tokens in each random prompt")
@@ -64,7 +64,7 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """Measure the gain of a cached prefix.
+    """Measure how much a cached prefix saves.
 
     Reports the time to first token of a prompt whose beginning is cached, and of a new one.
     """
@@ -77,9 +77,9 @@ class Prefix:
 
 @dataclass(frozen=True, kw_only=True)
 class Offload(Prefix):
-    """Measure the gain of a prefix in host memory.
+    """Measure how much a prefix in host memory or on disk saves.
 
-    Reports the time to first token with the prefix on the device, on the host, or computed again.
+    Reports the time to first token with the prefix on the device, on the host, on the disk, or recomputed.
     """
 
 
@@ -87,7 +87,7 @@ class Offload(Prefix):
 class Http(Workload):
     """Measure the cost of HTTP.
 
-    The engine in this process and a local server take turns with the same requests: all at once, and one at a time.
+    The engine in this process and a local server take turns serving the same requests, together and one by one.
     """
 
     rounds: int = rounds(5)
@@ -97,7 +97,7 @@ class Http(Workload):
 class ServerLoad:
     """Measure an OpenAI-compatible server under load.
 
-    Works with any such server. Reports requests per second, the time to first token, between tokens, and to the end.
+    Reports requests per second, and the times to the first token, between tokens, and to the end.
     """
 
     base_url: str = option("http://127.0.0.1:8000", "the server's address")
@@ -105,10 +105,10 @@ class ServerLoad:
     api_key: str | None = option(None, "the server's API key", envvar="OPENAI_API_KEY")
     endpoint: str = option("completions", "the endpoint to use", choices=("completions", "chat"))
     dataset_path: str | None = dataset()
-    num_prompts: int = count(200, "requests, unless a file has them")
-    request_rate: float = option(math.inf, "requests per second, as a Poisson process; inf: all at once", type=ABOVE_0)
-    max_concurrency: int | None = count(None, "most requests at a time")
-    input_len: int | None = count(None, "words of each prompt; default: lengths typical of chats")
-    output_len: int | None = count(None, "tokens of each output; default: lengths typical of chats")
-    ignore_eos: bool = option(True, "generate all tokens of an output; not every server supports it")
-    seed: int = option(0, "seed of lengths, words and arrivals")
+    num_prompts: int = count(200, "number of requests, unless they come from a file")
+    request_rate: float = option(math.inf, "requests per second, as a Poisson process; inf: all together", type=ABOVE_0)
+    max_concurrency: int | None = count(None, "maximum number of requests at a time")
+    input_len: int | None = count(None, "words in each prompt; default: lengths typical of chats")
+    output_len: int | None = count(None, "tokens in each output; default: lengths typical of chats")
+    ignore_eos: bool = option(True, "generate all tokens of an output, even past EOS; not every server supports it")
+    seed: int = option(0, "random seed for lengths, words and arrivals")

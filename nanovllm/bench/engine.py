@@ -1,4 +1,4 @@
-"""The engine under test: how it is loaded, and one round of requests, with the time of each token."""
+"""The engine under test: functions to load it, and to serve one round of requests and time each token."""
 
 import gc
 import itertools
@@ -16,12 +16,12 @@ from ..requests.sampling_params import RequestOutputKind, SamplingParams
 from .harness import percentiles
 from .workload import Task
 
-SECONDS_TO_COMPILE = 120
-IDS = map(str, itertools.count())
+SECONDS_TO_COMPILE = 120  # the longest wait for kernels
+IDS = map(str, itertools.count())  # of requests, never used twice
 
 
 def load_llm(options: dict[str, Any]) -> LLM:
-    """Return an LLM whose kernels, if it uses any, are compiled."""
+    """Return an LLM, after waiting for its kernels, if any, for at most SECONDS_TO_COMPILE."""
     llm = LLM(**options)
     llm.llm_engine.kernels.wait(SECONDS_TO_COMPILE)
     llm.llm_engine.kernels.switch_when_ready()
@@ -29,18 +29,18 @@ def load_llm(options: dict[str, Any]) -> LLM:
 
 
 def free_memory() -> None:
-    """Return the memory of freed engines to the device, so that the next pool can take it."""
+    """Give the memory of deleted engines back to the device, so that the next pool can use it."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-# ---- a round
+# ---- A round
 
 
 @dataclass
 class Run:
-    """The tokens of each task, and when each token arrived, in seconds since the start."""
+    """A round of tasks: the tokens of each task, and when each token arrived, in seconds since the start."""
 
     tokens: list[list[int]]
     times: list[list[float]]
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def gaps(self) -> list[float]:
-        """Inter-token latencies.
+        """The inter-token latencies of all tasks.
 
         >>> Run([[5, 6, 7]], [[1.0, 3.0, 6.0]]).gaps
         [2.0, 3.0]
@@ -77,17 +77,18 @@ class Run:
 
     @property
     def decode_seconds(self) -> float:
-        """Seconds from the moment every task has its first token until the end of the run."""
+        """The seconds from the moment when every task has its first token until the end of the run."""
         return self.seconds - max(self.first_tokens)
 
     @property
     def decoded_per_second(self) -> float:
+        """The tokens per second from the moment when every task has its first token."""
         start = max(self.first_tokens)
         return sum(when > start for each in self.times for when in each) / self.decode_seconds
 
     @property
     def step_seconds(self) -> float:
-        """The mean decode step of a batch whose tasks end together.
+        """The mean time of a decode step, if all tasks end together.
 
         >>> Run([[5, 6, 7], [8, 9, 4]], [[1.0, 1.5, 2.0], [1.0, 1.5, 2.0]]).step_seconds
         0.5
@@ -95,7 +96,7 @@ class Run:
         return self.decode_seconds / (max(map(len, self.tokens)) - 1)
 
     def fault(self, tasks: Sequence[Task], may_be_cut: bool = False) -> str | None:
-        """Return why this run is invalid for the tasks, or None. With `may_be_cut`, outputs may be shorter."""
+        """Return why this run can't be of these tasks, or None. With `may_be_cut`, outputs may be shorter."""
         counts, expected = [len(each) for each in self.tokens], [task.num_output_tokens for task in tasks]
         if len(counts) != len(expected):
             return f"{len(counts)} outputs for {len(expected)} requests"
@@ -108,18 +109,18 @@ class Run:
 
 
 def serve(llm: LLM, tasks: Sequence[Task], *, is_cold: bool = True, detokenize: bool = True) -> Run:
-    """Serve all tasks together, from an empty prefix cache if `is_cold`. Raise ValueError if a request fails.
+    """Serve all tasks together, after emptying the prefix cache if `is_cold`. Raise ValueError if a request fails.
 
-    With `detokenize`, outputs have text, as users get them. Without it they are token ids, as peers return them.
+    With `detokenize`, outputs have text, as for users. Without it, outputs have only token ids, as peers return them.
     """
-    engine, numbers = llm.llm_engine, dict[str, int]()
+    engine, indices = llm.llm_engine, dict[str, int]()  # of tasks, by request id
     run = Run([[] for _ in tasks], [[] for _ in tasks])
     if is_cold and not llm.reset_prefix_cache():
         raise RuntimeError("the prefix cache cannot be emptied while a request runs")
     loaded, started = num_blocks_loaded(llm), time.perf_counter()
-    for number, task in enumerate(tasks):
+    for index, task in enumerate(tasks):
         engine.add_request(id := next(IDS), task.prompt, params_of(task, detokenize))
-        numbers[id] = number
+        indices[id] = index
     while engine.has_unfinished_requests():
         outputs = engine.step()
         now = time.perf_counter() - started
@@ -127,7 +128,7 @@ def serve(llm: LLM, tasks: Sequence[Task], *, is_cold: bool = True, detokenize: 
         for output in outputs:
             if output.error:
                 raise ValueError(f"a request failed: {output.error}")
-            tokens, times = run.tokens[numbers[output.request_id]], run.times[numbers[output.request_id]]
+            tokens, times = run.tokens[indices[output.request_id]], run.times[indices[output.request_id]]
             if not tokens:
                 run.num_cached_tokens += output.num_cached_tokens
             tokens += output.outputs[0].token_ids[len(tokens) if detokenize else 0 :]
@@ -144,13 +145,13 @@ def num_blocks_loaded(llm: LLM) -> int:
 
 
 def params_of(task: Task, detokenize: bool) -> SamplingParams:
-    """Return parameters for exactly the task's number of tokens."""
+    """Return parameters that generate exactly the task's number of tokens."""
     options: dict[str, Any] = {} if detokenize else {"detokenize": False, "output_kind": RequestOutputKind.DELTA}
     return SamplingParams(temperature=task.temperature, max_tokens=task.num_output_tokens, ignore_eos=True, **options)
 
 
-def numbers(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return medians of the rounds, and percentiles of the times of all rounds together."""
+def summarize_runs(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the speed at the median time of the rounds, and percentiles of the times in all rounds."""
     seconds, num_steps = statistics.median(run.seconds for run in runs), max(map(len, runs[0].tokens))
     return {
         "tokens_per_second": runs[0].num_tokens / seconds,

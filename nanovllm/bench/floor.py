@@ -1,4 +1,4 @@
-"""The floor: the bytes that must be read, which are the weights of each step and the KV cache of each token."""
+"""The floor: the bytes that an engine must read, which are the weights in each step and the KV cache for each token."""
 
 import statistics
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from .workload import Task
 if TYPE_CHECKING:
     from ..llm import LLM
 
-NUM_BYTES, REPEATS = 1 << 28, 7  # larger than a processor's caches
-TIMES_ON_GPU = 16  # a GPU reads fewer bytes in the time that a launch takes
+NUM_BYTES, REPEATS = 1 << 28, 7  # bytes of a read, which are larger than a processor's caches; number of reads
+GPU_SIZE_FACTOR = 16  # a GPU would read fewer bytes in less time than the launch takes
 
 
-class Reading:
-    """A tensor that no cache holds. A call reads it once and returns the seconds."""
+class Bandwidth:
+    """A tensor too large for caches. Calling it reads the tensor once and returns the seconds."""
 
     def __init__(self, device: torch.device | None = None, num_bytes: int | None = None) -> None:
         is_cuda = device is not None and device.type == "cuda"
-        self._memory = torch.ones((num_bytes or NUM_BYTES * (TIMES_ON_GPU if is_cuda else 1)) // 4, device=device)
+        self._memory = torch.ones((num_bytes or NUM_BYTES * (GPU_SIZE_FACTOR if is_cuda else 1)) // 4, device=device)
         self.num_bytes = self._memory.nbytes
 
     def __call__(self) -> float:
@@ -30,38 +30,38 @@ class Reading:
 
 
 def device_bandwidth(device: torch.device) -> float:
-    """Return the bytes per second that the device reads now."""
-    reading = Reading(device)
-    return reading.num_bytes / statistics.median(reading() for _ in range(REPEATS))
+    """Measure how many bytes per second the device reads, and return the median."""
+    probe = Bandwidth(device)
+    return probe.num_bytes / statistics.median(probe() for _ in range(REPEATS))
 
 
 def floor_note(bandwidth: float) -> str:
-    """Return a line for a report."""
+    """Return a line that explains the floor in a report."""
     return f"floor: reading the weights once per step, and the KV cache, at {bandwidth / 1e9:.1f} GB/s"
 
 
 class Floor(NamedTuple):
-    """The fewest bytes that an engine reads: it outlives the engine, whose memory may have to be freed."""
+    """The fewest bytes that an engine can read. A Floor holds no reference to the engine, which can be freed."""
 
     step_bytes: int  # the weights
     slot_bytes: int  # one token's keys and values
 
     @classmethod
     def of(cls, llm: "LLM", quantization: str | None = None) -> Self:
-        """Return the floor of an engine, or of the same one with its weights quantized."""
+        """Return the floor of an engine, or of the same engine with its weights quantized."""
         return cls(weight_bytes(llm, quantization), llm.llm_engine.kv_cache.bytes_per_token)
 
     def num_bytes(self, tasks: Sequence[Task], num_steps: int) -> int:
-        """Return the bytes of all steps: the weights in each one, and the slots before each decoded token.
+        """Return the bytes of all steps: the weights in each step, and the context of each decoded token.
 
-        Reads of prompts are left out.
+        Reads during prefill are not counted.
         """
         slots = sum(len(task.prompt) + i for task in tasks for i in range(1, task.num_output_tokens))
         return num_steps * self.step_bytes + slots * self.slot_bytes
 
 
 def weight_bytes(llm: "LLM", quantization: str | None = None) -> int:
-    """Return the bytes of weights that a step reads: only a few rows of an embedding that is not also the head."""
+    """Return how many bytes of weights a step reads: all but the embedding, unless it is also the head."""
     model, itemsize = llm.model_config, llm.llm_engine.dtype.itemsize
     parts, bits = parameters(model), weight_bits(model, quantization or llm.config.quantization, itemsize)
     unread = 0 if model.tie_word_embeddings else parts["embedding"] * itemsize

@@ -1,4 +1,4 @@
-"""The report of a benchmark, as a table for people. Programs read it as JSON."""
+"""The report of a benchmark: a dict that programs read as JSON, and a table for people."""
 
 import platform
 import traceback
@@ -15,29 +15,29 @@ from .. import __version__
 if TYPE_CHECKING:
     from ..llm import LLM
 
-OWN = "nanovllm"  # the name of this engine's numbers
-Report = dict[str, Any]  # "bench", "settings", "machine", "measured": numbers by column, and "says": lines of text
+OURS = "nanovllm"  # the column of this engine
+Report = dict[str, Any]  # "bench", "settings", "machine", "measured" (numbers by column), "says" (lines) and more
 
 
 def report_of(
-    bench: str, options: Any, machine: dict[str, Any], measured: Mapping[str, Any], says: Sequence[str], **more: Any
+    bench: str, options: Any, machine: dict[str, Any], measured: Mapping[str, Any], notes: Sequence[str], **extra: Any
 ) -> Report:
-    """Return a report. `options` holds the benchmark's options, or a dict of the ones to show."""
-    named = options if isinstance(options, dict) else settings(options)
-    return {"bench": bench, "settings": named, "machine": machine, "measured": measured, **more, "says": [*says]}
+    """Return a report. `options` are the benchmark's options, or a dict of those to show. `extra` has further keys."""
+    selected = options if isinstance(options, dict) else settings(options)
+    return {"bench": bench, "settings": selected, "machine": machine, "measured": measured, **extra, "says": [*notes]}
 
 
 def settings(options: Any) -> dict[str, Any]:
-    """Return the options that are set, for the report, without the choice of a peer."""
+    """Return the options that aren't None, except `peer`, for a report."""
     return {name: value for name, value in asdict(options).items() if value is not None and name != "peer"}
 
 
 def machine(llm: "LLM") -> dict[str, Any]:
-    """Return the device, the model and the kernels behind the numbers."""
+    """Return the versions, device, model and kernels that the numbers depend on."""
     engine = llm.llm_engine
     model = f"random {Path(llm.config.model).name}" if has_random_weights(llm) else str(llm.config.model)
-    types = str(engine.dtype).removeprefix("torch."), llm.config.quantization  # the latter may be None
-    dtype = ", weights in ".join(filter(None, types)) + ", KV cache in int8" * engine.kv_cache.is_int8
+    dtypes = str(engine.dtype).removeprefix("torch."), llm.config.quantization  # the latter may be None
+    dtype = ", weights in ".join(filter(None, dtypes)) + ", KV cache in int8" * engine.kv_cache.is_int8
     return machine_of(engine.device) | {"model": model, "dtype": dtype, "with": engine.kernels.description}
 
 
@@ -47,7 +47,7 @@ def has_random_weights(llm: "LLM") -> bool:
 
 
 def machine_of(device: torch.device) -> dict[str, Any]:
-    """Return the versions and the device."""
+    """Return the versions of nanovllm and torch, the device, and the number of threads."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     versions = {"nanovllm": __version__, "torch": torch.__version__}
     return versions | {"device": f"{device} {name}".strip(), "threads": torch.get_num_threads()}
@@ -55,17 +55,17 @@ def machine_of(device: torch.device) -> dict[str, Any]:
 
 @contextmanager
 def failure_reported(name: str, failures: list[str]) -> Iterator[None]:
-    """Print an error, and add a line for the report: too little memory, or a kernel that this machine cannot run."""
+    """Catch an error, such as too little memory: print it, and add a line to `failures` for the report."""
     try:
         yield
     except Exception as error:
-        if not isinstance(error, ValueError):  # whose message says it all
+        if not isinstance(error, ValueError):  # the message of a ValueError is enough
             traceback.print_exception(error)
         failures.append(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
 def last_line(text: str) -> str:
-    r"""Return the last line that is not empty, for the reason why a process failed.
+    r"""Return the last line that is not empty, which often says why a process failed.
 
     >>> last_line("Traceback\nMemoryError: 3 GiB\n\n")
     'MemoryError: 3 GiB'
@@ -75,20 +75,20 @@ def last_line(text: str) -> str:
 
 
 def text(report: Report) -> str:
-    """Return the report for a terminal: a row per number, a column per engine, and notes."""
+    """Format the report for a terminal: a row per number, a column per engine, and notes."""
     columns: Mapping[str, Mapping[str, Any]] = report["measured"]
     names = dict.fromkeys(name for numbers in columns.values() for name in numbers)
     rows = [[name.replace("_", " "), *(shown(each.get(name)) for each in columns.values())] for name in names]
     settings = ", ".join(f"{name.replace('_', ' ')} {shown(value)}" for name, value in report["settings"].items())
     where = ", ".join(f"{name} {value}" for name, value in report["machine"].items())
-    table = aligned([["", *columns], *rows])
+    table = align_columns([["", *columns], *rows])
     return "\n".join([f"{report['bench']}: {settings}", where, "", *table, "", *report["says"]])
 
 
-def aligned(rows: Sequence[Sequence[str]], separator: str = "  ") -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], separator: str = "  ") -> list[str]:
     """Return a line per row, with all columns aligned to the right.
 
-    >>> aligned([["", "ms"], ["step", "12.5"]])
+    >>> align_columns([["", "ms"], ["step", "12.5"]])
     ['        ms', 'step  12.5']
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -96,7 +96,7 @@ def aligned(rows: Sequence[Sequence[str]], separator: str = "  ") -> list[str]:
 
 
 def shown(value: Any) -> str:
-    """Return a value as text, with three significant digits.
+    """Return a value as text. A float has three significant digits, or no decimals from 1,000 on.
 
     >>> shown(None), shown(1234.5), shown(0.1234), shown({"p50": 1.0, "p99": 2.5}), shown("cpu")
     ('-', '1,234', '0.123', '1 / 2.5', 'cpu')

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 # The mean lengths of ShareGPT's chats in tokens, from the paper on PagedAttention (arXiv:2309.06180, section 6.1).
-# The paper draws both as wide distributions with a long tail to the right; the widths here are ours.
+# The paper plots both lengths as wide distributions with a long tail to the right; the widths here are our choice.
 MEAN_INPUT, INPUT_WIDTH = 161.31, 1.2
 MEAN_OUTPUT, OUTPUT_WIDTH = 337.99, 1.0
 WORDS = (
@@ -18,7 +18,7 @@ WORDS = (
 
 
 class Task(NamedTuple):
-    """A prompt, and the exact number of tokens of each sample, because measurements ignore EOS."""
+    """A prompt, and the exact number of tokens in each sample, because benchmarks ignore EOS."""
 
     prompt: list[int]
     num_output_tokens: int
@@ -27,33 +27,33 @@ class Task(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens when it ends, if its samples share the prompt."""
+        """The number of tokens when the task ends; all samples share the prompt."""
         return len(self.prompt) + self.n * self.num_output_tokens
 
     def shortened(self, num_tokens: int) -> "Task":
-        """Return the same task with at most `num_tokens` tokens of output, to warm up with."""
+        """Return the same task with at most `num_tokens` tokens of output, for a warm-up."""
         return self._replace(num_output_tokens=min(self.num_output_tokens, num_tokens))
 
 
 def random_tokens(rng: random.Random, vocab_size: int, count: int) -> list[int]:
-    """Return random token ids, without the first three, which may stand for no text."""
+    """Return random token ids. The ids 0 to 2, which may have no text, are left out."""
     return [rng.randrange(3, vocab_size) for _ in range(count)]
 
 
 def around(rng: random.Random, length: int, spread: float) -> int:
-    """Return a random length, which varies by up to the share `spread`."""
+    """Return a random length that differs from `length` by up to the fraction `spread`."""
     return max(1, round(length * rng.uniform(1 - spread, 1 + spread)))
 
 
 def random_tasks(vocab_size: int, count: int, input_len: int, output_len: int, spread: float = 0.0) -> list[Task]:
-    """Return tasks of random tokens. Lengths vary by up to the share `spread`."""
+    """Return tasks of random tokens. Lengths vary by up to the fraction `spread`."""
     rng = random.Random(0)
     lengths = [(around(rng, input_len, spread), around(rng, output_len, spread)) for _ in range(count)]
     return [Task(random_tokens(rng, vocab_size, prompt), output) for prompt, output in lengths]
 
 
 def mixed_tasks(vocab_size: int, count: int = 32, low: int = 16, high: int = 256, seed: int = 0) -> list[Task]:
-    """Return prompts and outputs of `low` to `high` tokens, drawn evenly, so that requests end one by one.
+    """Return prompts and outputs of `low` to `high` tokens, drawn uniformly, so that requests end at different times.
 
     >>> [(len(task.prompt), task.num_output_tokens) for task in mixed_tasks(4096, 2)]
     [(232, 114), (210, 243)]
@@ -64,10 +64,10 @@ def mixed_tasks(vocab_size: int, count: int = 32, low: int = 16, high: int = 256
 
 
 def read_dataset(path: str, output_len: int) -> list[tuple[str, int]]:
-    """Return the prompts of a file, and the number of tokens of each output, `output_len` by default.
+    """Return the prompts in a file, each with the number of tokens in its output, `output_len` by default.
 
-    The format is that of vLLM's custom dataset: JSON lines with "prompt", and "output_tokens" if a request has a length
-    of its own. Raise ValueError for the first line of another form, and for a file without any.
+    The format is vLLM's custom dataset: JSON lines with "prompt", and "output_tokens" to override `output_len`. Raise
+    ValueError for the first invalid line, and for a file without requests.
     """
     requests = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
@@ -97,31 +97,34 @@ def check_lengths(tasks: Sequence[Task], max_model_len: int) -> None:
             raise ValueError(f"a prompt and its output have {total}, but max_model_len is {max_model_len}")
 
 
-# ---- a server's clients
+# ---- Requests for a server
 
 
 def chat_lengths(rng: random.Random, longest: int) -> tuple[int, int]:
-    """Return the lengths of a prompt and its output, cut to at most `longest` together."""
+    """Return the lengths of a prompt and its output, limited to `longest` tokens in total."""
     prompt = min(log_normal(rng, MEAN_INPUT, INPUT_WIDTH), longest // 2)
     return prompt, min(log_normal(rng, MEAN_OUTPUT, OUTPUT_WIDTH), longest - prompt)
 
 
 def log_normal(rng: random.Random, mean: float, width: float) -> int:
-    """Return a whole number of 1 or more; `width` is the standard deviation of its logarithm."""
+    """Draw a log-normal number, rounded, at least 1; `width` is the standard deviation of its logarithm."""
     return max(1, round(rng.lognormvariate(math.log(mean) - width**2 / 2, width)))
 
 
 def chats(count: int, lengths: tuple[int, int] | None, longest: int, seed: int) -> list[tuple[str, int]]:
-    """Return prompts of words, and the number of tokens of each output. Default lengths are typical of chats."""
-    rng, made = random.Random(seed), []
+    """Return prompts of random words, each with the number of tokens in its output.
+
+    `lengths` are the words of a prompt and the tokens of its output. By default, they are typical of chats.
+    """
+    rng, requests = random.Random(seed), []
     for _ in range(count):
         num_words, num_tokens = lengths or chat_lengths(rng, longest)
-        made.append((" ".join(rng.choices(WORDS, k=num_words)), num_tokens))
-    return made
+        requests.append((" ".join(rng.choices(WORDS, k=num_words)), num_tokens))
+    return requests
 
 
 def arrivals(count: int, rate: float, seed: int) -> Iterator[float]:
-    """Yield seconds since the start: a Poisson process of `rate` per second, or all at 0.
+    """Yield arrival times in seconds: a Poisson process of `rate` requests per second, or all at 0.
 
     >>> list(arrivals(2, math.inf, 0))
     [0.0, 0.0]

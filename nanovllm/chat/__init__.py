@@ -1,5 +1,5 @@
-"""Read an assistant's output: thoughts, text and tool calls. Start with parsers_for() in formats.py.
+"""Parse an assistant's output into thoughts, text and tool calls. Start with formats_for() in formats.py.
 
-formats.py knows how models write, forced_calls.py how a grammar makes any model call a tool, and assistant.py turns the
-text of one sample, as it arrives, into the parts of a message.
+formats.py describes how models write thoughts and tool calls, forced_calls.py builds the JSON schema that makes any
+model call a tool, and assistant.py turns the text of one output, as it arrives, into the parts of a message.
 """

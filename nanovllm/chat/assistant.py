@@ -1,10 +1,10 @@
-"""AssistantParser: the text of one sample, fed in pieces, becomes the parts of a message.
+"""AssistantParser: turn the text of one output, which arrives in pieces, into the parts of a chat message.
 
     thought -> content -> opening of a call -> call -> end of a call
                   ^                                        |
                   +----------------------------------------+
 
-Any split of the text gives the same message. Arguments are passed on as the model writes them, never rewritten.
+The message doesn't depend on how the text is split. A call's arguments appear exactly as the model writes them.
 """
 
 import re
@@ -17,19 +17,20 @@ from pydantic_core import from_json
 
 from .formats import MessageFormat
 
-MAX_OPENING = 300  # characters before the arguments: a longer text is no call
-ARGUMENTS = {"arguments", "parameters"}  # keys of a call
-CALL_KEYS = {"name", "type", "id"} | ARGUMENTS
-OPENING = re.compile(r"(?:\[\s*)?|([\w.-]+)\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*")  # of a list, or name[ARGS]
-JSON_CHARACTERS = frozenset(' \t\r\n"{}[]:,0123456789+-.Etruefalsn')  # outside strings
+MAX_OPENING = 300  # characters before the arguments of a call; a text with more isn't a call
+ARGUMENT_KEYS = {"arguments", "parameters"}  # models use one of them for a call's arguments
+CALL_KEYS = {"name", "type", "id"} | ARGUMENT_KEYS
+# The text between the tag and the first brace of a call: nothing, the "[" of a list, or name[ARGS].
+OPENING = re.compile(r"(?:\[\s*)?|([\w.-]+)\s*(?:\[CALL_ID\]\w*)?\s*(?:\[ARGS\])?\s*")
+JSON_CHARACTERS = frozenset(' \t\r\n"{}[]:,0123456789+-.Etruefalsn')  # all that JSON has outside strings
 
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """The new part of a call."""
+    """The new part of a tool call."""
 
     index: int  # of the call within the message
-    id: str | None = None  # in the first part, with the name
+    id: str | None = None  # the id and the name are set only in the first part
     name: str | None = None
     arguments: str = ""  # the next characters of the JSON text
 
@@ -44,39 +45,41 @@ class MessageDelta:
 
 
 def read_message(text: str, format: MessageFormat, is_cut: bool = False) -> MessageDelta:
-    """Return the whole message of an output. A call that breaks or has invalid JSON comes back as content.
+    """Parse a whole output. A malformed call, or one with invalid JSON, becomes content.
 
-    So does an incomplete call, unless the output was cut: then the call has the arguments that were written.
+    An incomplete call becomes content, too. If the output was cut off (`is_cut`), though, a call whose arguments have
+    begun keeps those written so far, and a forced call never becomes content for being incomplete.
     """
     return AssistantParser(format, streams=False).feed(text, is_last=True, is_cut=is_cut)
 
 
 class AssistantParser:
-    """The parser of one sample.
+    """A parser for one output (a sample) of a request.
 
-    Whitespace around a thought and before a call is dropped. Special tokens are dropped everywhere. A call that breaks
-    before its arguments begin becomes content again.
+    Whitespace around a thought and before a call is dropped. Special tokens are dropped everywhere. A call that turns
+    out to be malformed before its arguments begin becomes content.
     """
 
     def __init__(self, format: MessageFormat, *, streams: bool = True) -> None:
-        """Start at the end of the prompt.
+        """Prepare to parse an output from its start.
 
-        With `streams`, arguments are returned as they come. Without it, a call is returned once it is complete, in one
-        part, and a call whose arguments are not valid JSON becomes content.
+        If `streams`, feed() returns arguments as they arrive. Otherwise, it returns each call in one part, once the
+        call is complete, and turns a call whose arguments are not valid JSON into content.
         """
         self._format, self._streams = format, streams
-        self._tools = None if format.forced else format.tools
-        thought = format.reasoning
+        self._tool_format = None if format.forced else format.tool_format
+        thought = format.reasoning_format
         self._thought_start, self._thought_end = (thought.start, thought.end) if thought else ("", "")
-        own = {self._thought_start, self._thought_end, *(self._tools.tags if self._tools else ())} - {""}
-        self._special = frozenset(format.special_tokens)
-        self._dropped = self._special - own
-        self._tags = tag_pattern(self._special | own)
-        self._unread = ""  # may begin a tag
-        self._held: list[str] = []  # whitespace that is dropped if a call or the end of a thought follows
-        self._raw: list[str] = []  # the text of a call, until it is certain to be one
-        self._opening = ""
-        self._reasoning, self._content, self._calls = list[str](), list[str](), list[ToolCallDelta]()  # new parts
+        tags = {self._thought_start, self._thought_end, *(self._tool_format.tags if self._tool_format else ())} - {""}
+        self._special_tokens = frozenset(format.special_tokens)
+        self._ignored_tokens = self._special_tokens - tags
+        self._tag_pattern = tag_pattern(self._special_tokens | tags)
+        self._unread = ""  # text that may be the beginning of a tag
+        self._held: list[str] = []  # whitespace and separators, dropped if a call or the end of a thought follows
+        self._raw: list[str] = []  # the text of a call so far, which becomes content if the call is malformed
+        self._opening = ""  # the text between the tag of a call and its first brace
+        # What feed() returns next:
+        self._reasoning, self._content, self._calls = list[str](), list[str](), list[ToolCallDelta]()
         self._num_calls = 0
         self._in_list = self._has_content = self._skips_space = self._takes_bare_call = False
         self._call = CallReader()
@@ -85,12 +88,13 @@ class AssistantParser:
             self._begin_content()
 
     def feed(self, text: str, is_last: bool = False, is_cut: bool = False) -> MessageDelta:
-        """Return the part of the message that `text` completes. It can be empty.
+        """Return the part of the message that `text` completes. This part can be empty.
 
-        With the last text of an output, nothing is held back. If the output was cut there, so may be its last call.
+        `is_last` marks the end of the output, so nothing is held back. `is_cut` means that the output was cut off
+        there, so its last call may be incomplete.
         """
-        *items, last = self._tags.split(self._unread + text)  # text and tags by turns
-        end = len(last) if is_last else self._tags.beginning(last)
+        *items, last = self._tag_pattern.split(self._unread + text)  # texts and tags alternate
+        end = len(last) if is_last else self._tag_pattern.find_partial_tag(last)
         self._unread = last[end:]
         self._read([*items, last[:end]])
         if is_last:
@@ -100,7 +104,7 @@ class AssistantParser:
         return part
 
     def _finish(self, is_cut: bool) -> None:
-        if is_cut and self._state == self._read_call and self._call.ends_early(self._format.forced is not None):
+        if is_cut and self._state == self._read_call and self._call.counts_as_call(self._format.forced is not None):
             self._pass_on(self._call)
         elif self._state in (self._open_call, self._read_call) and not (is_cut and self._format.forced):
             self._give_up()
@@ -108,25 +112,25 @@ class AssistantParser:
             self._content += self._held
 
     def _read(self, items: Sequence[str]) -> None:
-        """Let the states read text and tags. Each returns the rest, for the next state."""
+        """Pass each text or tag to the current state's method, which returns what the next state must read."""
         for item in items:
-            while item and item not in self._dropped:
+            while item and item not in self._ignored_tokens:
                 item = self._state(item)
 
     def _write(self, parts: list[str], text: str) -> None:
-        """Add text to the parts of the thought or the content. Whitespace at its end waits for what follows."""
-        if text in self._special:
+        """Add text to `parts`, the list of the thought or of the content. Hold back whitespace at the text's end."""
+        if text in self._special_tokens:
             return
         if self._skips_space:
             self._held, text = [], text.lstrip()
-        if body := text.rstrip():
-            parts += [*self._held, body]
+        if stripped := text.rstrip():
+            parts += [*self._held, stripped]
             self._held, self._skips_space = [], False
             self._has_content |= parts is self._content
-        self._held.append(text[len(body) :])
+        self._held.append(text[len(stripped) :])
 
     def _hold_space(self, text: str, separators: str = "") -> str:
-        """Return the text without the space at its start, which may be dropped."""
+        """Hold back whitespace and separators at the start of the text, and return the rest."""
         rest = text.lstrip(" \t\r\n" + separators)
         self._held.append(text[: len(text) - len(rest)])
         return rest
@@ -152,18 +156,18 @@ class AssistantParser:
         return ""
 
     def _begin_content(self) -> None:
-        self._takes_bare_call = self._tools is not None and self._tools.takes_bare_calls
+        self._takes_bare_call = self._tool_format is not None and self._tool_format.takes_bare_calls
         self._state = self._open_call if self._format.forced and not self._num_calls else self._read_content
 
     def _read_content(self, item: str) -> str:
-        if self._tools and item == self._tools.start:
+        if self._tool_format and item == self._tool_format.start:
             self._raw, self._state = [item], self._open_call
             return ""
-        if self._takes_bare_call and self._tools:
-            item = self._hold_space(item, self._tools.separators if self._num_calls else "")
+        if self._takes_bare_call and self._tool_format:
+            item = self._hold_space(item, self._tool_format.separators if self._num_calls else "")
             self._takes_bare_call = not item
             if item.startswith("{"):
-                self._call, self._state = CallReader(known=self._format.tool_names), self._read_call
+                self._call, self._state = CallReader(known_names=self._format.tool_names), self._read_call
                 return item
         self._write(self._content, item)
         return ""
@@ -175,7 +179,7 @@ class AssistantParser:
         self._opening = (self._opening + text).lstrip()
         match = OPENING.fullmatch(self._opening) if len(self._opening) <= MAX_OPENING else None
         forced = self._format.forced
-        if match is None or (match[1] and not (self._tools and self._tools.takes_names)):
+        if match is None or (match[1] and not (self._tool_format and self._tool_format.takes_names)):
             self._give_up()
         elif brace:
             self._in_list |= self._opening.startswith("[")
@@ -185,19 +189,19 @@ class AssistantParser:
 
     def _read_call(self, item: str) -> str:
         call = self._call
-        call.is_broken = item in self._special
-        count = 0 if call.is_broken else call.read(item)
-        self._raw.append(item[:count])
+        call.is_broken = item in self._special_tokens
+        num_read = 0 if call.is_broken else call.read(item)
+        self._raw.append(item[:num_read])
         if call.is_ready and (self._streams or call.is_valid):
             self._pass_on(call)
         if call.is_broken or (call.is_complete and not call.is_passed_on):
             self._give_up()
         elif call.is_complete:
             self._raw, self._state = [], self._after_call
-        return item[count:]
+        return item[num_read:]
 
     def _pass_on(self, call: "CallReader") -> None:
-        """Return the new part of a call, unless it is one too many."""
+        """Add the new part of a call to the message, unless parallel calls are off and this isn't the first call."""
         id = name = None
         if not call.is_passed_on:
             self._num_calls += 1
@@ -208,9 +212,9 @@ class AssistantParser:
             self._calls.append(ToolCallDelta(self._num_calls - 1, id, name, arguments))
 
     def _after_call(self, item: str) -> str:
-        """Read the end of a call, and find out whether the list goes on."""
+        """Read what follows a call: its closing tag, and the separator or the end of a list of calls."""
         text = self._hold_space(item, "," if self._in_list else "")
-        if not text or (self._tools and text == self._tools.end):
+        if not text or (self._tool_format and text == self._tool_format.end):
             self._in_list = self._in_list and not text
             return ""
         if self._in_list and text.startswith("{"):
@@ -223,96 +227,97 @@ class AssistantParser:
         return text
 
     def _give_up(self) -> None:
-        """Return what was read of a broken call to the content."""
-        text = "".join(part for part in self._raw if part not in self._special)
+        """Turn the text of a malformed call into content."""
+        text = "".join(part for part in self._raw if part not in self._special_tokens)
         self._raw, self._opening, self._in_list, self._state = [], "", False, self._read_content
         self._write(self._content, text)
 
 
 class CallReader:
-    """The reader of one call: {"name": ..., "arguments": {...}}, or the arguments alone if the name is known.
+    """A reader of one call: {"name": ..., "arguments": {...}}, or only the arguments if the name is known.
 
-    It takes keys in any order, and follows strings and brackets only, one character at a time.
+    Keys may come in any order. The reader goes through the text character by character, and tracks strings and
+    brackets. While it reads, it parses only the fields around the arguments.
     """
 
-    def __init__(self, name: str | None = None, known: Collection[str] | None = None) -> None:
-        """Read only arguments if `name` is given. Take no other names than `known`, if given."""
+    def __init__(self, name: str | None = None, known_names: Collection[str] | None = None) -> None:
+        """Prepare to read only arguments if `name` is given. If `known_names` is given, accept no other name."""
         self.name = name
-        self.arguments: list[str] = []  # read, and not passed on
+        self.arguments: list[str] = []  # read but not passed on yet
         self.is_broken = self.is_complete = self.is_passed_on = False
-        self._known = known
-        self._header = ""  # the object, with null for each object or list in it
-        self._level = 2 if name is None else 1  # brackets around the arguments, with their own
-        self._depth = 0
+        self._known_names = known_names
+        self._header = ""  # the object read so far, with null in place of each object or list in it
+        self._level = 2 if name is None else 1  # the bracket depth at which the arguments are
+        self._depth = 0  # the current bracket depth
         self._in_string = self._is_escaped = self._in_arguments = self._has_arguments = False
 
     @property
     def is_ready(self) -> bool:
-        """True if this is certain to be a call."""
+        """True once this is definitely a call: its name is known, and its arguments have begun (or it has none)."""
         return self.name is not None and self._has_arguments
 
     @property
     def is_valid(self) -> bool:
-        """True if the call is complete, and its arguments, none of which was passed on, are JSON."""
-        return self.is_complete and not self.is_broken and parse("".join(self.arguments)) is not None
+        """True if the call is complete and its arguments are valid JSON. Check this before any of them is passed on."""
+        return self.is_complete and not self.is_broken and parse_object("".join(self.arguments)) is not None
 
     def read(self, text: str) -> int:
-        """Read up to the end of the call, or to where it breaks. Return the number of characters."""
+        """Read up to the end of the call, or up to an error in it. Return the number of characters read."""
         for i, char in enumerate(text):
-            before, is_in_string = self._depth, self._in_string
-            self._in_string = (char == '"') != is_in_string if not self._is_escaped else is_in_string
-            self._is_escaped = is_in_string and char == "\\" and not self._is_escaped
-            if not is_in_string:
+            old_depth, was_in_string = self._depth, self._in_string
+            self._in_string = (char == '"') != was_in_string if not self._is_escaped else was_in_string
+            self._is_escaped = was_in_string and char == "\\" and not self._is_escaped
+            if not was_in_string:
                 self._depth += (char in "{[") - (char in "}]")
                 self.is_broken |= char not in JSON_CHARACTERS
-            if max(before, self._depth) < self._level:
+            if max(old_depth, self._depth) < self._level:
                 self._header += char
                 self.is_broken |= len(self._header) > MAX_OPENING
-            elif before < self._level:
+            elif old_depth < self._level:
                 self._begin_value(char)
             if self.is_broken:
                 return i
             if self._in_arguments:
                 self.arguments.append(char)
-            if self._depth < self._level <= before:
+            if self._depth < self._level <= old_depth:
                 self._in_arguments, self._header = False, self._header + "null"
             if self._depth == 0:
                 self._end_call()
                 return i + 1
         return len(text)
 
-    def ends_early(self, is_forced: bool) -> bool:
-        """Return whether a text that was cut is a call. A forced one is, as soon as its name is complete."""
+    def counts_as_call(self, is_forced: bool) -> bool:
+        """Return whether an output that was cut off here ends in a call. A forced call needs only a complete name."""
         if is_forced and self.name is None:
             self._read_header(is_partial=True)
         return self.is_ready or (is_forced and self.name is not None)
 
     def _begin_value(self, bracket: str) -> None:
-        """Find out whether the object or list that begins here is the arguments."""
+        """Determine whether the object or list that begins here holds the arguments."""
         fields = self._read_header("null}") if self._level == 2 else {"arguments": None}
-        if fields and [*fields][-1] in ARGUMENTS:
+        if fields and [*fields][-1] in ARGUMENT_KEYS:
             self.is_broken |= bracket != "{" or self._has_arguments
             self._in_arguments = self._has_arguments = self._has_arguments or not self.is_broken
 
     def _end_call(self) -> None:
         self.is_complete = True
-        if self._level == 2 and ARGUMENTS.isdisjoint(self._read_header()):
+        if self._level == 2 and ARGUMENT_KEYS.isdisjoint(self._read_header()):
             self.arguments, self._has_arguments = ["{}"], True
 
-    def _read_header(self, rest: str = "", is_partial: bool = False) -> dict[str, Any]:
-        """Return the object so far, completed by `rest`. It has to be JSON, or the beginning of it."""
-        parsed = parse(self._header + rest, is_partial)
+    def _read_header(self, ending: str = "", is_partial: bool = False) -> dict[str, Any]:
+        """Return the fields of the header plus `ending`. Set `name`, or `is_broken` if the header isn't a call's."""
+        parsed = parse_object(self._header + ending, is_partial)
         fields = parsed or {}
         name = fields.get("name")
-        if isinstance(name, str) and name and (self._known is None or name in self._known):
+        if isinstance(name, str) and name and (self._known_names is None or name in self._known_names):
             self.name = name
-        elif parsed is None or name is not None or (self._known is not None and fields.keys() - CALL_KEYS):
+        elif parsed is None or name is not None or (self._known_names is not None and fields.keys() - CALL_KEYS):
             self.is_broken = True
         return fields
 
 
-def parse(text: str, is_partial: bool = False) -> dict[str, Any] | None:
-    """Return the fields of a JSON object, or None if the text is no JSON. A partial one has its complete fields."""
+def parse_object(text: str, is_partial: bool = False) -> dict[str, Any] | None:
+    """Return the fields of a JSON object, or None for invalid JSON. If `is_partial`, the object may be unfinished."""
     try:
         fields: dict[str, Any] = from_json(text, allow_inf_nan=False, allow_partial=is_partial)
     except ValueError:
@@ -321,18 +326,18 @@ def parse(text: str, is_partial: bool = False) -> dict[str, Any] | None:
 
 
 class TagPattern:
-    """A search for tags in text that arrives in pieces."""
+    """A pattern that finds tags in text that arrives in pieces."""
 
     def __init__(self, tags: Collection[str]) -> None:
-        """Take the tags. If one begins another, the shorter one is found."""
+        """Compile a pattern for the tags. If one tag is the beginning of another, the shorter one is found."""
         self.split = re.compile(f"({'|'.join(map(re.escape, sorted(tags, key=len))) or '(?!)'})").split
         self._beginnings = {tag[:i] for tag in tags for i in range(1, len(tag))}
         self._longest = max(map(len, tags), default=0)
 
-    def beginning(self, text: str) -> int:
-        """Return where a text without tags ends in the beginning of one: at its length, if it does not."""
+    def find_partial_tag(self, text: str) -> int:
+        """Return the index at which a partial tag ends `text`, or len(text) if none does. `text` has no whole tag."""
         starts = range(max(0, len(text) - self._longest), len(text))
         return next((i for i in starts if text[i:] in self._beginnings), len(text))
 
 
-tag_pattern = lru_cache(maxsize=32)(TagPattern)  # a vocabulary can have hundreds of special tokens
+tag_pattern = lru_cache(maxsize=32)(TagPattern)  # cached: a vocabulary can have hundreds of special tokens

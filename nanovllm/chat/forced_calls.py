@@ -1,6 +1,7 @@
-"""Forced calls: with tool_choice "required" or a function's name, the output is JSON, whatever the chat template says.
+"""Forced calls: with tool_choice "required" or a function's name, the output is JSON.
 
-It is the arguments alone if the function is named, else a list such as [{"name": "add", "arguments": {"a": 1}}].
+This is independent of the format in which the model writes other calls. If tool_choice names a function, the JSON is
+only that function's arguments. Otherwise, it is a list of calls, such as [{"name": "add", "arguments": {"a": 1}}].
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +13,19 @@ JsonDict = dict[str, Any]
 
 @dataclass(frozen=True)
 class ForcedCall:
-    """The JSON that an output must be, after the thought if there is one."""
+    """A JSON schema that the output must follow, after the thought if there is one."""
 
     schema: JsonDict
-    name: str | None = None  # of the function, if the output is its arguments alone
+    name: str | None = None  # of the function, if the output is only its arguments
 
 
 def forced_call(
     functions: Sequence[Mapping[str, Any]], name: str | None = None, parallel_tool_calls: bool = True
 ) -> ForcedCall:
-    """Return the JSON that the output must be for the model to call one of `functions`, or the one named `name`.
+    """Return the schema that makes the model call one of `functions`, or the one named `name`.
 
-    `functions` are like {"name": "add", "parameters": {...}}. Raise ValueError if none has the name.
+    A function looks like {"name": "add", "parameters": {...}}. Raise ValueError if no function has that
+    name, or if there are no functions.
     """
     if name is not None:
         by_name = {function["name"]: function for function in functions}
@@ -36,33 +38,33 @@ def forced_call(
         "type": "array",
         "minItems": 1,
         "items": {"anyOf": [call_schema(function["name"], f"#/$defs/{i}") for i, function in enumerate(functions)]},
-        "$defs": {f"{i}": moved(parameters_of(function), f"#/$defs/{i}") for i, function in enumerate(functions)},
+        "$defs": {f"{i}": relocated(parameters_of(function), f"#/$defs/{i}") for i, function in enumerate(functions)},
     }
     return ForcedCall(schema if parallel_tool_calls else {**schema, "maxItems": 1})
 
 
-def call_schema(name: str, parameters: str) -> JsonDict:
-    """Return the schema of a call. `parameters` refers to the schema of its arguments."""
-    properties = {"name": {"const": name}, "arguments": {"$ref": parameters}}
+def call_schema(name: str, parameters_ref: str) -> JsonDict:
+    """Return the schema of a call to a function. `parameters_ref` refers to the schema of the function's arguments."""
+    properties = {"name": {"const": name}, "arguments": {"$ref": parameters_ref}}
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 def parameters_of(function: Mapping[str, Any]) -> JsonDict:
-    """Return the schema of a function's arguments. Without one, the function has no arguments."""
+    """Return the schema of a function's arguments. A function without a schema takes no arguments."""
     return function.get("parameters") or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def moved(schema: Any, place: str) -> Any:
-    """Return a copy of a schema with its internal references adjusted for `place` in another schema.
+def relocated(schema: Any, path: str) -> Any:
+    """Return a copy of a schema to embed at `path` in another schema, with its internal references adjusted.
 
-    >>> moved({"items": {"$ref": "#/$defs/Point"}}, "#/$defs/0")
+    >>> relocated({"items": {"$ref": "#/$defs/Point"}}, "#/$defs/0")
     {'items': {'$ref': '#/$defs/0/$defs/Point'}}
     """
     if isinstance(schema, Mapping):
         return {
-            key: place + value[1:]
+            key: path + value[1:]
             if key == "$ref" and isinstance(value, str) and value.startswith("#")
-            else moved(value, place)
+            else relocated(value, path)
             for key, value in schema.items()
         }
-    return [moved(value, place) for value in schema] if isinstance(schema, list) else schema
+    return [relocated(value, path) for value in schema] if isinstance(schema, list) else schema

@@ -5,21 +5,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MAX_INT = 2**24  # far beyond any real model, so a typo is an error at once
+MAX_INT = 2**24  # far beyond any real model, to catch typos early
 MAX_NUMBER = 1e30  # well inside float32; also excludes infinity and NaN
 
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of one JSON object. A null counts as missing: `name in entries` is False for it."""
+    """The entries of one JSON object. A null counts as missing: `name in entries` is False for it.
+
+    A missing entry has the value `default`. If it has no default, or if a value is invalid, methods raise ValueError.
+    """
 
     values: dict[str, Any]
     path: Path
-    prefix: str = ""  # "rope_scaling." for the entries of that object inside the file
+    prefix: str = ""  # such as "rope_scaling." for the entries of that nested object
 
     @classmethod
     def read(cls, path: Path) -> "Entries":
-        """Read a JSON file. Raise ValueError, naming the file, if it is missing or holds no object."""
+        """Read a JSON file. Raise ValueError, naming the file, if it is missing, unreadable or not a JSON object."""
         if not path.is_file():
             raise ValueError(f"{path.parent} is not a checkpoint folder: it has no {path.name}")
         try:
@@ -41,7 +44,7 @@ class Entries:
         return self.values.get(name) is not None
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """Return an integer from `minimum` to MAX_INT. A missing entry takes `default`, as in all these methods."""
+        """Return an integer from `minimum` to MAX_INT."""
         value = self._get(name, default)
         if type(value) is int and value > MAX_INT:
             raise self.error(name, f"at most {MAX_INT}")
@@ -64,7 +67,7 @@ class Entries:
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a string that is not empty."""
+        """Return a nonempty string."""
         value = self._get(name, default)
         if not isinstance(value, str) or not value:
             raise self.error(name, "a string")
@@ -79,7 +82,7 @@ class Entries:
 
     def error(self, name: str, must_be: str) -> ValueError:
         """Return a ValueError for an entry. `must_be` completes the sentence "NAME must be ..."."""
-        return ValueError(f"{self.path}: {self.prefix}{name} must be {must_be}, got {brief(self.values.get(name))}")
+        return ValueError(f"{self.path}: {self.prefix}{name} must be {must_be}, got {shorten(self.values.get(name))}")
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
@@ -87,9 +90,9 @@ class Entries:
 
 
 def shards_of(index: Path) -> dict[str, str]:
-    """Return the file that has each tensor, by an index of shards. Raise ValueError if a name leads out of the folder.
+    """Return the file name of each tensor, from an index file. Raise ValueError if a name leads out of the folder.
 
-    In the folder, a file may be a link to anywhere, as in the Hub's cache.
+    A file in the folder may itself be a symbolic link to anywhere, as in the Hub's cache.
     """
     files = Entries.read(index).entries("weight_map")
     for name in files.values:
@@ -98,10 +101,10 @@ def shards_of(index: Path) -> dict[str, str]:
     return dict(files.values)
 
 
-def brief(value: object) -> str:
-    """Return the repr of a value, cut to 80 characters, for an error message.
+def shorten(value: object) -> str:
+    """Return the repr of a value, truncated to 80 characters, for an error message.
 
-    >>> brief("4" * 1000)[:9], len(brief("4" * 1000))
+    >>> shorten("4" * 1000)[:9], len(shorten("4" * 1000))
     ("'44444444", 80)
     """
     text = repr(value)

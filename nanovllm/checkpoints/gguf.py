@@ -1,9 +1,9 @@
 """GGUF, llama.cpp's format: the metadata, the tokenizer and the tensors of a model in one file.
 
-unpack() writes a folder that all loaders understand: config.json, the tokenizer, a table of the tensors and a link to
-the file, from which GgufTensors reads one tensor at a time. The gguf package, llama.cpp's own, knows the types of
-tensors and dequantizes them. Its reader makes several arrays of each token of a vocabulary, which takes seconds, so
-Header reads the rest.
+unpack() writes a folder that the loaders understand: config.json, the tokenizer, a table of the tensors and a link to
+the GGUF file. GgufTensors reads one tensor at a time through the link. llama.cpp's gguf package knows the types of
+tensors and dequantizes them, but its reader takes seconds, because it makes several arrays for each token of the
+vocabulary. So HeaderReader reads the metadata and the list of tensors instead.
 """
 
 import json
@@ -33,25 +33,25 @@ from ..llama.config import RopeScaling
 from ..llama.model import rope_frequencies
 from ..quantization import Format, Integers
 from .entries import Entries
-from .tokenizer_files import QWEN2_WORDS, llama, merges_of
+from .tokenizer_files import QWEN2_PATTERN, derive_merges, llama_bpe
 
-FILE, TABLE = "model.gguf", "model.gguf.json"  # in the folder: a link, and the tensors
-ROWS = 1024  # to dequantize at a time, so that only one copy of a large tensor is in memory
+LINK_NAME, TABLE_NAME = "model.gguf", "model.gguf.json"  # of the folder's link and its table of tensors
+ROWS_AT_A_TIME = 1024  # rows that are dequantized at a time, so that only one copy of a large tensor is in memory
 
 
 class Stored(NamedTuple):
-    """A tensor in a file."""
+    """A tensor in a GGUF file."""
 
-    type: str  # "Q4_K"
+    type: str  # such as "Q4_K"
     offset: int
     num_bytes: int
     shape: list[int]
-    num_heads: int = 0  # of a q or k whose rows are in the order of llama.cpp's RoPE
+    num_heads: int = 0  # in a q or k projection whose rows are in the order of llama.cpp's RoPE; 0 for other tensors
 
-    def in_order(self, rows: Tensor) -> Tensor:
+    def reordered(self, rows: Tensor) -> Tensor:
         """Return the rows of the tensor, or of its scales, in this engine's order.
 
-        llama.cpp rotates neighbors, this engine numbers that are half a head apart.
+        RoPE rotates pairs of numbers: neighbors in llama.cpp, and numbers half a head apart in this engine.
         """
         if not self.num_heads:
             return rows
@@ -59,11 +59,11 @@ class Stored(NamedTuple):
 
 
 class GgufTensors:
-    """The tensors of an unpacked file, by the names that they have in safetensors."""
+    """The tensors of an unpacked GGUF file, under the names that they have in safetensors."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
-        self._table = {name: Stored(*row) for name, row in Entries.read(folder / TABLE).values.items()}
+        self._path = folder / LINK_NAME
+        self._table = {name: Stored(*row) for name, row in Entries.read(folder / TABLE_NAME).values.items()}
 
     def keys(self) -> list[str]:
         """Return the names of the tensors."""
@@ -74,7 +74,7 @@ class GgufTensors:
         return {name: stored.shape for name, stored in self._table.items()}
 
     def get_tensor(self, name: str) -> Tensor:
-        """Read a tensor and dequantize it to float32. Raise ValueError if the file has become shorter."""
+        """Read a tensor and dequantize it to float32. Raise ValueError if the file has been cut short."""
         from gguf import GGMLQuantizationType, dequantize
 
         stored = self._table[name]
@@ -82,34 +82,34 @@ class GgufTensors:
         tensor = torch.empty(stored.shape)
         rows = tensor.view(-1, stored.shape[-1])
         data = data.reshape(len(rows), -1)
-        for i in range(0, len(rows), ROWS):
-            part = dequantize(data[i : i + ROWS], GGMLQuantizationType[stored.type])
-            rows[i : i + ROWS] = torch.from_numpy(part)
-        return stored.in_order(tensor)
+        for i in range(0, len(rows), ROWS_AT_A_TIME):
+            part = dequantize(data[i : i + ROWS_AT_A_TIME], GGMLQuantizationType[stored.type])
+            rows[i : i + ROWS_AT_A_TIME] = torch.from_numpy(part)
+        return stored.reordered(tensor)
 
     def get_slice(self, name: str) -> Tensor:
-        """Return the whole tensor: its parts cannot be read alone."""
+        """Return the whole tensor, to be sliced in memory."""
         return self.get_tensor(name)
 
     def format(self, name: str) -> Format | None:
-        """Return the format that holds a matrix exactly, or None."""
+        """Return the Format that represents a tensor exactly, or None. Only matrices have one."""
         stored = self._table[name]
-        return FORMATS[stored.type].format if stored.type in FORMATS and len(stored.shape) == 2 else None
+        return EXACT_TYPES[stored.type].format if stored.type in EXACT_TYPES and len(stored.shape) == 2 else None
 
     def is_quantized(self, name: str) -> bool:
-        """Return whether a tensor is in integers, with a format or without."""
+        """Return whether a tensor is stored in integers, whether or not it has a Format."""
         return self._table[name].type not in ("F32", "F16", "BF16")
 
     def get_integers(self, name: str) -> Integers:
-        """Read a matrix that has a format. Raise ValueError if the file has become shorter."""
+        """Read a tensor that has a Format. Raise ValueError if the file has been cut short."""
         stored = self._table[name]
-        _, block_bytes, unpack_blocks = FORMATS[stored.type]
+        _, block_bytes, unpack_blocks = EXACT_TYPES[stored.type]
         data, outputs = self._read(name), stored.shape[0]
         parts = []
-        for rows in np.split(data.reshape(outputs, -1), range(ROWS, outputs, ROWS)):
+        for rows in np.split(data.reshape(outputs, -1), range(ROWS_AT_A_TIME, outputs, ROWS_AT_A_TIME)):
             unpacked = unpack_blocks(rows.reshape(-1, block_bytes))  # [blocks, ...] each
             parts.append([torch.from_numpy(np.ascontiguousarray(part)).view(len(rows), -1) for part in unpacked])
-        return Integers(*(stored.in_order(torch.cat(each)) for each in zip(*parts, strict=True)))
+        return Integers(*(stored.reordered(torch.cat(field)) for field in zip(*parts, strict=True)))
 
     def _read(self, name: str) -> np.ndarray:
         stored = self._table[name]
@@ -120,15 +120,15 @@ class GgufTensors:
 
 
 def tensor_types(folder: Path) -> dict[str, int]:
-    """Return the number of tensors of each type, most frequent first. A folder of another format has none."""
-    table = Entries.read_if_exists(folder / TABLE).values
+    """Return the number of tensors of each type, most frequent first. Return {} if the folder has no GGUF file."""
+    table = Entries.read_if_exists(folder / TABLE_NAME).values
     return dict(Counter(Stored(*row).type for row in table.values()).most_common())
 
 
 def unpack(path: Path) -> Path:
-    """Return the folder of a GGUF file in the user's cache. It is written when the file is new or has changed.
+    """Return the folder of a GGUF file in the user's cache. Write the folder if the file is new or has changed.
 
-    Raise ValueError with one line for a file that is damaged or not supported.
+    Raise ValueError with one line if the file is damaged or not supported, or if the folder cannot be written.
     """
     if find_spec("gguf") is None:
         raise ValueError(f"{path} is a GGUF file, which needs the gguf package: pip install 'gguf>=0.17'")
@@ -138,26 +138,26 @@ def unpack(path: Path) -> Path:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanovllm/gguf" / name
     if folder.exists():
         return folder
-    files = files_of(path)
+    files = files_to_write(path)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as parent:
-            new = Path(parent, "new")
-            new.mkdir()
-            for file, text in files.items():
-                (new / file).write_text(text, encoding="utf-8")
-            (new / FILE).symlink_to(path.resolve())
-            new.rename(folder)
+            new_folder = Path(parent, "new")
+            new_folder.mkdir()
+            for file_name, text in files.items():
+                (new_folder / file_name).write_text(text, encoding="utf-8")
+            (new_folder / LINK_NAME).symlink_to(path.resolve())
+            new_folder.rename(folder)
     except OSError as error:
-        if not folder.exists():  # else another process was faster
+        if not folder.exists():  # otherwise another process has just written it
             raise ValueError(
                 f"{folder.parent} cannot be written ({error.strerror}): set XDG_CACHE_HOME to another folder"
             ) from None
     return folder
 
 
-def files_of(path: Path) -> dict[str, str]:
-    """Return the text of each file of the folder."""
+def files_to_write(path: Path) -> dict[str, str]:
+    """Return the text of each file that unpack() writes for a GGUF file, by file name."""
     metadata, tensors = read_header(path)
     architecture = metadata.text("general.architecture")
     if architecture not in ARCHITECTURES:
@@ -168,81 +168,84 @@ def files_of(path: Path) -> dict[str, str]:
         raise ValueError(f"{path}: tensor {EMBEDDING} is missing")
     config = config_of(metadata, architecture, tensors)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    permuted = heads if architecture == "llama" else {}
+    num_heads = heads if architecture == "llama" else {}  # of the tensors whose rows llama.cpp reorders
     table = {
-        full_name(name): stored._replace(num_heads=permuted.get(name.rpartition(".")[0].rpartition(".")[2], 0))
+        safetensors_name(name): stored._replace(num_heads=num_heads.get(name.rpartition(".")[0].rpartition(".")[2], 0))
         for name, stored in tensors.items()
         if name != ROPE_FACTORS
     }
-    return {"config.json": json.dumps(config), TABLE: json.dumps(table), **tokenizer_files(metadata)}
+    return {"config.json": json.dumps(config), TABLE_NAME: json.dumps(table), **tokenizer_files(metadata)}
 
 
-# Types that formats hold exactly. Layouts as in ggml's ggml-common.h; each function returns q, scales and maybe minima
+# Types of tensors that a Format represents exactly. ggml's ggml-common.h has their layouts. Each unpack function takes
+# blocks, uint8 [num_blocks, block_bytes], and returns the fields of Integers: q and scales, and in 4 bits the minima.
 
 
-def halves_of(data: np.ndarray) -> np.ndarray:
-    """Return the lower halves of bytes, then the upper ones: uint8 [..., 2 * n]."""
+def unpack_halves(data: np.ndarray) -> np.ndarray:
+    """Return the low 4 bits of all bytes, and then their high 4 bits: uint8 [..., n] -> uint8 [..., 2 * n]."""
     return np.concatenate((data & 15, data >> 4), axis=-1)
 
 
-def float16(data: np.ndarray) -> np.ndarray:
-    """Return numbers from two bytes each, as float32."""
+def read_float16(data: np.ndarray) -> np.ndarray:
+    """Return float16 numbers, each given as two bytes, in float32: uint8 [..., 2 * n] -> float32 [..., n]."""
     return np.ascontiguousarray(data).view(np.float16).astype(np.float32)
 
 
 def unpack_q8_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-    return blocks[:, 2:] ^ 128, float16(blocks[:, :2])  # signed bytes, plus 128
+    return blocks[:, 2:] ^ 128, read_float16(blocks[:, :2])  # signed bytes, plus 128
 
 
 def unpack_q5_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-    fifth = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")  # [blocks, 32]
-    return (halves_of(blocks[:, 6:]) | fifth << 4) + np.uint8(128 - 16), float16(blocks[:, :2])
+    fifth_bits = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")  # [blocks, 32]
+    return (unpack_halves(blocks[:, 6:]) | fifth_bits << 4) + np.uint8(128 - 16), read_float16(blocks[:, :2])
 
 
 def unpack_q4_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-    scales = float16(blocks[:, :2])
-    return halves_of(blocks[:, 2:]), scales, -8 * scales
+    scales = read_float16(blocks[:, :2])
+    return unpack_halves(blocks[:, 2:]), scales, -8 * scales
 
 
 def unpack_q4_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-    both, (a, b, c) = float16(blocks[:, :4]), blocks[:, 4:16].reshape(-1, 3, 4).swapaxes(0, 1)  # [blocks, 4] each
-    scales = both[:, :1] * np.concatenate((a & 63, (c & 15) | (a >> 2 & 48)), axis=1)  # [blocks, 8]
-    minima = both[:, 1:] * np.concatenate((b & 63, (c >> 4) | (b >> 2 & 48)), axis=1)
-    return halves_of(blocks[:, 16:].reshape(-1, 4, 32)), scales, -minima
+    # factors [blocks, 2] are for the 6-bit scales and minima, which are packed into a, b and c [blocks, 4]
+    factors, (a, b, c) = read_float16(blocks[:, :4]), blocks[:, 4:16].reshape(-1, 3, 4).swapaxes(0, 1)
+    scales = factors[:, :1] * np.concatenate((a & 63, (c & 15) | (a >> 2 & 48)), axis=1)  # [blocks, 8]
+    minima = factors[:, 1:] * np.concatenate((b & 63, (c >> 4) | (b >> 2 & 48)), axis=1)
+    return unpack_halves(blocks[:, 16:].reshape(-1, 4, 32)), scales, -minima
 
 
 def unpack_q6_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-    lower = halves_of(blocks[:, :128].reshape(-1, 2, 64))  # [blocks, 2, 128]
+    lower = unpack_halves(blocks[:, :128].reshape(-1, 2, 64))  # [blocks, 2, 128]
     upper = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8) & 3
-    scales = float16(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8)  # [blocks, 16]
+    scales = read_float16(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8)  # [blocks, 16]
     return (lower | upper.reshape(lower.shape) << 4) + np.uint8(128 - 32), scales
 
 
-class Exact(NamedTuple):
-    """A type of tensors, and the format that holds it."""
+class ExactType(NamedTuple):
+    """The Format that represents a type of tensors exactly, and the function that unpacks the type's blocks."""
 
     format: Format
     block_bytes: int
-    unpack: Callable[[np.ndarray], tuple[np.ndarray, ...]]
+    unpack_blocks: Callable[[np.ndarray], tuple[np.ndarray, ...]]
 
 
-FORMATS = {
-    "Q8_0": Exact(Format.INT8_GROUPS, 34, unpack_q8_0),
-    "Q5_0": Exact(Format.INT8_GROUPS, 22, unpack_q5_0),
-    "Q4_0": Exact(Format.INT4_FLOAT32, 18, unpack_q4_0),
-    "Q4_K": Exact(Format.INT4_FLOAT32, 144, unpack_q4_k),
-    "Q6_K": Exact(Format.INT8_HALF_GROUPS, 210, unpack_q6_k),
+EXACT_TYPES = {
+    "Q8_0": ExactType(Format.INT8_GROUPS, 34, unpack_q8_0),
+    "Q5_0": ExactType(Format.INT8_GROUPS, 22, unpack_q5_0),
+    "Q4_0": ExactType(Format.INT4_FLOAT32, 18, unpack_q4_0),
+    "Q4_K": ExactType(Format.INT4_FLOAT32, 144, unpack_q4_k),
+    "Q6_K": ExactType(Format.INT8_HALF_GROUPS, 210, unpack_q6_k),
 }
 
 
 # The header
 
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-TEXT, ARRAY = 8, 9
+# Types of metadata values; types of numbers with their codes in the struct module
+NUMBER_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+TEXT_TYPE, ARRAY_TYPE = 8, 9
 
 
-class Header:
-    """The values of a file, read in order. No count can make it read beyond the file's end."""
+class HeaderReader:
+    """A reader of the header's fields, in order. A damaged count cannot make it read past the end of the file."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -256,94 +259,98 @@ class Header:
         return self._data[start : self.offset]
 
     def numbers(self, code: str, count: int = 1) -> tuple[Any, ...]:
-        """Return the next `count` numbers. `code` is of the struct module."""
+        """Return the next `count` numbers. `code` is their type's code in the struct module."""
         return struct.unpack(f"<{count}{code}", self.take(count * struct.calcsize(f"<{code}")))
 
     def text(self) -> str:
-        """Return the next text."""
+        """Return the next string."""
         return self.take(*self.numbers("Q")).decode()
 
     def value(self, type: int) -> Any:
-        """Return the next value of a type. Raise ValueError for an unknown type."""
-        if type in NUMBERS:
-            return self.numbers(NUMBERS[type])[0]
-        if type == TEXT:
+        """Return the next value, which has the type `type`. Raise ValueError for an unknown type."""
+        if type in NUMBER_CODES:
+            return self.numbers(NUMBER_CODES[type])[0]
+        if type == TEXT_TYPE:
             return self.text()
-        if type != ARRAY:
+        if type != ARRAY_TYPE:
             raise ValueError(f"its header has a value of the unknown type {type}")
-        (item,), (count,) = self.numbers("I"), self.numbers("Q")
-        return [*self.numbers(NUMBERS[item], count)] if item in NUMBERS else [self.value(item) for _ in range(count)]
+        (item_type,), (count,) = self.numbers("I"), self.numbers("Q")
+        code = NUMBER_CODES.get(item_type)
+        return [*self.numbers(code, count)] if code else [self.value(item_type) for _ in range(count)]
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Return the name of the next tensor, its shape (innermost first), the number of its type, and its offset."""
+        """Return the next tensor's name, shape (innermost dimension first), type number and offset."""
         return self.text(), self.numbers("Q", *self.numbers("I")), *self.numbers("I"), *self.numbers("Q")
 
 
 def read_header(path: Path) -> tuple[Entries, dict[str, Stored]]:
-    """Return the metadata and the tensors of a file. Raise ValueError if it is damaged or has unsupported tensors."""
+    """Return the metadata and the tensors of a GGUF file.
+
+    Raise ValueError if the file is damaged or has tensors of an unsupported type.
+    """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            header, size = Header(data), len(data)
+            header, size = HeaderReader(data), len(data)
             if header.take(4) != b"GGUF":
                 raise ValueError("it does not begin with GGUF")
             (version,), (num_tensors, num_values) = header.numbers("I"), header.numbers("Q", 2)
             if version not in (2, 3):
                 raise ValueError(f"its version must be 2 or 3, got {version}")
             metadata = Entries({header.text(): header.value(*header.numbers("I")) for _ in range(num_values)}, path)
-            rows = [header.tensor() for _ in range(num_tensors)]
+            fields = [header.tensor() for _ in range(num_tensors)]
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a complete GGUF file: {error}") from None
     alignment = metadata.integer("general.alignment", 32)
-    start = -(-header.offset // alignment) * alignment
+    data_start = -(-header.offset // alignment) * alignment
     tensors = {}
-    for name, shape, number, offset in rows:
-        type = tensor_type(number)
+    for name, shape, type_number, offset in fields:
+        type = tensor_type(type_number)
         if not type.is_supported:
             raise ValueError(f"{path}: tensor {name} has the unsupported type {type.name}")
         if not shape or math.prod(shape) == 0 or shape[0] % type.block_size:
             raise ValueError(f"{path}: tensor {name} of type {type.name} has the impossible shape {[*shape]}")
         num_bytes = math.prod(shape) // type.block_size * type.block_bytes
-        if start + offset + num_bytes > size:
+        if data_start + offset + num_bytes > size:
             raise ValueError(
                 f"{path} is not a complete GGUF file: it has {size} bytes, "
-                f"but tensor {name} ends at {start + offset + num_bytes}"
+                f"but tensor {name} ends at {data_start + offset + num_bytes}"
             )
-        tensors[name] = Stored(type.name, start + offset, num_bytes, [*reversed(shape)])
+        tensors[name] = Stored(type.name, data_start + offset, num_bytes, [*reversed(shape)])
     return metadata, tensors
 
 
 class TensorType(NamedTuple):
-    """A type of tensors: blocks of a few numbers."""
+    """A type of tensors. Each block of `block_size` numbers takes `block_bytes` bytes."""
 
     name: str
-    block_size: int = 1  # numbers
+    block_size: int = 1
     block_bytes: int = 1
-    is_supported: bool = False  # whether the gguf package dequantizes it
+    is_supported: bool = False  # whether the gguf package can dequantize tensors of this type
 
 
 @cache
 def tensor_type(number: int) -> TensorType:
-    """Return a type by its number in files."""
+    """Return the type that has this number in GGUF files. It may be one that the gguf package does not know."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
     try:
         type = GGMLQuantizationType(number)
-    except ValueError:  # of a later version
+    except ValueError:  # a type that the installed version of the package does not know
         return TensorType(str(number))
-    size, num_bytes = GGML_QUANT_SIZES[type]
+    block_size, block_bytes = GGML_QUANT_SIZES[type]
     try:
-        dequantize(np.zeros((1, num_bytes), np.uint8), type)
+        dequantize(np.zeros((1, block_bytes), np.uint8), type)
     except NotImplementedError:
         return TensorType(type.name)
-    return TensorType(type.name, size, num_bytes, True)
+    return TensorType(type.name, block_size, block_bytes, True)
 
 
 # The configuration
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files are "llama"
-NAMES = {  # of tensors; the parts of a layer follow its number
+SAFETENSORS_NAMES = {  # name in GGUF: name in safetensors. In a layer, both come after the layer's number
     **{"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
     **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
     **{"attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
@@ -351,142 +358,150 @@ NAMES = {  # of tensors; the parts of a layer follow its number
     **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
 }
 EMBEDDING = "token_embd.weight"
-ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's scaling, as a factor for each frequency
-SIZES = {
+ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's RoPE scaling, as a factor for each frequency
+SIZE_KEYS = {  # entry of config.json: key of the metadata
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
 }
-DTYPES = {"F32": "float32", "F16": "float16"}  # all others are widened to bfloat16
+DTYPES = {"F32": "float32", "F16": "float16"}  # type of all matrices: dtype of the model; otherwise it is bfloat16
 
 
-def full_name(name: str) -> str:
-    """Return the name of a tensor in safetensors. An unknown one keeps its name.
+def safetensors_name(name: str) -> str:
+    """Return the name that a tensor of a GGUF file has in safetensors. An unknown tensor keeps its name.
 
-    >>> full_name("blk.3.attn_q.weight"), full_name("output.weight"), full_name("blk.0.ffn_gate_exps.weight")
-    ('model.layers.3.self_attn.q_proj.weight', 'lm_head.weight', 'blk.0.ffn_gate_exps.weight')
-    >>> full_name("blk"), full_name("")
-    ('blk', '')
+    >>> safetensors_name("blk.3.attn_q.weight"), safetensors_name("output.weight")
+    ('model.layers.3.self_attn.q_proj.weight', 'lm_head.weight')
+    >>> safetensors_name("blk.0.ffn_gate_exps.weight"), safetensors_name("blk"), safetensors_name("")
+    ('blk.0.ffn_gate_exps.weight', 'blk', '')
     """
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(\w+)", name)
-    if not match or match[2] not in NAMES:
+    if not match or match[2] not in SAFETENSORS_NAMES:
         return name
-    return ".".join([*(["model.layers", match[1]] if match[1] else []), NAMES[match[2]], match[3]])
+    return ".".join([*(["model.layers", match[1]] if match[1] else []), SAFETENSORS_NAMES[match[2]], match[3]])
 
 
 def config_of(metadata: Entries, architecture: str, tensors: dict[str, Stored]) -> dict[str, Any]:
-    """Return the entries of config.json."""
-    values, start = metadata.values, f"{architecture}."
-    sizes = {name: metadata.integer(start + key) for name, key in SIZES.items()}
+    """Return the entries of config.json for a GGUF file."""
+    values, prefix = metadata.values, f"{architecture}."
+    sizes = {name: metadata.integer(prefix + key) for name, key in SIZE_KEYS.items()}
     heads = sizes["num_attention_heads"]
-    head_dim = metadata.integer(f"{start}attention.key_length", sizes["hidden_size"] // heads)
+    head_dim = metadata.integer(f"{prefix}attention.key_length", sizes["hidden_size"] // heads)
     types = {stored.type for stored in tensors.values() if len(stored.shape) > 1}
-    ends = [values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    eos_ids = [values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     return {
         "model_type": architecture,
         "vocab_size": tensors[EMBEDDING].shape[0],
         **sizes,
-        "num_key_value_heads": metadata.integer(f"{start}attention.head_count_kv", heads),
+        "num_key_value_heads": metadata.integer(f"{prefix}attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "max_position_embeddings": metadata.integer(f"{start}context_length"),
-        "rms_norm_eps": metadata.number(f"{start}attention.layer_norm_rms_epsilon"),
-        "rope_parameters": rope_of(metadata, start, head_dim, tensors.get(ROPE_FACTORS)),
-        "partial_rotary_factor": metadata.integer(f"{start}rope.dimension_count", head_dim) / head_dim,
-        "sliding_window": values.get(f"{start}attention.sliding_window"),
-        "num_local_experts": values.get(f"{start}expert_count", 0),
+        "max_position_embeddings": metadata.integer(f"{prefix}context_length"),
+        "rms_norm_eps": metadata.number(f"{prefix}attention.layer_norm_rms_epsilon"),
+        "rope_parameters": rope_parameters(metadata, prefix, head_dim, tensors.get(ROPE_FACTORS)),
+        "partial_rotary_factor": metadata.integer(f"{prefix}rope.dimension_count", head_dim) / head_dim,
+        "sliding_window": values.get(f"{prefix}attention.sliding_window"),
+        "num_local_experts": values.get(f"{prefix}expert_count", 0),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_gate.bias" in tensors,
         "dtype": DTYPES.get(types.pop(), "bfloat16") if len(types) == 1 else "bfloat16",
         "bos_token_id": values.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": [each for each in dict.fromkeys(ends) if each is not None],
+        "eos_token_id": [token_id for token_id in dict.fromkeys(eos_ids) if token_id is not None],
     }
 
 
-def rope_of(metadata: Entries, start: str, head_dim: int, factors: Stored | None) -> dict[str, Any]:
-    """Return the entries of rope_parameters. Llama 3's scaling follows from its factors."""
-    theta = metadata.number(f"{start}rope.freq_base", 10000.0)
+def rope_parameters(metadata: Entries, prefix: str, head_dim: int, factors: Stored | None) -> dict[str, Any]:
+    """Return the entries of rope_parameters. If there are `factors`, they must be those of Llama 3's scaling.
+
+    Raise ValueError if they are not. `prefix` begins the metadata's keys for the architecture, such as "llama.".
+    """
+    theta = metadata.number(f"{prefix}rope.freq_base", 10000.0)
     if factors is None:
-        kind = metadata.text(f"{start}rope.scaling.type", "linear").replace("none", "default")
-        return {"rope_theta": theta, "rope_type": kind, "factor": metadata.number(f"{start}rope.scaling.factor", 1.0)}
-    given = torch.from_numpy(np.fromfile(metadata.path, np.float32, factors.shape[-1], offset=factors.offset))
-    scaling = RopeScaling(given.max().item(), original_max_position_embeddings=8192)
+        rope = {"rope_type": metadata.text(f"{prefix}rope.scaling.type", "linear").replace("none", "default")}
+        return {"rope_theta": theta, **rope, "factor": metadata.number(f"{prefix}rope.scaling.factor", 1.0)}
+    actual = torch.from_numpy(np.fromfile(metadata.path, np.float32, factors.shape[-1], offset=factors.offset))
+    scaling = RopeScaling(actual.max().item(), original_max_position_embeddings=8192)
     expected = rope_frequencies(head_dim, theta, None) / rope_frequencies(head_dim, theta, scaling)
-    if given.shape != expected.shape or not torch.allclose(given, expected, rtol=1e-4):
+    if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=1e-4):
         raise ValueError(f"{metadata.path}: tensor {ROPE_FACTORS} must be Llama 3's scaling of frequencies")
     return {"rope_theta": theta, "rope_type": "llama3", **asdict(scaling)}
 
 
 # The tokenizer
 
-LLAMA3_WORDS = QWEN2_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-TEKKEN_WORDS = (  # Mistral Nemo's
+LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+TEKKEN_PATTERN = (  # for Mistral Nemo
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-WITH_BOS = (LLAMA3_WORDS, TEKKEN_WORDS)  # they add BOS by default, and a word in the vocabulary needs no merges
-WORDS = {  # pre-tokenizer: its regular expression, or "" for GPT-2's
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3_WORDS),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2_WORDS),
-    "tekken": TEKKEN_WORDS,
+# Tokenizers with these patterns add BOS by default, and encode a word that is in the vocabulary as one token.
+WITH_BOS = (LLAMA3_PATTERN, TEKKEN_PATTERN)
+PATTERNS = {  # pre-tokenizer: the regular expression that splits a text into words, or "" for GPT-2's
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3_PATTERN),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2_PATTERN),
+    "tekken": TEKKEN_PATTERN,
     **dict.fromkeys(("gpt-2", "smollm"), ""),
 }
 CONTROL, USER_DEFINED = 3, 4  # types of tokens
-SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+# Name of a special token in tokenizer_config.json: its name in GGUF
+SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def tokenizer_files(metadata: Entries) -> dict[str, str]:
-    """Return the files of the tokenizer; none if there is no tokenizer. Raise ValueError if it is not supported."""
+    """Return the text of each tokenizer file, by file name. Return {} if the GGUF file has no tokenizer.
+
+    Raise ValueError if the tokenizer is damaged or not supported.
+    """
     model = metadata.text("tokenizer.ggml.model", "none")
-    pre = metadata.text("tokenizer.ggml.pre", "default")
+    name = metadata.text("tokenizer.ggml.pre", "default")  # of the pre-tokenizer
     if model in ("none", "no_vocab"):
         return {}
     if model not in ("llama", "gpt2"):
         raise metadata.error("tokenizer.ggml.model", "llama or gpt2")
-    if model == "gpt2" and pre not in WORDS:
-        raise ValueError(f"{metadata.path}: unknown pre-tokenizer {pre!r}; supported: {', '.join(WORDS)}")
+    if model == "gpt2" and name not in PATTERNS:
+        raise ValueError(f"{metadata.path}: unknown pre-tokenizer {name!r}; supported: {', '.join(PATTERNS)}")
     try:
         texts: list[str] = metadata.values["tokenizer.ggml.tokens"]
-        backend = sentencepiece(metadata, texts) if model == "llama" else byte_level(metadata, texts, pre)
+        backend = sentencepiece_bpe(metadata, texts) if model == "llama" else byte_level_bpe(metadata, texts, name)
         types = metadata.values.get("tokenizer.ggml.token_type") or [1] * len(texts)
         for text, type in zip(texts, types, strict=True):
             if type in (CONTROL, USER_DEFINED):
                 backend.add_tokens([AddedToken(text, special=type == CONTROL, normalized=False)])
-        ids = {key: metadata.values.get(f"tokenizer.ggml.{name}_token_id") for name, key in SPECIAL.items()}
-        named = {key: texts[number] for key, number in ids.items() if number is not None}
-        adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", model == "llama" or WORDS[pre] in WITH_BOS)
+        ids = {token: metadata.values.get(f"tokenizer.ggml.{key}_token_id") for token, key in SPECIAL_TOKENS.items()}
+        named = {token: texts[token_id] for token, token_id in ids.items() if token_id is not None}
+        adds_bos = metadata.flag("tokenizer.ggml.add_bos_token", model == "llama" or PATTERNS[name] in WITH_BOS)
         adds_eos = metadata.flag("tokenizer.ggml.add_eos_token", False)
         bos = [named["bos_token"]] if adds_bos and "bos_token" in named else []
         eos = [named["eos_token"]] if adds_eos else []
-        special = [(text, backend.token_to_id(text)) for text in dict.fromkeys(bos + eos)]
-        backend.post_processor = TemplateProcessing(single=[*bos, "$A", *eos], special_tokens=special)
-    except Exception as error:  # of the tokenizers library, too
+        token_ids = [(text, backend.token_to_id(text)) for text in dict.fromkeys(bos + eos)]
+        backend.post_processor = TemplateProcessing(single=[*bos, "$A", *eos], special_tokens=token_ids)
+    except Exception as error:  # the tokenizers library raises plain Exceptions
         raise ValueError(f"{metadata.path}: its tokenizer is damaged: {error!r}") from None
     config = {"chat_template": metadata.values.get("tokenizer.chat_template"), **named}
     return {"tokenizer.json": backend.to_str(), "tokenizer_config.json": json.dumps(config)}
 
 
-def sentencepiece(metadata: Entries, texts: list[str]) -> Tokenizer:
-    """Build a tokenizer from the pieces of sentencepiece. The one with the highest score is merged first."""
+def sentencepiece_bpe(metadata: Entries, texts: list[str]) -> Tokenizer:
+    """Build a BPE tokenizer with sentencepiece's pieces, `texts`. Merges into pieces with higher scores come first."""
     scores = metadata.values["tokenizer.ggml.scores"]
     by_score = sorted(range(len(texts)), key=lambda i: -scores[i])
-    merges = merges_of({texts[i]: rank for rank, i in enumerate(by_score)})
+    merges = derive_merges({texts[i]: rank for rank, i in enumerate(by_score)})
     options = {"add_prefix_space": metadata.flag("tokenizer.ggml.add_space_prefix", True)}
-    return llama({text: i for i, text in enumerate(texts)}, merges, Entries(options, metadata.path))
+    return llama_bpe({text: i for i, text in enumerate(texts)}, merges, Entries(options, metadata.path))
 
 
-def byte_level(metadata: Entries, texts: list[str], pre: str) -> Tokenizer:
-    """Build a byte-level BPE with the pre-tokenizer `pre`."""
+def byte_level_bpe(metadata: Entries, texts: list[str], name: str) -> Tokenizer:
+    """Build a byte-level BPE tokenizer with the vocabulary `texts` and the pre-tokenizer `name`."""
     merges = [tuple(merge.split(" ")) for merge in metadata.values["tokenizer.ggml.merges"]]
-    words = WORDS[pre]
-    backend = Tokenizer(BPE({text: i for i, text in enumerate(texts)}, merges, ignore_merges=words in WITH_BOS))
-    if words == QWEN2_WORDS:
+    pattern = PATTERNS[name]
+    backend = Tokenizer(BPE({text: i for i, text in enumerate(texts)}, merges, ignore_merges=pattern in WITH_BOS))
+    if pattern == QWEN2_PATTERN:
         backend.normalizer = normalizers.NFC()
-    steps = [pre_tokenizers.Split(Regex(words), "isolated")] if words else []
-    digits = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not words)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, *digits, to_bytes])
+    words = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if name == "smollm" else []
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*words, *digits, to_bytes])
     backend.decoder = decoders.ByteLevel()
     return backend

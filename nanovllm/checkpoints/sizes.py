@@ -1,4 +1,4 @@
-"""Estimate the memory that a model needs: its parameters, the bytes of its weights, and the room left for KV cache.
+"""Estimate the memory that a model needs: its parameters, the bytes of its weights, and the space left for KV cache.
 
 A model is a ModelConfig or one of SHAPES, the dimensions of published models. Nothing here imports torch.
 """
@@ -35,7 +35,7 @@ class Shape:
 
 
 # fmt: off
-LLAMA = {  # layers, hidden, intermediate, heads, KV heads, head_dim, tokens, positions, tied
+LLAMA = {  # layers, hidden, intermediate, heads, KV heads, head_dim, vocabulary, positions, tied: the fields of Shape
     "llama-7b":                  (32, 4096, 11008, 32, 32, 128, 32000, 2048, False),
     "llama-13b":                 (40, 5120, 13824, 40, 40, 128, 32000, 2048, False),
     "llama-30b":                 (60, 6656, 17920, 52, 52, 128, 32000, 2048, False),
@@ -92,21 +92,21 @@ SHAPES = {
 }
 
 
-SIZE = re.compile(r"(\d{1,15})(\.\d{1,15})?(?:([kKmMgGtT])|(?i: *([kmgt]?)(i?)b)(?:/s)?)?", re.ASCII)
+SIZE_PATTERN = re.compile(r"(\d{1,15})(\.\d{1,15})?(?:([kKmMgGtT])|(?i: *([kmgt]?)(i?)b)(?:/s)?)?", re.ASCII)
 
 
 def parse_size(text: str) -> int:
-    """Return the number of bytes or tokens that a text means. Raise ValueError for anything else.
+    """Return the number of bytes or tokens that a string such as "24GiB" or "4k" stands for, or raise ValueError.
 
-    A letter alone is as in vLLM 0.32: 1k is 1,000, and 1K is 1,024, which takes no fraction. With a B, it is as usual:
-    1 kB and 1 KB are 1,000, and 1 KiB is 1,024.
+    A suffix of one letter works as in vLLM 0.32: 1k is 1,000, and 1K is 1,024. An uppercase letter allows no fraction.
+    With a B, case does not matter: 1 kB and 1 KB are 1,000, and 1 KiB is 1,024.
 
     >>> parse_size("4096"), parse_size("1k"), parse_size("1K"), parse_size("25.6k")
     (4096, 1000, 1024, 25600)
     >>> parse_size("24GiB"), parse_size("80 GB"), parse_size("4.8TB/s")
     (25769803776, 80000000000, 4800000000000)
     """
-    if match := SIZE.fullmatch(text.strip()):
+    if match := SIZE_PATTERN.fullmatch(text.strip()):
         number, fraction, letter, prefix, binary = match.groups("")
         base, power = 1024 if binary or letter.isupper() else 1000, " kmgt".index((letter or prefix or " ").lower())
         factor = int(base**power)
@@ -143,7 +143,7 @@ class Memory(NamedTuple):
     """The memory that a model should fit in."""
 
     size: int  # bytes
-    of: str  # "this GPU" | "this machine" | "given"
+    source: str  # "this GPU", "this machine", or "given" by the user
     is_gpu: bool
 
 
@@ -160,8 +160,8 @@ def gpu_bytes() -> int | None:
         return None
     query = [command, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10)
-        return int(done.stdout.split()[0]) * 2**20
+        result = subprocess.run(query, capture_output=True, text=True, timeout=10)
+        return int(result.stdout.split()[0]) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 
@@ -183,11 +183,11 @@ def parameters(model: Dimensions) -> dict[str, int]:
     >>> parts["embedding"] == parts["head"] == 32000 * 4096, sum(parts.values())
     (True, 6738415616)
     """
-    hidden, inner, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
+    hidden, intermediate, layers = model.hidden_size, model.intermediate_size, model.num_hidden_layers
     q, kv = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     attention = (2 * q + 2 * kv) * hidden  # q and o, k and v
     biases = model.attention_bias * (q + 2 * kv) + model.attention_output_bias * hidden
-    mlp = 3 * hidden * inner + model.mlp_bias * (2 * inner + hidden)  # gate, up and down
+    mlp = 3 * hidden * intermediate + model.mlp_bias * (2 * intermediate + hidden)  # gate, up and down
     norms = 2 * hidden + model.qk_norm * 2 * model.head_dim
     return {
         "embedding": model.vocab_size * hidden,
@@ -199,10 +199,10 @@ def parameters(model: Dimensions) -> dict[str, int]:
 
 
 def weight_bits(model: Dimensions, quantization: str | None, itemsize: int) -> float:
-    """Return the mean bits of a weight, quantized at load or not, with its share of a scale and a minimum.
+    """Return the average number of bits per weight, including the scales and minima of 4-bit weights.
 
-    In int8 and int4, the head and an embedding that is tied to it have 8 bits. Any other embedding and norms keep their
-    `itemsize`.
+    With `quantization` "int8" or "int4", the head and an embedding that is tied to it take 8 bits per weight. The
+    norms and an untied embedding take `itemsize` bytes per weight, as do all weights without quantization.
 
     >>> from .sizes import SHAPES
     >>> [round(weight_bits(SHAPES["llama-2-7b"], name, 2), 2) for name in ("int8", "int4")]
@@ -220,7 +220,7 @@ def weight_bits(model: Dimensions, quantization: str | None, itemsize: int) -> f
 
 
 def kv_bytes_per_token(model: Dimensions, itemsize: int, is_int8: bool = False) -> int:
-    """Return the bytes that one token's keys and values take across all layers. In int8, each has a float32 scale.
+    """Return the bytes of one token's keys and values in all layers. In int8, each head's key and value has a scale.
 
     >>> from .sizes import SHAPES
     >>> kv_bytes_per_token(SHAPES["llama-2-7b"], 2), kv_bytes_per_token(SHAPES["llama-2-7b"], 2, is_int8=True)
@@ -232,7 +232,7 @@ def kv_bytes_per_token(model: Dimensions, itemsize: int, is_int8: bool = False) 
 
 @dataclass(frozen=True)
 class Fit:
-    """A model in a limited amount of memory: its weights, and a pool of KV cache blocks in the rest.
+    """A model in limited memory: its weights, and a pool of KV cache blocks in the rest.
 
     >>> from .sizes import SHAPES
     >>> fit = Fit(SHAPES["llama-2-7b"], itemsize=2, room=24 * 2**30, block_size=16, max_model_len=4096)
@@ -252,8 +252,8 @@ class Fit:
     """
 
     model: Dimensions
-    itemsize: int  # bytes of a number of a key or a value, and of a weight unless the fields below say otherwise
-    room: int  # bytes for weights and pool together
+    itemsize: int  # bytes per number in keys, values and weights, unless the last two fields override it
+    room: int  # bytes for the weights and the pool together
     block_size: int
     max_model_len: int
     weight_bits: float | None = None  # of a quantized checkpoint
@@ -264,7 +264,7 @@ class Fit:
         return self._bytes_of(sum(parameters(self.model).values()))
 
     def _bytes_of(self, num_weights: int) -> int:
-        """Return the bytes that this many weights take, rounded up."""
+        """Return the bytes that `num_weights` weights take, rounded up."""
         return math.ceil(num_weights * (self.weight_bits or 8 * self.itemsize) / 8)
 
     @property
@@ -289,14 +289,14 @@ class Fit:
         return self.num_slots // self.max_model_len
 
     def paged(self, length: int) -> int:
-        """Return how many sequences of `length` tokens fit in blocks, which is the largest batch."""
+        """Return how many sequences of `length` tokens fit in the blocks: the largest batch."""
         return self.num_blocks // -(-length // self.block_size)
 
     def step_bytes(self, batch: int, length: int) -> int:
-        """Return the bytes that a decode step reads: the weights, and the keys and values of the batch.
+        """Return the bytes that a decode step of `batch` sequences of `length` tokens reads: weights, keys and values.
 
         An untied embedding does not count, because a step reads only one row of it per token.
         """
         parts = parameters(self.model)
-        read = sum(parts.values()) - (0 if self.model.tie_word_embeddings else parts["embedding"])
-        return self._bytes_of(read) + batch * length * self.slot_bytes
+        num_read = sum(parts.values()) - (0 if self.model.tie_word_embeddings else parts["embedding"])
+        return self._bytes_of(num_read) + batch * length * self.slot_bytes

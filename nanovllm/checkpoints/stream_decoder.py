@@ -2,21 +2,23 @@
 
 from .tokenizer import REPLACEMENT, HFTokenizer
 
-MAX_HELD_BACK = 3  # bytes of a character of 4
-MAX_WINDOW = 32  # tokens; half of it holds 3 characters of 4 bytes and one that was cut
-MAX_BEFORE = 4  # previous tokens that the text of one can depend on, because a character has at most 4 bytes
+MAX_HELD_BACK = 3  # bytes: a UTF-8 character has at most 4, so an incomplete one has at most 3
+MAX_WINDOW = 32  # tokens; half of them have room for three 4-byte characters and the rest of a character that was cut
+MAX_BEFORE = 4  # number of preceding tokens that can affect a token's text: a character has at most 4 bytes
 
 
 class StreamDecoder:
-    """The text of a growing list of token ids, in pieces that add up to the text of the whole.
+    """An incremental decoder of token ids. The pieces that it returns add up to the whole text.
 
-    A token cannot be decoded alone: its leading space depends on the text before it, and a character can span several
-    byte tokens. So decode a window that ends in the new token:
+    A token cannot be decoded in isolation: its leading space depends on the text before it, and a character can span
+    several byte tokens. So decode a window that ends in the new token:
 
         | anchor, or the start of the text | tokens whose text can still change |
 
-    Text up to the last complete character is final, so it is returned and the window starts again after it. Bytes that
-    form no character are final too, except for the last three. This bounds the window.
+    The anchor is a token of plain text. After it, tokens decode as they do in the middle of a text.
+
+    Text up to the last complete character is final, so push() returns it, and a new window starts after it. Bytes that
+    form no character are final too, except for the last three. This keeps the window short.
     """
 
     def __init__(self, tokenizer: HFTokenizer, prompt_token_ids: list[int]) -> None:
@@ -24,18 +26,18 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         self._window = tokenizer.visible(prompt_token_ids)
         self._shorten(MAX_WINDOW // 2, tokenizer.decode(self._window[-MAX_WINDOW:]) or self._text())
-        self._returned = self._text()  # the part of the window's text that push() has returned
+        self._returned = self._text()  # the part of the window's text that is in the prompt or was returned
 
     def push(self, *token_ids: int) -> str:
         """Return the text that `token_ids` complete. It can be empty."""
-        new = self._tokenizer.visible(token_ids)
-        if not new:
+        new_ids = self._tokenizer.visible(token_ids)
+        if not new_ids:
             return ""
-        if len(new) == 1 and self._window == self._tokenizer.anchor and not self._returned.endswith(REPLACEMENT):
-            piece = self._tokenizer.decode_one(new[0])  # almost always, so a token is decoded only once
+        if len(new_ids) == 1 and self._window == self._tokenizer.anchor and not self._returned.endswith(REPLACEMENT):
+            piece = self._tokenizer.decode_one(new_ids[0])  # the usual case: the text is cached
             if not piece.endswith(REPLACEMENT):
                 return piece
-        self._window += new
+        self._window += new_ids
         text = self._text()
         num_held_back = min(len(text) - len(text.rstrip(REPLACEMENT)), MAX_HELD_BACK)
         piece = self._return(text, len(text) - num_held_back)
@@ -43,14 +45,14 @@ class StreamDecoder:
             self._shorten(0, text)
             self._returned = self._text()
         elif len(self._window) > MAX_WINDOW:
-            num_left = len(text) - len(self._returned)
+            num_unreturned = len(text) - len(self._returned)
             self._shorten(MAX_WINDOW // 2, text)
             text = self._text()
-            self._returned = text[: len(text) - num_left]
+            self._returned = text[: len(text) - num_unreturned]
         return piece
 
     def flush(self) -> str:
-        """Return the rest after the last token: the bytes of an incomplete character, as U+FFFD."""
+        """Return the remaining text after the last token: the bytes of an incomplete character, as U+FFFD."""
         text = self._text()
         return self._return(text, len(text))
 
@@ -58,32 +60,32 @@ class StreamDecoder:
         return self._tokenizer.decode(self._window)
 
     def _return(self, text: str, end: int) -> str:
-        """Return the new part of text[:end]. `text` is the window's."""
+        """Return the part of text[:end] that was not returned before, where `text` is the window's text."""
         while not text.startswith(self._returned):  # bytes at the end of the prompt became a character
             self._returned = self._returned[:-1]
         piece = text[len(self._returned) : end]
         self._returned += piece
         return piece
 
-    def _shorten(self, keep: int, text: str) -> None:
-        """Keep the last `keep` tokens of the window, after an anchor if the window has a `text`."""
+    def _shorten(self, num_kept: int, text: str) -> None:
+        """Keep the last `num_kept` tokens of the window, after an anchor. If the window has no `text`, keep one."""
         if text:
-            self._window = self._tokenizer.anchor + self._window[max(0, len(self._window) - keep) :]
+            self._window = self._tokenizer.anchor + self._window[max(0, len(self._window) - num_kept) :]
         else:
-            self._window = self._window[-1:]  # a space that starts the text: it is dropped, but not the next one
+            self._window = self._window[-1:]  # a leading space decodes to nothing, but the space after it does not
 
 
 def decoded_token(token_id: int, before: list[int], tokenizer: HFTokenizer) -> str:
-    """Return the text of one token, with its leading space. `before` are up to MAX_BEFORE tokens before it.
+    """Return the text of one token, with its leading space. `before` has up to MAX_BEFORE preceding tokens.
 
-    The last byte of a character has the text of the character, and the bytes before it have none.
+    The token that completes a character has the character as its text, and the character's other tokens have none.
     """
-    alone = tokenizer.decode_one(token_id)
-    if not alone.endswith(REPLACEMENT):
-        return alone
-    for count in range(1, len(before) + 1):  # a token that ends in the middle of a character
-        earlier = tokenizer.anchor + before[len(before) - count :]
-        text = tokenizer.decode([*earlier, token_id])
+    text = tokenizer.decode_one(token_id)
+    if not text.endswith(REPLACEMENT):
+        return text
+    for num_before in range(1, len(before) + 1):  # until the tokens end in a complete character
+        context = tokenizer.anchor + before[len(before) - num_before :]
+        text = tokenizer.decode([*context, token_id])
         if not text.endswith(REPLACEMENT):
-            return text[len(tokenizer.decode(earlier).rstrip(REPLACEMENT)) :]
+            return text[len(tokenizer.decode(context).rstrip(REPLACEMENT)) :]
     return ""

@@ -1,6 +1,6 @@
-"""Load a checkpoint's tensors into the model and check every tensor on the way; or make random weights.
+"""Load a checkpoint's tensors into a model and check each one; or make random weights.
 
-The stages' loader, llama/weights.py, is for checkpoints that are known to be complete.
+The stages have a simpler loader, llama/weights.py, which does not quantize, and makes fewer checks.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,21 +13,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..distributed.layers import local_config, parallelize, part_of
+from ..distributed.layers import local_config, local_slices, parallelize
 from ..distributed.rank_group import RankGroup
 from ..host_memory import MADV_COLLAPSE, allocate, default_pool_bytes, use_huge_pages
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
 from ..log import logger, with_progress
-from ..quantization import PADDED, Format, Integers, QuantizedLinear, floats_of, format_at_load, quantize_layers
+from ..quantization import PAD_TO, Format, Integers, QuantizedLinear, floats_of, format_at_load, quantize_layers
 from . import gguf
 from .entries import Entries, shards_of
 from .packed import PackedTensors
 
-IGNORED = ("rotary_emb.inv_freq",)  # in old checkpoints; config.json already determines it
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)  # in old checkpoints; it follows from config.json
 MAX_ROTARY_BYTES = 2**31  # 2 million positions of 128 numbers
-STD = 0.02  # of random matrices and biases; norms get ones
-ALIGNED = 64  # bytes: each tensor begins at a cache line
+STD = 0.02  # standard deviation of the random weights in dummy_model(); norms are ones
+ALIGNMENT = 64  # bytes: each tensor begins on a cache line
 
 
 def load_model(
@@ -44,9 +44,10 @@ def load_model(
     With several `ranks`, read and load only this rank's part.
     With `quantization` ("int8" or "int4"), quantize the weights of linear layers one by one as they are read.
     Without it, integer weights in the checkpoint stay integers on a CPU if a Format can represent them exactly.
-    Raise ValueError, naming the file and the tensor, if a tensor is missing, unreadable, unknown or of a wrong shape,
-    if the model's sliding window is shorter than `max_model_len` (default: max_position_embeddings), and if so many
-    positions need too much memory. Names and shapes are compared before anything is built.
+    Raise ValueError, naming the file and the tensor, if a tensor is missing, unreadable, unknown or of a wrong shape.
+    Raise ValueError, too, if the model's sliding window is shorter than `max_model_len` (default:
+    max_position_embeddings), or if the rotary table for so many positions is too large. Names and shapes are checked
+    before the model is built.
     """
     max_model_len = max_model_len or config.max_position_embeddings
     check_window(config.sliding_window, max_model_len, Path(folder))
@@ -59,7 +60,7 @@ def load_model(
     model, region = empty_model(config, dtype, device, max_model_len, format_of, ranks)
     if config.tie_word_embeddings:
         shape = (config.vocab_size, config.hidden_size)
-        reader.check_tied_head(part_of("lm_head.weight", shape, config, ranks))
+        reader.check_tied_head(local_slices("lm_head.weight", shape, config, ranks))
     shapes = dict(weight_shapes(config))
     for name, tensor in with_progress(dict(weights_of(model)).items(), "loading weights"):
         parts = checkpoint_tensors(name, shapes[name], config)
@@ -69,12 +70,12 @@ def load_model(
         if isinstance(tensor, QuantizedLinear):
             tensor.quantize([reader.read(part) for part, _ in parts])
             continue
-        # straight to their places and dtype, so no tensor exists twice
-        fill(tensor, (reader.read(part, part_of(part, shape, config, ranks)) for part, shape in parts))
+        # copy straight into the model, so that no tensor exists twice
+        fill(tensor, (reader.read(part, local_slices(part, shape, config, ranks)) for part, shape in parts))
     if reader.widened and quantization is None:
         wide, first, count = str(dtype).removeprefix("torch."), min(reader.widened), len(reader.widened)
         logger.warning("integers that cannot be kept are widened to %s: %s (%d tensors in total)", wide, first, count)
-    use_huge_pages(region, MADV_COLLAPSE)  # for systems that give none to new memory
+    use_huge_pages(region, MADV_COLLAPSE)  # in case the system gave no huge pages to new memory
     return model
 
 
@@ -87,9 +88,9 @@ def dummy_model(
     quantization: str | None = None,
     ranks: RankGroup | None = None,
 ) -> LlamaForCausalLM:
-    """Build a model with random weights, or this rank's part. Each call makes the same ones on one type of device.
+    """Build a model with random weights, or this rank's part. Calls on the same type of device make the same weights.
 
-    The cost of a step does not depend on the weights, so this is enough to measure it.
+    The cost of a step does not depend on the values of weights, so random ones are good enough to measure it.
     """
     check_window(config.sliding_window, max_model_len, Path(folder))
     check_rotary(config.head_dim, max_model_len, Path(folder))
@@ -98,18 +99,18 @@ def dummy_model(
     format_of = None if quantization is None else format_at_load(quantization)
     ranks = ranks or RankGroup()
     model, region = empty_model(config, dtype, device, max_model_len, format_of, ranks)
-    whole = {} if ranks.world_size == 1 else dict(weight_shapes(config))
+    whole_shapes = {} if ranks.world_size == 1 else dict(weight_shapes(config))
     for name, tensor in weights_of(model):
         if isinstance(tensor, QuantizedLinear):
             shape = (tensor.out_features, tensor.in_features)
             tensor.quantize([torch.randn(shape, generator=generator, device=device) * STD])
         elif name.endswith("norm.weight"):
             tensor.fill_(1.0)
-        elif name in whole:
-            parts = checkpoint_tensors(name, whole[name], config)
-            random = torch.empty(whole[name], dtype=dtype, device=device).normal_(std=STD, generator=generator)
+        elif name in whole_shapes:
+            parts = checkpoint_tensors(name, whole_shapes[name], config)
+            random = torch.empty(whole_shapes[name], dtype=dtype, device=device).normal_(std=STD, generator=generator)
             pieces = zip(random.split([shape[0] for _, shape in parts]), parts, strict=True)
-            fill(tensor, (piece[part_of(part, shape, config, ranks)] for piece, (part, shape) in pieces))
+            fill(tensor, (piece[local_slices(part, shape, config, ranks)] for piece, (part, shape) in pieces))
         else:
             tensor.normal_(std=STD, generator=generator)
     use_huge_pages(region, MADV_COLLAPSE)
@@ -124,10 +125,10 @@ def empty_model(
     format_of: Callable[[str], Format | None] | None,
     ranks: RankGroup,
 ) -> tuple[LlamaForCausalLM, Tensor]:
-    """Return a model with uninitialized weights, or this rank's part, and the region of memory that has all of them.
+    """Return a model with uninitialized weights, or this rank's part, and the region of memory with all weights.
 
-    One region for all weights fills huge pages; small matrices allocated separately could not. Raise ValueError if
-    there is no room for it, or if the model cannot be quantized.
+    A single region fills huge pages; small matrices allocated separately would not. Raise ValueError if the region
+    does not fit in memory, or if the model cannot be quantized.
     """
     with torch.device("meta"), NoInit():  # shapes without memory
         model = LlamaForCausalLM(local_config(config, ranks.world_size), max_model_len)
@@ -135,33 +136,33 @@ def empty_model(
             parallelize(model, ranks)
         if format_of is not None:
             quantize_layers(model, format_of, dtype)
-    empty = dict(model.named_parameters())  # lists a tied head once
-    types = {name: dtype if weight.is_floating_point() else weight.dtype for name, weight in empty.items()}
-    num_bytes = {name: weight.numel() * types[name].itemsize for name, weight in empty.items()}
-    sizes = [-(-size // ALIGNED) * ALIGNED for size in num_bytes.values()]
+    parameters = dict(model.named_parameters())  # a tied head is listed once
+    dtypes = {name: dtype if weight.is_floating_point() else weight.dtype for name, weight in parameters.items()}
+    num_bytes = {name: weight.numel() * dtypes[name].itemsize for name, weight in parameters.items()}
+    sizes = [-(-size // ALIGNMENT) * ALIGNMENT for size in num_bytes.values()]
     try:
         region = allocate((sum(sizes),), torch.uint8, device)
     except RuntimeError:
         raise ValueError(f"{device} has no room for the weights, {sum(sizes):,} bytes") from None
     use_huge_pages(region)
     state = {
-        name: part[: num_bytes[name]].view(types[name]).view(empty[name].shape)
-        for name, part in zip(empty, region.split(sizes), strict=True)
+        name: part[: num_bytes[name]].view(dtypes[name]).view(parameters[name].shape)
+        for name, part in zip(parameters, region.split(sizes), strict=True)
     }
-    model.load_state_dict(state, assign=True, strict=False)  # only a tied head is missing
+    model.load_state_dict(state, assign=True, strict=False)  # only a tied head may be missing
     if not isinstance(model.lm_head, QuantizedLinear):
         model.tie_weights()
     return model.to(device, dtype).eval().requires_grad_(False), region
 
 
 def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the name and the shape of each weight of a whole model, layer by layer, without building one."""
-    hidden, inner, q = config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim
+    """Yield the name and shape of each weight of the whole model, layer by layer, without building it."""
+    hidden, intermediate, q = config.hidden_size, config.intermediate_size, config.num_attention_heads * config.head_dim
     linears = {
         "self_attn.qkv_proj": (q + 2 * config.num_key_value_heads * config.head_dim, hidden, config.attention_bias),
         "self_attn.o_proj": (hidden, q, config.attention_output_bias),
-        "mlp.gate_up_proj": (2 * inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
+        "mlp.gate_up_proj": (2 * intermediate, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, intermediate, config.mlp_bias),
     }
     layer: dict[str, tuple[int, ...]] = {f"{name}.weight": shape[:2] for name, shape in linears.items()}
     layer |= {f"{name}.bias": (outputs,) for name, (outputs, _, has_bias) in linears.items() if has_bias}
@@ -176,7 +177,7 @@ def weight_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def fill(tensor: Tensor, pieces: Iterable[Tensor]) -> None:
-    """Copy pieces into a tensor, one below the other, and zeros into the rows that are left."""
+    """Copy pieces into a tensor, stacked along dimension 0, and set the remaining rows to zero."""
     start = 0
     for piece in pieces:
         tensor[start : start + len(piece)].copy_(piece)
@@ -185,19 +186,19 @@ def fill(tensor: Tensor, pieces: Iterable[Tensor]) -> None:
 
 
 def weights_of(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor | QuantizedLinear]]:
-    """Yield each weight under its name in a checkpoint, or the layer that quantizes it. A tied head comes once."""
+    """Yield the name of each weight with its tensor, or with its layer if it is quantized. Skip a tied head."""
     for name, parameter in model.named_parameters():
-        module, _, kind = name.rpartition(".")
-        if kind == "values":
+        module, _, attribute = name.rpartition(".")
+        if attribute == "values":
             layer = model.get_submodule(module)
             assert isinstance(layer, QuantizedLinear)
             yield f"{module.removesuffix('.head')}.weight", layer
-        elif kind != "scales":
+        elif attribute != "scales":
             yield name, parameter
 
 
 def check_window(sliding_window: int | None, max_model_len: int, folder: Path) -> None:
-    """Raise ValueError if texts can outgrow the sliding window: `attend` always shows a token everything before it."""
+    """Raise ValueError if texts can outgrow the sliding window: in this engine, a token attends to all earlier ones."""
     if sliding_window is not None and sliding_window < max_model_len:
         raise ValueError(
             f"{folder / 'config.json'}: sliding_window {sliding_window} is not implemented; it needs a max_model_len "
@@ -206,7 +207,7 @@ def check_window(sliding_window: int | None, max_model_len: int, folder: Path) -
 
 
 def check_rotary(head_dim: int, max_model_len: int, folder: Path) -> None:
-    """Raise ValueError if the model's table of angles, float32 cos and sin of each position, is too large."""
+    """Raise ValueError if the rotary table, float32 cos and sin of each position, is too large."""
     size, room = 2 * 4 * max_model_len * head_dim, default_pool_bytes(MAX_ROTARY_BYTES)
     if size > room:
         raise ValueError(f"{folder}: {max_model_len:,} positions need {size:,} bytes of {room:,}: lower max_model_len")
@@ -219,28 +220,28 @@ def check_device(quantization: str | None, device: torch.device) -> None:
 
 
 def stored_format(reader: "TensorReader", config: ModelConfig, layer: str) -> Format | None:
-    """Return a format that holds a layer's integers in a checkpoint exactly, or None to widen them."""
+    """Return the Format that represents a layer's stored integers exactly, or None to widen them to floating point."""
     name = "model.embed_tokens" if layer == "lm_head" and config.tie_word_embeddings else layer
     parts = checkpoint_tensors(f"{name}.weight", (0, 0), config)
-    if any(shape[0] % PADDED for _, shape in parts):
-        return None  # a part must begin where a kernel can
+    if any(shape[0] % PAD_TO for _, shape in parts):
+        return None  # kernels compute PAD_TO rows at a time
     formats = [format for part, _ in parts if (format := reader.format(part)) is not None]
-    are_like = len(set(formats)) == 1 or all(format.bits == 8 for format in formats)
-    return max(formats) if len(formats) == len(parts) and are_like else None
+    are_compatible = len(set(formats)) == 1 or all(format.bits == 8 for format in formats)
+    return max(formats) if len(formats) == len(parts) and are_compatible else None
 
 
 def checkpoint_tensors(name: str, shape: tuple[int, ...], config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the name and shape of the checkpoint's tensors that our parameter stacks along dimension 0."""
+    """Return the names and shapes of the checkpoint's tensors that the parameter `name` stacks along dimension 0."""
     q, kv = (heads * config.head_dim for heads in (config.num_attention_heads, config.num_key_value_heads))
     for fused, parts in FUSED.items():
         if fused in name:
-            rows = (config.intermediate_size,) * 2 if fused == "gate_up_proj" else (q, kv, kv)
-            return [(name.replace(fused, part), (rows[i], *shape[1:])) for i, part in enumerate(parts)]
+            num_rows = (config.intermediate_size,) * 2 if fused == "gate_up_proj" else (q, kv, kv)
+            return [(name.replace(fused, part), (num_rows[i], *shape[1:])) for i, part in enumerate(parts)]
     return [(name, tuple(shape))]
 
 
 class TensorFile(Protocol):
-    """An open file of tensors. The safetensors library itself has no type annotations."""
+    """An open file of tensors. The safetensors library has no type annotations."""
 
     def keys(self) -> list[str]: ...
     def get_tensor(self, name: str) -> Tensor: ...
@@ -248,64 +249,67 @@ class TensorFile(Protocol):
 
 
 class Sliceable(Protocol):
-    """A tensor in a file, of which only a part is read."""
+    """A tensor in a file. Indexing it reads only that part."""
 
     def get_shape(self) -> list[int]: ...
     def __getitem__(self, part: tuple[slice, ...]) -> Tensor: ...
 
 
 class TensorReader:
-    """The tensors of a checkpoint by name, from a GGUF file, model.safetensors or the shards that its index lists.
+    """The tensors of a checkpoint by name, from a GGUF file, model.safetensors or the shards that an index lists.
 
-    Each tensor is read through a mapping of its own: the pages that a mapping has read stay in memory until it ends.
+    A tensor in safetensors is read through a new memory mapping: the pages that a mapping has read stay in memory until
+    the mapping closes.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file_of: dict[str, str] = {}  # tensor -> file name
-        self.widened: set[str] = set()  # tensors in integers that were read as floating-point numbers
+        self.widened: set[str] = set()  # integer tensors that were read as floating point
         index = folder / "model.safetensors.index.json"
-        self._gguf = gguf.GgufTensors(folder) if (folder / gguf.TABLE).exists() else None
+        self._gguf = gguf.GgufTensors(folder) if (folder / gguf.TABLE_NAME).exists() else None
         if self._gguf:
-            self._file_of = dict.fromkeys(self._gguf.keys(), gguf.FILE)
+            self._file_of = dict.fromkeys(self._gguf.keys(), gguf.LINK_NAME)
         elif (folder / "model.safetensors").is_file():
             self._file_of = dict.fromkeys(self._open("model.safetensors").keys(), "model.safetensors")
         elif index.exists():
             self._file_of = shards_of(index)
         else:
             raise ValueError(f"{folder} has no model.safetensors and no {index.name}")
-        self._packed = PackedTensors.of(Entries.read_if_exists(folder / "config.json"), self._file_of)
+        self._packed = PackedTensors.from_config(Entries.read_if_exists(folder / "config.json"), self._file_of)
 
     def format(self, name: str) -> Format | None:
-        """Return the format of a tensor that is stored in integers."""
+        """Return the Format that represents a tensor's stored integers exactly, or None if there is none."""
         if self._gguf:
             return self._gguf.format(name) if name in self._file_of else None
         return self._packed.format if self._packed and name in self._packed else None
 
     def check(self, config: ModelConfig) -> None:
-        """Raise ValueError unless names and shapes are those of config.json's model: the first missing one is named.
+        """Raise ValueError, naming the first wrong tensor, unless names and shapes are those of config.json's model.
 
-        Only headers are read, and no more layers are visited than the files have.
+        Only headers are read. A num_hidden_layers that is far too large costs no time: the first missing layer raises.
         """
         stored, known = self._shapes(), set()
-        head = {"lm_head.weight": (config.vocab_size, config.hidden_size)}  # a tied one may be stored, too
-        for weight, whole in chain(weight_shapes(config), head.items() if "lm_head.weight" in stored else ()):
-            for name, shape in checkpoint_tensors(weight, whole, config):
+        head = {"lm_head.weight": (config.vocab_size, config.hidden_size)}  # may be stored even if it is tied
+        for weight, whole_shape in chain(weight_shapes(config), head.items() if "lm_head.weight" in stored else ()):
+            for name, shape in checkpoint_tensors(weight, whole_shape, config):
                 packed = self._packed if self._packed and name in self._packed else None
-                known.update(packed.parts(name) if packed else [name])
-                found = packed.shape(name, stored) if packed else stored.get(name)
-                if found is None:
+                known.update(packed.tensor_names(name) if packed else [name])
+                actual = packed.shape(name, stored) if packed else stored.get(name)
+                if actual is None:
                     raise ValueError(f"{self._folder}: tensor {name} {[*shape]} is missing")
-                if [*found] != [*shape]:
+                if [*actual] != [*shape]:
                     path = self._folder / self._file_of.get(name, "")
-                    raise ValueError(f"{path}: tensor {name} has shape {[*found]}, but config.json requires {[*shape]}")
-        extra = sorted(name for name in stored if name not in known and not name.endswith(IGNORED))
+                    raise ValueError(
+                        f"{path}: tensor {name} has shape {[*actual]}, but config.json requires {[*shape]}"
+                    )
+        extra = sorted(name for name in stored if name not in known and not name.endswith(IGNORED_SUFFIXES))
         if extra:
             unexpected = f"unexpected tensor {extra[0]} ({len(extra)} in total)"
             raise ValueError(f"{self._folder}: {unexpected}, which the model of config.json does not have")
 
     def _shapes(self) -> dict[str, list[int]]:
-        """Return the shape of each tensor, as the files' headers say. Each file is opened once."""
+        """Return the shape of each tensor, from the files' headers. Each file is opened once."""
         if self._gguf:
             return self._gguf.shapes()
         shapes, files = {}, {name: self._open(name) for name in dict.fromkeys(self._file_of.values())}
@@ -318,16 +322,16 @@ class TensorReader:
         return shapes
 
     def read_integers(self, name: str) -> Integers:
-        """Return a tensor that has a format. Raise ValueError if it is unreadable."""
+        """Return a tensor that has a Format. Raise ValueError if it is unreadable."""
         if self._gguf:
             return self._gguf.get_integers(name)
         assert self._packed, f"{name} has no format"
         return self._packed.integers(name, self._get)
 
     def read(self, name: str, part: tuple[slice, ...] = ()) -> Tensor:
-        """Return the tensor `name`, or a part of it. Raise ValueError if it is unreadable.
+        """Return the tensor `name`, or a part of it, in floating point. Raise ValueError if it is unreadable.
 
-        Only the part is read from a file of floating-point numbers.
+        Of a floating-point tensor in safetensors, only that part is read from the file.
         """
         if self._packed and name in self._packed:
             self.widened.add(name)
@@ -349,7 +353,7 @@ class TensorReader:
         return tensor
 
     def check_tied_head(self, part: tuple[slice, ...]) -> None:
-        """Raise ValueError if a model with tied embeddings stores a different head, in this part."""
+        """Raise ValueError if a model with tied embeddings stores a head that differs from them in `part`."""
         head, embedding = "lm_head.weight", "model.embed_tokens.weight"
         if head not in self._file_of:
             return

@@ -1,6 +1,6 @@
-"""The commands: click reads what a user types, and the engine does the work.
+"""The command line: click parses the arguments, and the engine does the work.
 
-Start at commands.py, the program with the list of commands; each command is a file. click_options.py reads the options
-from dataclasses, terminal.py has standard streams and Ctrl-C, batch_files.py the formats of `nanovllm batch`. A command
-imports the engine, and torch with it, when it runs.
+Start at commands.py, which lists the commands. Each command has its own file. click_options.py makes options from
+dataclasses, terminal.py handles standard streams and Ctrl-C, and batch_files.py reads and writes the files of
+`nanovllm batch`. A command imports the engine, and torch with it, only when it runs.
 """

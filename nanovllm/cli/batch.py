@@ -1,4 +1,4 @@
-"""nanovllm batch: serve a file of requests, and write a line of JSON for each one as soon as it finishes."""
+"""nanovllm batch: serve a file of requests, and write a line of JSON for each request as soon as it finishes."""
 
 import sys
 import time
@@ -21,13 +21,13 @@ from .terminal import StatsPrinter, ctrl_c_raises, ctrl_c_sets_event, finish_com
 from .trace import check_trace, trace_option, tracing
 
 if TYPE_CHECKING:
-    from ..chat.formats import Parsers
+    from ..chat.formats import ModelFormats
     from ..llm import LLM
     from ..requests.outputs import RequestOutput
     from .batch_files import Request, RequestsFile
 
-REQUESTS_PER_TASK = 128  # of an engine on Ray: with fewer, it would idle more often at the end of a task
-SAMPLES_PER_SEAT = 2  # samples in the engine per sample that can run, so the next one is ready when one ends
+REQUESTS_PER_TASK = 128  # on Ray; with fewer, an engine would idle more often when a task ends
+OVERSUBSCRIPTION = 2  # samples in the engine for each that can run, so that another is waiting when one ends
 
 
 @click.command(params=sampling_options() + engine_options() + [stats_option()])
@@ -38,13 +38,13 @@ SAMPLES_PER_SEAT = 2  # samples in the engine per sample that can run, so the ne
 @click.option("--overwrite", is_flag=True, help="replace the file of results if it exists")
 @template_option
 @click.option(
-    "--resume", is_flag=True, help="continue the file of results: requests with a result are not served again"
+    "--resume", is_flag=True, help="continue the file of results: requests that have results are not served again"
 )
-@click.option("--ray", "on_ray", is_flag=True, help="serve on a Ray cluster: RAY_ADDRESS, or this machine")
+@click.option("--ray", "on_ray", is_flag=True, help="serve on the Ray cluster at RAY_ADDRESS, or start one here")
 @click.option(
     "--data-parallel-size",
     type=click.IntRange(min=1),
-    help="engines on Ray; default: one for each GPU, or for each machine without GPUs",
+    help="number of engines on Ray; default: one per GPU, or one per machine without GPUs",
 )
 @trace_option
 @click.pass_context
@@ -64,17 +64,17 @@ def batch(
 ) -> int:
     """Serve a file of requests, and write the results as lines of JSON.
 
-    FILE is {"requests": [{"prompt": "Once upon a time", "max_tokens": 64}, ...]}, or one such request per line, or
-    lines of OpenAI's batches; - is standard input. A request may have an "id" and any field of SamplingParams; the
-    options are defaults for requests that leave a field out. In OpenAI's lines, the model's own recommendations replace
-    the defaults below. A result is written as soon as its request finishes.
+    FILE is {"requests": [{"prompt": "Once upon a time", "max_tokens": 64}, ...]}, or one such request per line, or a
+    batch in OpenAI's format; - is standard input. A request may have an "id" and any field of SamplingParams; the
+    options are defaults for requests that leave a field out. For OpenAI's format, the model's own recommendations
+    replace the defaults below. A result is written as soon as its request finishes.
 
     Exit status 1: a request could not be served, and its result says why. 2: invalid input, and nothing was served.
     """
     engine, sampling = split(values)
-    # Only options that were given count, because a checkpoint may recommend other defaults.
-    source = context.get_parameter_source
-    given = {name: value for name, value in sampling.items() if source(name) != ParameterSource.DEFAULT}
+    # Keep only the options that the user gave, because a checkpoint may recommend other defaults.
+    source_of = context.get_parameter_source
+    given_params = {name: value for name, value in sampling.items() if source_of(name) != ParameterSource.DEFAULT}
     with usage_errors():
         from .batch_files import Defaults, check_output, open_output, open_requests, read_done
 
@@ -85,7 +85,7 @@ def batch(
             raise ValueError(f"--data-parallel-size is {data_parallel_size}, but --ray is missing: set both")
         for name, value in (("--trace", trace), ("--stats", stats)):
             if on_ray and value is not None:
-                raise ValueError(f"{name} watches an engine in this process: it excludes --ray")
+                raise ValueError(f"{name} needs an engine in this process: it cannot be combined with --ray")
         if on_ray:
             import_module("ray")  # raises before the file is read
 
@@ -96,11 +96,11 @@ def batch(
 
     with ExitStack() as files:
         with usage_errors():
-            SamplingParams(**given)
+            SamplingParams(**given_params)  # raises for an invalid value
             template = read_template(chat_template)
-            requests = files.enter_context(open_requests(file, Defaults(given, engine["seed"])))
-            done, num_bytes = read_done(output, requests) if resume else (set(), None)
-            if len(done) == len(requests):
+            requests = files.enter_context(open_requests(file, Defaults(given_params, engine["seed"])))
+            done_ids, num_bytes = read_done(output, requests) if resume else (set(), None)
+            if len(done_ids) == len(requests):
                 tell(f"nothing to do: {output} has the results of all {len(requests)} requests")
                 return 0
             check_trace(trace)
@@ -111,16 +111,16 @@ def batch(
             requests.recommend({name: value for name, value in recommended.items() if name != "max_tokens"})
             if not on_ray:
                 llm = LLM(**options, chat_template=template)
-            stream = files.enter_context(open_output(output, overwrite, num_bytes))
+            output_stream = files.enter_context(open_output(output, overwrite, num_bytes))
         if on_ray:
-            build = partial(RayWorker, options, template, engine["model"])
-            return serve_on_ray(build, requests, stream, done, data_parallel_size, engine["device"])
+            build_worker = partial(RayWorker, options, template, engine["model"])
+            return serve_on_ray(build_worker, requests, output_stream, done_ids, data_parallel_size, engine["device"])
         with tracing(llm, trace):
-            return serve_all(llm, requests, stream, engine["model"], done, stats)
+            return serve_all(llm, requests, output_stream, engine["model"], done_ids, stats)
 
 
 class Result(NamedTuple):
-    """A finished request, as a line for the file of results."""
+    """The result of a request, as a line for the file of results."""
 
     line: str
     is_failed: bool
@@ -128,7 +128,7 @@ class Result(NamedTuple):
 
     @classmethod
     def of(cls, request: "Request", output: "RequestOutput", model: str) -> "Result":
-        """Return the result of a request. OpenAI's form names the `model`."""
+        """Return the result of a request. A result in OpenAI's format contains the name `model`."""
         from .batch_files import result_line
 
         num_tokens = sum(len(completion.token_ids) for completion in output.outputs)
@@ -137,18 +137,18 @@ class Result(NamedTuple):
 
 @dataclass
 class ResultsWriter:
-    """A writer of results, with a progress bar and a line at the end."""
+    """A writer of results, which shows a progress bar, and counts at the end."""
 
-    stream: IO[bytes]
-    num_requests: int  # to serve
-    num_earlier: int  # of other requests, which had results before
+    output_stream: IO[bytes]
+    num_requests: int  # to serve in this run
+    num_earlier: int  # requests that already had results before this run
     num_written: int = 0
     num_failed: int = 0
     num_tokens: int = 0
     start: float = field(default_factory=time.perf_counter)
 
     def write(self, results: Iterable[Result | None]) -> None:
-        """Write results as they come. None stands for a step that ended no request."""
+        """Write results as they arrive. None stands for an update that finished no request."""
         from tqdm import tqdm
 
         from .batch_files import write_line
@@ -157,47 +157,48 @@ class ResultsWriter:
         with progress as bar:
             for result in results:
                 if result is not None:
-                    with bar.external_write_mode(sys.stdout):  # hides the bar for the write
-                        write_line(self.stream, result.line)
+                    with bar.external_write_mode(sys.stdout):  # hides the bar during the write
+                        write_line(self.output_stream, result.line)
                     self.num_written += 1
                     self.num_failed += result.is_failed
                     self.num_tokens += result.num_tokens
                 bar.update(result is not None)
 
     def interrupted(self) -> click.Abort:
-        """Print what was done before Ctrl-C. Return the exception that ends the command."""
-        line = f"interrupted: {self.num_written} of {self.num_requests} requests have results{self._earlier}"
-        tell_interrupted(line, is_after_key=False)  # the bar has ended its line
+        """Print how many requests have results. Return the exception that ends the command."""
+        line = f"interrupted: {self.num_written} of {self.num_requests} requests have results{self._earlier_results}"
+        tell_interrupted(line, is_after_key=False)  # the progress bar has already ended the line
         return click.Abort()
 
     def finish(self, *details: str) -> int:
-        """Print what was done, and details of the engine. Return the exit status."""
+        """Print the counts, the speed, and `details` about the engine. Return the exit status."""
         speed = f"{self.num_tokens:,} tokens, {self.num_tokens / (time.perf_counter() - self.start):.0f} tokens/s"
         counts = f"{self.num_written} requests, {self.num_failed} failed"
-        tell(", ".join([counts, speed, *details]) + self._earlier)
+        tell(", ".join([counts, speed, *details]) + self._earlier_results)
         return 1 if self.num_failed else 0
 
     @property
-    def _earlier(self) -> str:
+    def _earlier_results(self) -> str:
         return f"; {self.num_earlier} already had results" if self.num_earlier else ""
 
 
 def serve_all(
     llm: "LLM",
     requests: "RequestsFile | list[Request]",
-    stream: IO[bytes],
+    output_stream: IO[bytes],
     model: str,
-    done: Collection[str] = (),
-    stats: float | None = None,
+    done_ids: Collection[str] = (),
+    stats_seconds: float | None = None,
 ) -> int:
-    """Write a result for each request whose id is not in `done`. Return the exit status.
+    """Write a result for each request whose id is not in `done_ids`. Return the exit status.
 
-    OpenAI's form names the `model`. With `stats`, print the engine's state every `stats` seconds.
+    Results in OpenAI's format contain the name `model`. With `stats_seconds`, print the engine's state at this
+    interval.
     """
-    writer = ResultsWriter(stream, len(requests) - len(done), len(done))
-    todo = (request for request in requests if request.id not in done)
+    writer = ResultsWriter(output_stream, len(requests) - len(done_ids), len(done_ids))
+    remaining_requests = (request for request in requests if request.id not in done_ids)
     with ctrl_c_sets_event() as interrupted:
-        outputs = serve(llm, todo, interrupted, StatsPrinter(llm, stats))
+        outputs = serve(llm, remaining_requests, interrupted, StatsPrinter(llm, stats_seconds))
         writer.write(Result.of(request, output, model) if output.finished else None for request, output in outputs)
     if interrupted.is_set():
         raise writer.interrupted()
@@ -207,7 +208,7 @@ def serve_all(
 
 
 class RayWorker:
-    """An engine in an actor of Ray's, for a part of the requests at a time."""
+    """An engine in a Ray actor, which gets up to REQUESTS_PER_TASK requests at a time."""
 
     def __init__(self, options: dict[str, Any], chat_template: str | None, model: str) -> None:
         from ..llm import LLM
@@ -215,33 +216,33 @@ class RayWorker:
         self._llm, self._model = LLM(**options, chat_template=chat_template), model
 
     def __call__(self, requests: "Sequence[Request]") -> list[Result]:
-        """Return the results, in the order in which the requests finish."""
+        """Serve the requests. Return their results, in the order in which they finish."""
         outputs = serve(self._llm, iter(requests), Event(), StatsPrinter(self._llm, None))
         return [Result.of(request, output, self._model) for request, output in outputs if output.finished]
 
 
 def serve_on_ray(
-    build: Callable[[], RayWorker],
+    build_worker: Callable[[], RayWorker],
     requests: "RequestsFile",
-    stream: IO[bytes],
-    done: Collection[str],
+    output_stream: IO[bytes],
+    done_ids: Collection[str],
     num_engines: int | None,
     device: str | None,
 ) -> int:
-    """Do the same as serve_all() with workers on Ray. Ctrl-C discards the requests that are running.
+    """Do the same as serve_all(), with engines on Ray. Ctrl-C discards the running requests.
 
-    Raise ClickException if a worker or the cluster fails.
+    Raise click.ClickException if an engine or the cluster fails, and click.Abort on Ctrl-C.
     """
     from ..bench.report import last_line
     from ..cluster.ray_data import Cluster, RayError, WorkerError
 
     with usage_errors():
         cluster = Cluster(num_engines, device)
-    writer = ResultsWriter(stream, len(requests) - len(done), len(done))
-    todo = (request for request in requests if request.id not in done)
+    writer = ResultsWriter(output_stream, len(requests) - len(done_ids), len(done_ids))
+    remaining_requests = (request for request in requests if request.id not in done_ids)
     try:
         with ctrl_c_raises(), cluster:
-            writer.write(cluster.map(build, todo, REQUESTS_PER_TASK))
+            writer.write(cluster.map(build_worker, remaining_requests, REQUESTS_PER_TASK))
             return writer.finish(f"engines on Ray: {cluster.num_engines}")
     except KeyboardInterrupt:
         raise writer.interrupted() from None
@@ -254,48 +255,48 @@ def serve(
 ) -> "Iterator[tuple[Request, RequestOutput]]":
     """Yield each request with its output so far, whenever it has a new token or an error.
 
-    Requests enter the engine in the order of the file, and only while there is room for them just ahead of the running
-    ones, so a file of any length takes little memory.
+    Requests enter the engine in the order of `requests`, and only a few of them wait there at any time, so a file of
+    any length takes little memory. Once `interrupted` is set, no other step runs.
     """
     from ..requests.outputs import RequestOutput
-    from ..server.bodies import parsers_of
+    from ..server.bodies import model_formats
 
     engine, num_samples = llm.llm_engine, 0
-    parsers = parsers_of(llm.tokenizer, llm.chat_template)
-    limit = SAMPLES_PER_SEAT * engine.config.max_num_seqs
+    formats = model_formats(llm.tokenizer, llm.chat_template)
+    max_samples = OVERSUBSCRIPTION * engine.config.max_num_seqs
     added: dict[str, Request] = {}  # requests in the engine, by id
     request = next(requests, None)
     while (added or request) and not interrupted.is_set():
-        while request and not interrupted.is_set() and (not added or num_samples + request.params.n <= limit):
+        while request and not interrupted.is_set() and (not added or num_samples + request.params.n <= max_samples):
             try:
-                added[request.id] = add_request(llm, request, parsers)
+                added[request.id] = add_request(llm, request, formats)
                 num_samples += request.params.n
             except ValueError as error:
                 yield request, RequestOutput.failed(request.id, request.prompt, str(error))
             request = next(requests, None)
         printer.print_if_due()
         for output in engine.step() if added else []:
-            owner = added[output.request_id]
+            request_of_output = added[output.request_id]
             if output.finished:
                 del added[output.request_id]
-                num_samples -= owner.params.n
-            yield owner, output
+                num_samples -= request_of_output.params.n
+            yield request_of_output, output
 
 
-def add_request(llm: "LLM", request: "Request", parsers: "Parsers") -> "Request":
-    """Add a request to the engine, with a chat as its rendered prompt. Return it with the format of its messages.
+def add_request(llm: "LLM", request: "Request", formats: "ModelFormats") -> "Request":
+    """Add a request to the engine, with a chat rendered as text. Return the request, and set `format` for a chat.
 
-    Raise ValueError if it can never be served.
+    Raise ValueError if the request can never be served.
     """
     from ..checkpoints.chat_template import render_chat
     from ..server.bodies import Chat
 
-    engine, chat = llm.llm_engine, request.prompt
-    if not isinstance(chat, Chat):
-        engine.add_request(request.id, chat, request.params)
+    engine, prompt = llm.llm_engine, request.prompt
+    if not isinstance(prompt, Chat):
+        engine.add_request(request.id, prompt, request.params)
         return request
-    text = render_chat(engine.get_tokenizer(), chat.messages, **{"chat_template": llm.chat_template} | chat.options)
-    special = {"add_special_tokens": False}  # the template itself writes BOS
-    format = request.body.message_format(parsers, text, request.params) if request.body else None
-    engine.add_request(request.id, text, request.params, tokenization_kwargs=special)
+    text = render_chat(engine.get_tokenizer(), prompt.messages, **{"chat_template": llm.chat_template} | prompt.options)
+    tokenizer_options = {"add_special_tokens": False}  # the template already adds BOS
+    format = request.body.message_format(formats, text, request.params) if request.body else None
+    engine.add_request(request.id, text, request.params, tokenization_kwargs=tokenizer_options)
     return replace(request, format=format)

@@ -1,8 +1,8 @@
 """The files of nanovllm batch: requests as JSON lines or one document, and results as JSON lines.
 
-A request has this engine's form, {"prompt": ..., "max_tokens": ...}, or that of a line of OpenAI's batches,
-{"custom_id": ..., "url": "/v1/completions", "body": {...}}. Its result has the same form. A file takes little memory
-however long it is: it is checked as a whole, and read again while it is served.
+A request is in nanovllm's format, {"prompt": ..., "max_tokens": ...}, or in OpenAI's batch format,
+{"custom_id": ..., "url": "/v1/completions", "body": {...}}. Its result is in the same format. JSON lines of any number
+take little memory: the whole file is checked first, and read again line by line while its requests are served.
 """
 
 import hashlib
@@ -29,20 +29,20 @@ from ..server.chat import CHAT, ChatCompletionRequest, chat_choice
 from ..server.completions import CompletionRequest, completion_choice
 from ..server.logprobs import prompt_logprobs
 
-MAX_LINE = 1 << 28  # bytes
+MAX_LINE_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request of a file."""
+    """A request from a file."""
 
     id: str
-    index: int  # its place in the file, from 0
+    index: int  # position in the file, from 0
     prompt: Prompt | Chat
     params: SamplingParams
-    url: str | None = None  # of OpenAI's API; None for this engine's form
-    body: ParsedRequest | None = None  # in OpenAI's form
-    format: MessageFormat | None = None  # of a chat's messages, once its prompt is known
+    url: str | None = None  # endpoint of OpenAI's API; None in nanovllm's format
+    body: ParsedRequest | None = None  # in OpenAI's format
+    format: MessageFormat | None = None  # format of a chat's messages, known once its prompt is rendered
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class Defaults:
     """Sampling parameters for requests that leave them out."""
 
     params: Mapping[str, Any]  # from the command line
-    seed: int = 0  # from which requests without a seed draw theirs
-    recommended: Mapping[str, Any] = field(default_factory=dict)  # by the checkpoint, for OpenAI's form
+    seed: int = 0  # the seeds of requests without a seed are derived from this one
+    recommended: Mapping[str, Any] = field(default_factory=dict)  # by the checkpoint, for requests in OpenAI's format
 
 
 # Requests
 
 
 class OpenAILine(Body):
-    """A line of OpenAI's batches."""
+    """A request in OpenAI's batch format."""
 
     custom_id: str
     method: Literal["POST"] = "POST"
@@ -87,7 +87,7 @@ class RequestsFile:
             raise ValueError(f"{name} has no requests")
 
     def recommend(self, params: Mapping[str, Any]) -> None:
-        """Set the checkpoint's sampling parameters. From now on they apply to requests in OpenAI's form."""
+        """Set the checkpoint's sampling parameters. From now on, they apply to requests in OpenAI's format."""
         self._defaults = replace(self._defaults, recommended=params)
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class RequestsFile:
             raise OSError(f"{self._name} has changed: {str(error).removeprefix(f'{self._name}: ')}") from None
 
     def _read(self, lines: Iterable[bytes]) -> Iterator[tuple[Request, str]]:
-        """Yield each request with its place."""
+        """Yield each request with its place in the file, for error messages."""
         place = ""
         try:
             for index, (line, value) in enumerate(json_values(lines)):
@@ -128,16 +128,16 @@ def open_requests(file: str, defaults: Defaults) -> Iterator[RequestsFile]:
 
 
 def read_request(index: int, value: Any, defaults: Defaults) -> Request:
-    """Read a request of either form. Raise ValueError, naming the field and the value."""
+    """Read a request in either format. Raise ValueError, naming the invalid field and its value."""
     if not isinstance(value, dict):
         raise ValueError(f"a request must be an object with a prompt, got {short_repr(value)}")
     is_openai = not value.keys().isdisjoint({"custom_id", "body", "url"})
-    return read_openai(index, value, defaults) if is_openai else read_own(index, value, defaults)
+    return read_openai(index, value, defaults) if is_openai else read_native(index, value, defaults)
 
 
-def read_own(index: int, value: dict[str, Any], defaults: Defaults) -> Request:
-    """Read a request in this engine's form: a prompt, and any fields of SamplingParams."""
-    params = {name: each for name, each in value.items() if name not in ("id", "prompt")}
+def read_native(index: int, value: dict[str, Any], defaults: Defaults) -> Request:
+    """Read a request in nanovllm's format: a prompt, and any fields of SamplingParams."""
+    params = {name: field for name, field in value.items() if name not in ("id", "prompt")}
     if "prompt" not in value:
         raise ValueError("prompt is missing")
     id, prompt = value.get("id", str(index)), value["prompt"]
@@ -150,24 +150,24 @@ def read_own(index: int, value: dict[str, Any], defaults: Defaults) -> Request:
 
 
 def read_openai(index: int, value: dict[str, Any], defaults: Defaults) -> Request:
-    """Read a line of OpenAI's batches."""
+    """Read a request in OpenAI's batch format."""
     line = OpenAILine.parse(json.dumps(value).encode())
-    kind = ChatCompletionRequest if line.url == CHAT else CompletionRequest
-    body = kind.parse(json.dumps(line.body).encode()).parsed()
+    request_type = ChatCompletionRequest if line.url == CHAT else CompletionRequest
+    body = request_type.parse(json.dumps(line.body).encode()).parsed()
     for name in ("stream", "echo", "return_token_ids", "truncate_prompt_tokens"):
         if (value := getattr(body, name)) is not None and value is not False:
             raise ValueError(f"{name} is unsupported in a batch, got {value!r}")
     if body.add_special_tokens == body.is_chat:
         raise ValueError(f"add_special_tokens must be {str(not body.is_chat).lower()} in a batch")
     if not isinstance(body.prompts, Chat) and len(body.prompts) != 1:
-        raise ValueError(f"prompt must be a single prompt, got {len(body.prompts)}: give each a line of its own")
+        raise ValueError(f"prompt must be a single prompt, got {len(body.prompts)}: put each one on its own line")
     prompt = body.prompts if isinstance(body.prompts, Chat) else body.prompts[0]
     params = body.sampling_params(defaults.recommended, defaults.params)
     return Request(line.custom_id, index, prompt, make_params(index, params, defaults.seed), line.url, body)
 
 
 def make_params(index: int, params: dict[str, Any], seed: int) -> SamplingParams:
-    """Return the sampling parameters of request `index`. Without a seed it gets one that is the same in each run."""
+    """Return the sampling parameters of request `index`. A missing seed is derived from `seed` and `index`."""
     if params.get("seed") in (None, -1):
         params = params | {"seed": seed_of(seed, index)}
     if isinstance(repetition := params.get("repetition_detection"), dict):
@@ -191,50 +191,50 @@ def seed_of(seed: int, index: int) -> int:
 
 
 def json_values(source: Iterable[bytes]) -> Iterator[tuple[str, Any]]:
-    """Yield each value that should be a request, after its place: " (line 3)", or "" in a document.
+    """Yield the place and the JSON value of each request. The place is " (line 3)", for example, or "" in a document.
 
-    If the first line is JSON by itself, each line is a value, and only one line is in memory at a time. Otherwise the
-    file is one document, {"requests": [...]}. Raise ValueError if it is neither.
+    If the first line is the JSON of a request, each line has one, and only one line is in memory at a time. Otherwise,
+    the file is one document, {"requests": [...]}. Raise ValueError if it is neither.
     """
     lines = enumerate(source, start=1)
-    rest = ((number, line) for number, line in lines if not line.isspace())
-    number, first = next(rest, (0, b""))
+    nonblank_lines = ((number, line) for number, line in lines if not line.isspace())
+    number, first = next(nonblank_lines, (0, b""))
     if not first:
         return
     try:
-        value = parse(first, number)
+        value = parse_json(first, number)
     except ValueError:
-        value = parse(b"".join([first, *(line for _, line in lines)]), number)
+        value = parse_json(b"".join([first, *(line for _, line in lines)]), number)
     if not (isinstance(value, dict) and "requests" in value):
         yield f" (line {number})", value
-        for number, line in rest:
-            yield f" (line {number})", parse(line, number)
+        for number, line in nonblank_lines:
+            yield f" (line {number})", parse_json(line, number)
         return
     if len(value) > 1:
         raise ValueError(f'a document must have only "requests", got {[*value]}')
-    if extra := next(rest, None):
+    if extra := next(nonblank_lines, None):
         raise ValueError(f'line {extra[0]}: unexpected text after {{"requests": [...]}}')
     if not isinstance(value["requests"], list):
         raise ValueError(f'"requests" must be a list, got {short_repr(value["requests"])}')
-    yield from (("", each) for each in value["requests"])
+    yield from (("", request) for request in value["requests"])
 
 
-def parse(text: bytes, line: int) -> Any:
-    """Return the value of JSON that starts on this line of the file."""
+def parse_json(text: bytes, line: int) -> Any:
+    """Parse JSON that starts at `line` of the file. Raise ValueError with the place of a syntax error."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        where = f"line {line + error.lineno - 1}, column {error.colno}"
-        raise ValueError(f"{where}: invalid JSON: {error.msg}") from None
+        place = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise ValueError(f"{place}: invalid JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, an integer with thousands of digits, or deep nesting
         raise ValueError(f"line {line}: {error}") from None
 
 
 def read_lines(stream: IO[bytes], copy: IO[bytes] | None = None) -> Iterator[bytes]:
-    """Yield the lines of a stream, and write them to `copy`. Raise ValueError for an endless line, as of /dev/zero."""
-    while line := stream.readline(MAX_LINE + 1):
-        if len(line) > MAX_LINE:
-            raise ValueError(f"a line must have at most {MAX_LINE:,} bytes")
+    """Yield the lines of a stream, and write them to `copy`. Raise ValueError for an endless line, as in /dev/zero."""
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(f"a line must have at most {MAX_LINE_BYTES:,} bytes")
         if copy:
             copy.write(line)
         yield line
@@ -244,37 +244,38 @@ def read_lines(stream: IO[bytes], copy: IO[bytes] | None = None) -> Iterator[byt
 
 
 def result_line(request: Request, output: RequestOutput, model: str) -> str:
-    """Return the result of a request in the request's form. OpenAI's form names the `model`."""
-    fields = openai_result(request, output, model) if request.url else own_result(request, output)
+    """Return the result of a request, in the request's format. In OpenAI's format, it contains the name `model`."""
+    fields = openai_result(request, output, model) if request.url else native_result(request, output)
     valid = json.loads(json.dumps(fields), parse_constant=lambda _: None)  # NaN and infinity become null
     return json.dumps(valid) + "\n"
 
 
-def own_result(request: Request, output: RequestOutput) -> dict[str, Any]:
-    """Return a result in this engine's form, without fields that have no value."""
+def native_result(request: Request, output: RequestOutput) -> dict[str, Any]:
+    """Return a result in nanovllm's format, without the fields that are None."""
     start, metrics = output.metrics.arrival_time, output.metrics
+    samples = [vars(sample) | {"logprobs": json_logprobs(sample.logprobs)} for sample in output.outputs]
     fields = {
         "id": request.id,
         "index": request.index,
         "prompt": request.prompt,
         "error": output.error,
-        "outputs": [drop_none(vars(each) | {"logprobs": logprob_rows(each.logprobs)}) for each in output.outputs],
+        "outputs": [drop_none(sample) for sample in samples],
         "num_prompt_tokens": len(output.prompt_token_ids),
         "num_cached_tokens": output.num_cached_tokens,
-        "prompt_logprobs": logprob_rows(output.prompt_logprobs),
+        "prompt_logprobs": json_logprobs(output.prompt_logprobs),
         "ttft": None if metrics.first_token_time is None else metrics.first_token_time - start,  # seconds
         "seconds": None if metrics.finished_time is None else metrics.finished_time - start,
     }
     return drop_none(fields)
 
 
-def logprob_rows(
-    rows: Iterable[dict[int, Logprob] | None] | None,
+def json_logprobs(
+    positions: Iterable[dict[int, Logprob] | None] | None,
 ) -> list[dict[int, dict[str, Any]] | None] | None:
-    """Return log-probabilities as JSON objects, by position and token id. The first position of a prompt has none."""
-    if rows is None:
+    """Return log-probabilities as a JSON object for each position, by token id. A prompt's first position has None."""
+    if positions is None:
         return None
-    return [None if row is None else {id: logprob._asdict() for id, logprob in row.items()} for row in rows]
+    return [None if top is None else {id: logprob._asdict() for id, logprob in top.items()} for top in positions]
 
 
 def drop_none(fields: dict[str, Any]) -> dict[str, Any]:
@@ -282,7 +283,7 @@ def drop_none(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def openai_result(request: Request, output: RequestOutput, model: str) -> dict[str, Any]:
-    """Return a line of OpenAI's batch results. An error has status 400 if it came before any token, and 500 after."""
+    """Return a result in OpenAI's batch format. An error has status 400 before the first token, and 500 after it."""
     if output.error is None:
         status, body = 200, response_body(request, output, model)
     else:
@@ -294,18 +295,18 @@ def openai_result(request: Request, output: RequestOutput, model: str) -> dict[s
 
 
 def response_body(request: Request, output: RequestOutput, model: str) -> dict[str, Any]:
-    """Return the body that the server would have returned."""
+    """Return the body of the response that the server would have sent."""
     is_chat = request.url == CHAT
     kind, prefix = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
-    num_tokens = sum(len(each.token_ids) for each in output.outputs)
-    of_prompt = prompt_logprobs(output.prompt_logprobs)
+    num_tokens = sum(len(sample.token_ids) for sample in output.outputs)
+    prompt_fields = prompt_logprobs(output.prompt_logprobs)
     if is_chat:
         choices = [
-            chat_choice(each, each.index, request.params.num_logprobs, message_of(request, each))
-            for each in output.outputs
+            chat_choice(sample, sample.index, request.params.num_logprobs, message_of(request, sample))
+            for sample in output.outputs
         ]
     else:
-        choices = [completion_choice(each, each.index) | of_prompt for each in output.outputs]
+        choices = [completion_choice(sample, sample.index) | prompt_fields for sample in output.outputs]
     return {
         "id": f"{prefix}-{request.index}",
         "object": kind,
@@ -313,12 +314,12 @@ def response_body(request: Request, output: RequestOutput, model: str) -> dict[s
         "model": model,
         "choices": choices,
         "usage": usage(len(output.prompt_token_ids), num_tokens, output.num_cached_tokens),
-        **(of_prompt if is_chat else {}),
+        **(prompt_fields if is_chat else {}),
     }
 
 
 def message_of(request: Request, sample: CompletionOutput) -> MessageDelta | None:
-    """Return the message of a chat's output, or None if the text is its content."""
+    """Return the parsed message of a chat's output, or None if the text is all of the message's content."""
     if request.format is None or request.body is None:
         return None
     return whole_message(sample, request.format, request.body.include_reasoning)
@@ -328,7 +329,7 @@ def message_of(request: Request, sample: CompletionOutput) -> MessageDelta | Non
 
 
 def check_output(output: str, file: str, overwrite: bool, resume: bool) -> None:
-    """Raise ValueError, before anything is computed, if the results could not be kept or would replace others."""
+    """Raise ValueError, before anything is computed, if results could not be written or would replace a file."""
     path = Path(output)
     if resume and (overwrite or output == "-"):
         raise ValueError("--resume needs --output, and excludes --overwrite: it continues a file of results")
@@ -345,11 +346,12 @@ def check_output(output: str, file: str, overwrite: bool, resume: bool) -> None:
 
 
 def read_done(output: str, requests: RequestsFile) -> tuple[set[str], int]:
-    """Return the ids that have results in the file, and the size of its complete lines: the last line may be cut off.
+    """Return the ids of requests that have results in the file `output`, and the size of its complete lines in bytes.
 
-    Raise ValueError if a line is not a result of one of the requests, or a second result of the same one.
+    A last line that is cut off is ignored. Raise ValueError for a line that is not a result of one of the
+    requests, for a second result of the same request, and for a result whose prompt is not the request's.
     """
-    prompts: dict[str, int | None] = {}  # by id; the hash of the result's prompt, if it has one
+    prompt_hashes: dict[str, int | None] = {}  # by id, of the prompt in the result; None if it has no prompt
     num_bytes = 0
     if not Path(output).exists():
         return set(), 0
@@ -364,20 +366,20 @@ def read_done(output: str, requests: RequestsFile) -> tuple[set[str], int]:
                     raise ValueError("the result has no id: remove the line, or use --overwrite")
                 if id not in requests.ids:
                     raise ValueError(f"there is no request {id!r}: the result belongs to another file")
-                if id in prompts:
+                if id in prompt_hashes:
                     raise ValueError(f"a second result of request {id!r}: use --overwrite")
             except ValueError as error:
                 raise ValueError(f"{output}, line {number}: {error}") from None
-            prompts[id] = hash(repr(value["prompt"])) if "prompt" in value else None
+            prompt_hashes[id] = hash(repr(value["prompt"])) if "prompt" in value else None
             num_bytes += len(line)
-    for request in requests if prompts else ():
-        if prompts.get(request.id) not in (None, hash(repr(request.prompt))):
+    for request in requests if prompt_hashes else ():
+        if prompt_hashes.get(request.id) not in (None, hash(repr(request.prompt))):
             raise ValueError(f"{output}: request {request.id!r} has a different prompt in this result")
-    return {*prompts}, num_bytes
+    return {*prompt_hashes}, num_bytes
 
 
 def open_output(output: str, overwrite: bool, num_bytes: int | None) -> AbstractContextManager[IO[bytes]]:
-    """Open the file of results without a buffer. `num_bytes` is the size to keep of a file that is continued."""
+    """Open the file of results, unbuffered. To continue a file, keep its first `num_bytes` bytes."""
     if output == "-":
         sys.stdout.flush()
         return nullcontext(getattr(sys.stdout.buffer, "raw", sys.stdout.buffer))
@@ -390,12 +392,12 @@ def open_output(output: str, overwrite: bool, num_bytes: int | None) -> Abstract
 
 
 def write_line(stream: IO[bytes], line: str) -> None:
-    """Write a line. If the disk is full, remove what was written of the line, and raise OSError."""
+    """Write a line. Raise OSError if that fails, and remove the partial line, so that a full disk leaves none."""
     end = stream.seek(0, os.SEEK_END) if stream.seekable() else None  # tell() may be 0 in a file opened to append
-    rest = memoryview(line.encode())
+    unwritten = memoryview(line.encode())
     try:
-        while rest:
-            rest = rest[stream.write(rest) :]
+        while unwritten:
+            unwritten = unwritten[stream.write(unwritten) :]
     except OSError:
         if end is not None:
             with suppress(OSError):  # /dev/full is seekable, but cannot be truncated

@@ -1,4 +1,4 @@
-"""nanovllm bench: measure this engine, and any server. The benchmarks are in ../bench."""
+"""nanovllm bench: measure this engine, or any server. The benchmarks are in nanovllm/bench/."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -16,19 +16,19 @@ from .click_options import PATH, engine_options, option, split, usage_errors, wi
 from .terminal import read_prompt
 
 Report = dict[str, Any]
-WithModel = Callable[[dict[str, Any], Any], dict[str, Any]]
+ResolveModel = Callable[[dict[str, Any], Any], dict[str, Any]]  # (engine options, benchmark options)
 
 
 class Benchmark(NamedTuple):
-    """A command: a function, with the options and the help of a dataclass."""
+    """A benchmark: a function, and the dataclass with its options and help text."""
 
-    function: str  # module:name
+    function: str  # "module:name"
     options: type
-    takes_engine: bool = True
-    engine: Mapping[str, dict[str, Any]] = MappingProxyType({})  # other defaults and help texts of engine options
+    takes_engine: bool = True  # whether it builds an engine, and its command has the engine's options
+    engine: Mapping[str, dict[str, Any]] = MappingProxyType({})  # changes to the engine's options
 
 
-OFFLOAD = {  # its engine needs a pool that overflows to the host
+OFFLOAD_OPTIONS = {  # the pool must overflow to the host
     "offload_policy": {"default": "load"},
     "kv_cache_tokens": {"help": "size of the KV cache in tokens; default: too few for two prompts"},
     "kv_offloading_tokens": {"help": "size of the host's KV cache in tokens; default: enough for several prompts"},
@@ -37,12 +37,12 @@ BENCHMARKS = {
     "throughput": Benchmark("nanovllm.bench.throughput:throughput", bench_options.Throughput),
     "latency": Benchmark("nanovllm.bench.throughput:latency", bench_options.Latency),
     "prefix": Benchmark("nanovllm.bench.throughput:prefix", bench_options.Prefix),
-    "offload": Benchmark("nanovllm.bench.throughput:offload", bench_options.Offload, engine=OFFLOAD),
+    "offload": Benchmark("nanovllm.bench.throughput:offload", bench_options.Offload, engine=OFFLOAD_OPTIONS),
     "http": Benchmark("nanovllm.bench.load:http", bench_options.Http),
     "serve": Benchmark("nanovllm.bench.load:serve_load", bench_options.ServerLoad, takes_engine=False),
 }
-# Benchmarks that moved to stages/bench: their old names in the package, and their new ones.
-MOVED = {name: name for name in ("speculation", "published", "paged", "routing", "launches")} | {"peers": "race"}
+# Benchmarks that have moved to stages/bench: {old name: new name}.
+MOVED_NAMES = {name: name for name in ("speculation", "published", "paged", "routing", "launches")} | {"peers": "race"}
 
 
 @click.group(invoke_without_command=True)
@@ -53,42 +53,45 @@ def bench(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-def command_of(name: str, benchmark: Benchmark, with_model: WithModel) -> click.Command:
-    """Return the command of a benchmark. `with_model` returns the engine's options with the folder of its model."""
-    names, to_json = fields(benchmark.options), "write JSON to a file; - is standard output"
-    given: list[click.Parameter] = [option(each, **settings_of(each)) for each in names]
-    given.append(click.Option(["--json", "json_file"], type=PATH, help=to_json))
+def command_of(name: str, benchmark: Benchmark, resolve_model: ResolveModel) -> click.Command:
+    """Return the command of a benchmark. `resolve_model` returns the engine's options with a folder as the model."""
+    option_fields, json_help = fields(benchmark.options), "write JSON to a file; - is standard output"
+    params: list[click.Parameter] = [option(field, **settings_of(field)) for field in option_fields]
+    params.append(click.Option(["--json", "json_file"], type=PATH, help=json_help))
     if benchmark.takes_engine:
-        given += engine_options(**benchmark.engine)
+        params += engine_options(**benchmark.engine)
 
     def run(json_file: str | None, **values: Any) -> int:
-        chosen = benchmark.options(**{each.name: values.pop(each.name) for each in names})
+        options = benchmark.options(**{field.name: values.pop(field.name) for field in option_fields})
 
         def measure() -> Report:
-            arguments = [chosen]
+            arguments = [options]
             if benchmark.takes_engine:
-                arguments.insert(0, with_model(split(values)[0], chosen))
-            if isinstance(chosen, bench_options.Throughput) and chosen.prompts:
-                arguments.append([line for line in read_prompt(chosen.prompts).split("\n") if line.strip()])
+                arguments.insert(0, resolve_model(split(values)[0], options))
+            if isinstance(options, bench_options.Throughput) and options.prompts:
+                arguments.append([line for line in read_prompt(options.prompts).split("\n") if line.strip()])
             module, _, function = benchmark.function.partition(":")
             report: Report = getattr(import_module(module), function)(*arguments)
             return report
 
-        report = show(measure, json_file)
+        report = measure_and_report(measure, json_file)
         return 1 if report["measured"].get("server", {}).get("failed") else 0
 
-    return click.Command(name, callback=run, params=given, help=getdoc(benchmark.options))
+    return click.Command(name, callback=run, params=params, help=getdoc(benchmark.options))
 
 
 def settings_of(field: Field[Any]) -> dict[str, Any]:
-    """Return click's settings from the metadata of a field."""
+    """Return the settings of a click.Option that are in a field's metadata."""
     names = ("type", "multiple", "metavar", "envvar")
     settings = {name: field.metadata[name] for name in names if name in field.metadata}
     return settings | {"type": PATH} if settings.get("metavar") == "FILE" else settings
 
 
-def show(measure: Callable[[], Report], json_file: str | None) -> Report:
-    """Measure, print the report and write its JSON. Fail before measuring if the file can't be written."""
+def measure_and_report(measure: Callable[[], Report], json_file: str | None) -> Report:
+    """Measure, write the report's JSON if a file is given, and print the report as text.
+
+    Raise click.UsageError before measuring if the file can't be written.
+    """
     with usage_errors():
         if json_file not in (None, "-"):
             Path(json_file).open("a").close()
@@ -102,19 +105,19 @@ def show(measure: Callable[[], Report], json_file: str | None) -> Report:
     return report
 
 
-def moved(name: str) -> click.Command:
-    """Return a command that only says where the benchmark is now."""
+def moved_command(name: str) -> click.Command:
+    """Return a hidden command that raises an error with the benchmark's new name."""
 
     def run(arguments: tuple[str, ...]) -> NoReturn:
-        new = f"python -m stages.bench {MOVED[name]}"
-        raise click.UsageError(f"nanovllm bench {name} is now: {new} (in a clone of the repository)")
+        new_command = f"python -m stages.bench {MOVED_NAMES[name]}"
+        raise click.UsageError(f"nanovllm bench {name} is now: {new_command} (in a clone of the repository)")
 
-    rest = click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)
+    ignored_arguments = click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)
     settings = {"ignore_unknown_options": True}
-    return click.Command(name, settings, run, [rest], add_help_option=False, hidden=True)
+    return click.Command(name, settings, run, [ignored_arguments], add_help_option=False, hidden=True)
 
 
 for _name, _benchmark in BENCHMARKS.items():
     bench.add_command(command_of(_name, _benchmark, lambda engine, options: with_checkpoint(engine)))
-for _name in MOVED:
-    bench.add_command(moved(_name))
+for _name in MOVED_NAMES:
+    bench.add_command(moved_command(_name))

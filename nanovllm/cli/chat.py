@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from ..requests.sampling_params import SamplingParams
 
 Message = dict[str, str]
-ANSWER_SHARE = 4  # a quarter of the model's room is kept for the answer
-PROMPT, MORE = "> ", "… "
-HELP = """\
+ANSWER_DIVISOR = 4  # a quarter of the context is reserved for the answer
+MESSAGE_PROMPT, CONTINUATION_PROMPT = "> ", "… "
+COMMANDS_HELP = """\
 /reset   start over
 /undo    remove the last message and its answer
 /help    print this list
 /exit    leave; Ctrl-D does too
 A backslash at the end of a line continues the message. Start a message with // to send one that begins with a slash.
-Ctrl-C stops an answer; pressed twice, or at the prompt, it exits."""
+Ctrl-C stops an answer. Pressed twice, or at the prompt, it exits."""
 
 
 def options() -> list[click.Parameter]:
-    """Return the engine's options and those of one answer, without defaults: the model has its own."""
+    """Return the sampling and engine options. Sampling options have no defaults, because the model has its own."""
     sampling = [option for option in sampling_options() if option.name != "n"]
     for option in sampling:
         option.default = () if option.multiple else None
@@ -51,17 +51,19 @@ template_option = click.option(
 def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
     """Chat with a model in the terminal.
 
-    A message is a line; a backslash at its end continues it on the next one. /reset starts over, /undo removes the last
-    message, /help lists the commands, and /exit or Ctrl-D leaves. Ctrl-C stops an answer; at the prompt it exits.
+    A message is a line; a backslash at its end continues the message on the next line. /reset starts over, /undo
+    removes the last message, /help lists the commands, and /exit or Ctrl-D leaves. Ctrl-C stops an answer; at the
+    prompt it exits.
 
     From a pipe, each line is a message, and only the answers go to standard output.
 
-    Sampling options default to the model's own recommendations. Without --max-tokens, the model ends its answers.
+    Sampling options default to the model's own recommendations. Without --max-tokens, the model decides when an
+    answer ends.
 
     Exit status 1: a message got no answer. 2: invalid options, and nothing was sent.
     """
     engine, sampling = split(values)
-    given = {name: value for name, value in sampling.items() if value not in (None, ())}
+    given_params = {name: value for name, value in sampling.items() if value not in (None, ())}
 
     from ..checkpoints.chat_template import PLAIN_STOP, read_template
     from ..llm import LLM
@@ -71,10 +73,10 @@ def chat(system: str | None, chat_template: str | None, **values: Any) -> int:
         engine = with_checkpoint(engine)
         check_template(engine["model"], template)
         llm = LLM(**engine)
-        params = answer_params(llm, given, PLAIN_STOP if chat_template == "plain" else ())
+        params = answer_params(llm, given_params, PLAIN_STOP if chat_template == "plain" else ())
         kv_cache = llm.llm_engine.kv_cache
-        room = min(llm.max_model_len, kv_cache.num_blocks * kv_cache.block_size)
-        conversation = Conversation(llm.get_tokenizer(), template, room, system)
+        context_size = min(llm.max_model_len, kv_cache.num_blocks * kv_cache.block_size)
+        conversation = Conversation(llm.get_tokenizer(), template, context_size, system)
     with ctrl_c_raises():
         return 0 if talk(llm, conversation, params) else 1
 
@@ -92,11 +94,14 @@ def check_template(folder: str, chat_template: str | None) -> None:
     parse_template(choose_template(tokenizer, chat_template, None))
 
 
-def answer_params(llm: "LLM", given: dict[str, Any], stop: Sequence[str]) -> "SamplingParams":
-    """Return the model's sampling parameters, updated with `given`. Without max_tokens the model ends its answers."""
+def answer_params(llm: "LLM", given_params: dict[str, Any], stop: Sequence[str]) -> "SamplingParams":
+    """Return the model's sampling parameters, updated with `given_params` and `stop`.
+
+    Unless it is given, max_tokens is None, so that an answer can be as long as there is room.
+    """
     params = llm.get_default_sampling_params()
     params.max_tokens = None
-    for name, value in given.items():
+    for name, value in given_params.items():
         setattr(params, name, list(value) if isinstance(value, tuple) else value)
     params.stop = [*(params.stop or ()), *stop]
     return params.checked()
@@ -106,29 +111,32 @@ def answer_params(llm: "LLM", given: dict[str, Any], stop: Sequence[str]) -> "Sa
 
 
 class Conversation:
-    """The turns so far, as a prompt that fits the model. A turn is a message and its answer; the oldest are dropped."""
+    """A conversation as a prompt. A turn is a message and its answer; the oldest turns are dropped to make room."""
 
-    def __init__(self, tokenizer: "HFTokenizer", template: str | None, room: int, system: str | None) -> None:
-        """Start without turns. `room` counts tokens of prompt and answer; without a `template` the model's is used."""
-        self._tokenizer, self._template, self.room = tokenizer, template, room
+    def __init__(self, tokenizer: "HFTokenizer", template: str | None, context_size: int, system: str | None) -> None:
+        """Start without turns. `context_size` is the maximum number of tokens of prompt plus answer.
+
+        If `template` is None, the chat template is the model's own.
+        """
+        self._tokenizer, self._template, self.context_size = tokenizer, template, context_size
         self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.turns: list[list[Message]] = []
 
     def ask(self, text: str) -> tuple[list[int], int]:
         """Start a turn. Return the prompt's token ids, and how many turns were dropped to make it fit.
 
-        Raise ValueError, and change nothing, if the message alone is too long.
+        Raise ValueError, and change nothing, if the message is too long even without earlier turns.
         """
-        before = self.turns
-        turns = [*before, [{"role": "user", "content": text}]]
+        earlier_turns = self.turns
+        turns = [*earlier_turns, [{"role": "user", "content": text}]]
         token_ids = self._token_ids(turns)
-        while len(token_ids) > self.room - self.room // ANSWER_SHARE and len(turns) > 1:
+        while len(token_ids) > self.context_size - self.context_size // ANSWER_DIVISOR and len(turns) > 1:
             turns = turns[1:]
             token_ids = self._token_ids(turns)
-        if len(token_ids) >= self.room:
-            raise ValueError(f"the prompt must have at most {self.room - 1} tokens, got {len(token_ids)}")
+        if len(token_ids) >= self.context_size:
+            raise ValueError(f"the prompt must have at most {self.context_size - 1} tokens, got {len(token_ids)}")
         self.turns = turns
-        return token_ids, len(before) + 1 - len(turns)
+        return token_ids, len(earlier_turns) + 1 - len(turns)
 
     def answer(self, text: str) -> None:
         """End the turn with its answer."""
@@ -143,18 +151,18 @@ class Conversation:
 
         messages = [*self._system, *(message for turn in turns for message in turn)]
         text = render_chat(self._tokenizer, messages, chat_template=self._template)
-        return self._tokenizer.encode(text, add_special_tokens=False)  # the template itself writes BOS
+        return self._tokenizer.encode(text, add_special_tokens=False)  # the template already adds BOS
 
 
 def talk(llm: "LLM", conversation: Conversation, params: "SamplingParams") -> bool:
-    """Answer messages until they end. Return False if one of them got no answer."""
+    """Answer messages until the input ends, or until /exit. Return False if any of them failed, as in reply()."""
     if sys.stdin.isatty() and sys.stdout.isatty():
         tell(dim("/help lists the commands; Ctrl-D exits"))
     request_ids = map(str, itertools.count())
     all_answered = True
     for message in messages():
         if message.startswith("/") and not message.startswith("//"):
-            if not obey(message, conversation):
+            if not run_command(message, conversation):
                 break
             continue
         text = message[1:] if message.startswith("//") else message
@@ -163,7 +171,7 @@ def talk(llm: "LLM", conversation: Conversation, params: "SamplingParams") -> bo
     return all_answered
 
 
-def obey(command: str, conversation: Conversation) -> bool:
+def run_command(command: str, conversation: Conversation) -> bool:
     """Carry out a command. Return False if it ends the conversation."""
     name = command.strip()
     if name == "/exit":
@@ -174,7 +182,7 @@ def obey(command: str, conversation: Conversation) -> bool:
         if not conversation.undo():
             tell("there is no message to undo")
     elif name == "/help":
-        for line in HELP.splitlines():
+        for line in COMMANDS_HELP.splitlines():
             tell(line)
     else:
         tell(f"unknown command {name.split()[0]}: /help lists the commands")
@@ -182,7 +190,11 @@ def obey(command: str, conversation: Conversation) -> bool:
 
 
 def reply(llm: "LLM", conversation: Conversation, params: "SamplingParams", text: str, request_id: str) -> bool:
-    """Print the answer as it is generated. If there is none, print why, remove the message, and return False."""
+    """Print the answer as it is generated. Return True if it is complete or was stopped by Ctrl-C.
+
+    If the message cannot be sent, print why, and remove it from the conversation. If an error ends the answer, print
+    the error, and keep the turn. Return False in both cases.
+    """
     try:
         token_ids, num_dropped = conversation.ask(text)
     except ValueError as error:
@@ -190,7 +202,7 @@ def reply(llm: "LLM", conversation: Conversation, params: "SamplingParams", text
         return False
     if num_dropped:
         turns = "the oldest turn was" if num_dropped == 1 else f"the {num_dropped} oldest turns were"
-        tell(dim(f"{turns} dropped: the model has room for {conversation.room:,} tokens"))
+        tell(dim(f"{turns} dropped: the model has room for {conversation.context_size:,} tokens"))
     try:
         with ctrl_c_sets_event() as interrupted:
             output = print_answer(llm, request_id, token_ids, params, interrupted)
@@ -208,7 +220,10 @@ def reply(llm: "LLM", conversation: Conversation, params: "SamplingParams", text
 def print_answer(
     llm: "LLM", request_id: str, token_ids: list[int], params: "SamplingParams", interrupted: Event
 ) -> "RequestOutput":
-    """Print an answer as it is generated. Raise ValueError if the prompt can never be served."""
+    """Print an answer as it is generated, and return it. Raise ValueError if the prompt can never be served.
+
+    Once `interrupted` is set, abort the request.
+    """
     engine, num_printed = llm.llm_engine, 0
     engine.add_request(request_id, token_ids, params)
     while True:
@@ -223,7 +238,7 @@ def print_answer(
 
 
 def closing_line(output: "RequestOutput") -> str:
-    """Return one line: the length and speed of the answer, the cached part of its prompt, and why it was cut."""
+    """Return one line: the length and speed of the answer, the cached part of its prompt, and whether it was cut."""
     answer, metrics = output.outputs[0], output.metrics
     assert metrics.finished_time is not None, "the answer is complete"
     seconds = metrics.finished_time - metrics.arrival_time
@@ -237,15 +252,15 @@ def closing_line(output: "RequestOutput") -> str:
 
 
 def messages() -> Iterator[str]:
-    """Yield messages from a prompt with a history, or from a pipe, until they end."""
+    """Yield messages from a terminal or from a pipe, until the input ends."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal:
         with suppress(ImportError):  # not available on every platform
-            import readline  # noqa: F401  # gives input() a history and editing keys
+            import readline  # noqa: F401  # importing it gives input() a history and editing keys
     elif isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")  # invalid bytes become U+FFFD
     lines: list[str] = []
-    while (line := next_line(MORE if lines else PROMPT, is_terminal)) is not None:
+    while (line := next_line(CONTINUATION_PROMPT if lines else MESSAGE_PROMPT, is_terminal)) is not None:
         if line.endswith("\\"):
             lines.append(line[:-1])
             continue
@@ -256,12 +271,12 @@ def messages() -> Iterator[str]:
 
 
 def next_line(prompt: str, is_terminal: bool) -> str | None:
-    """Return a line without its newline, or None at the end."""
+    """Return a line without its newline, or None at the end of the input."""
     if is_terminal:
         try:
             return input(prompt)
         except EOFError:
-            sys.stdout.write("\n")  # Ctrl-D leaves the cursor behind the prompt
+            sys.stdout.write("\n")  # Ctrl-D leaves the cursor after the prompt
             return None
     line = sys.stdin.readline()
     return line.rstrip("\n") if line else None

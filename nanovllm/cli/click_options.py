@@ -1,6 +1,6 @@
-"""Command-line options, read from dataclasses, and the engine options that they set.
+"""Command-line options, made from the fields of dataclasses.
 
-A field with a help text in its metadata is an option: `max_num_seqs: int = field(default=32, metadata={"help": ...})`
+A field with help text in its metadata is an option: `max_num_seqs: int = field(default=32, metadata={"help": ...})`
 becomes `--max-num-seqs INTEGER`. Nothing here imports torch, so `--help` appears immediately.
 """
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def option(field: Field[Any], **changes: Any) -> click.Option:
-    """Return the option of a field. `changes` replace its type, its default or its help text."""
+    """Return the option for a field. `changes` are arguments of click.Option, such as `default`."""
     name = "--" + field.name.replace("_", "-")
-    kinds = get_args(field.type) or (field.type,)
-    kind: Any = next((kind for kind in (bool, int, float) if kind in kinds and str not in kinds), str)
+    types = get_args(field.type) or (field.type,)
+    kind: Any = next((kind for kind in (bool, int, float) if kind in types and str not in types), str)
     if kind is bool:
         name = f"{name}/--no-{name[2:]}"
-    if dict[str, Any] in kinds:
+    if dict[str, Any] in types:
         kind = json_option
     kind = SIZE if kind is int and is_size(field.name) else kind
     kind = GIB if kind is float and field.name.endswith("_size") else kind
@@ -39,53 +39,59 @@ def option(field: Field[Any], **changes: Any) -> click.Option:
 
 
 def json_option(text: str) -> dict[str, Any]:
-    """Return the JSON object that an option holds."""
+    """Parse an option's JSON object."""
     try:
         return json_object(text)
     except (ValueError, RecursionError):
         raise click.BadParameter(f"{text!r} is not a JSON object.") from None
 
 
-def file_name(text: str) -> str:
-    """Return the name of a file that an option holds. A shell passes an empty one for a variable that is not set."""
+def parse_file_name(text: str) -> str:
+    """Parse an option's file name. Reject an empty name, which a shell passes for an unset variable."""
     if not text or "\0" in text:
         raise click.BadParameter(f"{text!r} is not the name of a file.")
     return text
 
 
-def size(text: str | int) -> int:
-    """Return the number that an option holds, such as 4096, 4k or 2GiB."""
+def parse_size_option(text: str | int) -> int:
+    """Parse an option's number, such as 4096, 4k or 2GiB."""
     try:
         return int(text) if isinstance(text, int) or text.removeprefix("-").isdecimal() else parse_size(text)
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from None
 
 
-def gibibytes(text: str | float) -> float:
-    """Return the number of GiB that an option holds, with a unit or without."""
-    return size(text) / 2**30 if isinstance(text, str) and text[-1:].isalpha() else float(text)
+def parse_gibibytes(text: str | float) -> float:
+    """Return an option's value in GiB. A text with a unit, such as 512MiB, is converted."""
+    return parse_size_option(text) / 2**30 if isinstance(text, str) and text[-1:].isalpha() else float(text)
 
 
-SIZE, GIB = click.types.FuncParamType(size), click.types.FuncParamType(gibibytes)
+SIZE, GIB = click.types.FuncParamType(parse_size_option), click.types.FuncParamType(parse_gibibytes)
 SIZE.name, GIB.name = "size", "size in GiB"
-PATH = click.types.FuncParamType(file_name)
-PATH.name = "path"  # as help shows it
+PATH = click.types.FuncParamType(parse_file_name)
+PATH.name = "path"  # shown in --help
 
 
-def options(kind: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[click.Parameter]:
-    """Return an option for each field of a dataclass that has a help text, with `changes` by the field's name."""
-    return [option(field, **changes.get(field.name, {})) for field in fields(kind) if "help" in field.metadata]
+def options(dataclass: "type[DataclassInstance]", **changes: dict[str, Any]) -> list[click.Parameter]:
+    """Return an option for each field of a dataclass that has help text.
+
+    `changes` maps the name of a field to the `changes` that option() gets for it.
+    """
+    return [option(field, **changes.get(field.name, {})) for field in fields(dataclass) if "help" in field.metadata]
 
 
 def engine_options(**changes: dict[str, Any]) -> list[click.Parameter]:
-    """Return the engine's options. A command downloads a model from the hub. Some defaults depend on the device."""
+    """Return the engine's options and --revision. Defaults that depend on the device are left unset."""
     revision = click.Option(["--revision"], help="branch, tag or commit of a model on the hub")
-    by_device: dict[str, dict[str, Any]] = {name: {"default": None} for name in ("device", *DEFAULTS_ON_CUDA)}
-    return [revision, *options(EngineConfig, **by_device | changes)]
+    without_defaults: dict[str, dict[str, Any]] = {name: {"default": None} for name in ("device", *DEFAULTS_ON_CUDA)}
+    return [revision, *options(EngineConfig, **without_defaults | changes)]
 
 
 def sampling_options(**defaults: Any) -> list[click.Parameter]:
-    """Return the options of SamplingParams. There is no seed, because all requests would then draw the same tokens."""
+    """Return the options of SamplingParams. `defaults` replace the defaults of its fields.
+
+    There is no option for the seed of a request: with one seed, all requests would draw the same tokens.
+    """
     return [
         *options(SamplingParams, **{name: {"default": default} for name, default in defaults.items()}),
         click.Option(["--stop"], multiple=True, help="string that ends an output; may be given several times"),
@@ -95,38 +101,39 @@ def sampling_options(**defaults: Any) -> list[click.Parameter]:
 
 
 def vllm_options(known: list[click.Parameter]) -> list[click.Parameter]:
-    """Return hidden options for the flags of `vllm serve` that are not among the `known` ones."""
-    names = {"served_model_name", *(option.name for option in known)}
-    others = {field.name: field for kind in (EngineArgs, ServeCompatibilityOptions) for field in fields(kind)}
-    return [option(field, hidden=True) for name, field in others.items() if name not in names]
+    """Return hidden options for the flags of `vllm serve` that are not among the `known` options."""
+    known_names = {"served_model_name", *(option.name for option in known)}
+    vllm_fields = {field.name: field for args in (EngineArgs, ServeCompatibilityOptions) for field in fields(args)}
+    return [option(field, hidden=True) for name, field in vllm_fields.items() if name not in known_names]
 
 
 def stats_option() -> click.Option:
     seconds = click.FloatRange(min=0, min_open=True)
-    return click.Option(["--stats"], type=seconds, metavar="SECONDS", help="print the engine's state to standard error")
+    help = "print the engine's state on standard error every SECONDS seconds"
+    return click.Option(["--stats"], type=seconds, metavar="SECONDS", help=help)
 
 
 def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split a command's values into the engine's options and the others."""
-    names = {"revision", *(field.name for field in fields(EngineConfig))}
-    engine = {name: value for name, value in values.items() if name in names}
-    return engine, {name: value for name, value in values.items() if name not in names}
+    """Split the values of a command's options into those of the engine and the others."""
+    engine_names = {"revision", *(field.name for field in fields(EngineConfig))}
+    engine = {name: value for name, value in values.items() if name in engine_names}
+    return engine, {name: value for name, value in values.items() if name not in engine_names}
 
 
 def with_checkpoint(engine: dict[str, Any]) -> dict[str, Any]:
-    """Return engine options with the checkpoint's folder as the model: a model on the hub is downloaded.
+    """Return engine options, without the revision, and with the checkpoint's folder as the model.
 
-    Raise ValueError if it is missing.
+    A model on the hub is downloaded if needed. Raise ValueError if there is no such checkpoint.
     """
     from ..checkpoints.hub import find_checkpoint
 
-    rest = {name: value for name, value in engine.items() if name != "revision"}
-    return rest | {"model": str(find_checkpoint(engine["model"], engine["revision"], rest.get("hf_overrides")))}
+    others = {name: value for name, value in engine.items() if name != "revision"}
+    return others | {"model": str(find_checkpoint(engine["model"], engine["revision"], others.get("hf_overrides")))}
 
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turn a user's errors into a click.UsageError: one line on standard error, and exit status 2."""
+    """Turn OSError, ValueError and a missing package into click.UsageError: one line of text, and exit status 2."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The commands as one program, and how it ends: exit statuses, and one line for each error."""
+"""The program `nanovllm`: its list of commands, its exit statuses, and its errors, each printed as one line."""
 
 import sys
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ import click
 
 from .. import __version__
 from ..log import tell
-from .terminal import INTERRUPTED, open_closed_streams, replace_unprintable, tell_interrupted
+from .terminal import INTERRUPTED_STATUS, open_closed_streams, replace_unprintable, tell_interrupted
 
-BROKEN_PIPE = 141  # a shell's exit status for a command that SIGPIPE has ended
+BROKEN_PIPE_STATUS = 141  # a shell's exit status for a command that SIGPIPE has ended
 
-# Where each command is, and its line in the list: commands are imported when they run, and the engine after that.
+# For each command: its module and attribute, and its line in --help. A command is imported only when it runs.
 COMMANDS = {
     "generate": ("generate:generate", "Continue each PROMPT, or six built-in ones."),
     "chat": ("chat:chat", "Chat with a model in the terminal."),
@@ -28,8 +28,8 @@ COMMANDS = {
 }
 
 
-class Commands(click.Group):
-    """The group of all commands. It imports a command when it is called."""
+class CommandGroup(click.Group):
+    """The group of all commands, each of which is imported only when it runs."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -53,7 +53,7 @@ class Commands(click.Group):
             raise click.Abort from None
 
 
-@click.group(cls=Commands, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @click.pass_context
 def nanovllm(context: click.Context) -> None:
@@ -63,7 +63,7 @@ def nanovllm(context: click.Context) -> None:
 
 
 def run(arguments: Sequence[str] | None = None, program: click.Command = nanovllm) -> int:
-    """Run a command of the program, and return its exit status."""
+    """Run a command of `program`, and return its exit status. By default, the arguments are those of this process."""
     open_closed_streams()
     replace_unprintable()
     try:
@@ -75,10 +75,10 @@ def run(arguments: Sequence[str] | None = None, program: click.Command = nanovll
         tell(f"error: {error.format_message()}")
         return error.exit_code
     except click.Abort:
-        return INTERRUPTED
-    except (BrokenPipeError, SystemExit):  # click turns the first into the second
-        sys.stdout = None  # or Python retries the write when it exits
-        return BROKEN_PIPE
+        return INTERRUPTED_STATUS
+    except (BrokenPipeError, SystemExit):  # click turns a BrokenPipeError into SystemExit
+        sys.stdout = None  # otherwise, Python retries the write at exit
+        return BROKEN_PIPE_STATUS
     except OSError as error:  # a write to a full disk, for example
         sys.stdout = None
         tell(f"error: {error}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..llm import LLM
     from ..requests.outputs import CompletionOutput, RequestOutput
 
-PROMPTS = [
+DEFAULT_PROMPTS = [
     '"Good morning," said the fox',
     "The wolf knocked at the door",
     "Once upon a time there was a princess",
@@ -25,7 +25,7 @@ PROMPTS = [
     "Dorothy looked at the Scarecrow",
     "Long ago, when animals could talk,",
 ]
-POOL_TOKENS, MAX_MODEL_LEN = 2048, 1024  # by default the pool is small enough that six stories nearly fill it
+POOL_TOKENS, MAX_MODEL_LEN = 2048, 1024  # by default, so that six stories nearly fill the pool
 OPTIONS = [
     *sampling_options(temperature=0.7, top_p=0.9, max_tokens=120),
     *engine_options(
@@ -46,15 +46,15 @@ OPTIONS = [
 
 
 class GenerateCommand(click.Command):
-    """A command that rejects a checkpoint's path among the prompts, unless it follows a double dash."""
+    """A command that rejects the path of a checkpoint as a prompt, unless the path follows a double dash."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        num_behind = len(args) - args.index("--") - 1 if "--" in args else 0
-        rest = super().parse_args(context, args)
-        for prompt in context.params["prompts"][: -num_behind or None]:
+        num_after_dashes = len(args) - args.index("--") - 1 if "--" in args else 0
+        unparsed = super().parse_args(context, args)
+        for prompt in context.params["prompts"][: -num_after_dashes or None]:
             if is_checkpoint(prompt):
-                raise click.UsageError(f"{prompt} is a model: write --model {prompt}, or -- in front of a prompt")
-        return rest
+                raise click.UsageError(f"{prompt} is a model: write --model {prompt}, or put -- before a prompt")
+        return unparsed
 
 
 def is_checkpoint(prompt: str) -> bool:
@@ -91,7 +91,7 @@ def generate(
         llm = LLM(**options)
     with tracing(llm, trace):
         with ctrl_c_raises():
-            outputs = print_stories(with_stats(llm, llm.stream(texts or PROMPTS, params), stats))
+            outputs = print_stories(with_stats(llm, llm.stream(texts or DEFAULT_PROMPTS, params), stats))
         click.echo(f"\n{llm.llm_engine.kernels.description}\n{summary(llm, outputs)}")
         if llm.llm_engine.tiers.cost_model:
             click.echo(f"load or recompute: {llm.llm_engine.tiers.cost_model}")
@@ -100,41 +100,41 @@ def generate(
 
 
 def with_small_pool(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the engine's options, with a pool that holds a few stories unless they set its size."""
+    """Return the engine's options. If they don't set the size of the pool, set it to fit a few stories."""
     from ..checkpoints.model_config import read_model_config
 
     if any(options[size] is not None for size in POOL_SIZES):
         return options
-    longest = options["max_model_len"]
-    if longest is None:
-        longest = min(MAX_MODEL_LEN, read_model_config(options["model"]).max_position_embeddings)
-    return options | {"max_model_len": longest, "kv_cache_tokens": max(POOL_TOKENS, 2 * longest)}
+    max_model_len = options["max_model_len"]
+    if max_model_len is None:
+        max_model_len = min(MAX_MODEL_LEN, read_model_config(options["model"]).max_position_embeddings)
+    return options | {"max_model_len": max_model_len, "kv_cache_tokens": max(POOL_TOKENS, 2 * max_model_len)}
 
 
 def with_stats(
     llm: "LLM", outputs: "Generator[RequestOutput, None, None]", seconds: float | None
 ) -> "Iterator[RequestOutput]":
-    """Yield the outputs, and print the engine's state between them.
+    """Yield the outputs, and print the engine's state every `seconds` seconds, or never if it is None.
 
-    When stdout and stderr share a terminal, yield only finished stories, so that no status line interrupts a story.
+    If both appear in a terminal, yield only finished stories, so that no line about the state interrupts a story.
     """
     printer = StatsPrinter(llm, seconds)
-    is_shared = seconds is not None and sys.stdout.isatty() and sys.stderr.isatty()
+    shares_terminal = seconds is not None and sys.stdout.isatty() and sys.stderr.isatty()
     with closing(outputs):
         for output in outputs:
             printer.print_if_due()
-            if output.finished or not is_shared:
+            if output.finished or not shares_terminal:
                 yield output
 
 
 def print_stories(stream: "Iterator[RequestOutput]") -> "list[RequestOutput]":
-    """Print the first story as it is generated, and the others in order once they finish. Return all of them."""
+    """Print the first story as it is generated, and the others in order once they finish. Return all final outputs."""
     finished: dict[int, RequestOutput] = {}
-    num_printed, num_characters = 0, 0  # stories, and characters of the first
+    num_printed, num_characters = 0, 0  # printed stories, and printed characters of the first story
     for output in stream:
         index = int(output.request_id)
         if index == 0:
-            text = story(output, output.outputs[0])
+            text = story_text(output, output.outputs[0])
             print(text[num_characters:], end="", flush=True)
             num_characters = len(text)
         if output.finished:
@@ -145,23 +145,23 @@ def print_stories(stream: "Iterator[RequestOutput]") -> "list[RequestOutput]":
     return [finished[index] for index in sorted(finished)]
 
 
-def story(output: "RequestOutput", completion: "CompletionOutput") -> str:
-    """Return the prompt and its continuation, or an empty string if an error left none."""
+def story_text(output: "RequestOutput", completion: "CompletionOutput") -> str:
+    """Return the prompt and its continuation, or an empty string if an error came before any text."""
     return f"{output.prompt}{completion.text}" if completion.text or not output.error else ""
 
 
 def print_ending(output: "RequestOutput") -> None:
-    """Print the end of a finished request, with its text unless it is already on the screen."""
+    """Print how each sample of a request ended, after its text unless that has already been printed."""
     for completion in output.outputs:
         is_printed = output.request_id == "0" and completion.index == 0
-        text = "" if is_printed else story(output, completion)
+        text = "" if is_printed else story_text(output, completion)
         print(f"{text}  [{len(completion.token_ids)} tokens, {completion.finish_reason}]\n", flush=True)
     if output.error:
         print(f"error: {output.error}", file=sys.stderr)
 
 
 def summary(llm: "LLM", outputs: "list[RequestOutput]") -> str:
-    """Return one line: the speed of the run, the peak of its memory, and the engine's counts."""
+    """Return one line: the speed of the run, the peak use of the KV cache, and the engine's counts."""
     metrics = [output.metrics for output in outputs]
     times = [
         (m.arrival_time, m.first_token_time, m.finished_time) for m in metrics if m.first_token_time and m.finished_time
@@ -173,8 +173,8 @@ def summary(llm: "LLM", outputs: "list[RequestOutput]") -> str:
     seconds = max(finished for *_, finished in times) - start
     speed = f"{num_tokens / seconds:.0f} tokens/s, first token {(first_token - start) * 1000:.0f} ms"
     engine = llm.llm_engine
-    cache, tier = engine.kv_cache_manager.prefix_cache_stats, engine.host_tier
+    cache_stats, host_tier = engine.kv_cache_manager.prefix_cache_stats, engine.host_tier
     counts = f"preemptions: {engine.scheduler.num_preemptions}, blocks copied: {engine.kv_cache.num_blocks_copied}"
-    hits = f"tokens cached: {cache.hits:,} of {cache.queries:,}"
-    offload = f"blocks stored: {tier.num_blocks_stored}, loaded: {tier.num_blocks_loaded}"
+    hits = f"tokens cached: {cache_stats.hits:,} of {cache_stats.queries:,}"
+    offload = f"blocks stored: {host_tier.num_blocks_stored}, loaded: {host_tier.num_blocks_loaded}"
     return f"{speed}, {pool_line(llm.peak)}, {counts}, {hits}, {offload}"

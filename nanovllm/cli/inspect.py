@@ -1,4 +1,4 @@
-"""nanovllm inspect: a calculator for parameters, bytes, and how many sequences fit, from config.json alone."""
+"""nanovllm inspect: calculate parameters, bytes, and how many sequences fit, without reading weights."""
 
 import json
 import os
@@ -14,7 +14,6 @@ from ..checkpoints.sizes import show_bytes, show_seconds
 from ..options.config import QUANTIZATIONS
 from .click_options import SIZE, usage_errors
 
-LENGTHS = (256, 1024, 4096, 16384, 65536)
 TIERS = {  # bytes per second, one way, at best: datasheets, not measurements
     "NVLink 4": 450e9,
     "PCIe 5.0 x16": 63e9,
@@ -22,7 +21,8 @@ TIERS = {  # bytes per second, one way, at best: datasheets, not measurements
     "PCIe 4.0 x16": 32e9,
     "NVMe, PCIe 4.0": 7e9,
 }
-DIMENSIONS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+DEFAULT_LENGTHS = (256, 1024, 4096, 16384, 65536)
+DIMENSION_NAMES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 
 
 def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> None:
@@ -45,21 +45,21 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
 @click.option(
     "--weight-bits",
     type=click.FloatRange(1, 32),
-    help="bits of a weight in a quantized checkpoint, such as 4; default: those of --dtype",
+    help="bits per weight of a quantized checkpoint, such as 4; default: the size of --dtype",
 )
 @click.option(
     "--quantization",
     type=click.Choice(QUANTIZATIONS),
-    help="weights that are quantized while they load, instead of --weight-bits",
+    help="quantize the weights while they load; excludes --weight-bits",
 )
 @click.option(
     "--kv-cache-dtype",
     type=click.Choice(["auto", "int8"]),
     default="auto",
     show_default=True,
-    help="type of keys and values; auto: that of --dtype",
+    help="type of keys and values; auto: same as --dtype",
 )
-@click.option("--memory", metavar="SIZE", help="memory such as 24GiB; default: this machine's GPU, or else its memory")
+@click.option("--memory", metavar="SIZE", help="memory such as 24GiB; default: this machine's GPU, or else its RAM")
 @click.option(
     "--gpu-memory-utilization",
     "share",
@@ -68,7 +68,7 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
     show_default=True,
     help="share of the memory for weights and KV cache; the rest is for activations",
 )
-@click.option("--block-size", type=click.IntRange(min=1), default=16, show_default=True, help="slots in a block")
+@click.option("--block-size", type=click.IntRange(min=1), default=16, show_default=True, help="tokens in a block")
 @click.option("--max-model-len", type=SIZE, help="longest prompt plus output; default: the model's own limit")
 @click.option(
     "--length", "lengths", type=SIZE, multiple=True, help="length of the sequences; may be given several times"
@@ -80,12 +80,12 @@ def inspect(model: str, revision: str | None, as_json: bool, **options: Any) -> 
     """Calculate how much memory a model needs, and how many sequences fit in the rest.
 
     MODEL is a checkpoint folder, a GGUF file, a config.json, a model on the hub, or a known name (--list). No weights
-    are read. A contiguous sequence reserves max_model_len slots; in blocks it takes only the slots that it fills.
+    are read. A contiguous sequence reserves max_model_len slots. In blocks, it takes only the slots that it fills.
     """
     with usage_errors():
         dimensions, tensor_types = find_model(model, revision)
         report = make_report(dimensions, **options) | ({"tensor_types": tensor_types} if tensor_types else {})
-        click.echo(json.dumps({"model": model} | report, indent=2) if as_json else "\n".join(table(model, report)))
+        click.echo(json.dumps({"model": model} | report, indent=2) if as_json else "\n".join(as_table(model, report)))
     return 0
 
 
@@ -97,8 +97,8 @@ def find_model(model: str, revision: str | None) -> tuple[sizes.Dimensions, dict
     if not os.path.exists(model) and model.lower() in sizes.SHAPES:
         return sizes.SHAPES[model.lower()], {}
     if not os.path.exists(model) and "/" not in model and not model.endswith(".gguf"):
-        near = get_close_matches(model.lower(), sizes.SHAPES, n=1)
-        hint = f"did you mean {near[0]}?" if near else "--list prints the known models"
+        similar_names = get_close_matches(model.lower(), sizes.SHAPES, n=1)
+        hint = f"did you mean {similar_names[0]}?" if similar_names else "--list prints the known models"
         raise ValueError(
             f"the folder {Path(model).absolute()} does not exist, and {model} is not a known model: {hint}"
         )
@@ -129,33 +129,36 @@ def make_report(
     bandwidth: str | None,
     tiers: bool,
 ) -> dict[str, Any]:
-    """Return the numbers that --json prints. Raise ValueError for an invalid value."""
+    """Return the numbers that --json prints. `share` is the part of the memory for weights and KV cache.
+
+    Raise ValueError for an invalid value.
+    """
     available = sizes.Memory(sizes.parse_size(memory), "given", True) if memory else sizes.find_memory()
-    if dtype == "auto":  # as EngineConfig.torch_dtype
+    if dtype == "auto":  # the rule of EngineConfig.torch_dtype()
         dtype = model.dtype if available.is_gpu and model.dtype in sizes.DTYPE_BYTES else "float32"
     limit = min(model.max_position_embeddings, model.sliding_window or model.max_position_embeddings)
     max_model_len = limit if max_model_len is None else max_model_len
     if (shortest := min((max_model_len, *lengths))) < 1:
         raise ValueError(f"--max-model-len and --length must be at least 1, got {shortest}")
     if max_model_len > limit:
-        raise ValueError(f"max_model_len is {max_model_len}, but the model has {limit} positions")
+        raise ValueError(f"max_model_len is {max_model_len}, but the model's limit is {limit}")
     if max(lengths, default=0) > max_model_len:
         raise ValueError(f"length must be at most {max_model_len}, the max_model_len, got {max(lengths)}")
     if quantization is not None:
         if weight_bits is not None:
             raise ValueError("--weight-bits and --quantization exclude each other: use only one")
         weight_bits = sizes.weight_bits(model, quantization, sizes.DTYPE_BYTES[dtype])
-    room, has_int8_kv = int(share * available.size), kv_cache_dtype == "int8"
-    fit = sizes.Fit(model, sizes.DTYPE_BYTES[dtype], room, block_size, max_model_len, weight_bits, has_int8_kv)
-    per_second = sizes.parse_size(bandwidth) if bandwidth else None
-    if per_second == 0:
+    usable_bytes, has_int8_kv = int(share * available.size), kv_cache_dtype == "int8"
+    fit = sizes.Fit(model, sizes.DTYPE_BYTES[dtype], usable_bytes, block_size, max_model_len, weight_bits, has_int8_kv)
+    bytes_per_second = sizes.parse_size(bandwidth) if bandwidth else None
+    if bytes_per_second == 0:
         raise ValueError("bandwidth must be above 0, got 0")
-    lengths = lengths or (*(length for length in LENGTHS if length < max_model_len), max_model_len)
-    parts = sizes.parameters(model)
+    lengths = lengths or (*(length for length in DEFAULT_LENGTHS if length < max_model_len), max_model_len)
+    parameter_counts = sizes.parameters(model)
     report = {
-        **{name: getattr(model, name) for name in (*DIMENSIONS, "max_position_embeddings")},
-        "parameters": {**parts, "total": sum(parts.values())},
-        "weight_bytes": {name: size * sum(parts.values()) for name, size in sizes.DTYPE_BYTES.items()},
+        **{name: getattr(model, name) for name in (*DIMENSION_NAMES, "max_position_embeddings")},
+        "parameters": {**parameter_counts, "total": sum(parameter_counts.values())},
+        "weight_bytes": {name: size * sum(parameter_counts.values()) for name, size in sizes.DTYPE_BYTES.items()},
         "dtype": dtype,
         "weight_bits": weight_bits or 8 * fit.itemsize,
         "kv_cache_dtype": "int8" if has_int8_kv else dtype,
@@ -163,7 +166,7 @@ def make_report(
         "block_size": block_size,
         "kv_bytes_per_block": fit.block_bytes,
         "memory": {
-            "of": available.of,
+            "of": available.source,
             "bytes": available.size,
             "share": share,
             "weights_and_pool": fit.room,
@@ -174,10 +177,10 @@ def make_report(
         "num_slots": fit.num_slots,
         "max_model_len": max_model_len,
         "sliding_window": model.sliding_window,
-        "sequences": [sequences(fit, length, per_second) for length in lengths],
+        "sequences": [sequences_that_fit(fit, length, bytes_per_second) for length in lengths],
     }
     report |= {"tiers": [tier(fit, name, max(lengths)) for name in TIERS]} if tiers else {}
-    return report | ({"seconds_per_token_alone": fit.step_bytes(1, 0) / per_second} if per_second else {})
+    return report | ({"seconds_per_token_alone": fit.step_bytes(1, 0) / bytes_per_second} if bytes_per_second else {})
 
 
 def tier(fit: sizes.Fit, name: str, length: int) -> dict[str, Any]:
@@ -187,23 +190,26 @@ def tier(fit: sizes.Fit, name: str, length: int) -> dict[str, Any]:
     return row | {"sequence_seconds": seconds * -(-length // fit.block_size)}
 
 
-def sequences(fit: sizes.Fit, length: int, bandwidth: int | None) -> dict[str, Any]:
-    """Return how many sequences of one length fit, and the least time for a step of all that fit in blocks."""
-    batch = fit.paged(length)
-    row: dict[str, Any] = {"length": length, "contiguous": fit.contiguous, "paged": batch}
+def sequences_that_fit(fit: sizes.Fit, length: int, bandwidth: int | None) -> dict[str, Any]:
+    """Return how many sequences of `length` tokens fit, contiguous and in blocks.
+
+    With `bandwidth` in bytes/s, also return the minimum time of a step with as many as fit in blocks, and its speed.
+    """
+    num_in_blocks = fit.paged(length)
+    row: dict[str, Any] = {"length": length, "contiguous": fit.contiguous, "paged": num_in_blocks}
     if bandwidth:
-        seconds = fit.step_bytes(max(batch, 1), length) / bandwidth
-        row |= {"step_seconds": seconds, "tokens_per_second": batch / seconds}
+        seconds = fit.step_bytes(max(num_in_blocks, 1), length) / bandwidth
+        row |= {"step_seconds": seconds, "tokens_per_second": num_in_blocks / seconds}
     return row
 
 
 # The table
 
 
-def table(model: str, report: dict[str, Any]) -> Iterator[str]:
+def as_table(model: str, report: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a table of at most 80 columns."""
     yield model
-    layers, hidden, heads, kv_heads, head_dim = (report[name] for name in DIMENSIONS)
+    layers, hidden, heads, kv_heads, head_dim = (report[name] for name in DIMENSION_NAMES)
     yield f"  {layers} layers of {hidden:,}, {heads} heads and {kv_heads} KV heads of {head_dim}"
     window = f" (a sliding window of {report['sliding_window']:,})" if report["sliding_window"] else ""
     yield f"  {report['max_position_embeddings']:,} positions{window}, max_model_len {report['max_model_len']:,}"
@@ -223,13 +229,13 @@ def table(model: str, report: dict[str, Any]) -> Iterator[str]:
     yield f"KV cache   {token} per token, {block} per block of {report['block_size']}, in {report['kv_cache_dtype']}"
 
     memory = report["memory"]
-    room, size = memory["weights_and_pool"], show_bytes(memory["bytes"])
-    yield f"\nmemory     {size} ({memory['of']}), {memory['share']:.0%} for weights and KV cache: {show_bytes(room)}"
+    usable, size = memory["weights_and_pool"], show_bytes(memory["bytes"])
+    yield f"\nmemory     {size} ({memory['of']}), {memory['share']:.0%} for weights and KV cache: {show_bytes(usable)}"
     if not report["fits"]:
-        missing = weights + report["kv_bytes_per_block"] - room
+        missing = weights + report["kv_bytes_per_block"] - usable
         yield f"           the weights and one block need {show_bytes(missing)} more than that"
         return
-    yield f"           weights {show_bytes(weights)}, KV cache {show_bytes(room - weights)}"
+    yield f"           weights {show_bytes(weights)}, KV cache {show_bytes(usable - weights)}"
     yield f"           the KV cache has {report['num_blocks']:,} blocks: {report['num_slots']:,} tokens"
 
     rows = report["sequences"]
@@ -249,4 +255,4 @@ def table(model: str, report: dict[str, Any]) -> Iterator[str]:
         yield f"{name:29}{1000 * row['block_seconds']:8.3f} ms{show_seconds(row['sequence_seconds']):>15}"
     if is_timed:
         yield "A step takes at least the time to read all weights, keys and values once."
-        yield f"One sequence alone takes at least {show_seconds(report['seconds_per_token_alone'])} per token."
+        yield f"A single sequence takes at least {show_seconds(report['seconds_per_token_alone'])} per token."

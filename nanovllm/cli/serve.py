@@ -9,13 +9,13 @@ from ..options.engine_args import EngineArgs
 from ..options.vllm_options import ServeCompatibilityOptions
 from ..server.options import ServerOptions
 from .click_options import PATH, engine_options, options, usage_errors, vllm_options, with_checkpoint
-from .terminal import sigterm_ends_at_once
+from .terminal import sigterm_exits
 
 OPTIONS = options(ServerOptions, chat_template={"type": PATH}) + engine_options()
-ANY_DASH = {"token_normalize_func": lambda name: name.replace("_", "-")}  # --max_model_len, as in vLLM
+ACCEPT_UNDERSCORES = {"token_normalize_func": lambda name: name.replace("_", "-")}  # --max_model_len, as in vLLM
 
 
-@click.command(params=OPTIONS + vllm_options(OPTIONS), context_settings=ANY_DASH)
+@click.command(params=OPTIONS + vllm_options(OPTIONS), context_settings=ACCEPT_UNDERSCORES)
 @click.argument("name", required=False, metavar="[MODEL]")
 @click.option("--served-model-name", multiple=True, help="name of the model for clients; may be given several times")
 @click.option(
@@ -34,13 +34,13 @@ def serve(name: str | None, served_model_name: tuple[str, ...], **values: Any) -
 
     Exit status 0: stopped by a signal. 1: the engine failed. 2: invalid options, and nothing was served.
     """
-    server = {field.name: values.pop(field.name) for field in fields(ServerOptions)}
-    others = {field.name: values.pop(field.name) for field in fields(ServeCompatibilityOptions)}
+    server_options = {field.name: values.pop(field.name) for field in fields(ServerOptions)}
+    compatibility_options = {field.name: values.pop(field.name) for field in fields(ServeCompatibilityOptions)}
     if name is not None:
         values["model"] = name
-    with usage_errors(), sigterm_ends_at_once():
+    with usage_errors(), sigterm_exits():
         from ..server.run import run_server
 
-        ServeCompatibilityOptions(**others)  # raises for a value that asks for something else
+        ServeCompatibilityOptions(**compatibility_options)  # raises for an unsupported value
         args = EngineArgs(**with_checkpoint(values), served_model_name=list(served_model_name) or None)
-        return run_server(values["model"], args, ServerOptions(**server))
+        return run_server(values["model"], args, ServerOptions(**server_options))

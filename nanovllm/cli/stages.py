@@ -1,4 +1,4 @@
-"""nanovllm stages: the seven stages that the engine grew through, and how to run them."""
+"""nanovllm stages: list the seven stages that the engine grew through, and how to run them."""
 
 import click
 
@@ -15,7 +15,7 @@ HOW_TO_RUN = """\
   python -m stages 3 "Once upon a time"     run stage 3
   make diff STAGE=3                         see what it changes in stage 2
   make exercise STAGE=3                     write it yourself
-  stages/README.md                          read the path through them"""
+  stages/README.md                          follow the path through them"""
 
 
 @click.command()
@@ -24,5 +24,5 @@ def stages() -> int:
     click.echo("nanovllm grew through seven stages. Each one runs, and adds one idea to the previous stage:\n")
     for number, (name, idea) in enumerate(STAGES.items(), start=1):
         click.echo(f"  {number}  {name.split('_', 1)[1].replace('_', ' '):<20} {idea}")
-    click.echo("\nThis command runs stage 7, grown up. In the repository, you can run the others:\n\n" + HOW_TO_RUN)
+    click.echo("\nThis package is stage 7, grown up. In the repository, you can run every stage:\n\n" + HOW_TO_RUN)
     return 0

@@ -1,4 +1,4 @@
-"""nanovllm trace: summarize or convert a file of events. The option --trace of other commands records one."""
+"""nanovllm trace: summarize or convert a file of events, which other commands record with --trace."""
 
 import json
 from collections import Counter
@@ -15,7 +15,7 @@ from .click_options import PATH, usage_errors
 if TYPE_CHECKING:
     from ..llm import LLM
 
-COUNTED = {
+COUNT_LABELS = {  # by kind of event: the words before the count in the summary
     "step": "steps",
     "arrive": "sequences",
     "token": "tokens",
@@ -31,7 +31,7 @@ trace_option = click.option("--trace", type=PATH, metavar="FILE", help="write th
 
 @click.command()
 @click.argument("file", type=PATH)
-@click.option("--chrome", type=PATH, help="convert it to this file, for chrome://tracing and ui.perfetto.dev")
+@click.option("--chrome", type=PATH, help="convert the trace to this file, for chrome://tracing and ui.perfetto.dev")
 def trace(file: str, chrome: str | None) -> int:
     """Summarize a trace, or convert it for a viewer.
 
@@ -44,10 +44,10 @@ def trace(file: str, chrome: str | None) -> int:
                 converted = json.dumps(convert(events), separators=(",", ":"))
             except (LookupError, ValueError, TypeError, AttributeError) as error:
                 raise ValueError(f"{file}: events are missing or changed: {type(error).__name__}: {error}") from None
-            with open(chrome, "x", encoding="utf-8") as target:
-                target.write(converted + "\n")
+            with open(chrome, "x", encoding="utf-8") as chrome_file:
+                chrome_file.write(converted + "\n")
     counts = Counter(event["kind"] for event in events)
-    totals = ", ".join(f"{words} {counts[kind]:,}" for kind, words in COUNTED.items() if counts[kind])
+    totals = ", ".join(f"{label} {counts[kind]:,}" for kind, label in COUNT_LABELS.items() if counts[kind])
     click.echo(f"{events[0]['stage']}: {totals or 'nothing happened'}")
     return 0
 
@@ -60,5 +60,5 @@ def check_trace(file: str | None) -> None:
 
 
 def tracing(llm: "LLM", file: str | None) -> AbstractContextManager[object]:
-    """Trace `llm` in the block if there is a file. An error in writing it is raised at the end of the block."""
+    """Record the events of `llm` in the block, if there is a file. Raise a write error at the end of the block."""
     return nullcontext() if file is None else traced(llm, file)

@@ -1,4 +1,4 @@
-"""Many engines on many machines: batches on Ray Data, replicas on Ray Serve, and the choice of a replica.
+"""Many engines on many machines: batches on Ray Data, replicas on Ray Serve, and the choice of a replica for a request.
 
-Start at routing.py, which needs no Ray. ray_data.py and ray_serve.py import it, so they need the extra `ray`.
+Start with routing.py, which doesn't need Ray. ray_data.py and ray_serve.py need the extra `ray`.
 """

@@ -3,8 +3,8 @@
     client -- HTTP --> Ingress: parses the body -- handle --> ReplicaRouter: picks by prefix --> Replica: engine, API
 
 A replica holds the whole application of ../server, so its API is the same. Requests and responses pass through Ray as
-ASGI messages. Ray starts replicas as the queues grow, checks their health, replaces one that dies, and lets one that it
-stops finish its requests.
+ASGI messages. Ray starts replicas as the queues grow, checks their health, replaces replicas that die, and lets
+replicas finish their requests before it stops them.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ from ..server.app import make_apps
 from ..server.engine_client import EngineClient, start_engine
 from ..server.errors import ApiError, error_response
 from ..server.options import ServerOptions
-from ..server.run import GRACE, make_state
+from ..server.run import GRACE_SECONDS, make_state
 from ..server.streaming import error_event
 from .routing import PrefixRouter
 
-CHUNK = 64  # bytes of a prompt in one hash: about as much text as a block of 16 tokens
-MAX_PREFIX = 1 << 15  # bytes of a prompt that are hashed: prompts that agree so far can share a replica
+CHUNK_BYTES = 64  # of a prompt per hash: about the text in a block of 16 tokens
+MAX_PREFIX_BYTES = 1 << 15  # of a prompt that are hashed; the rest doesn't affect the choice of a replica
 PROMPT_FIELDS = ("cache_salt", "tools", "instructions", "prompt", "messages", "input")  # in the order of the prompt
-MAX_ONGOING = 10_000  # requests of a replica: its engine has a queue, and limits of its own
+MAX_ONGOING_REQUESTS = 10_000  # per replica, practically no limit: the engine has its own queue and limits
 
 
 def prefix_of(body: bytes | bytearray) -> list[BlockHash]:
-    """Return a hash for each chunk of the prompt in a body of OpenAI's API, or none if there is no such prompt.
+    """Return a hash for each chunk of the prompt in the body of an OpenAI request, or [] if it has no prompt.
 
     >>> first, second = (prefix_of(json.dumps({"prompt": "once " * 50 + end}).encode()) for end in ("upon", "more"))
     >>> first[:3] == second[:3], first[3] == second[3]
@@ -56,7 +56,7 @@ def prefix_of(body: bytes | bytearray) -> list[BlockHash]:
     except (ValueError, AttributeError, RecursionError):
         return []
     hashes: list[BlockHash] = []
-    extend_block_hashes(hashes, [*text.encode()[:MAX_PREFIX]], CHUNK)
+    extend_block_hashes(hashes, [*text.encode()[:MAX_PREFIX_BYTES]], CHUNK_BYTES)
     return hashes
 
 
@@ -64,16 +64,16 @@ def prefix_of(body: bytes | bytearray) -> list[BlockHash]:
 class ForwardedRequest:
     """A request on its way to a replica."""
 
-    scope: dict[str, Any]  # of ASGI
+    scope: dict[str, Any]  # the ASGI scope
     body: bytes
-    prefix: list[BlockHash]
+    prefix: list[BlockHash]  # from prefix_of()
 
     @classmethod
     async def of(cls, request: Request, max_body_bytes: int) -> "ForwardedRequest":
-        """Read the body, and copy what the application needs of the scope. Raise ApiError if the body is too large."""
-        names = ("type", "method", "path", "raw_path", "query_string", "headers", "client", "server", "scheme")
-        more = ("root_path", "http_version")
-        scope = {name: request.scope[name] for name in (*names, *more) if name in request.scope}
+        """Read the body, and copy the needed parts of the scope. Raise ApiError if the body is too large."""
+        keys = ["type", "method", "path", "raw_path", "query_string", "headers", "client", "server", "scheme"]
+        keys += ["root_path", "http_version"]
+        scope = {key: request.scope[key] for key in keys if key in request.scope}
         body = bytearray()
         async for chunk in request.stream():
             body += chunk
@@ -84,10 +84,10 @@ class ForwardedRequest:
 
 
 class Replica:
-    """An engine in a process of its own, and the application in front of it."""
+    """An engine in its own process, and the application in front of it."""
 
     async def __init__(self, args: EngineArgs, options: ServerOptions) -> None:  # type: ignore[misc]  # Serve awaits it
-        """Wait for the engine. Raise ValueError for an invalid option or checkpoint."""
+        """Start the engine, and wait until it is ready. Raise ValueError for an invalid option or checkpoint."""
         self._engine = EngineClient(*start_engine(args, LLMEngine.from_engine_args))
         template = read_template(options.chat_template)
         self._name = serve.get_replica_context().replica_id.unique_id.encode()
@@ -95,22 +95,23 @@ class Replica:
         self._app, *_ = make_apps(self._state)
 
     async def check_health(self) -> None:
-        """Raise EngineDeadError if the engine has ended or is stuck: Serve then replaces the replica."""
+        """Raise EngineDeadError if the engine has ended or is stuck, so that Ray Serve replaces the replica."""
         if self._engine.error is not None:
             raise self._engine.error
         if self._state.is_stuck:
             raise EngineDeadError("the engine is stuck")
 
     async def __call__(self, request: ForwardedRequest) -> AsyncGenerator[list[Message], None]:
-        """Yield the messages of the response, several at a time if they come faster than Ray moves them.
+        """Yield the ASGI messages of the response, several at a time if they come faster than Ray moves them.
 
-        The header x-replica names the replica. A client that hangs up closes the generator, which aborts its requests.
+        The header x-replica names the replica. If the client hangs up, the generator closes and the request is aborted.
         """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         bodies: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
 
         async def receive() -> Message:
-            return bodies.pop() if bodies else await asyncio.Future()  # a client that hangs up cancels the task
+            # After the body, wait forever: if the client hangs up, the task is canceled.
+            return bodies.pop() if bodies else await asyncio.Future()
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -132,17 +133,17 @@ class Replica:
 
 
 class ReplicaRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
-    """A PrefixRouter for the handle of the replicas."""
+    """A Ray request router that chooses replicas with a PrefixRouter."""
 
     def initialize_state(self, **options: Any) -> None:
-        """Make the table. `options` are those of PrefixRouter."""
+        """Create the PrefixRouter with `options`."""
         self._prefixes: PrefixRouter[ReplicaID] = PrefixRouter(**options)
-        self._unfinished: dict[ReplicaID, set[str]] = {}  # ids of the requests that each replica has
+        self._unfinished: dict[ReplicaID, set[str]] = {}  # by replica, the ids of its requests
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the replica for a request, and the others in case that it is full."""
+        """Return the chosen replica first, and then the others, in case the chosen one is full."""
         if not candidate_replicas:
             return []
         loads = {each.replica_id: len(self._unfinished.get(each.replica_id, ())) for each in candidate_replicas}
@@ -162,16 +163,16 @@ class ReplicaRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types
 
 
 class Ingress:
-    """The HTTP server's side: it forwards a request to a replica, and the response to the client."""
+    """The HTTP server, which forwards each request to a replica, and the response to the client."""
 
     def __init__(self, replicas: Any, max_body_bytes: int) -> None:
-        """Take the handle of the replicas, and the limit of a body."""
+        """Store the handle of the replicas, and the size limit of a body."""
         self._replicas, self._max_body_bytes = replicas.options(stream=True), max_body_bytes
 
     async def __call__(self, request: Request) -> Response:
-        """Return the replica's response, or status 503 if the replica has died before it."""
+        """Return the replica's response, status 413 for a body that is too large, or 503 if the replica dies first."""
         try:
-            messages = self._messages(await ForwardedRequest.of(request, self._max_body_bytes))
+            messages = self._forward(await ForwardedRequest.of(request, self._max_body_bytes))
             start = await anext(messages)
         except ApiError as error:
             return await error_response(request, error)
@@ -183,7 +184,7 @@ class Ingress:
         response.raw_headers = headers
         return response
 
-    async def _messages(self, request: ForwardedRequest) -> AsyncGenerator[Message, None]:
+    async def _forward(self, request: ForwardedRequest) -> AsyncGenerator[Message, None]:
         response = self._replicas.remote(request)
         try:
             async for batch in response:
@@ -194,7 +195,7 @@ class Ingress:
 
 
 async def body_of(messages: AsyncGenerator[Message, None], is_stream: bool) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a body. A stream of events whose replica dies ends in an error, and without [DONE]."""
+    """Yield the parts of a response body. If the replica dies, a stream of events ends in an error, without [DONE]."""
     async with aclosing(messages):
         try:
             async for message in messages:
@@ -206,7 +207,7 @@ async def body_of(messages: AsyncGenerator[Message, None], is_stream: bool) -> A
 
 
 def as_object(value: Any) -> Any:
-    """Return the JSON object in a string, as `serve run` passes it. A configuration file has objects."""
+    """Return the value, parsed if it is a string, as from `serve run`. A configuration file has objects already."""
     return json.loads(value) if isinstance(value, str) else value
 
 
@@ -220,10 +221,10 @@ class Arguments(BaseModel):
 
     model: str  # folder, or a name on the hub
     min_replicas: int = 1
-    max_replicas: int | None = None  # default: min_replicas, so that their number is fixed
-    target_ongoing_requests: float = EngineConfig.max_num_seqs  # of a replica; with more, Ray starts another
-    autoscaling: Options = {}  # more options of Serve's autoscaling_config
-    num_cpus: float = 1  # cores of a replica
+    max_replicas: int | None = None  # default: min_replicas, so that the number of replicas is fixed
+    target_ongoing_requests: float = EngineConfig.max_num_seqs  # per replica; with more, Ray starts another replica
+    autoscaling: Options = {}  # further options of Serve's autoscaling_config
+    num_cpus: float = 1  # cores per replica
     num_gpus: float = 0
     engine: Options = {}  # options of EngineArgs: engine='{"max_model_len": 1024}'
     server: Options = {}  # options of ServerOptions: server='{"chat_template": "plain"}'
@@ -233,7 +234,7 @@ class Arguments(BaseModel):
 def app(arguments: Arguments) -> Any:
     """Return the application for Ray Serve. Raise ValueError for an invalid option, before any replica starts."""
     args = EngineArgs(model=arguments.model, **arguments.engine)
-    defaults: Options = {"host": "0.0.0.0"}  # Serve decides where it listens
+    defaults: Options = {"host": "0.0.0.0"}  # Ray Serve chooses the address, so this one has no effect
     options = ServerOptions(**defaults | arguments.server)
     args.engine_config()
     PrefixRouter(**arguments.router)
@@ -246,15 +247,15 @@ def app(arguments: Arguments) -> Any:
     replicas = serve.deployment(
         Replica,
         autoscaling_config=scaling,
-        max_ongoing_requests=MAX_ONGOING,
+        max_ongoing_requests=MAX_ONGOING_REQUESTS,
         health_check_period_s=2,
         graceful_shutdown_wait_loop_s=1,
-        graceful_shutdown_timeout_s=options.shutdown_timeout + GRACE,
+        graceful_shutdown_timeout_s=options.shutdown_timeout + GRACE_SECONDS,
         ray_actor_options={"num_cpus": arguments.num_cpus, "num_gpus": arguments.num_gpus},
         request_router_config={
             "request_router_class": "nanovllm.cluster.ray_serve:ReplicaRouter",
             "request_router_kwargs": arguments.router,
         },
     )
-    ingress = serve.deployment(Ingress, max_ongoing_requests=MAX_ONGOING, ray_actor_options={"num_cpus": 0})
+    ingress = serve.deployment(Ingress, max_ongoing_requests=MAX_ONGOING_REQUESTS, ray_actor_options={"num_cpus": 0})
     return ingress.bind(replicas.bind(args, options), options.max_body_bytes)

@@ -1,7 +1,8 @@
-"""Followers: the processes of the other ranks, which live no longer than the one that starts them.
+"""Followers: the processes of ranks 1, 2, ..., which never outlive rank 0.
 
-Each is a new interpreter (never a fork, which would copy threads and locks) with a pipe to rank 0. If rank 0 ends, even
-by kill -9, the pipe closes, and the follower exits at once. If a follower ends, the others are killed.
+Each follower is a new Python interpreter (never a fork, which would copy threads and locks) with a pipe to rank 0. If
+rank 0 ends, even by kill -9, the pipe closes, and the follower exits immediately. If a follower dies, rank 0 kills the
+other followers.
 """
 
 import os
@@ -22,26 +23,26 @@ import torch
 
 from ..log import logger
 
-Job = Callable[[Connection], object]
-CODE = f"from {__name__} import run; run({{}})"
-READY = b"ready"
-SECONDS_TO_EXIT = 2.0  # that a follower gets before it is killed
-SECONDS_TO_LEARN = 1.0  # how a follower died, after its connections have closed
+Job = Callable[[Connection], object]  # a follower calls it with its pipe
+START_CODE = f"from {__name__} import run_follower; run_follower({{}})"
+READY = b"ready"  # a follower's first message: it has received its job
+EXIT_TIMEOUT = 2.0  # seconds that followers have to exit before they are killed
+DEATH_TIMEOUT = 1.0  # seconds to find out how a follower died, after its connections have closed
 
 
 class Followers:
     """The processes of ranks 1, 2, ..., and the thread that watches them."""
 
     def __init__(self, num_ranks: int) -> None:
-        """Start all ranks but the first. They end with end(), with this object, or with the program."""
+        """Start all ranks but the first. They run until end() is called, this object is freed or the program exits."""
         self._folder = TemporaryDirectory(prefix="nanovllm-ranks-", ignore_cleanup_errors=True)
-        self.store_path = os.path.join(self._folder.name, "store")  # where the ranks meet
-        threads = torch.get_num_threads()
-        torch.set_num_threads(max(1, threads // num_ranks))  # the ranks share the machine's cores
+        self.store_path = os.path.join(self._folder.name, "store")  # the file through which the ranks find each other
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(max(1, num_threads // num_ranks))  # the ranks share the machine's cores
         self._pipes, self._processes = list[Connection](), list[subprocess.Popen[bytes]]()
-        self._deaths, self._has_ended = list[str](), threading.Event()
-        everything = self._pipes, self._processes, self._has_ended, self._folder, threads
-        self.end = weakref.finalize(self, end, *everything)
+        self._deaths, self._is_over = list[str](), threading.Event()  # over: end() was called, or a follower has died
+        end_args = self._pipes, self._processes, self._is_over, self._folder, num_threads
+        self.end = weakref.finalize(self, end_followers, *end_args)
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "OMP_NUM_THREADS": str(torch.get_num_threads()),
@@ -51,21 +52,24 @@ class Followers:
             self._pipes.append(pipe)
             with other_end:
                 descriptor = other_end.fileno()
-                command = [sys.executable, "-c", CODE.format(descriptor)]
-                # In a session of its own, a follower gets no Ctrl-C: rank 0 decides when to stop.
+                command = [sys.executable, "-c", START_CODE.format(descriptor)]
+                # In a new session, a follower gets no Ctrl-C: rank 0 decides when to stop.
                 process = subprocess.Popen(command, env=environment, pass_fds=[descriptor], start_new_session=True)
             self._processes.append(process)
 
     def run(self, jobs: list[Job]) -> None:
-        """Let each follower run its job, and watch them from now on. Raise OSError if one has died already."""
+        """Send each follower its job, wait until all have received theirs, and start the thread that watches them.
+
+        Raise OSError if a follower has died.
+        """
         for pipe, job in zip(self._pipes, jobs, strict=True):
             pipe.send_bytes(pickle.dumps(job))
         for rank, pipe in enumerate(self._pipes, start=1):
-            if (answer := last_words(pipe)) != READY:
-                self._deaths.append(death_of(rank, answer, self._processes[rank - 1]))
+            if (message := read_message(pipe)) != READY:
+                self._deaths.append(describe_exit(rank, message, self._processes[rank - 1]))
                 raise ChildProcessError(self._deaths[0])
-        watching = self._pipes, self._processes, self._deaths, self._has_ended
-        threading.Thread(target=watch, args=watching, name="nanovllm ranks", daemon=True).start()
+        watch_args = self._pipes, self._processes, self._deaths, self._is_over
+        threading.Thread(target=watch, args=watch_args, name="nanovllm ranks", daemon=True).start()
 
     def send(self, message: bytes) -> None:
         """Send a message to all followers. Raise OSError if one has died."""
@@ -73,60 +77,60 @@ class Followers:
             pipe.send_bytes(message)
 
     @property
-    def has_died(self) -> bool:
+    def any_died(self) -> bool:
         return bool(self._deaths)
 
     def death(self) -> str | None:
-        """Return how the first follower died, or None if all seem to live."""
-        self._has_ended.wait(SECONDS_TO_LEARN)
+        """Return how the first follower died. Return None if none dies within DEATH_TIMEOUT."""
+        self._is_over.wait(DEATH_TIMEOUT)
         return self._deaths[0] if self._deaths else None
 
 
 def watch(
-    pipes: list[Connection], processes: list["subprocess.Popen[bytes]"], deaths: list[str], has_ended: threading.Event
+    pipes: list[Connection], processes: list["subprocess.Popen[bytes]"], deaths: list[str], is_over: threading.Event
 ) -> None:
-    """Wait until a follower ends, and kill the others."""
+    """Wait until a follower dies, record how, and kill the others. Do nothing if end() was called first."""
     [pipe, *_] = wait(pipes)
     assert isinstance(pipe, Connection)
-    if has_ended.is_set():
+    if is_over.is_set():
         return
     rank = pipes.index(pipe) + 1
-    deaths.append(death_of(rank, last_words(pipe), processes[rank - 1]))
-    has_ended.set()
+    deaths.append(describe_exit(rank, read_message(pipe), processes[rank - 1]))
+    is_over.set()
     for process in processes:
         process.kill()
 
 
-def last_words(pipe: Connection) -> bytes:
-    """Return a follower's message, or nothing if it has ended without one."""
+def read_message(pipe: Connection) -> bytes:
+    """Return a follower's next message, or b"" if it has ended without one."""
     with suppress(EOFError, OSError):
         return pipe.recv_bytes()
     return b""
 
 
-def death_of(rank: int, error: bytes, process: "subprocess.Popen[bytes]") -> str:
-    """Return one line about the end of a follower."""
+def describe_exit(rank: int, error: bytes, process: "subprocess.Popen[bytes]") -> str:
+    """Return a sentence that says how a follower ended. `error` is its last message, or empty."""
     if error:
         return f"rank {rank} has ended: {error.decode()}"
     with suppress(subprocess.TimeoutExpired):
-        process.wait(SECONDS_TO_LEARN)
+        process.wait(DEATH_TIMEOUT)
     status = process.poll()
     return f"rank {rank} has ended: " + (f"signal {-status}" if status and status < 0 else f"exit status {status}")
 
 
-def end(
+def end_followers(
     pipes: list[Connection],
     processes: list["subprocess.Popen[bytes]"],
-    has_ended: threading.Event,
+    is_over: threading.Event,
     folder: "TemporaryDirectory[str]",
-    threads: int,
+    num_threads: int,
 ) -> None:
-    """Ask the followers to exit, and kill those that don't. Give this process its threads back."""
-    has_ended.set()
+    """Ask the followers to exit, and kill those that don't. Delete the folder, and restore torch's thread count."""
+    is_over.set()
     for pipe in pipes:
         with suppress(OSError):
             pipe.send_bytes(b"")
-    deadline = time.monotonic() + SECONDS_TO_EXIT
+    deadline = time.monotonic() + EXIT_TIMEOUT
     for process in processes:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
@@ -134,17 +138,17 @@ def end(
             process.kill()
             process.wait()
     folder.cleanup()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(num_threads)
 
 
 # A follower's process
 
 
-def run(descriptor: int) -> None:
-    """Run the job that rank 0 sends, and exit."""
+def run_follower(descriptor: int) -> None:
+    """Run the job that rank 0 sends, and exit this process."""
     pipe = Connection(descriptor)
     threading.Thread(target=exit_when_closed, args=(descriptor,), daemon=True).start()
-    logger.setLevel("ERROR")  # rank 0 has logged all else
+    logger.setLevel("ERROR")  # rank 0 logs the same messages
     status = 1
     try:
         job: Job = pickle.loads(pipe.recv_bytes())
@@ -154,12 +158,12 @@ def run(descriptor: int) -> None:
     except BaseException as error:
         with suppress(OSError):
             pipe.send_bytes(f"{type(error).__name__}: {error}".encode())
-    os._exit(status)  # nothing is left to clean up
+    os._exit(status)  # without Python's cleanup: there is nothing to clean up
 
 
 def exit_when_closed(descriptor: int) -> None:
-    """Wait, without the interpreter's lock, until the other end of the pipe is closed. Then exit at once."""
-    hung_up = select.poll()
-    hung_up.register(descriptor, 0)  # poll() always reports a hang-up
-    hung_up.poll()
+    """Wait until the other end of the pipe closes, without holding the GIL, and exit this process immediately."""
+    poller = select.poll()
+    poller.register(descriptor, 0)  # poll() always reports a hang-up
+    poller.poll()
     os._exit(1)

@@ -1,13 +1,14 @@
-"""RankGroup: the processes that share a model, and what keeps them in lock step.
+"""RankGroup: the processes that share a model and run in lockstep.
 
-    rank 0    the program's own process     add_request, abort_request, step, ...  -- commands -->  rank 1, rank 2, ...
-    rank r    a whole engine with its part of the weights, and of the keys and values of every block
+    rank 0    the program's process     add_request, abort_request, step, ...  -- commands -->  rank 1, rank 2, ...
+    rank r    a complete engine, with part of the weights, and of the keys and values of every block
 
-Every rank makes the same calls in the same order. So its scheduler makes the same plan, provided that whatever depends
-on a clock, on free memory or on a disk is agreed first: least() is an all-reduce with MIN. The ranks have two kinds of
-connections: for tensors (NCCL on CUDA, Gloo on a CPU), and for agreements (Gloo), which survive a step that fails.
+Every rank makes the same calls in the same order, so all schedulers make the same plan. The ranks must first agree on
+any value that depends on a clock, free memory or a disk: minimum() gives every rank the smallest of their values. There
+are two kinds of connections: for tensors (NCCL on CUDA, Gloo on a CPU), and for agreements (Gloo). Only the latter
+survive a step that fails.
 
-Under torchrun there are no commands, since every rank runs the same script: vLLM's "external_launcher".
+Under torchrun there are no commands, since every rank runs the same script, as with vLLM's "external_launcher".
 """
 
 import atexit
@@ -30,10 +31,10 @@ from torch.distributed.rendezvous import rendezvous
 from .followers import Followers
 
 Result = TypeVar("Result")
-CONNECT = timedelta(seconds=60)
-FOREVER = timedelta(days=365)  # ranks wait for each other as long as they live: a dead one closes its connections
-ERROR_BYTES = 1024  # of an error, for the other ranks
-ENGINES = count()  # each engine of a process has a part of torchrun's store for itself
+CONNECT_TIMEOUT = timedelta(seconds=60)
+FOREVER = timedelta(days=365)  # no timeout: if a rank dies, its connections close
+ERROR_BYTES = 1024  # size of an error message that the ranks exchange
+ENGINE_NUMBERS = count()  # one for each engine of this process, which uses a separate part of torchrun's store
 
 
 class RankError(RuntimeError):
@@ -41,11 +42,11 @@ class RankError(RuntimeError):
 
 
 class DisconnectedError(RuntimeError):
-    """The error of a rank that waits for a tensor of one that has failed."""
+    """An error on a rank that cannot exchange a tensor, because another rank has failed."""
 
 
 class Connections(Protocol):
-    """A torch process group that is not registered, because a script may have groups of its own."""
+    """A torch process group. It is not registered with torch, because a script may have its own groups."""
 
     def allreduce(self, tensors: list[Tensor], opts: dist.AllreduceOptions, /) -> dist.Work: ...
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], /) -> dist.Work: ...
@@ -53,7 +54,7 @@ class Connections(Protocol):
 
 
 class Command(NamedTuple):
-    """A call of an engine's method, to make on all ranks."""
+    """A call to an engine method, which all ranks make."""
 
     method: Callable[..., object]
     args: tuple[Any, ...]
@@ -61,7 +62,7 @@ class Command(NamedTuple):
 
 
 class RankGroup:
-    """One rank's view of all ranks. Without arguments, there is only one, and everything is agreed already."""
+    """One rank's view of all ranks. By default there is only one rank, and methods return without communication."""
 
     def __init__(
         self,
@@ -74,102 +75,103 @@ class RankGroup:
     ) -> None:
         """Connect to the other ranks through `store`, and wait for them.
 
-        Rank 0 has the `followers` that it has started. Each of them has an `inbox` of commands.
+        `followers` are the processes that rank 0 has started; in those, `inbox` receives its commands. Under torchrun,
+        both are None.
         """
         self.rank, self.world_size = rank, world_size
-        self.local_rank = rank  # on this machine: the number of its GPU
-        self.num_all_reduces = 0  # of tensors, since the start
+        self.local_rank = rank  # this rank's number on its machine, and the number of its GPU
+        self.num_all_reduces = 0  # for tensors, not for agreements
         self._store, self._tensor_backend = store, "nccl" if device_type == "cuda" else "gloo"
         self._followers, self._inbox = followers, inbox
-        self._outbox: list[bytes] = []  # commands
-        self._openings = count()
-        self._control: Connections | None = None
-        self._tensors: Connections | None = None
+        self._outbox: list[bytes] = []  # pickled commands that have not been sent yet
+        self._connection_numbers = count()
+        self._agreement_connections: Connections | None = None
+        self._tensor_connections: Connections | None = None
         if world_size > 1:
-            with self._all_or_none():
-                self._control = self._open("gloo")
-                self._tensors = self._open(self._tensor_backend)
+            with self._close_on_error():
+                self._agreement_connections = self._connect("gloo")
+                self._tensor_connections = self._connect(self._tensor_backend)
 
     @classmethod
-    def start(cls, world_size: int, device_type: str, follow: Callable[["RankGroup"], object]) -> Self:
-        """Start the other ranks, in processes that call `follow` with their own group. Return rank 0's group.
+    def start(cls, world_size: int, device_type: str, run_rank: Callable[["RankGroup"], object]) -> Self:
+        """Start the other ranks, in processes that call `run_rank` with their own group. Return rank 0's group.
 
-        Raise RankError if one of them does not start.
+        Raise RankError if a rank does not start.
         """
         followers = Followers(world_size)
-        store = followers.store_path
+        path = followers.store_path
         try:
             followers.run(
-                [partial(cls.follow, rank, world_size, store, device_type, follow) for rank in range(1, world_size)]
+                [partial(cls.follow, rank, world_size, path, device_type, run_rank) for rank in range(1, world_size)]
             )
         except OSError as error:
             followers.end()
             raise RankError(str(error)) from None
-        return cls(0, world_size, meet(store, 0, world_size), device_type, followers)
+        return cls(0, world_size, open_store(path, 0, world_size), device_type, followers)
 
     @classmethod
     def follow(
         cls,
         rank: int,
         world_size: int,
-        store: str,
+        store_path: str,
         device_type: str,
-        follow: Callable[["RankGroup"], object],
+        run_rank: Callable[["RankGroup"], object],
         inbox: Connection,
     ) -> None:
-        """Run a rank other than 0, in the process that start() has started."""
-        follow(cls(rank, world_size, meet(store, rank, world_size), device_type, inbox=inbox))
+        """Connect to the other ranks, and call `run_rank`. This is the job of each process that start() starts."""
+        run_rank(cls(rank, world_size, open_store(store_path, rank, world_size), device_type, inbox=inbox))
 
     @classmethod
     def join(cls, world_size: int, device_type: str) -> Self:
-        """Return the group of torchrun's ranks. Raise ValueError unless there are `world_size` of them."""
-        started = os.environ.get("WORLD_SIZE", "1")
-        if started != str(world_size):
+        """Return this rank's group under torchrun. Raise ValueError unless torchrun has started `world_size` ranks."""
+        num_started = os.environ.get("WORLD_SIZE", "1")
+        if num_started != str(world_size):
             raise ValueError(
-                f"tensor_parallel_size must be {started}, the number of torchrun's ranks, got {world_size}"
+                f"tensor_parallel_size must be {num_started}, the number of torchrun's ranks, got {world_size}"
             )
         store, rank, _ = next(iter(rendezvous("env://")))
-        if not dist.is_initialized():  # scripts call dist.get_rank()
+        if not dist.is_initialized():  # so that scripts can call dist.get_rank()
             dist.init_process_group("gloo", store=PrefixStore("script", store), rank=rank, world_size=world_size)
             atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
-        ranks = cls(rank, world_size, PrefixStore(f"engine {next(ENGINES)}", store), device_type)
+        ranks = cls(rank, world_size, PrefixStore(f"engine {next(ENGINE_NUMBERS)}", store), device_type)
         ranks.local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        atexit.register(ranks.close)  # gloo's threads end before Python does, or they abort the process
+        atexit.register(ranks.close)  # gloo's threads abort the process if they outlive Python
         return ranks
 
     def check(self) -> None:
-        """Raise RankError if a rank that this one has started has died."""
-        if self._followers is not None and self._followers.has_died:
-            with self._all_or_none():
+        """Raise RankError if one of the followers has died. Only rank 0 has followers."""
+        if self._followers is not None and self._followers.any_died:
+            with self._close_on_error():
                 raise ChildProcessError
 
     def close(self) -> None:
-        """Disconnect, and end the ranks that this one has started. Further calls have no effect."""
-        for group in (self._control, self._tensors):
-            if group is not None:
-                group.abort()
-        self._control = self._tensors = None
+        """Close all connections, and end the followers. A second call has no effect."""
+        for connections in (self._agreement_connections, self._tensor_connections):
+            if connections is not None:
+                connections.abort()
+        self._agreement_connections = self._tensor_connections = None
         if self._followers is not None:
             self._followers.end()
 
-    # Commands
+    # Commands, from rank 0 to its followers. Without followers, nothing is sent.
 
     def announce(self, method: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Let the other ranks make this call, too, before the next one that is sent."""
+        """Queue a call for the other ranks, which make it just before the next call that send() sends."""
         if self._followers is not None:
             self._outbox.append(pickle.dumps(Command(method, args, kwargs), pickle.HIGHEST_PROTOCOL))
 
     def send(self, method: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Let the other ranks make this call now, after those that were announced. Raise RankError if one has died."""
+        """Send the queued calls and this one, without waiting for results. Raise RankError if a rank has died."""
         if self._followers is not None:
             self.announce(method, *args, **kwargs)
             message, self._outbox = pickle.dumps(self._outbox), []
-            with self._all_or_none():
+            with self._close_on_error():
                 self._followers.send(message)
 
     def commands(self) -> Iterator[Command]:
-        """Yield what rank 0 announces, until it ends."""
-        assert self._inbox is not None, "rank 0 gets no commands"
+        """Yield rank 0's commands, until it closes the group or dies."""
+        assert self._inbox is not None, "only followers receive commands"
         with suppress(EOFError, OSError):
             while message := self._inbox.recv_bytes():
                 yield from map(pickle.loads, pickle.loads(message))
@@ -177,34 +179,37 @@ class RankGroup:
     # Agreements
 
     def minimum(self, values: list[int]) -> list[int]:
-        """Return the least value of all ranks in each place. Raise RankError if one has died."""
+        """Return the elementwise minimum of all ranks' values. Raise RankError if a rank has died."""
         if self.world_size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.int64)
-        with self._all_or_none():
-            connected(self._control).allreduce([tensor], options_of(dist.ReduceOp.MIN)).wait()
+        with self._close_on_error():
+            connected(self._agreement_connections).allreduce([tensor], all_reduce_options(dist.ReduceOp.MIN)).wait()
         agreed: list[int] = tensor.tolist()
         return agreed
 
-    def call_on_all(self, function: Callable[[], Result], plan_of: Callable[[Result], int] | None = None) -> Result:
-        """Return function(), which every rank calls. If it raises on one of them, raise on all.
+    def call_on_all(self, function: Callable[[], Result], checksum: Callable[[Result], int] | None = None) -> Result:
+        """Call `function`, as every rank does, and return its result.
 
-        The others may wait for a tensor of the one that raises, so it disconnects the tensors first, and all connect
-        again. With `plan_of`, the ranks cannot go on after different results, or after errors on only some of them:
-        raise RankError.
+        If it raises on a rank, raise the same error there, and RuntimeError with its message on the other ranks. These
+        may be waiting for a tensor from the rank that raises, so that rank closes its tensor connections, and then all
+        ranks reconnect.
+
+        With `checksum`, which turns a result into a number, close the group and raise RankError if the numbers differ
+        or if only some ranks raise, because the ranks cannot go on.
         """
         if self.world_size == 1:
             return function()
         raised: BaseException | None = None
         try:
             result = function()
-            plan = plan_of(result) if plan_of else 0
+            digest = checksum(result) if checksum else 0
         except BaseException as error:
-            raised, plan = error, -1
-            self._close_tensors()
-        is_fine, least, most = self.minimum([raised is None, plan, -plan])
-        can_go_on = plan_of is None or least == -most
-        if is_fine and can_go_on:
+            raised, digest = error, -1
+            self._close_tensor_connections()
+        all_succeeded, smallest, negative_largest = self.minimum([raised is None, digest, -digest])
+        can_go_on = checksum is None or smallest == -negative_largest
+        if all_succeeded and can_go_on:
             return result
         is_cause = raised is not None and not isinstance(raised, DisconnectedError)
         errors = self._exchange(f"{type(raised).__name__}: {raised}" if is_cause else "")
@@ -212,24 +217,24 @@ class RankGroup:
         if not can_go_on:
             self.close()
             raise RankError(reason or "the ranks were not given the same requests in the same order") from raised
-        self._close_tensors()
-        with self._all_or_none():
-            self._tensors = self._open(self._tensor_backend)
+        self._close_tensor_connections()
+        with self._close_on_error():
+            self._tensor_connections = self._connect(self._tensor_backend)
         if raised is not None and is_cause:
             raise raised
         raise RuntimeError(reason)
 
     def _exchange(self, text: str) -> list[str]:
-        """Return the texts of all ranks."""
-        mine = torch.frombuffer(bytearray(text.encode()[:ERROR_BYTES].ljust(ERROR_BYTES)), dtype=torch.uint8)
-        every = mine.new_empty(self.world_size, ERROR_BYTES)
-        with self._all_or_none():
-            connected(self._control).allgather([[*every.unbind()]], [mine]).wait()
-        return [bytes(row.tolist()).decode(errors="replace").rstrip() for row in every]
+        """Return the text of each rank, cut to ERROR_BYTES."""
+        own_bytes = torch.frombuffer(bytearray(text.encode()[:ERROR_BYTES].ljust(ERROR_BYTES)), dtype=torch.uint8)
+        all_bytes = own_bytes.new_empty(self.world_size, ERROR_BYTES)
+        with self._close_on_error():
+            connected(self._agreement_connections).allgather([[*all_bytes.unbind()]], [own_bytes]).wait()
+        return [bytes(row.tolist()).decode(errors="replace").rstrip() for row in all_bytes]
 
     @contextmanager
-    def _all_or_none(self) -> Iterator[None]:
-        """If a connection breaks, disconnect all, and raise RankError with its reason."""
+    def _close_on_error(self) -> Iterator[None]:
+        """Turn a connection error in the `with` block into RankError, with the reason, and close the group."""
         try:
             yield
         except (RuntimeError, OSError) as error:
@@ -240,47 +245,47 @@ class RankGroup:
     # Tensors
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Replace a tensor with its sum over the ranks."""
+        """Replace the values of a tensor with their sums over the ranks."""
         if self.world_size > 1:
-            with disconnects():
-                connected(self._tensors).allreduce([tensor], options_of(dist.ReduceOp.SUM)).wait()
+            with disconnection_errors():
+                connected(self._tensor_connections).allreduce([tensor], all_reduce_options(dist.ReduceOp.SUM)).wait()
             self.num_all_reduces += 1
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Return the columns of all ranks, [num_rows, world_size * num_columns] for [num_rows, num_columns]."""
+        """Return all ranks' columns side by side: [num_rows, world_size * num_columns] for [num_rows, num_columns]."""
         if self.world_size == 1:
             return tensor
-        every = tensor.new_empty(self.world_size, *tensor.shape)
-        with disconnects():
-            connected(self._tensors).allgather([[*every.unbind()]], [tensor.contiguous()]).wait()
-        return every.transpose(0, 1).flatten(1)
+        parts = tensor.new_empty(self.world_size, *tensor.shape)
+        with disconnection_errors():
+            connected(self._tensor_connections).allgather([[*parts.unbind()]], [tensor.contiguous()]).wait()
+        return parts.transpose(0, 1).flatten(1)
 
-    def _close_tensors(self) -> None:
-        if self._tensors is not None:
-            self._tensors.abort()
-        self._tensors = None
+    def _close_tensor_connections(self) -> None:
+        if self._tensor_connections is not None:
+            self._tensor_connections.abort()
+        self._tensor_connections = None
 
-    def _open(self, backend: str) -> Connections:
+    def _connect(self, backend: str) -> Connections:
         assert self._store is not None, "several ranks need a store"
-        store = PrefixStore(f"{backend} {next(self._openings)}", self._store)
-        group: Any  # torch's stubs leave out the methods
+        store = PrefixStore(f"{backend} {next(self._connection_numbers)}", self._store)
+        group: Any  # torch's stubs lack the methods
         if backend == "gloo":
-            group = dist.ProcessGroupGloo(store, self.rank, self.world_size, CONNECT)
+            group = dist.ProcessGroupGloo(store, self.rank, self.world_size, CONNECT_TIMEOUT)
         else:
             group = dist.ProcessGroupNCCL(store, self.rank, self.world_size, dist.ProcessGroupNCCL.Options())
         connections: Connections = group
         return connections
 
 
-def meet(path: str, rank: int, world_size: int) -> Store:
-    """Return the store in a file."""
+def open_store(path: str, rank: int, world_size: int) -> Store:
+    """Return the store that the ranks share through a file."""
     store: Store = next(iter(rendezvous(f"file://{path}", rank, world_size)))[0]
     return store
 
 
 @contextmanager
-def disconnects() -> Iterator[None]:
-    """Raise DisconnectedError for the errors of a connection."""
+def disconnection_errors() -> Iterator[None]:
+    """Turn the RuntimeError of a broken connection into DisconnectedError."""
     try:
         yield
     except RuntimeError as error:
@@ -288,14 +293,14 @@ def disconnects() -> Iterator[None]:
 
 
 def connected(connections: Connections | None) -> Connections:
-    """Return connections that are open. Raise RuntimeError if the ranks have disconnected."""
+    """Return `connections` if they are open. Raise RuntimeError if the ranks have disconnected."""
     if connections is None:
         raise RuntimeError("the ranks are not connected")
     return connections
 
 
-def options_of(operation: dist.ReduceOp.RedOpType) -> dist.AllreduceOptions:
-    """Return the options of an all-reduce that waits for the other ranks."""
+def all_reduce_options(operation: dist.ReduceOp.RedOpType) -> dist.AllreduceOptions:
+    """Return the options of an all-reduce with this operation that never times out."""
     options = dist.AllreduceOptions()
     options.reduceOp, options.timeout = dist.ReduceOp(operation), FOREVER
     return options

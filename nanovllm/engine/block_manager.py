@@ -1,12 +1,12 @@
-"""BlockManager: which sequence holds which blocks of the pool: as many as its tokens fill, wherever they lie.
+"""BlockManager: which sequence holds which blocks of the pool. A sequence has as many blocks as its tokens fill.
 
     block size 4     tokens of A       tokens of B       block tables
                      0  1  2  3  4     0  1  2           A: [3, 0]   token 4 is in block 0, offset 0
                                                          B: [1]      token 2 is in block 1, offset 2
     blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
 
-The idea is an operating system's: fixed pages, and a table for each process. No slot is lost between blocks, and at
-most block_size - 1 are empty in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
+The idea comes from operating systems: fixed pages, and a page table for each process. No slot is lost between blocks,
+and at most block_size - 1 slots of a sequence's last block are empty (Kwon et al. 2023, arXiv:2309.06180).
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from .tier import Tier
 
 
 class BlockManager:
-    """A block table for each sequence. allocate() takes blocks for its tokens so far, append_slot() for one more."""
+    """The block tables of all sequences. allocate() fills a table, append_slot() makes room for one more token."""
 
     def __init__(
         self,
@@ -33,15 +33,17 @@ class BlockManager:
         minimum: Callable[[list[int]], list[int]] = list,
         num_worth_loading: Callable[[list[BlockHash | None]], int] = len,
     ) -> None:
-        """Build a manager with all blocks free. `minimum` returns the elementwise minimum of a list over all ranks.
+        """Build a manager with all blocks free.
 
-        `num_worth_loading` gets the hash of each hit, or None if it is on the device, and returns how many to use.
+        `minimum` takes a list of numbers, and returns the minimum of each number over all ranks. The default,
+        list(), is for one rank. `num_worth_loading` takes a list with the hash of each hit, or None for a hit on the
+        device, and returns how many of the hits to use. The default, len(), uses all of them.
         """
         self.num_blocks, self.block_size = num_blocks, block_size
         self.tier = tier  # where evicted blocks go, and return from
         self.pool = BlockPool(num_blocks, observer, tier.store)
         self.prefix_cache_stats = PrefixCacheStats()
-        self.broken: set[Sequence] = set()  # they hold a block that was lost on its way, and must start over
+        self.broken: set[Sequence] = set()  # they must start over, because they hold a lost block
         self._enable_caching = enable_caching
         self._observer, self._minimum, self._num_worth_loading = observer, minimum, num_worth_loading
         self._holders: set[Sequence] = set()
@@ -54,10 +56,10 @@ class BlockManager:
     def find_hits(self, seq: Sequence) -> list[int | None]:
         """Return the cached blocks that `seq` begins with. None stands for a block that only the tier has.
 
-        They end before the first block that neither the device nor the tier has. The last token of `seq` is in none of
-        them: it must be computed, because its logits choose the next token. There are no hits if caching is
-        turned off. A hit counts only if all ranks have it and loading it is worthwhile. Cached blocks that are computed
-        instead, because that is faster, are counted in `seq.num_declined_blocks`.
+        The list ends before the first block that neither the device nor the tier has. No block in it contains the last
+        token of `seq`, which must be computed, because its logits choose the next token. The list is empty if caching
+        is turned off. A hit counts only if all ranks have it and loading it is worthwhile. Set
+        `seq.num_declined_blocks` to the number of cached blocks that are faster to compute than to load.
         """
         if not self._enable_caching or not seq.may_hit:
             return []
@@ -70,35 +72,36 @@ class BlockManager:
         return [self.pool.cached.get(block_hash) for block_hash in hashes[:num_hits]]
 
     def num_needed(self, seq: Sequence, hits: list[int | None]) -> int:
-        """Return how many free blocks allocate() takes. A hit that no sequence holds is one of them."""
+        """Return how many blocks allocate() takes off the free queue, including hits that nothing holds."""
         num_held = sum(block is not None and self.pool.ref_counts[block] > 0 for block in hits)
         return cdiv(seq.num_tokens, self.block_size) - num_held
 
     def allocate(self, seq: Sequence, hits: list[int | None]) -> None:
         """Take blocks for all tokens that `seq` has now, beginning with `hits`, which are computed or will be loaded.
 
-        Change nothing if too few are free or a copy raises.
+        If too few blocks are free or a copy raises, give all of them back and raise the error.
         """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
-        here = [block for block in hits if block is not None]
-        self.pool.touch(here)  # first: taking the others could evict them
-        held = self.tier.hold([seq.block_hashes[i] for i, block in enumerate(hits) if block is None])  # and these
+        on_device = [block for block in hits if block is not None]
+        # hold all hits before taking other blocks, which could evict them
+        self.pool.touch(on_device)
+        held = self.tier.hold([seq.block_hashes[i] for i, block in enumerate(hits) if block is None])
         taken: list[int] = []
         try:
-            taken = self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(here))
-            copies = [BlockCopy(*pair) for pair in zip(held, taken, strict=False)]  # the first blocks taken are targets
+            taken = self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(on_device))
+            copies = [BlockCopy(*pair) for pair in zip(held, taken, strict=False)]  # the first new blocks are targets
             if copies:
                 self.tier.load(copies)
         except Exception:
-            self.pool.free_blocks(here + taken)
+            self.pool.free_blocks(on_device + taken)
             self.tier.release(held)
             raise
-        new = iter(taken)
+        new = iter(taken)  # those between the hits first, then the rest
         seq.block_table = [next(new) if block is None else block for block in hits] + list(new)
         seq.num_computed_tokens = len(hits) * self.block_size
         if seq.num_preemptions == 0:
             seq.num_cached_tokens = seq.num_computed_tokens
-        elif seq.num_output_tokens == 0:  # what was a hit then may have been lost on its way
+        elif seq.num_output_tokens == 0:  # a hit of the first admission may have been lost while it was loading
             seq.num_cached_tokens = min(seq.num_cached_tokens, seq.num_computed_tokens)
         self._holders.add(seq)
         self.prefix_cache_stats.queries += seq.num_tokens
@@ -108,23 +111,24 @@ class BlockManager:
             self._hold_targets(seq, copies)
 
     def _hold_targets(self, seq: Sequence, copies: list[BlockCopy]) -> None:
-        """Let the load hold its targets, too, until it is collected, and tell the observer "load".
+        """Make the load a second holder of its targets, until collect_loads() removes it. Tell the observer "load".
 
-        They enter the index at once: another sequence may hit them, and wait with this one.
+        The targets are cached immediately, so other sequences can hit them and wait for the same load.
         """
         self.pool.touch([copy.target for copy in copies])
         self._observer.tell("load", seq, copies)
         self._add_to_index(seq, seq.num_computed_tokens)
 
     def is_ready(self, seq: Sequence) -> bool:
-        """Return True if no block of `seq` is still on its way or lost, so that it may run."""
+        """Return True if `seq` may run: none of its blocks is still loading, and none was lost."""
         return seq not in self.broken and self.tier.has_arrived(seq.block_table)
 
     def collect_loads(self, wait: bool = False) -> None:
-        """Free the targets of finished loads. With `wait`, wait for all loads first.
+        """Remove finished loads as holders of their targets. With `wait`, wait for all loads first.
 
-        Lost blocks leave the cache, and the sequences that hold one are `broken` until they are freed. All of their
-        blocks go, because others may share the blocks behind a lost one. Tell the observer "lose" if there are any.
+        Lost blocks leave the cache. A sequence that holds a lost block is `broken` until it is preempted, which frees
+        all of its blocks: blocks after the lost one may be shared, so the sequence must not compute them again in
+        place. Tell the observer "lose" if a block was lost.
         """
         arrived, lost = self.tier.collect(wait)
         if lost:
@@ -144,7 +148,10 @@ class BlockManager:
             self.tier.save(seq.block_table[i], seq.block_hashes[i], is_prompt)
 
     def _add_to_index(self, seq: Sequence, num_tokens: int) -> range:
-        """Cache blocks, computed or on their way, and return their places in the block table."""
+        """Cache the blocks that the last `num_tokens` tokens up to num_computed_tokens fill. The blocks may be loading.
+
+        Return their indices in block_table.
+        """
         end = seq.num_computed_tokens
         places = range((end - num_tokens) // self.block_size, end // self.block_size)
         if not places or not self._enable_caching:
@@ -155,7 +162,7 @@ class BlockManager:
         return places
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the cache. Return False, and change nothing, while a sequence holds blocks."""
+        """Empty the cache, and return True. If a sequence holds blocks, change nothing, and return False."""
         if self._holders:
             return False
         self.collect_loads(wait=True)
@@ -164,10 +171,10 @@ class BlockManager:
         return True
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child` hold the blocks in which `parent` has computed tokens, too. Nothing is copied.
+        """Let `child` share the blocks that hold the computed tokens of `parent`. Nothing is copied.
 
-        The tokens in them count as computed by `child`, and from now on report() counts it among the holders. Tell the
-        observer "fork".
+        These tokens count as computed by `child`, too, and from now on report() includes the blocks of `child`. Tell
+        the observer "fork".
         """
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
         child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
@@ -178,14 +185,14 @@ class BlockManager:
         self._observer.tell("fork", parent, child)
 
     def can_append(self, seq: Sequence) -> bool:
-        """Return True if append_slot() finds the block that it needs."""
+        """Return True if append_slot() can succeed: it needs no new block, or one is free."""
         return self._has_slot(seq) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> BlockCopy | None:
         """Make sure that the last token of `seq` has a slot, in a block that no other sequence holds.
 
-        If that takes a new block, tell the observer "grow". If the new block replaces one that is shared, return the
-        copy to make before the step writes.
+        If that takes a new block, tell the observer "grow". If the new block replaces a shared one, return the copy to
+        make before the step writes to the new block.
         """
         if self._has_slot(seq):
             return None
@@ -201,7 +208,7 @@ class BlockManager:
         return copy
 
     def append_draft_slots(self, seq: Sequence, num_tokens: int) -> int:
-        """Take free blocks for up to `num_tokens` tokens after the last one. Return how many of them have slots."""
+        """Take free blocks for a draft of up to `num_tokens` tokens. Return how many of its tokens have slots."""
         while self.num_free_blocks and len(seq.block_table) * self.block_size < seq.num_tokens + num_tokens:
             seq.block_table += self.pool.get_new_blocks(1)
             self._observer.tell("grow", seq, None)
@@ -217,7 +224,7 @@ class BlockManager:
             self._observer.tell("trim", seq, blocks)
 
     def free(self, seq: Sequence) -> None:
-        """Record the peak, give back all blocks of `seq`, uncompute its tokens, and tell the observer "free"."""
+        """Record the peak, give back all blocks of `seq`, reset num_computed_tokens, and tell the observer "free"."""
         self._peak = self.peak
         self._holders.remove(seq)
         self.broken.discard(seq)
@@ -229,7 +236,7 @@ class BlockManager:
 
     @property
     def peak(self) -> PoolReport:
-        """The report with the most slots held so far. free() updates it before it gives anything back."""
+        """The report with the most slots held so far. free() updates the report before it gives blocks back."""
         if (self.num_blocks - len(self.pool.free)) * self.block_size < self._peak.held:
             return self._peak
         return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
@@ -246,16 +253,15 @@ class BlockManager:
         return PoolReport(self.num_blocks * size, promised, pieces=tuple(sorted(pieces)))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless each reference count is right, and each table is as long as it must be."""
+        """Raise AssertionError unless all reference counts and the lengths of all block tables are right."""
         held = [block for seq in self._holders for block in seq.block_table]
         self.pool.check_integrity(held + self.tier.arriving())
         self.tier.check_integrity()
         assert self.broken <= self._holders, "a sequence without blocks is broken"
         for seq in self._holders:
-            least, most = (
-                cdiv(num, self.block_size) for num in (seq.num_launched_tokens, seq.num_tokens_with_placeholders)
-            )
-            assert least <= len(seq.block_table) <= most, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
+            lengths = seq.num_launched_tokens, seq.num_tokens_with_placeholders
+            low, high = (cdiv(length, self.block_size) for length in lengths)
+            assert low <= len(seq.block_table) <= high, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
 
     def _has_slot(self, seq: Sequence) -> bool:
         """Return True if the last token of `seq` has a slot, in a block that no other sequence holds."""

@@ -1,4 +1,4 @@
-"""BlockPool: the free blocks, how many block tables hold each of the others, and the index of the cached ones."""
+"""BlockPool: which blocks are free, how many holders the other blocks have, and which blocks are cached."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -13,12 +13,12 @@ class NoFreeBlocks(RuntimeError):
 
 
 class BlockPool:
-    """Blocks 0 .. num_blocks - 1, and the free queue: those that no sequence holds.
+    """Blocks 0 .. num_blocks - 1, and the free queue: the blocks that nothing holds.
 
         front [3][0][7] ... [5] | [2][9][4] back      get_new_blocks() takes from the front
-              not cached        | cached              free_blocks() puts cached blocks at the back, others in front
+              not cached        | cached              free_blocks() puts cached blocks at the back, others at the front
 
-    So a cached block is taken only after all free blocks that are not cached, the least recently used one first.
+    So uncached blocks are taken first, then cached ones, the least recently used first.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class BlockPool:
         self._on_evict = on_evict
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Take `count` free blocks, and return them with one holder each. Cached ones are evicted.
+        """Take `count` free blocks, each with a reference count of 1. Evict those that are cached.
 
-        Raise NoFreeBlocks ("4 blocks are needed, 3 are free"), or the error of on_evict, and take none.
+        Raise NoFreeBlocks ("4 blocks are needed, 3 are free"), or the error of on_evict, and take no block.
         """
         if count > len(self.free):
             raise NoFreeBlocks(f"{count} blocks are needed, {len(self.free)} are free")
@@ -44,7 +44,7 @@ class BlockPool:
         for block in blocks:
             if block in self.hashes:
                 if self._on_evict:
-                    self._on_evict(block, self.hashes[block])  # first: if it raises, the text stays in the cache
+                    self._on_evict(block, self.hashes[block])  # first: if it raises, the block stays cached
                 self.forget(block, "taken")
         for block in blocks:
             del self.free[block]
@@ -52,16 +52,17 @@ class BlockPool:
         return blocks
 
     def touch(self, blocks: list[int]) -> None:
-        """Add a holder to each of `blocks`, which are held or cached. They are not free then."""
+        """Add a holder to each of `blocks`, which must be held or cached, and take them off the free queue."""
         for block in blocks:
             assert self.ref_counts[block] > 0 or block in self.hashes, f"block {block} is neither held nor cached"
             self.ref_counts[block] += 1
             self.free.pop(block, None)
 
     def free_blocks(self, blocks: list[int]) -> None:
-        """Remove a holder from each of `blocks`. Those without holders are free, and the first one is taken next.
+        """Remove a holder from each of `blocks`. A block without holders is free, and the first one is taken next.
 
-        Cached blocks are taken after all others, and the first one last: no request can hit the rest without it.
+        Cached blocks go to the back of the queue. Among these, the first one is taken last, because no request can hit
+        the later blocks without it.
         """
         for block in reversed(blocks):
             assert self.ref_counts[block] > 0, f"block {block} is freed, and no table holds it"
@@ -71,7 +72,7 @@ class BlockPool:
                 self.free.move_to_end(block, last=block in self.hashes)
 
     def cache_block(self, block: int, block_hash: BlockHash) -> None:
-        """Add a full block to the index, and tell the observer "cache". Do nothing if the hash has a block already."""
+        """Add a full block to the index, and tell the observer "cache". Do nothing if the hash is already cached."""
         if block_hash not in self.cached:
             self.cached[block_hash], self.hashes[block] = block, block_hash
             self._observer.tell("cache", block, block_hash)
@@ -82,13 +83,13 @@ class BlockPool:
             self.forget(block, "reset")
 
     def forget(self, block: int, why: str) -> None:
-        """Remove the text of a cached block from the cache, and tell the observer "evict". Its holders keep it."""
+        """Remove a block from the prefix cache, and tell the observer "evict". Its holders keep the block."""
         block_hash = self.hashes.pop(block)
         del self.cached[block_hash]
         self._observer.tell("evict", block, block_hash, why)
 
     def check_integrity(self, held: list[int]) -> None:
-        """Raise AssertionError unless the counts are right for `held`, all block tables end to end; 0 means free."""
+        """Raise AssertionError unless `held`, the blocks of all holders, matches ref_counts, and the rest is free."""
         holders = Counter(held)
         counted = [holders[block] for block in range(self.num_blocks)]
         assert self.ref_counts == counted, f"reference counts are {self.ref_counts}, the tables hold {counted}"

@@ -6,17 +6,17 @@ async_scheduling, a step is launched before the one before it is read, so that t
     host      schedule 2, launch 2 | read 1, update 1, outputs | schedule 3, launch 3 | read 2, ...
     device    ... step 1 ................... | step 2 ............................... | step 3 ...
 
-What becomes of a step:
+What happens to a step:
 
     schedule --> batch --> launch --> in flight: a batch and its Pending --> read --> update --> outputs
        |                                                                      |
-       |                                        it raises: each of its sequences is launched and read alone,
-       |                                        and one that raises again ends with finish_reason "error"
+       |                                        it raises: its sequences are launched and read one by one,
+       |                                        and a sequence that raises again ends with finish_reason "error"
        '-- it raises, or a copy does: all sequences start over
 
-A step that was launched before the failure was read used keys and values that were never computed. It is dropped, and
-its sequences are scheduled again. If an update raises, sequences that have ended leave at once; the next step returns
-their outputs.
+When the failure of step n is read, step n + 1 may be in flight. Step n + 1 used keys and values that step n never
+computed, so it is dropped, and its sequences are scheduled again. If an update raises, finished sequences are removed
+immediately, and the next step returns their outputs.
 """
 
 import threading
@@ -51,7 +51,7 @@ class Parts:
     """The parts of an engine, which ../build.py makes from the options."""
 
     config: EngineConfig
-    ranks: RankGroup  # the processes of tensor parallelism; with just one, announce() and send() do nothing
+    ranks: RankGroup  # the tensor-parallel processes; if there is only one, announce() and send() do nothing
     input_processor: InputProcessor
     kv_cache: KVCache
     executor: Executor
@@ -64,7 +64,8 @@ class Parts:
 class EngineCore:
     """A scheduler, a pool and a model, and the requests that they serve.
 
-    An engine belongs to the first thread that uses it, which need not have built it. Ctrl-C takes effect between steps.
+    An engine belongs to the first thread that uses it, even if another thread built it. Ctrl-C takes effect only
+    between steps.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -87,9 +88,9 @@ class EngineCore:
         prompt_text: str | None = None,
         cache_salt: str | None = None,
     ) -> None:
-        """Queue a request. Raise ValueError, and add nothing, if it can never be served."""
+        """Queue a request. Raise ValueError, and add nothing, if it can never be served or its id is in use."""
         if not self.requests:
-            with no_progress_due():  # switching may take long: the engine is not stuck
+            with no_progress_due():  # switching may take long, which must not look like a stuck engine
                 self.kernels.switch_when_ready()
         if request_id in self.requests:
             raise ValueError(f"request_id must be unique, got {request_id!r}, which is in use")
@@ -100,7 +101,9 @@ class EngineCore:
         self.requests[request_id] = samples
         for seq in samples:
             seq.prompt = prompt_text if seq.prompt is None else seq.prompt
-        size = self.config.max_num_seqs  # samples that can run at once: the first one computes the prompt for all
+        # If there are more samples than can run together, they form groups. The first sample of each group computes the
+        # prompt for its group.
+        size = self.config.max_num_seqs
         for first, *others in (samples[start : start + size] for start in range(0, len(samples), size)):
             first.to_fork = others
             self.scheduler.add(first)
@@ -117,9 +120,10 @@ class EngineCore:
     def abort_request(
         self, request_ids: str | abc.Iterable[str], internal: bool = False
     ) -> RequestOutput | list[RequestOutput] | None:
-        """End a request, whatever its state, and return its last output. Return None if it is unknown.
+        """End a request in any state, and return its last output, or None if the id is unknown.
 
-        Given several ids, return the outputs of the known ones.
+        Given several ids, return the outputs of the known ones. `internal` has no effect: it is part of vLLM's
+        interface.
         """
         self.check_thread()
         if isinstance(request_ids, str):
@@ -154,28 +158,29 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """Compute some tokens. Return the outputs that are due: see is_due().
 
-        With async_scheduling, launch a step and return the outputs of the one that was launched in the previous call.
+        With async_scheduling, launch a step and return the outputs of the step that the previous call launched.
 
         If no sequence can run, wait for blocks to arrive from the host or the disk. If Ctrl-C is pressed during the
-        step, raise KeyboardInterrupt at its end: the outputs of the step are lost.
+        step, raise KeyboardInterrupt at the step's end, and lose its outputs.
         """
         self.check_thread()
         self.ranks.send(EngineCore.step)
         self.observers.tell("begin")
         try:
             with step_range("schedule"):
-                output = self.ranks.call_on_all(self._schedule, plan_of)
+                # Each rank schedules for itself. All must choose the same tokens, and an error on one is raised on all.
+                output = self.ranks.call_on_all(self._schedule, batch_checksum)
             with step_range("launch"):
-                last, self._in_flight = self._in_flight, self._launch(output.batch) if output.batch else None
-            can_wait = last is None and self._in_flight is None  # only if nothing else can run
+                previous, self._in_flight = self._in_flight, self._launch(output.batch) if output.batch else None
+            can_wait = previous is None and self._in_flight is None  # only if nothing else can run
             self.kv_cache_manager.collect_loads(wait=can_wait)
             with step_range("update"):
                 updated = [*self._unreported, *output.failed]
-                if last is not None:
-                    updated += self._update(last)
+                if previous is not None:
+                    updated += self._update(previous)
                 if self._in_flight is not None and (not self._is_async or self._in_flight.must_read_first):
-                    last, self._in_flight = self._in_flight, None
-                    updated += self._update(last)
+                    current, self._in_flight = self._in_flight, None  # it can't overlap the next step
+                    updated += self._update(current)
                 self._unreported = []
                 outputs = self._outputs(updated)
             self._drop_wasted_step()
@@ -190,9 +195,9 @@ class EngineCore:
         return outputs
 
     def _schedule(self) -> SchedulerOutput:
-        """Schedule the step, and make its copies. If a copy raises, all sequences start over.
+        """Schedule the step, and make its copies. If either fails, preempt all sequences, and raise the error.
 
-        Otherwise one of them might read a block that was never copied.
+        Otherwise a sequence might read a block that was never copied.
         """
         try:
             output = self.scheduler.schedule()
@@ -205,7 +210,7 @@ class EngineCore:
             raise
 
     def _launch(self, batch: list[Scheduled]) -> InFlight:
-        """Start a step. If that raises, the step raises the error when it is read."""
+        """Start a step. If the launch raises, reading the step raises the same error."""
         try:
             step = InFlight(batch, self.executor.launch(with_drafts(batch)))
         except Exception as error:
@@ -215,11 +220,11 @@ class EngineCore:
         return step
 
     def _read(self, step: InFlight) -> list[tuple[Scheduled, list[RowOutput | None]]]:
-        """Wait for a step. Return its sequences with their tokens, but not those that have ended since the launch.
+        """Wait for a step. Return its sequences with their tokens, except sequences that have ended.
 
-        A sequence with a draft has a token for each row. If the step raises, run the sequences one by one and without
-        drafts, so that only those at fault end with an error. The step after it, if there is one, has read keys and
-        values that were not computed, so it is dropped.
+        A sequence with a draft has a token for each of its rows of logits. If the step raises, run its sequences one by
+        one and without drafts, so that only the sequences at fault end with an error. Drop the step that was launched
+        after it, if there is one, because that step has read keys and values that were never computed.
         """
         batch = step.batch
         try:
@@ -227,26 +232,27 @@ class EngineCore:
         except RankError:
             raise
         except Exception as error:
-            batch = [scheduled for scheduled in batch if scheduled[0].num_in_flight_tokens]  # the others hold no blocks
-            num_rows = len(with_drafts(step.batch))
+            # the other sequences were preempted or have ended since the launch
+            batch = [scheduled for scheduled in batch if scheduled[0].num_in_flight_tokens]
+            num_rows = len(with_drafts(step.batch))  # before the drafts are dropped
             self.observers.tell("raise", batch, error)
             for seq, _ in [*batch, *(self._in_flight.batch if self._in_flight is not None else [])]:
                 seq.forget_launched()
                 self.kv_cache_manager.trim(seq)
             self._in_flight = None
-            if num_rows > 1:
-                return [row for scheduled in batch for row in self._read(self._launch([scheduled]))]
+            if num_rows > 1:  # find the sequence at fault
+                return [result for scheduled in batch for result in self._read(self._launch([scheduled]))]
             for seq, _ in batch:
                 for sample in [seq, *seq.to_fork]:
                     sample.finish("error", f"{type(error).__name__}: {error}")
             return [(scheduled, [None]) for scheduled in batch]
-        rows = [(scheduled, list(islice(tokens, 1 + len(scheduled[0].draft_token_ids)))) for scheduled in batch]
-        return [row for row in rows if not row[0][0].finished]
+        results = [(scheduled, list(islice(tokens, 1 + len(scheduled[0].draft_token_ids)))) for scheduled in batch]
+        return [result for result in results if not result[0][0].finished]
 
     def _update(self, step: InFlight) -> list[Sequence]:
         """Add the new tokens and embeddings, and remove the sequences that have ended.
 
-        Return the sequences that got one or have failed.
+        Return the sequences that got a token or an embedding, or have failed.
         """
         updated, batch = [], []
         for (seq, num_tokens), outputs in self._read(step):
@@ -267,8 +273,9 @@ class EngineCore:
             batch.append((seq, num_tokens + num_accepted))
         self.observers.tell("step", batch, updated)
         for seq in updated:
-            for ended in [seq, *seq.to_fork] if seq.finished else ():
-                self.scheduler.remove(ended)
+            if seq.finished:
+                for ended in [seq, *seq.to_fork]:
+                    self.scheduler.remove(ended)
         return updated
 
     def _remove_ended(self) -> None:
@@ -279,23 +286,24 @@ class EngineCore:
                     self.scheduler.remove(ended)
 
     def _drop_steps(self) -> None:
-        """Forget all launched steps after a failure. If there was one ahead, all sequences start over."""
+        """Forget all launched steps after a failure. If a step was in flight, preempt all sequences."""
         for seq in self.scheduler.running:
             seq.forget_launched()
             self.kv_cache_manager.trim(seq)
-        if self._in_flight is not None:  # sequences may hold blocks for tokens that are not sampled now
+        if self._in_flight is not None:  # sequences may hold blocks for tokens that will never be sampled
             self._in_flight = None
             self.scheduler.preempt_all()
 
     def _drop_wasted_step(self) -> None:
-        """Forget the launched step, without reading it, once no request needs it."""
+        """Forget the launched step, without reading it, if no requests are left."""
         if not self.requests:
             self._in_flight = None
 
     def _outputs(self, seqs: list[Sequence]) -> list[RequestOutput]:
         """Return the outputs that are due for the requests of `seqs`. Forget the requests that have finished.
 
-        If the text of a finished request cannot be decoded, forget it too, or it would raise in every step.
+        If the text of a finished request cannot be decoded, raise the error, but forget the request, too: otherwise
+        every step would raise.
         """
         outputs = []
         for request_id in {seq.request_id: None for seq in seqs}:
@@ -314,10 +322,11 @@ class EngineCore:
 
     @interrupts_held_back()
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Empty the prefix cache in all tiers. Return False, and change nothing, while a request runs.
+        """Empty the prefix cache in all tiers, and return True. While a request runs, change nothing, and return False.
 
-        With `reset_running_requests`, preempt all running requests first, so that they start over. In kv_disk_dir, the
-        blocks of this model with these options are removed, also for other engines.
+        With `reset_running_requests`, preempt all running requests first, so that they start over. This also removes
+        the blocks in kv_disk_dir that belong to this model and these options, so other engines lose them.
+        `reset_connector` has no effect: it is part of vLLM's interface.
         """
         self.check_thread()
         self.ranks.send(EngineCore.reset_prefix_cache, reset_running_requests)
@@ -327,7 +336,7 @@ class EngineCore:
         return self.kv_cache_manager.reset_prefix_cache()
 
     def check_thread(self) -> None:
-        """Give the engine to the current thread if it is the first to use it. Raise RuntimeError in any other one."""
+        """Let the engine belong to the first thread that calls this. Raise RuntimeError in any other thread."""
         current = threading.current_thread()
         with self._thread_lock:
             self._thread = self._thread or current
@@ -339,7 +348,7 @@ class EngineCore:
             )
 
 
-def plan_of(output: SchedulerOutput) -> int:
-    """Return a number that two ranks share only if they are about to compute the same tokens."""
+def batch_checksum(output: SchedulerOutput) -> int:
+    """Return a checksum of the batch. If two ranks have different ones, they are about to compute different tokens."""
     rows = [(seq.request_id, seq.sample_index, seq.input_ids(num_tokens)) for seq, num_tokens in output.batch]
     return crc32(repr(rows).encode())

@@ -1,7 +1,7 @@
-"""Executor: the seam between the engine, which decides what to compute, and the hardware that computes it.
+"""Executor: the interface between the engine, which decides what to compute, and the hardware that computes it.
 
     pending = executor.launch(batch)            step n runs
-    another = executor.launch(next_batch)       step n + 1 may start before the tokens of step n are read
+    next_pending = executor.launch(next_batch)  step n + 1 may start before the tokens of step n are read
     pending.tokens()                            waits for step n
 
 An executor may run a model in this process (backends/) or on several ranks. Tests use executors without a model.
@@ -22,23 +22,23 @@ class Pending(Protocol):
     """A step that was launched."""
 
     def tokens(self) -> list[RowOutput | None]:
-        """Wait for the step, and return one item for each item of the batch, in order. Call it once.
+        """Wait for the step, and return a result for each item of the batch, in order. Call it once.
 
-        An item is the token that follows, or the embedding of a prompt with pooling_params. None stands for a sequence
-        with more tokens to compute before that. If the step failed, raise its error: then no sequence has changed, and
-        the slots of the step may be written again.
+        A result is the sampled token, the embedding of a prompt with pooling_params, or None if the sequence has more
+        tokens to compute first. If the step failed, raise its error: then no sequence has changed, and the slots of the
+        step may be written again.
         """
         ...
 
 
 def with_drafts(batch: list[Scheduled]) -> list[Scheduled]:
-    """Return a batch with one more item for each token of a draft, so that each has a row of logits."""
+    """Return a batch with one more item for each token of a draft, to get a row of logits for each."""
     return [item for seq, num_tokens in batch for item in [(seq, num_tokens), *[(seq, 1)] * len(seq.draft_token_ids)]]
 
 
 @dataclass
 class InFlight:
-    """A step that was launched and not read."""
+    """A step that was launched, but not read yet."""
 
     batch: list[Scheduled]
     pending: Pending
@@ -58,10 +58,11 @@ class Executor(Protocol):
     def launch(self, batch: list[Scheduled]) -> Pending:
         """Start a step. Copy what is needed from the sequences, since they may change before the tokens are read.
 
-        Steps run in the order of their launches, and some are never read. If the tokens of the step before have not
-        been read, a sequence has a placeholder for its newest token, which the executor must know. A sequence may
-        appear several times in a row, to get several rows of logits: each item continues where the previous one ends,
-        and returns its own token. Items after the first one compute the tokens of its draft.
+        Steps run in the order of their launches, and some are never read. A sequence whose newest token has not been
+        read yet has a placeholder for it: launch() sets its placeholder_id, and the next launch() must know which token
+        the placeholder stands for. A sequence may have several consecutive items, to get several rows of logits: each
+        item continues where the previous one ends, and has its own result. Items after the first one compute the tokens
+        of the sequence's draft.
         """
         ...
 
@@ -80,7 +81,7 @@ class FinishedStep:
         self._tokens, self._error = tokens, error
 
     def tokens(self) -> list[RowOutput | None]:
-        """Return the step's tokens, or raise its error once."""
+        """Return the step's tokens, or raise its error. Call it once."""
         error, self._error = self._error, None
         if error is not None:
             try:
@@ -91,19 +92,20 @@ class FinishedStep:
 
 
 class Kernels:
-    """The choice between kernels and plain operations. It belongs to the engine's thread.
+    """The choice between compiled kernels and plain operations of PyTorch. Only the engine's thread calls its methods.
 
-    This class chooses plain operations for good. backends/cpu and backends/gpu extend it.
+    On a CPU, kernels may be compiled while requests run on plain operations; the engine switches once no request is
+    running. This base class never switches. CpuChoice and GpuChoice (../backends) extend it.
     """
 
     uses_kernels = False
 
     def __init__(self, reason: str | None) -> None:
-        self.reason = reason  # for plain operations, or for kernels without CUDA graphs
+        self.reason = reason  # why there are no kernels, or no CUDA graphs
 
     @property
     def description(self) -> str:
-        """Describe the choice, for the last line of a command."""
+        """Describe the choice in a few words, for a command's summary or the server's log."""
         return f"plain operations: {self.reason}"
 
     @property
@@ -115,7 +117,7 @@ class Kernels:
         """Switch to the kernels if they have been compiled in the meantime. No request may be running."""
 
     def wait(self, seconds: float) -> None:
-        """Wait for the compiler if it is still running, for at most `seconds`, and log why."""
+        """If the compiler is still running, log that, and wait for at most `seconds`."""
 
     def close(self) -> None:
-        """End the compiler if it is still running."""
+        """Stop the compiler if it is still running."""

@@ -16,7 +16,7 @@ from .sequence import Sequence
 
 
 class InputProcessor:
-    """A builder of sequences from prompts."""
+    """A factory for sequences. It rejects prompts and parameters that cannot be served."""
 
     def __init__(
         self,
@@ -31,11 +31,11 @@ class InputProcessor:
         self._max_model_len, self._hidden_size = max_model_len, model.hidden_size
         self._speculation = speculation
         self._seeds = random.Random(seed)  # for requests without a seed of their own
-        # The tokenizer's EOS also ends a text, even if the model lists other tokens. It alone sets no stop_reason.
+        # The tokenizer's EOS ends an output even if the model does not list it. Only this token makes stop_reason None.
         self._eos_token_id = tokenizer.eos_token_id if tokenizer else None
         self._eos_token_ids = {*model.eos_token_ids, *([] if self._eos_token_id is None else [self._eos_token_id])}
-        self._grammars = Grammars(tokenizer, model.vocab_size, self._in_vocabulary(self._eos_token_ids))
-        self._showing_tokenizer = tokenizer.showing_special_tokens() if tokenizer else None
+        self._grammars = Grammars(tokenizer, model.vocab_size, self._within_vocabulary(self._eos_token_ids))
+        self._tokenizer_with_special_tokens = tokenizer.showing_special_tokens() if tokenizer else None
 
     def process(
         self, request_id: str, prompt: Prompt, params: SamplingParams | PoolingParams, cache_salt: str | None = None
@@ -45,11 +45,11 @@ class InputProcessor:
         Raise ValueError for a prompt or parameters that cannot be served.
         """
         if isinstance(params, PoolingParams):
-            return [replace(self._to_embed(request_id, prompt, params), root_hash=root_hash(cache_salt))]
+            return [replace(self._pooling_sequence(request_id, prompt, params), root_hash=root_hash(cache_salt))]
         params = SamplingParams.of(params).checked()
         self._check(params)
-        outputs = params.structured_outputs
-        grammars = [[each] for each in self._grammars.processors(outputs, params.n)] if outputs else [[]] * params.n
+        spec = params.structured_outputs
+        grammars = [[each] for each in self._grammars.processors(spec, params.n)] if spec else [[]] * params.n
         bad_words = bad_words_token_ids(params.bad_words or [], self._tokenizer, self._vocab_size)
         token_ids = self._token_ids(prompt, self._max_model_len - 1)
         room = self._max_model_len - len(token_ids)
@@ -58,16 +58,17 @@ class InputProcessor:
         samples = [seq, *(replace(seq, sample_index=index) for index in range(1, params.n))]
         if params.min_tokens > room:
             raise ValueError(f"min_tokens must be at most {room} to fit max_model_len, got {params.min_tokens}")
-        stop_token_ids = self._in_vocabulary(self._eos_token_ids | {*(params.stop_token_ids or [])})
-        processors = make_processors(params, token_ids, stop_token_ids, bad_words)
+        banned_by_min_tokens = self._within_vocabulary(self._eos_token_ids | {*(params.stop_token_ids or [])})
+        processors = make_processors(params, token_ids, banned_by_min_tokens, bad_words)
         for seq, grammar in zip(samples, grammars, strict=True):
             seq.logits_processors = [*grammar, *processors]
+            # For logits processors and logprobs, each row of a draft would need the output up to that row.
             if self._speculation and not (seq.must_read_first or params.prompt_logprobs is not None):
-                seq.drafter = NgramDrafter(self._speculation)  # others need a history for each row of a draft
+                seq.drafter = NgramDrafter(self._speculation)
         return samples
 
     def _sequence(self, request_id: str, prompt: Prompt, token_ids: list[int], params: SamplingParams) -> Sequence:
-        tokenizer = self._tokenizer if params.skip_special_tokens else self._showing_tokenizer
+        tokenizer = self._tokenizer if params.skip_special_tokens else self._tokenizer_with_special_tokens
         max_tokens = self._max_model_len if params.max_tokens is None else params.max_tokens
         return Sequence(
             request_id=request_id,
@@ -78,21 +79,22 @@ class InputProcessor:
             stop_token_ids={*(params.stop_token_ids or ()), *(() if params.ignore_eos else self._eos_token_ids)},
             max_num_tokens=min(len(token_ids) + max_tokens, self._max_model_len),
             tokenizer=tokenizer if params.detokenize else None,
-            logprobs_tokenizer=self._showing_tokenizer if params.detokenize else None,
+            logprobs_tokenizer=self._tokenizer_with_special_tokens if params.detokenize else None,
             eos_token_id=None if params.ignore_eos else self._eos_token_id,
         )
 
-    def _to_embed(self, request_id: str, prompt: Prompt, params: PoolingParams) -> Sequence:
-        """Return a sequence without an output. Its prompt may fill max_model_len."""
-        params = replace(params)  # a checked copy
-        if params.dimensions not in (None, size := self._hidden_size):
+    def _pooling_sequence(self, request_id: str, prompt: Prompt, params: PoolingParams) -> Sequence:
+        """Return a sequence that ends with an embedding. No token follows, so its prompt may fill max_model_len."""
+        params, size = replace(params), self._hidden_size  # replace() checks the copy
+        if params.dimensions not in (None, size):
             raise ValueError(f"dimensions must be {size}, the model's hidden_size, got {params.dimensions}")
         token_ids = self._token_ids(prompt, self._max_model_len)
+        # with a fixed seed, since an embedding needs no random one
         final_only = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, detokenize=False, seed=0)
         seq = self._sequence(request_id, prompt, token_ids, final_only)
         return replace(seq, pooling_params=params, max_num_tokens=len(token_ids))
 
-    def _token_ids(self, prompt: Prompt, most: int) -> list[int]:
+    def _token_ids(self, prompt: Prompt, limit: int) -> list[int]:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise ValueError("the checkpoint has no tokenizer: pass token ids instead of text")
@@ -104,9 +106,9 @@ class InputProcessor:
             raise ValueError(f"the prompt's token ids must be from 0 to {self._vocab_size - 1}, got {wrong[0]}")
         if not token_ids:
             raise ValueError("the prompt is empty: it must have at least 1 token, got 0")
-        if len(token_ids) > most:
+        if len(token_ids) > limit:
             raise ValueError(
-                f"the prompt must have at most {most} tokens, since max_model_len is {self._max_model_len}, "
+                f"the prompt must have at most {limit} tokens, since max_model_len is {self._max_model_len}, "
                 f"got {len(token_ids)}"
             )
         return token_ids
@@ -121,5 +123,5 @@ class InputProcessor:
             if wrong:
                 raise ValueError(f"{name}: a token id must be from 0 to {self._vocab_size - 1}, got {wrong[0]}")
 
-    def _in_vocabulary(self, token_ids: set[int]) -> set[int]:
+    def _within_vocabulary(self, token_ids: set[int]) -> set[int]:
         return {token_id for token_id in token_ids if token_id < self._vocab_size}

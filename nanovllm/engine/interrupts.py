@@ -1,4 +1,4 @@
-"""Ctrl-C between steps. In the middle of a step it could leak blocks, or leave a token half appended."""
+"""Ctrl-C, delayed until a step ends: during a step, it could leak blocks or leave a token half appended."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ class BetweenSteps:
     """A gap between steps: in `with between_steps:`, Ctrl-C has its usual effect, even if it was pressed earlier."""
 
     def __init__(self) -> None:
-        # Only the main thread receives signals. A handler of None is not Python's, and could not be restored.
+        # Only the main thread receives signals. A handler of None was not set by Python, and could not be restored.
         is_main = threading.current_thread() is threading.main_thread()
         self._can_hold = is_main and signal.getsignal(signal.SIGINT) is not None
         self._handler: Any = None  # the program's own handler, while ours replaces it
@@ -36,7 +36,7 @@ class BetweenSteps:
     def __enter__(self) -> None:
         try:
             self.let_through()
-        except BaseException:  # the block ends here: a second Ctrl-C must not interrupt its cleanup
+        except BaseException:  # `with` ends here: a second Ctrl-C must not interrupt the caller's cleanup
             self.hold_back()
             raise
 
@@ -46,7 +46,10 @@ class BetweenSteps:
 
 @contextmanager
 def interrupts_held_back() -> Iterator[BetweenSteps]:
-    """Delay Ctrl-C until the block ends, except in `with` on the yielded object. Other threads never receive it."""
+    """Delay Ctrl-C until the block ends, except inside `with` on the yielded object.
+
+    In threads other than the main thread, this does nothing, because they never receive Ctrl-C.
+    """
     between_steps = BetweenSteps()
     between_steps.hold_back()
     try:

@@ -1,4 +1,4 @@
-"""KVCache: the keys and values of all sequences. PoolReport: how much of them is in use."""
+"""KVCache: the keys and values of all sequences. PoolReport: how much of the pool is in use."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ from .int8_blocks import Int8Blocks, int8_block_shape
 
 
 class BlockCopy(NamedTuple):
-    """A copy of a block, to make before the step writes to either one."""
+    """A block to copy, before the step writes to the source or the target."""
 
     source: int
     target: int
@@ -26,8 +26,8 @@ class KVCache:
 
     blocks   [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
 
-    A block has the keys (0) and values (1) of its tokens in all layers, end to end, so moving a block is one copy. In
-    int8 it has the shape and the layout of Int8Blocks.
+    A block holds the keys (0) and values (1) of its tokens in all layers, contiguously, so moving a block is a single
+    copy. With int8, a block has the layout that int8_blocks.py describes.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class KVCache:
         device: torch.device,
         is_int8: bool = False,
     ) -> None:
-        """Allocate the pool. `dtype` is the type of keys and values, quantized to int8 or not."""
+        """Allocate the pool. write() takes and read() returns `dtype`, even if blocks store int8."""
         self.num_blocks, self.block_size, self.dtype, self.is_int8 = num_blocks, block_size, dtype, is_int8
         self.num_layers, self.num_kv_heads = model.num_hidden_layers, model.num_key_value_heads
         self.head_dim = model.head_dim
@@ -53,7 +53,9 @@ class KVCache:
             raise ValueError(f"{device} has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
         use_huge_pages(self.blocks)
         self._int8 = Int8Blocks(self.blocks, block_size, self.head_dim) if is_int8 else None
-        # Two views that one index can address: a row per slot and a piece per block, for each layer's keys and values.
+        # Two views of a pool that is not int8. In a layer, the key (kv = 0) or the value (1) of a slot is row number
+        # ((block * num_layers + layer) * 2 + kv) * block_size + offset; all keys or values of a block are piece number
+        # (block * num_layers + layer) * 2 + kv.
         self._rows = self.blocks.view(-1, *shape[3:])  # [num_blocks * num_layers * 2 * block_size, num_kv_heads, ...]
         self._pieces = self.blocks.view(-1, *shape[2:])  # [num_blocks * num_layers * 2, block_size, num_kv_heads, ...]
         self.bytes_per_token = self.blocks.nbytes // (num_blocks * block_size)
@@ -67,10 +69,10 @@ class KVCache:
             self.num_blocks_copied += len(copies)
 
     def rows(self, slot_mapping: Tensor) -> Tensor:
-        """Return the rows of these slots in layer 0, all keys before all values.
+        """Return the row numbers of these slots in layer 0: those of all keys, then those of all values.
 
         slot_mapping int64 [num_tokens], a slot is block * block_size + offset -> int64 [2 * num_tokens]
-        In int8, rows are the slots.
+        With int8, return the slots.
         """
         if self._int8:
             return slot_mapping
@@ -79,7 +81,9 @@ class KVCache:
         return torch.cat((keys, keys + self.block_size))
 
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store token i in slot slot_mapping[i], given rows(slot_mapping). Return k and v as read() will return them.
+        """Store the key and value of each token i in slot slot_mapping[i]; `rows` is rows(slot_mapping).
+
+        Return them as read() would: with int8, rounded.
 
         k, v [num_tokens, num_kv_heads, head_dim]
         """
@@ -90,16 +94,16 @@ class KVCache:
         return k, v
 
     def clear(self, blocks: Tensor) -> None:
-        """Fill blocks with zeros: slots past a sequence's last token are read, with weight 0, and 0 x NaN is NaN."""
+        """Zero these blocks: slots past a sequence's last token are read, too, with weight 0, and 0 * NaN is NaN."""
         self.blocks.index_fill_(0, blocks, 0)
 
     def pieces(self, blocks: Tensor) -> Tensor:
-        """Return the pieces of these blocks in layer 0: for each row of blocks, its keys and then its values.
+        """Return the piece numbers of these blocks in layer 0: in each row, all keys come before all values.
 
         read() copies in this order, so the CPU core that copied a sequence's keys and values finds them in its own
         cache when it attends to them.
         blocks int64 [..., num_blocks] -> int64 [..., 2 * num_blocks]
-        In int8, pieces are the blocks.
+        With int8, return the blocks.
         """
         if self._int8:
             return blocks
@@ -107,7 +111,9 @@ class KVCache:
         return torch.cat((keys, keys + 1), dim=-1)
 
     def read(self, layer: int, pieces: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return copies of the keys and values in the first `length` slots of each row of blocks, end to end.
+        """Return copies of the keys and values in the first `length` slots of each row of blocks.
+
+        A row with fewer slots gives all of them.
 
         pieces int64 [..., 2 * num_blocks], from pieces() -> [..., length, num_kv_heads, head_dim] each
         """
@@ -121,17 +127,17 @@ class KVCache:
 
 @dataclass(frozen=True)
 class PoolReport:
-    """The pool at one moment, in slots.
+    """A snapshot of the pool, in slots.
 
     ####------------##--------------................
     #  used: has keys and values     -  wasted: held but empty     .  free
     """
 
     num_slots: int
-    promised: int  # slots in the blocks that the sequences may need in the end, for prompt + max_tokens of each
+    promised: int  # slots of the blocks that the holders would hold if each grew to max_num_tokens
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each block that is held, by start
 
-    @cached_property  # read whenever a sequence is freed
+    @cached_property  # kept, because it is read whenever a sequence is freed
     def held(self) -> int:
         return sum(size for _, size, _ in self.pieces)
 
@@ -144,7 +150,7 @@ class PoolReport:
         return self.held - self.used
 
     def strip(self, width: int = 48) -> str:
-        """Return a picture of the pool, `width` characters wide. Each shows what most of its slots are.
+        """Return a picture of the pool, `width` characters wide. Each one shows its slots' most common state.
 
         >>> PoolReport(8, promised=4, pieces=((0, 4, 2),)).strip(width=8)
         '##--....'

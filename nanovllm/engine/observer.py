@@ -12,37 +12,37 @@ class Observer:
     abort     request_id               the caller is about to end the request
     store     block, to, hash          a block was evicted from the device, and block `to` of the host has a copy
     renew     block, hash              a block was evicted from the device, and this block of the host had it already
-    host_evict block, hash, why        the host's block is taken, or all are reset
+    host_evict block, hash, why        this block of the host is taken, or all blocks of the host are reset
     disk_store hash                    a file has a copy of a block
     disk_drop hash                     a block is not copied to a file, because no buffer is free
-    disk_evict hash                    the file is removed, because others need its room
+    disk_evict hash                    the file of a block was removed, because other blocks need the space
     load      seq, copies              blocks for seq are on their way from the host or the disk
-    arrive    copies                   they have arrived
-    timed     tier, num_blocks, seconds  so long did it take to load these blocks from the "host" or the "disk"
+    arrive    copies                   the blocks of these copies have arrived
+    timed     tier, num_blocks, seconds  loading num_blocks blocks from `tier` ("host" or "disk") took this long
     disk_bad  hash, error              a block could not be read from its file
-    lose      blocks                   these blocks did not arrive: sequences that hold one are about to be preempted
+    lose      blocks                   these blocks did not arrive; sequences that hold one are about to be preempted
     begin                              a step begins
-    admit     seq, hits                seq holds its blocks; hits: those that were cached, None for one of a tier
+    admit     seq, hits                seq holds its blocks; hits: its cached blocks, None for a block from a tier
     cache     block, hash              the block enters the prefix cache
-    evict     block, hash, why         the block leaves the prefix cache: it is taken or lost, or all are reset
-    fork      parent, child            child holds the blocks of parent too, and runs behind it
+    evict     block, hash, why         the block leaves the prefix cache: it is taken or lost, or all blocks are reset
+    fork      parent, child            child holds the blocks of parent, too, and directly follows it in `running`
     grow      seq, copy                seq holds one more block, or its own copy of a shared one
     draft     seq                      the step computes guesses of the next tokens of seq, seq.draft_token_ids
-    verify    seq, drafted, accepted   so many tokens of the draft were computed, and so many were right
+    verify    seq, drafted, accepted   `drafted` tokens of the draft were computed, and `accepted` of them were right
     trim      seq, blocks              seq has given back these blocks, which its draft had taken
     copy      copies                   these blocks are copied
     wait      seq, why, needed, free   seq is first in the queue, but is not admitted in this step
     schedule  output                   the sequences of this step, and how many tokens each computes
     preempt   seq, makes_room_for      seq has lost its blocks, and waits at the front of the queue
-    step      batch, updated           the new tokens are appended; updated: sequences that have one
+    step      batch, updated           the new tokens are appended; updated: the sequences that got a token
     free      seq, blocks              seq has given these blocks back
     finish    seq                      seq has ended and holds nothing
     raise     batch, error             a step of the model raised an error with these sequences
-    end       error                    the step is over; error: the one that ended it early, or None
+    end       error                    the step is over; error: the error that ended it early, or None
     """
 
     def tell(self, kind: str, *details: object) -> None:
-        """Receive an event. The engine's thread calls this right after the event."""
+        """Receive an event. The engine's thread calls this method."""
 
 
 class Observers(Observer):
@@ -71,7 +71,7 @@ class Observers(Observer):
         if not any(name == "tell" or name.startswith("on_") for name in dir(observer)):
             raise ValueError(f"an observer needs tell() or a method such as on_admit(), got {observer!r}")
         self._observers.append(observer)
-        self._methods = {}  # a new one, last: tell() may be filling the old one in another thread
+        self._methods = {}  # a new dict, set last: tell() may be filling the old dict in another thread
 
     def remove(self, observer: object) -> None:
         """Stop sending events to `observer`. Raise ValueError if it is not in the list."""

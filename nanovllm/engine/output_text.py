@@ -16,8 +16,8 @@ class StopStrings:
         stops "The End", "ends":   0 -T- 1 -h- 2 -e- 3 ...      after "The en", the state is that of "en"
                                      -e- 8 -n- 9 ...
 
-    `ends` has, for each state, the index of the first string in the list that ends there, or the number of strings if
-    none does. `held_back` has the length of the longest suffix that more characters could turn into one of them.
+    `ends` has, for each state, the lowest index of a string that ends there, or the number of strings if none does.
+    `held_back` has the length of the longest suffix that more characters could turn into one of the strings.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -34,16 +34,16 @@ class StopStrings:
                     depths.append(depths[state] + 1)
                 state = self._children[state][char]
             self.ends[state] = min(self.ends[state], index)
-        self._fallbacks, self.held_back = [0] * len(depths), depths  # the state of the longest shorter end
+        self._fallbacks, self.held_back = [0] * len(depths), depths  # the state of the longest shorter suffix
         for state in sorted(range(1, len(depths)), key=depths.__getitem__):
             parent, char = parents[state]
             fallback = self._fallbacks[state] = self.read(self._fallbacks[parent], char) if parent else 0
             self.ends[state] = min(self.ends[state], self.ends[fallback])
-            if not self._children[state]:  # a whole string, which nothing makes longer
+            if not self._children[state]:  # a complete string, and the prefix of no other one
                 self.held_back[state] = self.held_back[fallback]
 
     def read(self, state: int, char: str) -> int:
-        """Return the state after one more character: constant work, averaged over a text."""
+        """Return the state after one more character, in constant time (averaged over a text)."""
         while char not in self._children[state] and state:
             state = self._fallbacks[state]
         return self._children[state].get(char, 0)
@@ -102,16 +102,16 @@ class OutputText:
                 self._shown, self._held_back = self._shown + text[: end if self._keep_stop else start], ""
                 self._decoder = None
                 return True
-        keep = len(text) - self._automaton.held_back[self._state]
-        self._shown, self._held_back = self._shown + text[:keep], text[keep:]
+        num_shown = len(text) - self._automaton.held_back[self._state]
+        self._shown, self._held_back = self._shown + text[:num_shown], text[num_shown:]
         return False
 
 
 class RepetitionDetector:
     """A detector of patterns that an output repeats at its end, min_count times or more.
 
-    For each token, numpy passes once over the sizes that fit in the output so far, at most len(output). However large
-    the parameters' numbers are, this is less work than attention has with the same token.
+    For each token, numpy makes one pass over the pattern sizes that fit in the output so far, of which there are at
+    most len(output). However large the parameters are, this is less work than attention does for the same token.
 
     >>> detector = RepetitionDetector(RepetitionDetectionParams(max_pattern_size=2, min_count=3))
     >>> [detector.push(token_id) for token_id in (9, 4, 5, 4, 5, 4, 5)]
@@ -121,13 +121,14 @@ class RepetitionDetector:
     def __init__(self, params: RepetitionDetectionParams) -> None:
         self._min_size, self._max_size = max(1, params.min_pattern_size), params.max_pattern_size
         self._min_count = params.min_count
-        self._token_ids = np.empty(64, dtype=np.int64)  # [capacity], the last token first: it ends with the output
-        self._runs = np.zeros(64, dtype=np.int64)  # [capacity], how many last tokens equal the one `size` before them
+        self._token_ids = np.empty(64, dtype=np.int64)  # [capacity], filled from its end: the newest token comes first
+        # [capacity], by size - 1: how many tokens in a row, up to the newest, equal the token `size` places earlier
+        self._runs = np.zeros(64, dtype=np.int64)
         self._num_tokens = 0
 
     def push(self, token_id: int) -> bool:
         """Add a token. Return True if the output ends in a repetition now."""
-        capacity, size = len(self._runs), min(self._max_size, self._num_tokens)  # the largest that was here before
+        capacity, size = len(self._runs), min(self._max_size, self._num_tokens)  # size: largest to compare
         if self._num_tokens == capacity:
             self._token_ids = np.concatenate([np.empty_like(self._token_ids), self._token_ids])
             self._runs, capacity = np.concatenate([self._runs, np.zeros_like(self._runs)]), 2 * capacity
@@ -137,8 +138,8 @@ class RepetitionDetector:
         runs *= self._token_ids[start : start + size] == token_id
         self._token_ids[start - 1] = token_id
         self._num_tokens += 1
-        most = min(self._max_size, self._num_tokens // self._min_count)
-        if most < self._min_size:
+        largest = min(self._max_size, self._num_tokens // self._min_count)  # that fits min_count times
+        if largest < self._min_size:
             return False
-        sizes = np.arange(self._min_size, most + 1)
+        sizes = np.arange(self._min_size, largest + 1)
         return bool((self._runs[sizes - 1] >= sizes * (self._min_count - 1)).any())

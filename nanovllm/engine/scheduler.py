@@ -1,4 +1,4 @@
-"""Scheduler: choose, before every step, the sequences that run and how many tokens of each.
+"""Scheduler: chooses, before every step, the sequences that run and how many tokens of each are computed.
 
     add -> waiting -- admit, first come first served --> running -> finish
               ^                                             |
@@ -26,7 +26,7 @@ class SchedulerOutput:
     """The work of the next step."""
 
     budget: int  # how many more tokens the step may compute
-    batch: list[Scheduled] = field(default_factory=list)  # in any order
+    batch: list[Scheduled] = field(default_factory=list)  # in no particular order
     copies: list[BlockCopy] = field(default_factory=list)  # to make before the step writes
     failed: list[Sequence] = field(default_factory=list)  # sequences that have outgrown the pool
 
@@ -62,16 +62,17 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Fill a step with up to max_num_batched_tokens tokens, and take the blocks that they are written to.
 
-        A sequence decodes if exactly one of its tokens is uncomputed. Decodes go first, the oldest first. What is left
-        of the budget goes to running prompts, the oldest first, and then to waiting sequences in order, as far as
-        _may_admit() lets them in. A sequence whose blocks have not arrived does not run. A decode that finds no block
-        preempts the newest sequence; one that runs alone waits while loads hold blocks, or fails. A step that preempts
-        admits none: the first in line has just lost its blocks, and doesn't fit. While budget is left, the first in
-        line fails if it is larger than the pool. A sequence whose last token is in flight does not run, and one that
-        lacks a block fails only after its tokens are read. Drafts get what is left of the budget and the blocks. Tell
-        the observer "schedule" at the end.
+        1. Preempt sequences, the newest first, until no running one holds a lost block.
+        2. Decodes (sequences with exactly one uncomputed token), the oldest first. A decode that finds no free block
+           preempts the newest sequence. If no other sequence runs, the decode waits while its token is in flight or
+           loads hold blocks, and otherwise fails.
+        3. Running prompts, the oldest first, with what is left of the budget.
+        4. Waiting sequences in order, until _may_admit() refuses one. A sequence larger than the pool fails. After a
+           preemption in this step, no sequence is admitted: the first in line has just lost its blocks.
+        5. Drafts, with what is left of the budget and the blocks.
 
-        Before all this, sequences are preempted, the newest first, until none that runs holds a lost block.
+        A sequence does not run while its blocks are loading, or once its last token is in flight. Tell the observer
+        "schedule" at the end.
         """
         output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions
@@ -80,8 +81,8 @@ class Scheduler:
         for seq in [seq for seq in self.running if seq.to_fork]:
             self._fork_samples(seq)
 
-        # First, one token for each sequence that decodes. The one preempted is the last of `running`, so it comes after
-        # all sequences that are in the batch already: none of these loses a block.
+        # First, one token for each sequence that decodes. Preemption takes the last of `running`, which comes after
+        # every sequence that is already in the batch, so no sequence of the batch loses a block.
         index = 0
         while index < len(self.running) and output.budget > 0:
             seq = self.running[index]
@@ -93,7 +94,7 @@ class Scheduler:
             elif len(self.running) > 1:
                 self._preempt(self.running[-1], makes_room_for=seq)  # it may be `seq` itself
             elif seq.num_in_flight_tokens or self._kv_cache_manager.tier.arriving():
-                index += 1  # it may end with the token in flight; the load of a preempted sequence holds blocks
+                index += 1  # `seq` may end with its token in flight; the load of a preempted sequence holds blocks
             else:
                 self._fail(seq, output)
 
@@ -102,7 +103,7 @@ class Scheduler:
             if seq.num_uncomputed_tokens > 1 and output.budget > 0:
                 self._take(seq, output)
 
-        # Then waiting sequences. After a preemption, the first of them has just lost its blocks, and does not fit.
+        # Then waiting sequences. After a preemption, the first one has just lost its blocks, and does not fit.
         while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions:
             seq = next(iter(self.waiting))
             if cdiv(seq.num_tokens, self._kv_cache_manager.block_size) > self._kv_cache_manager.num_blocks:
@@ -118,7 +119,7 @@ class Scheduler:
                 if self._kv_cache_manager.can_append(sample):
                     self._take(sample, output)
 
-        # Finally drafts: nobody waits or loses a block for a guess.
+        # Finally drafts: no sequence waits or loses a block for a guess.
         if self._is_speculative:
             for seq, num_tokens in output.batch:
                 if seq.drafter is not None and num_tokens == seq.num_uncomputed_tokens:
@@ -128,10 +129,10 @@ class Scheduler:
         return output
 
     def _take(self, seq: Sequence, output: SchedulerOutput) -> None:
-        """Add as many tokens of `seq` to the step as the budget allows, and the copy that it needs to write them.
+        """Add as many tokens of `seq` to the step as the budget allows, and the copy that writing them requires.
 
-        Add nothing if its blocks have not arrived, or without a token to add. A sequence that carries samples leaves
-        out its last token: each sample computes that one for itself.
+        Add nothing if its blocks have not arrived or no token is left to add. A sequence with samples to fork leaves
+        out its last token, which each sample computes for itself.
         """
         num_tokens = min(seq.num_uncomputed_tokens - bool(seq.to_fork), output.budget)
         if num_tokens == 0 or not self._kv_cache_manager.is_ready(seq):
@@ -143,9 +144,9 @@ class Scheduler:
         output.budget -= num_tokens
 
     def _draft(self, seq: Sequence, drafter: NgramDrafter, output: SchedulerOutput) -> None:
-        """Add a draft to the last token of `seq`, as far as it finds slots. Tell the observer "draft" if there is one.
+        """Add a draft after the last token of `seq`, in free blocks. Tell the observer "draft" if there is one.
 
-        The token after the draft is the last one that max_num_tokens allows.
+        The draft leaves room for the token sampled after it: together they stay within max_num_tokens.
         """
         draft = drafter.propose(seq.token_ids, min(output.budget, seq.max_num_tokens - seq.num_tokens - 1))
         seq.draft_token_ids = draft[: self._kv_cache_manager.append_draft_slots(seq, len(draft))]
@@ -154,9 +155,9 @@ class Scheduler:
             self._observer.tell("draft", seq)
 
     def _fork_samples(self, seq: Sequence) -> list[Sequence]:
-        """Fork the samples that `seq` carries, once it has only its last token left to compute. Return them.
+        """Fork the samples in `seq.to_fork`, once only the last token of `seq` is left to compute. Return them.
 
-        They run right behind it, so that `running` stays in order of arrival, and it carries none from then on.
+        They follow `seq` in `running`, which stays in order of arrival.
         """
         if not seq.to_fork or seq.num_uncomputed_tokens > 1 or seq.num_in_flight_tokens:
             return []
@@ -168,11 +169,11 @@ class Scheduler:
         return samples
 
     def _may_admit(self, seq: Sequence, hits: list[int | None]) -> bool:
-        """Return True if there are seats for `seq` and its samples, and blocks for its tokens.
+        """Return True if max_num_seqs allows `seq` and its samples, and there are blocks for its tokens.
 
-        If other sequences run, it must leave the watermark free for them to grow into, and a block for each of its
-        samples. If it may not be admitted, tell the observer "wait", with the reason ("seat" or "blocks") and how many
-        are needed and free. The blocks needed include those that must stay free.
+        If other sequences run, `seq` must leave a reserve (the watermark) free for them to grow into, and a block for
+        each of its samples. If `seq` must wait, tell the observer "wait", with the reason ("seat" or "blocks") and how
+        many seats or blocks are needed and free. The number needed includes the blocks that must stay free.
         """
         seats = self._max_num_seqs - sum(1 + len(other.to_fork) for other in self.running)
         if 1 + len(seq.to_fork) > seats:
@@ -187,8 +188,8 @@ class Scheduler:
     def _preempt(self, seq: Sequence, makes_room_for: Sequence | None) -> None:
         """Free the blocks of a running sequence, move it to the front of `waiting`, and count it in num_preemptions.
 
-        It keeps its output. Once it is admitted again, prompt and output are computed like one long prompt. Tell the
-        observer "preempt", with both sequences.
+        The sequence keeps its output. Once admitted again, its prompt and output are computed like one long prompt.
+        Tell the observer "preempt", with both sequences.
         """
         self.running.remove(seq)
         self._kv_cache_manager.free(seq)
@@ -199,12 +200,12 @@ class Scheduler:
         self._observer.tell("preempt", seq, makes_room_for)
 
     def preempt_all(self) -> None:
-        """Preempt all running sequences after a failed step: they must compute its tokens again."""
+        """Preempt all running sequences, so that they start over: after a failed step, or to reset the prefix cache."""
         while self.running:
             self._preempt(self.running[-1], makes_room_for=None)
 
     def _fail(self, seq: Sequence, output: SchedulerOutput) -> None:
-        """End a sequence that has outgrown the whole pool."""
+        """End a sequence that has outgrown the whole pool, and its unforked samples, with an error."""
         needed = cdiv(seq.num_tokens, self._kv_cache_manager.block_size)
         error = f"{seq.num_tokens} tokens need {needed} blocks, the pool has {self._kv_cache_manager.num_blocks}"
         for sample in [seq, *seq.to_fork]:

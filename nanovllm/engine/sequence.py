@@ -1,4 +1,4 @@
-"""Sequence: the state of one sample of a request: its tokens, its text so far, and its blocks in the pool."""
+"""Sequence: the state of one sample of a request, with its tokens, its text so far and its blocks in the pool."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -18,15 +18,16 @@ from .prefix_cache import BlockHash
 
 @dataclass(eq=False)
 class Sequence:
-    """The tokens of a request, prompt and output, and how many of them are computed.
+    """The tokens of one sample, prompt and output, and how many of them are computed.
 
         token_ids   | prompt ............ | output ...... | last sampled |
         in the pool | keys and values of num_computed_tokens | not yet   |
 
-    A sampled token is appended at once. Its keys and values are computed, and its slot is written, in the next step.
+    A sampled token is appended immediately. The next step computes its key and value, and writes them to its slot.
 
-    With async_scheduling, a step is scheduled before the tokens of the one before it are read. The tokens that an
-    unread step computes are in flight, and the token that it samples has a placeholder, which is not in token_ids:
+    To launch a step is to start it, and to read it is to wait for its sampled tokens. In between, it is in flight. With
+    async_scheduling, a step is scheduled while the previous one is in flight. The tokens that the previous step
+    computes are in flight, too, and the token that it samples has a placeholder, which is not in token_ids:
 
         token_ids   | prompt ............ | output ............... | placeholder |
                     | num_computed_tokens | num_in_flight_tokens   | the next step starts here
@@ -42,19 +43,20 @@ class Sequence:
     tokenizer: HFTokenizer | None = None  # without one there is no text
     sample_index: int = 0  # among the samples of one prompt
     logprobs_tokenizer: HFTokenizer | None = None  # for the tokens in logprobs, including special ones
-    eos_token_id: int | None = None  # gives no stop_reason
-    pooling_params: PoolingParams | None = None  # then the result is an embedding instead of an output
-    root_hash: BlockHash = b""  # the parent of its first block's hash, which depends on the request's cache_salt
+    eos_token_id: int | None = None  # a stop at this token leaves stop_reason None
+    pooling_params: PoolingParams | None = None  # if set, the result is an embedding, not text
+    root_hash: BlockHash = b""  # the parent hash of its first block, made from cache_salt
     num_computed_tokens: int = field(default=0, init=False)
     num_in_flight_tokens: int = field(default=0, init=False)  # computed by steps that have not been read
-    num_output_placeholders: int = field(default=0, init=False)  # sampled by these steps
-    placeholder_id: int = field(default=0, init=False)  # the sampled token, if the executor knows it before it is read
-    num_cached_tokens: int = field(default=0, init=False)  # cache hits of the prompt on its way to the first token
-    num_declined_blocks: int = field(default=0, init=False)  # cached in a tier, but computed, because that is faster
+    num_output_placeholders: int = field(default=0, init=False)  # for the tokens that these steps sample
+    # Stands for the unread token in input_ids(): the token if the executor knows it, or ~row, which the device replaces
+    placeholder_id: int = field(default=0, init=False)
+    num_cached_tokens: int = field(default=0, init=False)  # prompt tokens found in the cache, before any output
+    num_declined_blocks: int = field(default=0, init=False)  # in a tier, but faster to compute than to load
     num_preemptions: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
-    block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, as far as needed
-    to_fork: list["Sequence"] = field(default_factory=list, init=False)  # samples that share its prompt, once computed
+    block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, made when needed
+    to_fork: list["Sequence"] = field(default_factory=list, init=False)  # samples to fork once its prompt is computed
     logits_processors: list[LogitsProcessor] = field(default_factory=list, init=False)
     drafter: NgramDrafter | None = field(default=None, init=False)  # if the request may speculate
     draft_token_ids: list[int] = field(default_factory=list, init=False)  # guesses of this step, not part of token_ids
@@ -102,8 +104,8 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """The whole prompt at first (prefill), then 1 (decode). Tokens in flight count as computed."""
-        num_launched_tokens = self.num_computed_tokens + self.num_in_flight_tokens
+        """The tokens left to launch: the whole prompt at first (prefill), then 1 (decode)."""
+        num_launched_tokens = self.num_computed_tokens + self.num_in_flight_tokens  # written out: this runs often
         return len(self.token_ids) + self.num_output_placeholders - num_launched_tokens
 
     @property
@@ -136,7 +138,7 @@ class Sequence:
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The stop string or stop token that ended the output. EOS gives None."""
+        """The stop string or token that ended the output, or "repetition_detected". None otherwise, and for EOS."""
         if self.finish_reason == "repetition":
             return "repetition_detected"
         if self.finish_reason != "stop" or self.embedding is not None:
@@ -150,15 +152,15 @@ class Sequence:
         return SamplingRow(self.params, self.seed, self.sample_index, position)
 
     def input_ids(self, num_tokens: int, start: int | None = None) -> list[int]:
-        """Return the next tokens to compute, or those from position `start` on. The draft follows the last token.
+        """Return the next `num_tokens` tokens to compute, or those from position `start` on.
 
-        If the last one has not been read, placeholder_id stands for it.
+        The draft follows the last token. If the newest token has not been read, placeholder_id stands for it.
         """
         start = self.num_launched_tokens if start is None else start
         token_ids = self.token_ids[start : start + num_tokens]
         if len(token_ids) < num_tokens:
-            ahead, first = self.draft_token_ids or [self.placeholder_id], max(start - self.num_tokens, 0)
-            token_ids += ahead[first : first + num_tokens - len(token_ids)]
+            after, first = self.draft_token_ids or [self.placeholder_id], max(start - self.num_tokens, 0)
+            token_ids += after[first : first + num_tokens - len(token_ids)]
         return token_ids
 
     def input_id(self, position: int) -> int:
@@ -168,11 +170,11 @@ class Sequence:
 
     def note_launched(self, num_tokens: int) -> None:
         """Count the tokens of a launched step as in flight, and add a placeholder if the step samples."""
-        self.num_output_placeholders += self.num_uncomputed_tokens == num_tokens
+        self.num_output_placeholders += self.num_uncomputed_tokens == num_tokens  # if it computes the last tokens
         self.num_in_flight_tokens += num_tokens
 
     def note_read(self, num_tokens: int, has_token: bool, num_accepted: int = 0) -> None:
-        """Count the step's tokens and accepted drafts as computed, once its token has replaced the placeholder."""
+        """Count a step's tokens and its accepted draft tokens as computed, once the sampled token is appended."""
         self.num_in_flight_tokens -= num_tokens
         self.num_computed_tokens += num_tokens + num_accepted
         self.num_output_placeholders -= has_token
@@ -185,14 +187,14 @@ class Sequence:
     def append_tokens(self, tokens: list[SampledToken]) -> int:
         """Append the first token, and each later one as long as the token before it matches the draft.
 
-        This uses up the draft. Return how many of its tokens were accepted: their keys and values are valid.
+        Clear the draft. Return how many of its tokens were accepted: their keys and values are valid.
         """
         draft, self.draft_token_ids = self.draft_token_ids, []
         for num_accepted, token in enumerate(tokens):
             self.append_token(token)
             if self.finished or draft[num_accepted : num_accepted + 1] != [token.token_id]:
                 return num_accepted
-        raise AssertionError("the last row has no draft after it")
+        raise AssertionError("the last row has no draft after it, so the loop has returned")
 
     def append_token(self, token: SampledToken) -> None:
         """Append a sampled token. Finish at a stop token, a stop string, the maximum length or a repetition."""
@@ -233,7 +235,7 @@ class Sequence:
 
     def completion(self) -> CompletionOutput:
         """Return the output so far, or only what is new since the last output if the request streams deltas."""
-        start = self._reported if self.params.output_kind is RequestOutputKind.DELTA else NOTHING
+        start = self._reported if self.params.output_kind is RequestOutputKind.DELTA else NOTHING_REPORTED
         return CompletionOutput(
             index=self.sample_index,
             text=self._text.shown[start.num_characters :],
@@ -245,21 +247,21 @@ class Sequence:
         )
 
     def has_news(self, interval: int = 1) -> bool:
-        """Return True after the first token, after `interval` more tokens, and at the end."""
+        """Return True if an output is due: for the first token, after `interval` more tokens, or at the end."""
         num_new = len(self.token_ids) - len(self.prompt_token_ids) - self._reported.num_tokens
-        return num_new >= (interval if self._reported.num_tokens else 1) or self.finished > self._reported.end
+        return num_new >= (interval if self._reported.num_tokens else 1) or (self.finished and not self._reported.ended)
 
     @property
     def was_reported(self) -> bool:
         """True if an earlier output has included this sample."""
-        return self._reported != NOTHING
+        return self._reported != NOTHING_REPORTED
 
     def note_reported(self) -> None:
         """Remember that an output has included everything so far."""
         self._reported = Reported(self.num_output_tokens, len(self._text.shown), self.finished)
 
     def _decoded(self, logprobs: Position, index: int) -> Position:
-        """Return `logprobs` with the text that each token would add as token `index`."""
+        """Return `logprobs` with the text of each token, decoded as if it were token `index`."""
         if self.logprobs_tokenizer is None:
             return logprobs
         before = self.token_ids[max(0, index - MAX_BEFORE) : index]
@@ -271,10 +273,10 @@ class Reported(NamedTuple):
 
     num_tokens: int = 0
     num_characters: int = 0
-    end: bool = False
+    ended: bool = False  # whether an output has included the end
 
 
-NOTHING = Reported()
+NOTHING_REPORTED = Reported()
 
 
 def is_due(samples: list[Sequence]) -> bool:
@@ -291,7 +293,7 @@ def is_due(samples: list[Sequence]) -> bool:
 
 
 def request_output(samples: list[Sequence]) -> RequestOutput:
-    """Return the output so far of the request with these samples. It has finished once they all have.
+    """Return the output so far of the request with these samples. It says whether all of them have finished.
 
     A delta includes only the samples with news, and the prompt's logprobs only the first time.
     """
@@ -320,7 +322,7 @@ def request_output(samples: list[Sequence]) -> RequestOutput:
 
 
 def request_metrics(samples: list[Sequence], finished: bool) -> RequestMetrics:
-    """Return the first time at which a sample had a token, and the last at which one ended."""
+    """Return when the request arrived, when a sample first had a token and, if `finished`, when all had ended."""
     first_token_times = [seq.metrics.first_token_time for seq in samples if seq.metrics.first_token_time]
     finished_times = [seq.metrics.finished_time for seq in samples if seq.metrics.finished_time]
     return RequestMetrics(

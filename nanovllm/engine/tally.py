@@ -1,6 +1,6 @@
-"""Tally: an Observer that counts what the parts of the engine do not, in metrics with vLLM's names.
+"""Tally: an Observer that counts what the parts of the engine do not count, in metrics with vLLM's names.
 
-It costs nothing in a step in which no sequence arrives, ends or runs out of blocks.
+It costs nothing in a step in which no sequence is admitted, drafts, runs out of blocks or ends.
 """
 
 import time
@@ -8,13 +8,13 @@ from collections import Counter as Counts
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
-from ..metrics import PER_TOKEN, SAMPLES_PER_REQUEST, SECONDS, TO_FIRST_TOKEN, Histogram, Observations, up_to
+from ..metrics import PER_TOKEN, SAMPLES_PER_REQUEST, SECONDS, TO_FIRST_TOKEN, Histogram, Observations, token_bounds
 from .prefix_cache import PrefixCacheStats
 from .sequence import Sequence
 
 
 class Tally:
-    """An Observer that counts sequences as they arrive and finish. collect() counts the running ones."""
+    """An Observer that counts sequences when they are admitted and when they finish."""
 
     def __init__(
         self,
@@ -32,13 +32,13 @@ class Tally:
         self.device_lookups, self.host_lookups = PrefixCacheStats(), PrefixCacheStats()
         self._block_size, self._enable_prefix_caching, self._has_tier = block_size, enable_prefix_caching, has_tier
         self._admitted_times: WeakKeyDictionary[Sequence, float] = WeakKeyDictionary()  # of unfinished sequences
-        self._lengths: dict[str, list[int]] = {}  # of the ended samples of unfinished requests
-        tokens = up_to(max_model_len)
+        self._lengths: dict[str, list[int]] = {}  # output lengths of ended samples, for each unfinished request
+        bounds = token_bounds(max_model_len)
         self.observed = {
-            "vllm:request_prompt_tokens": Observations(tokens),
-            "vllm:request_generation_tokens": Observations(tokens),
-            "vllm:request_max_num_generation_tokens": Observations(tokens),
-            "vllm:request_params_max_tokens": Observations(tokens),
+            "vllm:request_prompt_tokens": Observations(bounds),
+            "vllm:request_generation_tokens": Observations(bounds),
+            "vllm:request_max_num_generation_tokens": Observations(bounds),
+            "vllm:request_params_max_tokens": Observations(bounds),
             "vllm:request_params_n": Observations(SAMPLES_PER_REQUEST),
             "vllm:time_to_first_token_seconds": Observations(TO_FIRST_TOKEN),
             "vllm:request_time_per_output_token_seconds": Observations(PER_TOKEN),
@@ -71,11 +71,11 @@ class Tally:
         self.num_out_of_blocks += why == "blocks"
 
     def on_preempt(self, seq: Sequence, makes_room_for: Sequence | None) -> None:
-        """Count a preemption, unless it follows a failed step."""
+        """Count a preemption, if its reason is that no block was free."""
         self.num_out_of_blocks += makes_room_for is not None
 
     def on_verify(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Count a draft, and the tokens of it that were right."""
+        """Count a draft, its tokens, and how many of these were right."""
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         for position in range(num_accepted):
@@ -112,7 +112,7 @@ class Tally:
                 self._observe("request_time_per_output_token_seconds", seconds)
 
     def histograms(self, live: Iterable[Sequence], labels: dict[str, str]) -> list[Histogram]:
-        """Return the histograms. They cover ended sequences, and the first tokens of `live` ones."""
+        """Return the histograms. They cover ended sequences, and the times to the first tokens of `live` sequences."""
         name = "vllm:time_to_first_token_seconds"
         seconds = [
             seq.metrics.first_token_time - seq.metrics.arrival_time
@@ -127,9 +127,9 @@ class Tally:
 
 
 def prompt_tokens_of(seq: Sequence) -> tuple[int, int]:
-    """Return the number of prompt tokens once the prompt is computed, and how many of them were cached.
+    """Return the number of prompt tokens, and how many of them were cached.
 
-    Only the first sample of a request counts.
+    Return zeros if the prompt was never computed, and for all samples of a request except the first.
     """
     if seq.sample_index > 0 or seq.metrics.first_token_time is None:
         return 0, 0

@@ -1,8 +1,8 @@
-"""The model: Llama and its close relatives, on flat tokens. This folder is the same, byte for byte, in every stage.
+"""The model: Llama and its close relatives. This folder is the same, byte for byte, in every stage.
 
     hidden = model(input_ids, positions, attend)
 
-`attend` is the one thing that the model does not know: where keys and values are kept.
+The caller passes the function `attend`, because the model does not know where keys and values are kept.
 """
 
 from .config import ModelConfig

@@ -1,1 +1,1 @@
-"""The options of an engine. Start at config.py: EngineConfig is what an engine runs with."""
+"""The options of an engine. Start with EngineConfig, in config.py."""

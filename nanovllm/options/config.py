@@ -1,9 +1,9 @@
-"""The engine's options: EngineConfig, which the engine runs with, and EngineArgs, which scripts write in vLLM's names.
+"""EngineConfig: the options that an engine runs with. They are built from EngineArgs, the options that scripts pass.
 
     EngineArgs(model="org/name", max_model_len="4k", ...)  -- engine_config() -->  EngineConfig(model="/a/folder", ...)
 
-A field with a help text is an option of the command line too. Importing this module does not import torch, so that
-`nanovllm --help` need not wait for it.
+A field with help text is also a command-line option. Importing this module does not import torch, so that
+`nanovllm --help` appears immediately.
 """
 
 from dataclasses import dataclass, field, replace
@@ -16,8 +16,8 @@ from .attention_backend import BACKENDS, backend_of
 if TYPE_CHECKING:
     import torch
 
-POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # give one of them at most
-POOL_SIZE: Rule = ("at least 1 and below 2**63", lambda size: 1 <= size < 2**63)
+POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # set at most one of these
+POOL_SIZE_RULE: Rule = ("at least 1 and below 2**63", lambda size: 1 <= size < 2**63)
 DTYPES = ("float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", *DTYPES, "int8")
 QUANTIZATIONS = ("int8", "int4")
@@ -35,8 +35,8 @@ RULES: dict[str, Rule] = {
     "kv_disk_dir": ("the path of a folder", lambda path: path != ""),
     "kv_disk_size": ("a number of GiB, above 0", lambda size: size > 0),
     "tile_size": AT_LEAST_1,
-    "kv_cache_tokens": POOL_SIZE,
-    "kv_cache_memory_bytes": POOL_SIZE,
+    "kv_cache_tokens": POOL_SIZE_RULE,
+    "kv_cache_memory_bytes": POOL_SIZE_RULE,
     "num_gpu_blocks_override": AT_LEAST_1,
     "gpu_memory_utilization": ("above 0 and at most 1", lambda share: 0 < share <= 1),
     "seed": SEED,
@@ -49,7 +49,7 @@ RULES: dict[str, Rule] = {
     ),
 }
 SPECULATIVE_CONFIG_HELP = (
-    "guess tokens from the text so far, and check them together; a JSON object such as "
+    "guess tokens from the text so far, and check them in one step; a JSON object such as "
     """'{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'"""
 )
 DEFAULTS_ON_CUDA = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}
@@ -58,7 +58,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The options that the engine runs with. EngineArgs makes one."""
+    """The options that an engine runs with. EngineArgs.engine_config() builds one."""
 
     model: str = cli_option("models/storyteller", "checkpoint folder, or a model on the hub (ORG/NAME)")
     device: str = cli_option("cpu", "cpu, cuda or mps; default: a GPU if there is one")
@@ -70,25 +70,25 @@ class EngineConfig:
     max_model_len: int | None = cli_option(
         None, "longest prompt plus output, in tokens; default: the model's own limit"
     )
-    max_num_seqs: int = cli_option(32, "most sequences that run at once; default: 32, or 256 with cuda")
+    max_num_seqs: int = cli_option(32, "maximum number of running sequences; default: 32, or 256 with cuda")
     max_num_batched_tokens: int = cli_option(
-        512, "most tokens in a step; longer prompts are computed in chunks; default: 512, or 8192 with cuda"
+        512, "maximum number of tokens per step; longer prompts are computed in chunks; default: 512, or 8192 with cuda"
     )
-    watermark: float = cli_option(0.05, "share of the blocks left free when a sequence joins others that run")
-    block_size: int = cli_option(16, "slots in a block of the KV cache, one for each token")
+    watermark: float = cli_option(0.05, "share of blocks that stay free when a sequence is admitted while others run")
+    block_size: int = cli_option(16, "slots in a block of the KV cache, each for one token")
     enable_prefix_caching: bool = cli_option(True, "keep computed blocks for later prompts that begin the same way")
     offload_policy: str = cli_option(
         "auto",
-        "get cached blocks back by loading them from host or disk, by recomputing them, or by the faster way",
+        "load cached blocks from the host or the disk, recompute them, or (auto) choose the faster way",
         ("auto", "load", "recompute"),
     )
     kv_offloading_tokens: int | None = cli_option(
-        None, "size of the host's KV cache in tokens; 0: none; default: the device's, up to 4 GiB"
+        None, "size of the host's KV cache in tokens; 0: none; default: as large as the device's, up to 4 GiB"
     )
     kv_disk_dir: str | None = cli_option(
         None, "folder for blocks of the KV cache that outlive the engine, and that several engines may share"
     )
-    kv_disk_size: float = cli_option(8.0, "largest size of kv_disk_dir in GiB; the least recently used blocks go first")
+    kv_disk_size: float = cli_option(8.0, "limit of kv_disk_dir in GiB; the least recently used blocks are evicted")
     kv_disk_save: str = cli_option(
         "prompt", "blocks to keep in kv_disk_dir: those of prompts, all, or only evicted ones", KV_DISK_SAVE
     )
@@ -100,47 +100,47 @@ class EngineConfig:
         None, "size of the KV cache in bytes; default without a GPU: at most 1 GiB"
     )
     kv_cache_dtype: str = cli_option(
-        "auto", "type of keys and values; int8: half the bytes of bfloat16; auto: that of --dtype", KV_CACHE_DTYPES
+        "auto", "type of keys and values; int8: half the bytes of bfloat16; auto: same as --dtype", KV_CACHE_DTYPES
     )
     gpu_memory_utilization: float | None = cli_option(
         None, "share of the GPU's memory for weights and KV cache; default on a GPU: 0.9"
     )
-    seed: int = cli_option(0, "seed for requests without one of their own")
+    seed: int = cli_option(0, "seed for requests that do not set one")
     attention_backend: str = cli_option(
-        "auto", "numba: CPU kernels; triton: GPU kernels; torch: plain operations; auto: the fastest here", BACKENDS
+        "auto", "numba: CPU kernels; triton: GPU kernels; torch: plain operations; auto: the fastest one here", BACKENDS
     )
     quantization: str | None = cli_option(
         None, "weights in 8 or 4 bits, quantized while they load (on a CPU)", QUANTIZATIONS
     )
     enforce_eager: bool = cli_option(False, "no CUDA graphs on a GPU; on a CPU, the same as --attention-backend torch")
     async_scheduling: bool | None = cli_option(
-        None, "launch each step before the tokens of the one before it are read; default: on a GPU only"
+        None, "launch each step before reading the tokens of the previous one; default: only on a GPU"
     )
     speculative_config: dict[str, Any] | None = field(
         default=None, metadata={"help": SPECULATIVE_CONFIG_HELP, "flags": ("-sc",)}
     )
     tensor_parallel_size: int = cli_option(
-        1, "processes that share the model, each with a GPU of its own or a part of the CPU's cores", flags=("-tp",)
+        1, "processes that share the model, each with its own GPU or a part of the CPU's cores", flags=("-tp",)
     )
-    distributed_executor_backend: str = "mp"  # starts these processes; "external_launcher": torchrun has started them
+    distributed_executor_backend: str = "mp"  # "mp": the engine starts the ranks; "external_launcher": torchrun does
     load_format: str = "auto"  # "dummy": random weights of the shape in config.json
-    tokenizer: str | None = None  # another folder, or name on the hub, than the model's
+    tokenizer: str | None = None  # folder, or name on the hub; default: the model's
     tokenizer_revision: str | None = None
     skip_tokenizer_init: bool = False  # prompts are token ids, and outputs have no text
     download_dir: str | None = None  # the hub's cache; default: HF_HOME in the environment
     hf_token: bool | str | None = None  # default: HF_TOKEN in the environment
-    generation_config: str = "auto"  # source of end-of-text tokens: the model's folder (auto, vllm), or another one
+    generation_config: str = "auto"  # source of end-of-text tokens: the model's folder (auto, vllm) or this folder
     served_model_name: str | None = None  # the model's name in metrics
     profiler_config: dict[str, Any] | None = None  # how start_profile() records: see ../profiling.py
-    hf_overrides: dict[str, Any] | None = None  # entries of config.json in place of the checkpoint's
+    hf_overrides: dict[str, Any] | None = None  # entries that replace those in the checkpoint's config.json
 
     def __post_init__(self) -> None:
-        """Raise ValueError, naming the option and its value."""
+        """Check the options. Raise ValueError with the name and value of an invalid option."""
         check_fields(self, RULES)
-        sizes = [name for name in POOL_SIZES if getattr(self, name) is not None]
-        if len(sizes) > 1:
-            raise ValueError(f"set the size of the KV cache only once, got {', '.join(sizes)}")
-        backend_of(self.attention_backend, self.enforce_eager)  # raises if the two contradict each other
+        given_sizes = [name for name in POOL_SIZES if getattr(self, name) is not None]
+        if len(given_sizes) > 1:
+            raise ValueError(f"set the size of the KV cache only once, got {', '.join(given_sizes)}")
+        backend_of(self.attention_backend, self.enforce_eager)  # raises if these two contradict each other
         if self.kv_disk_dir is not None and not self.enable_prefix_caching:
             raise ValueError(f"kv_disk_dir {self.kv_disk_dir!r} needs enable_prefix_caching, got False")
         if self.kv_disk_dir is not None and self.offload_policy == "recompute":
@@ -150,17 +150,17 @@ class EngineConfig:
             self._check_parallel()
 
     def speculation(self) -> SpeculativeConfig | None:
-        """Return speculative_config with its defaults, or None without speculation."""
+        """Return speculative_config as an object, or None if it is unset. Raise ValueError for an invalid entry."""
         return None if self.speculative_config is None else SpeculativeConfig.of(self.speculative_config)
 
     @property
     def max_rows(self) -> int:
-        """Return the most rows of logits that a step of decodes may need."""
+        """The maximum number of rows of logits that a step of decodes needs."""
         speculation = self.speculation()
         return self.max_num_seqs * (1 + (speculation.num_speculative_tokens if speculation else 0))
 
     def _check_parallel(self) -> None:
-        """Raise ValueError for options that several ranks do not support."""
+        """Raise ValueError for options that tensor parallelism does not support."""
         got = f"got {self.tensor_parallel_size}"
         if self.quantization is not None:
             raise ValueError(f"tensor_parallel_size must be 1 with quantization {self.quantization!r}, {got}")
@@ -176,17 +176,20 @@ class EngineConfig:
 
         try:
             device = torch.device(self.device)
-            torch.ones(1, device=device).item()  # a "meta" device has tensors without values
+            torch.ones(1, device=device).item()  # fails on "meta", whose tensors have no values
         except (RuntimeError, AssertionError, ImportError) as error:
             raise ValueError(f"device {self.device!r} is not available: {str(error).splitlines()[0]}") from None
         return device
 
     def on_rank(self, local_rank: int) -> Self:
-        """Return the options of a rank: on CUDA, each one has a device of its own."""
+        """Return the options of a rank, given its number on this machine. With CUDA, each rank has its own device."""
         return replace(self, device=f"cuda:{local_rank}") if self.device_type == "cuda" else self
 
     def torch_dtype(self, checkpoint_dtype: str) -> "torch.dtype":
-        """Return the type of weights, keys and values; "auto" is the checkpoint's own, and float32 on a CPU."""
+        """Return the dtype; "auto" is float32 on a CPU, and otherwise the checkpoint's.
+
+        Raise ValueError if kv_cache_dtype is neither this dtype nor int8.
+        """
         import torch
 
         name = self.dtype
@@ -207,20 +210,20 @@ class EngineConfig:
 
     @property
     def overlaps_steps(self) -> bool:
-        """Return whether steps are launched ahead: async_scheduling, or its default.
+        """Whether a step is launched before the previous step's tokens are read: async_scheduling or its default.
 
-        Ranks on a CPU launch none ahead: if one of them fails in a step, the others wait for it in the same step.
+        With several ranks on a CPU, it is False, so that all ranks are in the same step if one of them fails.
         """
         if self.tensor_parallel_size > 1 and self.device_type == "cpu":
             return False
         return self.device_type == "cuda" if self.async_scheduling is None else self.async_scheduling
 
-    def slots_in_a_tile(self) -> int:
-        """Return tile_size. A GPU needs longer to start an operation than to run it, so its tiles are few and large."""
+    def tile_slots(self) -> int:
+        """Return tile_size or its default. A GPU's tiles are larger, because each operation takes long to start."""
         return self.tile_size or (4096 if self.device_type == "cpu" else 16384)
 
-    def longest_sequence(self, max_position_embeddings: int) -> int:
-        """Return max_model_len, or the model's own limit. Raise ValueError if the model has too few positions."""
+    def resolve_max_model_len(self, max_position_embeddings: int) -> int:
+        """Return max_model_len, or else the model's own limit. Raise ValueError if the model has too few positions."""
         if self.max_model_len is not None and self.max_model_len > max_position_embeddings:
             limit = f"the model has {max_position_embeddings} positions"
             raise ValueError(f"max_model_len is {self.max_model_len}, but {limit}")
@@ -228,7 +231,7 @@ class EngineConfig:
 
 
 def is_torch_profiler(config: dict[str, Any]) -> bool:
-    """Return whether `config` asks for torch's profiler, and names the folder of its traces."""
+    """Return whether `config` selects torch's profiler, and names a folder for its traces."""
     folder = config.get("torch_profiler_dir")
     return config == {"profiler": "torch", "torch_profiler_dir": folder} and isinstance(folder, str) and folder != ""
 

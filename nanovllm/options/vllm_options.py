@@ -1,11 +1,11 @@
-"""vLLM's options that have no meaning here: which ones scripts and commands may still pass, and at which values."""
+"""vLLM's options that have no effect here. Scripts and commands may still pass them, with certain values."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 
-def only(*accepted: Any, flags: tuple[str, ...] = ()) -> Any:
-    """Return a field for which any other value asks for something that nanovllm does not do. The first is the default.
+def accept_only(*accepted: Any, flags: tuple[str, ...] = ()) -> Any:
+    """Return a field that accepts only the given values, because others are unsupported. The first is the default.
 
     `flags` are vLLM's short forms for a command line.
     """
@@ -16,7 +16,7 @@ def only(*accepted: Any, flags: tuple[str, ...] = ()) -> Any:
 class CompatibilityOptions:
     """Options that scripts written for vLLM pass, and that change no result here."""
 
-    # Any value: how vLLM computes, loads and logs.
+    # Any value is accepted: these only change how vLLM computes, loads and logs.
     attention_config: Any = None
     code_revision: str | None = None
     compilation_config: Any = None
@@ -39,26 +39,26 @@ class CompatibilityOptions:
     trust_remote_code: bool = False
     use_tqdm_on_load: bool = True
     use_v2_block_manager: bool | None = None
-    # These values alone: any other asks for something that nanovllm does not do.
-    convert: str = only("auto", "none", "embed")
-    cpu_offload_gb: float = only(0)
-    data_parallel_size: int = only(1, flags=("-dp",))
-    enable_lora: bool = only(False)
-    enable_sleep_mode: bool = only(False)
-    kv_offloading_backend: str = only("native")
-    logits_processors: object = only(None)
-    pipeline_parallel_size: int = only(1, flags=("-pp",))
-    runner: str = only("auto", "generate", "pooling")
-    scheduling_policy: str = only("fcfs")
-    task: str | None = only(None, "auto", "generate", "embed")
-    tokenizer_mode: str = only("auto", "hf", "slow")
+    # Only these values are accepted: nanovllm does not support others.
+    convert: str = accept_only("auto", "none", "embed")
+    cpu_offload_gb: float = accept_only(0)
+    data_parallel_size: int = accept_only(1, flags=("-dp",))
+    enable_lora: bool = accept_only(False)
+    enable_sleep_mode: bool = accept_only(False)
+    kv_offloading_backend: str = accept_only("native")
+    logits_processors: object = accept_only(None)
+    pipeline_parallel_size: int = accept_only(1, flags=("-pp",))
+    runner: str = accept_only("auto", "generate", "pooling")
+    scheduling_policy: str = accept_only("fcfs")
+    task: str | None = accept_only(None, "auto", "generate", "embed")
+    tokenizer_mode: str = accept_only("auto", "hf", "slow")
 
 
 @dataclass(kw_only=True)
 class ServeCompatibilityOptions:
     """More flags of `vllm serve` that change no response here."""
 
-    # Any value.
+    # Any value is accepted.
     allowed_local_media_path: str | None = None
     cudagraph_capture_sizes: str | None = None
     disable_fastapi_docs: bool = False
@@ -68,7 +68,7 @@ class ServeCompatibilityOptions:
     enable_flashinfer_autotune: bool | None = None
     enable_log_requests: bool = False
     enable_prompt_tokens_details: bool = False  # responses always have them
-    enable_request_id_headers: bool = False  # and these headers
+    enable_request_id_headers: bool = False  # responses always have them
     enable_server_load_tracking: bool = False
     h11_max_header_count: int | None = None
     h11_max_incomplete_event_size: int | None = None
@@ -82,21 +82,21 @@ class ServeCompatibilityOptions:
     performance_mode: str | None = None
     safetensors_load_strategy: str | None = None
     skip_mm_profiling: bool = False
-    # These values alone.
-    allow_credentials: bool = only(False)
-    allowed_headers: str = only('["*"]')
-    allowed_methods: str = only('["*"]')
-    api_server_count: int = only(1)
-    chat_template_content_format: str = only("auto")
-    config_format: str = only("auto", "hf")
-    enable_force_include_usage: bool = only(False)
-    logprobs_mode: str = only("raw_logprobs")
-    model_impl: str = only("auto")
-    nnodes: int = only(1)
-    response_role: str = only("assistant")
-    return_tokens_as_token_ids: bool = only(False)
-    stream_interval: int = only(1)
-    trust_request_chat_template: bool = only(False)
+    # Only these values are accepted.
+    allow_credentials: bool = accept_only(False)
+    allowed_headers: str = accept_only('["*"]')
+    allowed_methods: str = accept_only('["*"]')
+    api_server_count: int = accept_only(1)
+    chat_template_content_format: str = accept_only("auto")
+    config_format: str = accept_only("auto", "hf")
+    enable_force_include_usage: bool = accept_only(False)
+    logprobs_mode: str = accept_only("raw_logprobs")
+    model_impl: str = accept_only("auto")
+    nnodes: int = accept_only(1)
+    response_role: str = accept_only("assistant")
+    return_tokens_as_token_ids: bool = accept_only(False)
+    stream_interval: int = accept_only(1)
+    trust_request_chat_template: bool = accept_only(False)
 
     def __post_init__(self) -> None:
         """Raise ValueError for the first option with an unsupported value."""

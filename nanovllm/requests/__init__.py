@@ -1,1 +1,1 @@
-"""What goes in and out of an engine: prompts, parameters, outputs. Start at sampling_params.py and outputs.py."""
+"""The inputs and outputs of an engine: prompts, parameters and results. Start at sampling_params.py and outputs.py."""

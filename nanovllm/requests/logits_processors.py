@@ -1,12 +1,12 @@
-"""Logits processors: they edit the logits of a sequence before a token is sampled, according to its SamplingParams.
+"""Logits processors: they edit the logits of a sequence before a token is sampled, as its SamplingParams require.
 
-make_processors() puts them in vLLM's order:
+make_processors() returns them in vLLM's order:
 
     bans           allowed_token_ids, bad_words, min_tokens
     adjustments    logit_bias, then repetition_penalty, then frequency_penalty and presence_penalty
 
-Temperature, min_p, top-k and top-p follow in the sampler. A processor depends only on the output so far, so preempted
-and forked sequences continue unchanged.
+Temperature, min_p, top-k and top-p follow in the sampler. The only state that a processor needs is the output so far,
+so preempted and forked sequences continue unchanged.
 """
 
 import math
@@ -32,41 +32,44 @@ class AllowedTokens:
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
         token_ids = self._token_ids.to(logits.device)
-        allowed = logits[token_ids]  # [num_allowed], a copy
+        allowed_logits = logits[token_ids]  # [num_allowed], a copy
         logits.fill_(-math.inf)
-        logits[token_ids] = allowed
+        logits[token_ids] = allowed_logits
 
 
 class BadWords:
-    """A ban on the last token of each word, wherever the tokens before it match."""
+    """A ban on the last token of each bad word, while the output ends in the word's other tokens."""
 
     def __init__(self, words: list[list[int]]) -> None:
-        """Take each word as its token ids."""
+        """`words` holds the token ids of each word."""
         self._words = words
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
-        for *beginning, last in self._words:
+        for *beginning, last_token_id in self._words:
             if output_token_ids[len(output_token_ids) - len(beginning) :] == beginning:
-                logits[last] = -math.inf
+                logits[last_token_id] = -math.inf
 
 
 class MinTokens:
     """A ban on stop tokens until the output has min_tokens tokens."""
 
-    def __init__(self, min_tokens: int, stop_token_ids: set[int], may_restore: bool = False) -> None:
-        """Take the tokens to ban. With `may_restore`, they stay if no others are left: a grammar may force the end."""
+    def __init__(self, min_tokens: int, stop_token_ids: set[int], allow_if_required: bool = False) -> None:
+        """Take the tokens to ban. With `allow_if_required`, lift the ban if no other token is allowed.
+
+        A grammar may allow only EOS, for example.
+        """
         self._min_tokens = min_tokens
         self._stop_token_ids = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)  # [num_stop_tokens]
-        self._may_restore = may_restore
+        self._allow_if_required = allow_if_required
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
         if len(output_token_ids) >= self._min_tokens:
             return
         token_ids = self._stop_token_ids.to(logits.device)
-        kept = logits[token_ids]  # [num_stop_tokens], a copy
+        saved_logits = logits[token_ids]  # [num_stop_tokens], a copy
         logits[token_ids] = -math.inf
-        if self._may_restore and logits.isneginf().all():
-            logits[token_ids] = kept
+        if self._allow_if_required and logits.isneginf().all():
+            logits[token_ids] = saved_logits
 
 
 class LogitBias:
@@ -88,14 +91,14 @@ class RepetitionPenalty:
         self._prompt_token_ids = torch.tensor(prompt_token_ids).unique()
 
     def apply(self, logits: Tensor, output_token_ids: list[int]) -> None:
-        output = torch.tensor(output_token_ids, dtype=torch.int64)
+        output = torch.tensor(output_token_ids, dtype=torch.int64)  # [num_output_tokens]
         token_ids = torch.cat([self._prompt_token_ids, output]).unique().to(logits.device)  # [num_seen]
         seen = logits[token_ids]  # [num_seen]
         logits[token_ids] = torch.where(seen > 0, seen / self._penalty, seen * self._penalty)
 
 
 class OutputPenalties:
-    """Penalties on each token of the output: one for its presence, and one per occurrence."""
+    """Two penalties on each token of the output: one subtracted once, and one subtracted for each occurrence."""
 
     def __init__(self, presence: float, frequency: float) -> None:
         self._presence, self._frequency = presence, frequency
@@ -108,9 +111,9 @@ class OutputPenalties:
 def make_processors(
     params: SamplingParams, prompt_token_ids: list[int], stop_token_ids: set[int], bad_words: list[list[int]]
 ) -> list[LogitsProcessor]:
-    """Return a processor for each parameter that differs from its default.
+    """Return the processors for the parameters that differ from their defaults.
 
-    `stop_token_ids` holds all tokens that min_tokens bans, including EOS.
+    `stop_token_ids` holds all tokens that min_tokens bans, including EOS. `bad_words` holds the token ids of each word.
     """
     processors: list[LogitsProcessor] = []
     if params.allowed_token_ids:
@@ -131,11 +134,12 @@ def make_processors(
 def bad_words_token_ids(words: list[str], tokenizer: HFTokenizer | None, vocab_size: int) -> list[list[int]]:
     """Return the tokens of each word at the start of a text, and after a space if they differ there.
 
-    The second spelling is used only if it has as many tokens as the first but starts with another one. Otherwise the
-    space is a separate token, and the first spelling matches too. Raise ValueError for a word without tokens.
+    The second spelling is used only if it has as many tokens as the first but starts with a different one. Otherwise,
+    the space is a separate token, and the first spelling matches after it. Raise ValueError for a word without tokens,
+    or with a token id outside the vocabulary.
     """
     if tokenizer is None:
-        return []  # then `words` is empty
+        return []  # the caller has checked that `words` is empty
     spellings: list[list[int]] = []
     for word in words:
         at_start, after_space = (tokenizer.encode(space + word.lstrip(), add_bos=False) for space in ("", " "))
@@ -144,7 +148,7 @@ def bad_words_token_ids(words: list[str], tokenizer: HFTokenizer | None, vocab_s
         spellings.append(at_start)
         if len(after_space) == len(at_start) and after_space[0] != at_start[0]:
             spellings.append(after_space)
-    unknown = [token_id for spelling in spellings for token_id in spelling if token_id >= vocab_size]
-    if unknown:
-        raise ValueError(f"bad_words: a token id must be from 0 to {vocab_size - 1}, got {unknown[0]}")
+    invalid_ids = [token_id for spelling in spellings for token_id in spelling if token_id >= vocab_size]
+    if invalid_ids:
+        raise ValueError(f"bad_words: a token id must be from 0 to {vocab_size - 1}, got {invalid_ids[0]}")
     return spellings

@@ -8,14 +8,14 @@ from ..checkpoints.stream_decoder import MAX_BEFORE, decoded_token
 from ..checkpoints.tokenizer import HFTokenizer
 from .tokens import Logprob
 
-Position = dict[int, Logprob]  # the likeliest tokens at one position, and the token that is there
+Position = dict[int, Logprob]  # by token id: the likeliest tokens at one position, and its actual token
 
 
 @dataclass
 class CompletionOutput:
     """One sample for a prompt."""
 
-    index: int  # among the samples of the prompt
+    index: int  # of this sample among those of the prompt
     text: str  # without EOS, and cut at a stop string
     token_ids: list[int]  # all sampled tokens, including the one that ended the text
     cumulative_logprob: float  # natural log, of the raw logits
@@ -43,27 +43,27 @@ class RequestOutput:
     """A request and its samples so far."""
 
     request_id: str
-    prompt: str | None  # None if the prompt was token ids
+    prompt: str | None  # None if the prompt was only token ids
     prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
+    outputs: list[CompletionOutput]  # the samples
     finished: bool
     metrics: RequestMetrics
-    error: str | None = None  # why the request could not be served
-    prompt_logprobs: list[Position | None] | None = None  # None for the first token
+    error: str | None = None  # why the request failed
+    prompt_logprobs: list[Position | None] | None = None  # one for each token of the prompt; None for the first
     num_cached_tokens: int = 0  # tokens of the prompt that were in the prefix cache
     lora_request: None = None
-    embedding: list[float] | None = None  # of a request with PoolingParams
+    embedding: list[float] | None = None  # of the prompt, for a request with PoolingParams
 
     @classmethod
     def failed(cls, request_id: str, prompt: object, error: str) -> "RequestOutput":
-        """Return the output of a request that could not be served, whatever its prompt is."""
+        """Return the output of a request that could not be served. The prompt may have any type."""
         text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+        token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
         now = time.perf_counter()
         return cls(
             request_id=request_id,
             prompt=text if isinstance(text, str) else None,
-            prompt_token_ids=list(ids) if isinstance(ids, list | tuple) else [],
+            prompt_token_ids=list(token_ids) if isinstance(token_ids, list | tuple) else [],
             outputs=[CompletionOutput(index=0, text="", token_ids=[], cumulative_logprob=0.0, finish_reason="error")],
             finished=True,
             metrics=RequestMetrics(now, finished_time=now),
@@ -73,7 +73,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EmbeddingOutput:
-    """The embedding of a prompt, of length 1 unless use_activation is False."""
+    """The embedding of a prompt, normalized unless use_activation is False."""
 
     embedding: list[float]
 
@@ -90,17 +90,17 @@ class EmbeddingRequestOutput:
 
     @classmethod
     def from_base(cls, output: RequestOutput) -> "EmbeddingRequestOutput":
-        """Return the last output of a request in this form. Raise ValueError if the request has failed."""
+        """Convert the final output of a request. Raise ValueError if the request failed or was aborted."""
         if output.embedding is None:
             raise ValueError(output.error or f"request {output.request_id} was aborted")
-        embedding, cached = EmbeddingOutput(output.embedding), output.num_cached_tokens
-        return cls(output.request_id, embedding, output.prompt_token_ids, num_cached_tokens=cached)
+        embedding, num_cached = EmbeddingOutput(output.embedding), output.num_cached_tokens
+        return cls(output.request_id, embedding, output.prompt_token_ids, num_cached_tokens=num_cached)
 
 
-def with_decoded_tokens(position: Position, before: list[int], tokenizer: HFTokenizer) -> Position:
-    """Return `position` with the text of each token. `before` holds the preceding tokens, MAX_BEFORE or more."""
-    before = before[-MAX_BEFORE:]
+def with_decoded_tokens(position: Position, preceding_tokens: list[int], tokenizer: HFTokenizer) -> Position:
+    """Return `position` with the text of each token, which may depend on the last MAX_BEFORE of `preceding_tokens`."""
+    preceding_tokens = preceding_tokens[-MAX_BEFORE:]
     return {
-        token_id: logprob._replace(decoded_token=decoded_token(token_id, before, tokenizer))
+        token_id: logprob._replace(decoded_token=decoded_token(token_id, preceding_tokens, tokenizer))
         for token_id, logprob in position.items()
     }

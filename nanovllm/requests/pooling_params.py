@@ -8,7 +8,7 @@ from ..checks import Rule, check_fields
 
 @dataclass
 class PoolingParams:
-    """A request's rules for the embedding of its prompt. It takes the place of SamplingParams."""
+    """The parameters of a request for an embedding, which has no SamplingParams."""
 
     use_activation: bool | None = None  # False: the embedding is not normalized
     dimensions: int | None = None  # None or the model's hidden_size, because embeddings cannot be truncated
@@ -17,5 +17,5 @@ class PoolingParams:
     RULES: ClassVar[dict[str, Rule]] = {"task": ('"embed"', lambda task: task == "embed")}
 
     def __post_init__(self) -> None:
-        """Check the fields. Raise ValueError with the name and value of an invalid one."""
+        """Check the fields. Raise ValueError with the name and value of an invalid field."""
         check_fields(self, self.RULES)

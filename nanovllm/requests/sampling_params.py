@@ -1,7 +1,7 @@
-"""SamplingParams: the fields of vLLM 0.32, in its order and with its defaults; and the classes of its nested fields.
+"""SamplingParams: the fields of vLLM 0.32, in its order and with its defaults, and the classes of nested fields.
 
-Values are normalized first (a seed of -1 becomes None, one stop string becomes a list), then checked one by one, then
-checked against each other.
+Values are normalized first (a seed of -1 becomes None, and a single stop string becomes a list), then checked one by
+one, and then checked against each other.
 """
 
 import copy
@@ -22,30 +22,30 @@ from ..checks import (
     check_fields,
     check_unsupported,
     cli_option,
+    did_you_mean,
     is_integer,
     is_number,
-    nearest,
     short_repr,
 )
 
-MIN_TEMPERATURE = 0.01  # dividing logits by less loses their order in float32
-MAX_STOP = 4096  # characters of all stop strings: a state of the search for each
-MAX_NESTING = 64  # levels of objects and lists in a JSON schema; each one makes the grammar larger
+MIN_TEMPERATURE = 0.01  # dividing logits by a smaller number loses their order in float32
+MAX_STOP_CHARACTERS = 4096  # of all stop strings of a request: the search has one state for each character
+MAX_NESTING = 64  # levels of objects and lists in a JSON schema; each level makes the grammar larger
 
 
 class RequestOutputKind(Enum):
-    CUMULATIVE = 0  # each output of a stream holds everything so far
-    DELTA = 1  # each output holds only what is new
-    FINAL_ONLY = 2  # the only output is the last one
+    CUMULATIVE = 0  # each output of a stream holds all tokens so far
+    DELTA = 1  # each output holds only the new tokens
+    FINAL_ONLY = 2  # the stream holds only the last output
 
 
 @dataclass
 class RepetitionDetectionParams:
-    """Stop an output that repeats a pattern of min_pattern_size to max_pattern_size tokens min_count times."""
+    """A rule that ends an output once it repeats a pattern of tokens min_count times in a row."""
 
-    max_pattern_size: int = 0  # 0 turns the detection off
-    min_pattern_size: int = 0  # 0 means 1
-    min_count: int = 0  # at least 2 if the detection is on
+    max_pattern_size: int = 0  # longest pattern, in tokens; 0 turns the detection off
+    min_pattern_size: int = 0  # shortest pattern, in tokens; 0 means 1
+    min_count: int = 0  # occurrences in a row that end the output; at least 2 if the detection is on
 
     def __post_init__(self) -> None:
         """Check the fields. Raise ValueError with the name and value of an invalid one."""
@@ -72,9 +72,9 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False  # objects have only the properties that the schema names
     whitespace_pattern: str | None = None  # a regular expression for the whitespace between the parts of JSON
     structural_tag: str | None = None  # unsupported
-    reasoning_end_str: str | None = None  # the format begins after this text, which ends the model's thought
-    reasoning_start_str: str | None = None  # begins a thought that the model may skip; default: the prompt began it
-    tool_call_start_str: str | None = None  # begins a tool call, which the model may write instead of the format
+    reasoning_end_str: str | None = None  # this text ends the model's thought; the format applies after it
+    reasoning_start_str: str | None = None  # begins an optional thought; None: the prompt has begun the thought
+    tool_call_start_str: str | None = None  # begins a tool call, which is allowed instead of the format
 
     FORMATS: ClassVar = ("json", "regex", "choice", "grammar", "json_object")
     RULES: ClassVar[dict[str, Rule]] = {
@@ -105,11 +105,11 @@ class StructuredOutputsParams:
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> "StructuredOutputsParams":
-        """Build them from a dictionary. Raise ValueError for an unknown name."""
-        names = [option.name for option in fields(cls)]
+        """Build the parameters from a dictionary. Raise ValueError for an unknown name or an invalid value."""
+        field_names = [option.name for option in fields(cls)]
         for name in options:
-            if name not in names:
-                raise ValueError(f"structured_outputs has no field {name!r}; its fields are {', '.join(names)}")
+            if name not in field_names:
+                raise ValueError(f"structured_outputs has no field {name!r}; its fields are {', '.join(field_names)}")
         return cls(**options)
 
     @property
@@ -122,26 +122,26 @@ class StructuredOutputsParams:
 class SamplingParams:
     """A request's rules: how to choose tokens, when to stop, and which outputs to return.
 
-    The fields can be set later too: the engine checks them again when a request is added, and keeps a copy.
+    You can also set fields later: when a request is added, the engine checks them again and keeps a copy.
     """
 
     n: int = cli_option(1, "samples per prompt")
-    presence_penalty: float = cli_option(0.0, "subtracted from the logits of tokens in the text")
-    frequency_penalty: float = cli_option(0.0, "the same, once per occurrence of the token")
-    repetition_penalty: float = cli_option(1.0, "above 1 discourages tokens that occurred before")
-    temperature: float = cli_option(1.0, "0 picks the likeliest token; above 1 flattens")
+    presence_penalty: float = cli_option(0.0, "subtracted from the logits of tokens in the output so far")
+    frequency_penalty: float = cli_option(0.0, "like presence_penalty, but once per occurrence of the token")
+    repetition_penalty: float = cli_option(1.0, "above 1 discourages tokens of the prompt and the output so far")
+    temperature: float = cli_option(1.0, "0 picks the likeliest token; above 1 flattens the distribution")
     watermarking: bool | None = None
-    top_p: float = cli_option(1.0, "sample from the likeliest tokens that add up to this share")
-    top_k: int = cli_option(0, "sample from this many likeliest tokens; 0 or -1 means all")
-    min_p: float = cli_option(0.0, "least probability of a token, relative to the likeliest one")
-    seed: int | None = None  # the same seed and prompt give the same text, alone or in a batch; -1 means None
+    top_p: float = cli_option(1.0, "sample from the likeliest tokens whose probabilities add up to this share")
+    top_k: int = cli_option(0, "sample from only this many of the likeliest tokens; 0 or -1 means all")
+    min_p: float = cli_option(0.0, "minimum probability of a token, relative to that of the likeliest token")
+    seed: int | None = None  # the same seed and prompt give the same text, even in a batch; -1 means None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
-    max_tokens: int | None = cli_option(16, "most tokens to generate")  # None: to max_model_len
-    min_tokens: int = cli_option(0, "ignore stop tokens and strings before this many tokens")
-    logprobs: int | None = None  # list this many of the likeliest tokens at each position; -1 means all
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    max_tokens: int | None = cli_option(16, "maximum number of tokens to generate")  # None: up to max_model_len
+    min_tokens: int = cli_option(0, "number of tokens to generate before stop tokens and stop strings take effect")
+    logprobs: int | None = None  # list this many of the likeliest tokens at each position of the output; -1 means all
+    prompt_logprobs: int | None = None  # list this many of the likeliest tokens at each position of the prompt
     prompt_logprob_token_ids: list[list[int]] | None = None
     prompt_logprob_start: int | None = None
     logprob_token_ids: list[int] | None = None  # list these tokens instead of the likeliest
@@ -154,10 +154,10 @@ class SamplingParams:
     stream_interval: int | None = None  # stream an output for the first token, and then once per this many tokens
     skip_clone: bool = False  # make clone() a shallow copy
     structured_outputs: StructuredOutputsParams | None = None
-    logit_bias: dict[int, float] | None = None  # added to the logits of these tokens
+    logit_bias: dict[int, float] | None = None  # by token id: the number to add to the token's logit
     allowed_token_ids: list[int] | None = None  # sample no other tokens
     extra_args: dict[str, Any] | None = None
-    bad_words: list[str] | None = None  # never sample the last token of one of these where it would complete the word
+    bad_words: list[str] | None = None  # never sample a token that completes one of these words
     skip_reading_prefix_cache: bool | None = None  # True: compute cached blocks again; they still enter the cache
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
@@ -168,10 +168,10 @@ class SamplingParams:
 
     def __new__(cls, *values: Any, **options: Any) -> "SamplingParams":
         """Raise ValueError for an unknown name, with the most similar known one."""
-        names = [option.name for option in fields(cls)]
+        field_names = [option.name for option in fields(cls)]
         for name in options:
-            if name not in names:
-                raise ValueError(f"SamplingParams has no field {name!r}{nearest(name, names)}")
+            if name not in field_names:
+                raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, field_names)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -187,20 +187,21 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **options: Any) -> "SamplingParams":
-        """Build them from a request of the OpenAI API, where None means the default.
+        """Build the parameters from a request of the OpenAI API, where None means the default.
 
-        `max_tokens` of None stands for no limit. Values of `logit_bias` are clamped to -100 and 100.
+        The exception is `max_tokens`, where None means no limit. Values of `logit_bias` below -100 become -100, and
+        values above 100 become 100.
         """
         values = {name: value for name, value in options.items() if value is not None}
         if isinstance(bias := values.get("logit_bias"), dict):
-            values["logit_bias"] = {token: clamped(value) for token, value in bias.items()}
+            values["logit_bias"] = {token: clamped_bias(value) for token, value in bias.items()}
         if "max_tokens" in options:
             values["max_tokens"] = options["max_tokens"]
         return cls(**values)
 
     @classmethod
     def of(cls, params: "SamplingParams") -> "SamplingParams":
-        """Return `params`. Raise ValueError if they have another type."""
+        """Return `params`. Raise ValueError if it is not of this class."""
         if not isinstance(params, cls):
             raise ValueError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
         return params
@@ -210,20 +211,20 @@ class SamplingParams:
         return copy.copy(self) if self.skip_clone else copy.deepcopy(self)
 
     def checked(self) -> "SamplingParams":
-        """Return a copy for one request, with its own lists. Raise ValueError if a field has an invalid value."""
+        """Return a checked copy, whose lists are copies, too. Raise ValueError if a field has an invalid value."""
         params = copy.copy(self)
         params.__post_init__()
         return params
 
     @property
     def num_logprobs(self) -> int | None:
-        """The number of tokens listed at each position of the output, or None without logprobs."""
+        """The number of tokens listed at each position of the output (-1: all), or None without logprobs."""
         if self.logprobs is None and self.logprob_token_ids:
             return len(self.logprob_token_ids)
         return self.logprobs
 
     def _normalize(self) -> None:
-        """Convert equivalent values into one form. A value of a wrong type stays, so that the checks can report it."""
+        """Convert equivalent values to one form. Leave values of a wrong type unchanged for the checks to report."""
         self.stop = as_list([self.stop] if isinstance(self.stop, str) else self.stop, [])
         self.stop_token_ids = as_list(self.stop_token_ids, [])
         self.bad_words = as_list(self.bad_words, [])
@@ -240,12 +241,12 @@ class SamplingParams:
             self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
         if is_number(self.temperature) and 0 < self.temperature < MIN_TEMPERATURE:
             message = f"temperature {self.temperature} is too small for float32, using {MIN_TEMPERATURE}"
-            warnings.warn(message, stacklevel=4)  # at the line that builds the parameters
+            warnings.warn(message, stacklevel=4)  # the warning shows the line that builds the parameters
             self.temperature = MIN_TEMPERATURE
 
     def _check_together(self) -> None:
         if self.structured_outputs is not None:
-            self.structured_outputs.__post_init__()  # one of its fields may have been set since
+            self.structured_outputs.__post_init__()  # checks its fields again, which the caller may have set
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens, got {self.min_tokens} and {self.max_tokens}")
         check_length("stop", self.stop or ())
@@ -262,41 +263,41 @@ class SamplingParams:
 
 # By default, inspect.signature() shows the arguments of __new__; editors and scripts need the fields.
 SamplingParams.__signature__ = inspect.Signature(
-    [each for each in inspect.signature(SamplingParams.__init__).parameters.values() if each.name != "self"]
+    [field for field in inspect.signature(SamplingParams.__init__).parameters.values() if field.name != "self"]
 )
 
-COUNT: Rule = ("at least 0, or -1 for all", lambda number: number >= -1)
+COUNT_OR_ALL: Rule = ("at least 0, or -1 for all", lambda number: number >= -1)
 PENALTY: Rule = ("between -2 and 2", lambda penalty: -2 <= penalty <= 2)
 TOKEN_IDS: Rule = ("a non-empty list of token ids", bool)
 RULES: dict[str, Rule] = {
-    "n": ("between 1 and 16,384", lambda n: 1 <= n <= 1 << 14),  # all samples are made when the request arrives
+    "n": ("between 1 and 16,384", lambda n: 1 <= n <= 1 << 14),  # all samples are created when the request arrives
     "presence_penalty": PENALTY,
     "frequency_penalty": PENALTY,
-    "repetition_penalty": ("between 1e-9 and 1e9", lambda penalty: 1e-9 <= penalty <= 1e9),  # float32 holds the logits
+    "repetition_penalty": ("between 1e-9 and 1e9", lambda penalty: 1e-9 <= penalty <= 1e9),  # so logits stay finite
     "temperature": ("at least 0", lambda temperature: temperature >= 0),
     "top_p": ("above 0 and at most 1", lambda p: 0 < p <= 1),
-    "top_k": COUNT,
+    "top_k": COUNT_OR_ALL,
     "min_p": ("between 0 and 1", lambda p: 0 <= p <= 1),
     "seed": SEED,
     "stop": ("one or more non-empty strings", all),
     "max_tokens": AT_LEAST_1,
     "min_tokens": AT_LEAST_0,
-    "logprobs": COUNT,
-    "prompt_logprobs": COUNT,
+    "logprobs": COUNT_OR_ALL,
+    "prompt_logprobs": COUNT_OR_ALL,
     "logprob_token_ids": TOKEN_IDS,
     "logit_bias": ("numbers of at most 1e9", lambda biases: max(biases.values(), default=0.0) <= 1e9),
     "stream_interval": AT_LEAST_1,
     "allowed_token_ids": TOKEN_IDS,
     "bad_words": ("a list of non-empty strings", all),
 }
-UNSUPPORTED = (  # fields of vLLM's that must have their defaults
+UNSUPPORTED = (  # vLLM's fields that must have their defaults
     *("watermarking", "prompt_logprob_token_ids", "prompt_logprob_start", "flat_logprobs", "extra_args"),
     *("thinking_token_budget", "routed_experts_prompt_start", "trace_decode_token_ids"),
 )
 
 
 def as_list(values: Any, default: list[Any] | None = None) -> Any:
-    """Return a list of the values, with integers as Python's own. A value that cannot be iterated over stays.
+    """Return `values` as a list, with integers as Python ints, or `default` for None. Return other values unchanged.
 
     >>> as_list((1, 2)), as_list(None, []), as_list(5)
     ([1, 2], [], 5)
@@ -309,14 +310,14 @@ def as_list(values: Any, default: list[Any] | None = None) -> Any:
     return [int(value) if is_integer(value) else value for value in values]
 
 
-def check_length(name: str, texts: Iterable[str], most: int = MAX_STOP) -> None:
-    """Raise ValueError if the strings of a field have more than `most` characters."""
-    if (size := sum(map(len, texts))) > most:
-        raise ValueError(f"{name} must have at most {most:,} characters in all, got {size:,}")
+def check_length(name: str, texts: Iterable[str], limit: int = MAX_STOP_CHARACTERS) -> None:
+    """Raise ValueError if the strings of a field have more than `limit` characters."""
+    if (num_characters := sum(map(len, texts))) > limit:
+        raise ValueError(f"{name} must have at most {limit:,} characters in total, got {num_characters:,}")
 
 
 def as_token_id(token: Any) -> Any:
-    """Return the token id that a key of a JSON object stands for.
+    """Return the token id in a key of a JSON object, or the key itself if it is not a number.
 
     >>> as_token_id("17"), as_token_id(17), as_token_id("a")
     (17, 17, 'a')
@@ -329,8 +330,8 @@ def is_minus_1(value: Any) -> bool:
     return is_integer(value) and value == -1
 
 
-def clamped(bias: Any) -> Any:
-    """Return a logit bias between -100 and 100."""
+def clamped_bias(bias: Any) -> Any:
+    """Return a logit bias, clamped to the range from -100 to 100. Return a value that is not a number unchanged."""
     return min(100.0, max(-100.0, bias)) if isinstance(bias, int | float) else bias
 
 
@@ -339,9 +340,9 @@ def is_blank(value: Any) -> bool:
 
 
 def read_schema(source: str | dict[str, Any], is_closed: bool = False) -> Any:
-    """Return a copy of a JSON schema. With `is_closed`, its objects have only the properties that it names.
+    """Return a copy of a JSON schema. With `is_closed`, objects allow only the properties that they name.
 
-    Raise ValueError if it is not valid JSON or is nested too deeply.
+    Raise ValueError if the schema is not valid JSON or is nested too deeply.
 
     >>> read_schema('{"properties": {"a": {"type": "string"}}}', is_closed=True)
     {'properties': {'a': {'type': 'string'}}, 'additionalProperties': False}
@@ -352,7 +353,7 @@ def read_schema(source: str | dict[str, Any], is_closed: bool = False) -> Any:
         raise ValueError(f"json must be a JSON schema: {error}") from None
     except RecursionError:
         schema = None
-    if schema is None or nesting(schema) > MAX_NESTING:
+    if schema is None or nesting_depth(schema) > MAX_NESTING:
         raise ValueError(f"json must be nested at most {MAX_NESTING} levels deep")
     if not isinstance(schema, dict | bool):
         raise ValueError(f"json must be a JSON schema, got {short_repr(source)}")
@@ -361,22 +362,22 @@ def read_schema(source: str | dict[str, Any], is_closed: bool = False) -> Any:
     return schema
 
 
-def nesting(value: Any) -> int:
-    """Return how many levels deep lists and dictionaries are nested.
+def nesting_depth(value: Any) -> int:
+    """Return how many levels of lists and dictionaries are nested in each other.
 
-    >>> nesting({"a": [1, {}]}), nesting(1)
+    >>> nesting_depth({"a": [1, {}]}), nesting_depth(1)
     (3, 0)
     """
-    depth, level = 0, [value]
-    while level := [each for each in level if isinstance(each, dict | list)]:
+    depth, values = 0, [value]
+    while values := [value for value in values if isinstance(value, dict | list)]:
         depth += 1
-        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+        values = [inner for value in values for inner in (value.values() if isinstance(value, dict) else value)]
     return depth
 
 
 def close_objects(schema: Any) -> None:
     """Forbid additional properties in each object that names its properties, unless the schema says otherwise."""
-    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
-        close_objects(each)
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        close_objects(part)
     if isinstance(schema, dict) and not {"properties", "patternProperties"}.isdisjoint(schema):
         schema.setdefault("additionalProperties", False)

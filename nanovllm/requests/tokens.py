@@ -1,4 +1,4 @@
-"""The values that the engine and its backends exchange: a row to sample, and the token that it gets."""
+"""The values that the engine and its backends exchange: a row of logits to sample, and the sampled token."""
 
 from typing import NamedTuple
 
@@ -6,12 +6,12 @@ from .sampling_params import SamplingParams
 
 
 class SamplingRow(NamedTuple):
-    """The sampler's input for one row of logits, besides the logits."""
+    """The sampler's input for one row, in addition to the logits."""
 
     params: SamplingParams
-    seed: int  # the request's own, or one drawn when the request arrived
-    sample_index: int  # among the samples of one prompt
-    position: int  # of the token to be sampled
+    seed: int  # of the request, or drawn when the request arrived
+    sample_index: int  # of this sample among those of its prompt
+    position: int  # of the token to be sampled, in the whole sequence
 
 
 class Logprob(NamedTuple):
@@ -19,7 +19,7 @@ class Logprob(NamedTuple):
 
     logprob: float  # natural log, of the raw logits
     rank: int  # 1 is the likeliest
-    decoded_token: str | None = None  # its text, if there is a tokenizer
+    decoded_token: str | None = None  # the text of the token, if there is a tokenizer
 
 
 class SampledToken(NamedTuple):
@@ -36,4 +36,4 @@ class PoolerOutput(NamedTuple):
     embedding: list[float]  # float32 values, [hidden_size]
 
 
-RowOutput = SampledToken | PoolerOutput  # of a sequence whose last token is in the step
+RowOutput = SampledToken | PoolerOutput  # a step has one for each sequence whose last token it computes

@@ -1,4 +1,4 @@
-"""The applications, one per address: their routes, their middleware and the access log."""
+"""The ASGI applications, one per address: routes, middleware and the access log."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ from ..log import logger
 from .chat import CHAT, ChatCompletionRequest, chat_chunks, chat_completion
 from .completions import COMPLETIONS, CompletionRequest, completion, completion_chunks
 from .embeddings import EMBEDDINGS, create_embedding
-from .errors import handlers
+from .errors import exception_handlers
 from .generation import endpoint
 from .info import detokenize, health, list_models, retrieve_model, tokenize, version
 from .metrics import show_metrics
@@ -23,11 +23,11 @@ from .responses import RESPONSES, create_response
 from .security import ApiKeys, OwnOrigin, RequestIds, RootPath, is_loopback
 from .state import ServerState
 
-MAX_PATH = 200  # characters of a path in the access log
+MAX_PATH = 200  # the most characters of a path to write to the access log
 
 
 def make_apps(state: ServerState) -> list[ASGIApp]:
-    """Return an application for each address. Keys and origins apply to all of them."""
+    """Return an application for each address: one, or two if the page has its own. Each checks API keys and origins."""
     health_route = Route("/health", health, methods=["GET"])
     create_completion = endpoint(CompletionRequest, "cmpl-", completion, completion_chunks)
     create_chat_completion = endpoint(ChatCompletionRequest, "chatcmpl-", chat_completion, chat_chunks)
@@ -45,18 +45,18 @@ def make_apps(state: ServerState) -> list[ASGIApp]:
         Route("/detokenize", detokenize, methods=["POST"]),
     ]
     host, page_address = state.options.host, state.options.page_address
-    pages = page_routes(page_address is None, state.options.root_path)
-    watch_routes = [Route("/metrics", show_metrics, methods=["GET"]), *pages]
+    live_page_routes = page_routes(page_address is None, state.options.root_path)
+    monitoring_routes = [Route("/metrics", show_metrics, methods=["GET"]), *live_page_routes]
     if page_address is None:
-        return [make_app(state, api_routes + watch_routes, host)]
-    return [make_app(state, api_routes, host), make_app(state, [health_route, *watch_routes], page_address[0])]
+        return [make_app(state, api_routes + monitoring_routes, host)]
+    return [make_app(state, api_routes, host), make_app(state, [health_route, *monitoring_routes], page_address[0])]
 
 
 def make_app(state: ServerState, routes: list[Route], host: str) -> ASGIApp:
-    """Return an application at `host` behind its middleware. The outermost comes last."""
-    starlette = Starlette(routes=routes, exception_handlers=handlers())
+    """Return the application for one address, in layers of middleware. The last layer added sees requests first."""
+    starlette = Starlette(routes=routes, exception_handlers=exception_handlers())
     starlette.state.server = state
-    starlette.router.redirect_slashes = False  # an unknown path is a 404
+    starlette.router.redirect_slashes = False  # answer an unknown path with 404
     app: ASGIApp = starlette
     origins, hosts = read_list(state.options.allowed_origins), read_list(state.options.allowed_hosts)
     hosts += filter(None, (state.options.host, state.options.page_host))
@@ -72,9 +72,10 @@ def make_app(state: ServerState, routes: list[Route], host: str) -> ASGIApp:
 
 
 class AccessLog:
-    """Middleware that logs each request once it has ended: its client, method, path, status and seconds.
+    """Middleware that logs each request once it has ended: client, method, path, status and seconds.
 
-    The status is 499 if the client has hung up before the response. Queries are left out, since they may be secret.
+    The status is 499 if the client hung up before the response began. Query strings are omitted, because they may
+    contain secrets.
     """
 
     def __init__(self, app: ASGIApp, excluded_paths: Container[str]) -> None:
@@ -86,14 +87,14 @@ class AccessLog:
             return
         start, status = time.perf_counter(), 499
 
-        async def send_and_note(message: Message) -> None:
+        async def send_and_note_status(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
         try:
-            await self._app(scope, receive, send_and_note)
+            await self._app(scope, receive, send_and_note_status)
         finally:
             client, path = scope["client"] or ("?", 0), scope["raw_path"].decode("latin-1")[:MAX_PATH]
-            when, seconds = time.strftime("%Y-%m-%d %H:%M:%S"), time.perf_counter() - start
-            logger.info(f"{when} {client[0]}:{client[1]} {scope['method']} {path} {status} {seconds:.3f} s")
+            now, seconds = time.strftime("%Y-%m-%d %H:%M:%S"), time.perf_counter() - start
+            logger.info(f"{now} {client[0]}:{client[1]} {scope['method']} {path} {status} {seconds:.3f} s")

@@ -1,8 +1,8 @@
-"""What the bodies of several endpoints share, of requests as pydantic models and of responses as dicts.
+"""Parts of the JSON bodies that several endpoints share: pydantic models for requests, dicts for responses.
 
-A model checks types and sizes, and ignores unknown fields. SamplingParams checks the values. The fields are OpenAI's
-and vLLM's. `nanovllm batch` reads and writes the bodies too, so this file, completions.py and chat.py import no web
-server and no torch.
+The models check types and sizes, refuse unsupported fields that would change the response, and ignore other unknown
+fields. SamplingParams checks values. The fields are OpenAI's and vLLM's. `nanovllm batch` reads and writes the same
+bodies, so this file, completions.py and chat.py import neither a web server nor torch.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, PlainValidator, ValidationError, Validati
 
 from ..chat.assistant import AssistantParser, MessageDelta, read_message
 from ..chat.forced_calls import ForcedCall
-from ..chat.formats import MessageFormat, Parsers, parsers_for
+from ..chat.formats import MessageFormat, ModelFormats, formats_for
 from ..checkpoints.chat_template import choose_template
 from ..requests.outputs import CompletionOutput
 from ..requests.pooling_params import PoolingParams
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from ..checkpoints.tokenizer import HFTokenizer
     from .engine_process import Piece
 
-MAX_CHOICES = 2048  # of one response: the engine holds a sequence for each from the moment the request arrives
-MAX_IDS = 1 << 16  # of tokens, in a list or in logit_bias
-MAX_FORM = 1 << 16  # characters of a JSON schema: building the grammar of a longer one takes half a second
-MAX_SHOWN = 60  # characters of a value in an error message
+MAX_CHOICES = 2048  # in one response; the engine creates a sequence for each as soon as the request arrives
+MAX_IDS = 1 << 16  # token ids in a list or in logit_bias
+MAX_CONSTRAINT = 1 << 16  # characters of a constraint or of bad_words; a longer schema takes half a second to compile
+MAX_VALUE = 60  # characters of a value quoted in an error message
 
 
 # Errors
@@ -49,18 +49,18 @@ class InvalidRequest(ValueError):
 
 
 def shortened(value: Any) -> str:
-    """Return the JSON of a value, or the beginning of it.
+    """Return a value as JSON, shortened to at most MAX_VALUE characters.
 
     >>> shortened({"a": None})
     '{"a": null}'
     """
     pieces = json.JSONEncoder(ensure_ascii=False).iterencode(value)
-    text = "".join(itertools.islice(pieces, MAX_SHOWN + 1))  # the rest of a large value is never built
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+    text = "".join(itertools.islice(pieces, MAX_VALUE + 1))  # stop early: a value can be large
+    return text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."
 
 
 def path_of(location: Sequence[str | int]) -> str:
-    """Return pydantic's location of an error as OpenAI writes it, without the branches of unions.
+    """Convert pydantic's location of an error to OpenAI's notation, without the names of union branches.
 
     >>> path_of(("messages", 0, "content")), path_of(("prompt", "list[int]", 3)), path_of(("prompt", "str"))
     ('messages[0].content', 'prompt[3]', 'prompt')
@@ -70,12 +70,12 @@ def path_of(location: Sequence[str | int]) -> str:
         if isinstance(part, int):
             path += f"[{part}]"
         elif part not in ("str", "int") and "[" not in part:
-            path += f".{part[:MAX_SHOWN]}"
+            path += f".{part[:MAX_VALUE]}"
     return path.removeprefix(".")
 
 
 def as_invalid_request(error: ValidationError) -> InvalidRequest:
-    """Return the most helpful error: for a union, the one of the branch that matched the longest part."""
+    """Return the most helpful of pydantic's errors. For a union, this comes from the branch that matched furthest."""
     errors = error.errors(include_url=False)
     furthest = max(
         errors, key=lambda each: (not each["type"].endswith("_type"), [i for i in each["loc"] if isinstance(i, int)])
@@ -83,15 +83,16 @@ def as_invalid_request(error: ValidationError) -> InvalidRequest:
     name, kind = path_of(furthest["loc"]), furthest["type"]
     if isinstance(cause := furthest.get("ctx", {}).get("error"), InvalidRequest):
         return cause
-    is_type = kind.endswith("_type")
-    same = [each for each in errors if path_of(each["loc"]) == name and each["type"].endswith("_type") == is_type]
+    is_type_error = kind.endswith("_type")
+    # Errors of the same kind in the same field: a union has one for each of its branches.
+    same = [each for each in errors if path_of(each["loc"]) == name and each["type"].endswith("_type") == is_type_error]
     messages = [each["msg"].removeprefix("Value error, ") for each in same]
     message = " or ".join(dict.fromkeys(messages)).replace(" or Input should be", " or")
     if not name:
         return InvalidRequest(f"Invalid body: {message}.")
     if kind == "missing":
         return InvalidRequest(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
-    if is_type:
+    if is_type_error:
         return InvalidRequest(f"Invalid '{name}': {message}, got {shortened(furthest['input'])}.", name, "invalid_type")
     return InvalidRequest(f"Invalid '{name}': {message}.", name, "invalid_value")
 
@@ -100,16 +101,16 @@ def as_invalid_request(error: ValidationError) -> InvalidRequest:
 
 
 class Object(BaseModel, strict=True, extra="allow"):
-    """A JSON object, which keeps unknown fields."""
+    """A JSON object that keeps its unknown fields."""
 
 
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]  # fail_fast: stop at the first invalid item
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Prompts = str | TokenIds | Annotated[list[str | TokenIds], Field(fail_fast=True, max_length=MAX_CHOICES)]
 
 
 def prompts_of(prompt: str | list[int] | list[str | list[int]]) -> list[Prompt]:
-    """Return one prompt, or several, as a list.
+    """Return the prompts in a `prompt` field, which holds one or several, as a list.
 
     >>> prompts_of("a"), prompts_of([5, 6]), prompts_of(["a", [5]])
     (['a'], [[5, 6]], ['a', [5]])
@@ -120,25 +121,28 @@ def prompts_of(prompt: str | list[int] | list[str | list[int]]) -> list[Prompt]:
 
 
 def is_token_ids(prompt: Sequence[Any]) -> TypeGuard[list[int]]:
-    """Return whether a validated prompt is one list of token ids."""
+    """Return whether a validated `prompt` field is one prompt of token ids. An empty prompt counts as one."""
     return not prompt or isinstance(prompt[0], int)
 
 
 def read_biases(biases: Any) -> dict[int, float]:
-    """Return a logit_bias within OpenAI's bounds. pydantic itself would collect the errors of all entries."""
+    """Return logit_bias with integer token ids and with biases clamped to OpenAI's range, from -100 to 100.
+
+    Raise ValueError at the first invalid entry. pydantic would collect an error for each one.
+    """
     if not isinstance(biases, dict) or len(biases) > MAX_IDS:
         raise ValueError(f"Input should be an object with at most {MAX_IDS} entries")
     for id, bias in biases.items():
         if type(bias) not in (int, float) or not (id.isdecimal() and id.isascii() and len(id) < 20):
-            raise ValueError(f"Input should map token ids to numbers, got {shortened({id[:MAX_SHOWN]: bias})}")
+            raise ValueError(f"Input should map token ids to numbers, got {shortened({id[:MAX_VALUE]: bias})}")
     return {int(id): min(100.0, max(-100.0, bias)) for id, bias in biases.items()}
 
 
 Biases = Annotated[dict[int, float], PlainValidator(read_biases)]
 
 
-# Unsupported fields that would change the answer, with the values that have no effect. All other unknown fields, such
-# as user and store, are ignored.
+# Unsupported fields that would change the response, with the values that have no effect. null and these values are
+# accepted. All other unknown fields, such as user and store, are ignored.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),  # before vLLM 0.12
     **dict.fromkeys(("chat_template", "web_search_options", "prompt", "previous_response_id", "conversation"), ()),
@@ -149,16 +153,16 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 class Body(Object):
-    """A request's body."""
+    """The JSON body of a request."""
 
     model: str | None = None
-    names: ClassVar[dict[str, str]] = {}  # of fields, by the engine's names for them, where these differ
-    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None  # it is logged on one line
+    field_names: ClassVar[dict[str, str]] = {}  # {engine's name: body's name}, where they differ
+    request_id: Annotated[str, Field(pattern=r"^[!-~]{1,200}$")] | None = None  # one short line, for the log
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Return the body that JSON holds. Raise InvalidRequest, naming the field."""
+        """Parse and validate a JSON body. Raise an InvalidRequest that names the invalid field."""
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
@@ -175,20 +179,20 @@ class Body(Object):
         return self
 
     def unknown_fields(self) -> set[str]:
-        """Return the names of the fields that are set and ignored."""
+        """Return the names of unknown fields that are set but ignored."""
         return {name for name, value in (self.model_extra or {}).items() if value is not None} - UNSUPPORTED.keys()
 
-    def handling(self) -> dict[str, Any]:
-        """Return the fields of ParsedRequest that have the same names as the body's."""
-        fields = {name: value for name, value in self.__dict__.items() if value is not None and name in HANDLING}
-        return fields | {"names": self.names}
+    def request_fields(self) -> dict[str, Any]:
+        """Return `field_names`, and the fields of the body that ParsedRequest has under the same names."""
+        fields = {name: value for name, value in self.__dict__.items() if value is not None and name in REQUEST_FIELDS}
+        return fields | {"field_names": self.field_names}
 
 
 class StreamOptions(BaseModel, strict=True):
-    """Options of a stream."""
+    """The stream_options of a request."""
 
-    include_usage: bool | None = None  # in a final event
-    continuous_usage_stats: bool | None = None  # the usage so far, in each event
+    include_usage: bool | None = None  # send token counts in a final event
+    continuous_usage_stats: bool | None = None  # send the token counts so far in each event
     include_obfuscation: Literal[False] | None = None
 
 
@@ -204,38 +208,37 @@ class Chat:
 class ToolUse:
     """The tool calls that a chat allows."""
 
-    functions: Sequence[Mapping[str, Any]] = ()  # that the model may call
-    forced: ForcedCall | None = None
+    functions: Sequence[Mapping[str, Any]] = ()  # the functions that the model may call
+    forced: ForcedCall | None = None  # set if the model must make a call
     parallel_tool_calls: bool = True
 
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A body, translated for the engine."""
+    """A request body, translated for the engine."""
 
     prompts: list[Prompt] | Chat
     params: dict[str, Any]  # the fields of SamplingParams that the body sets
     model: str | None = None
     stream: StreamOptions | None = None  # None: the response is one object
-    echo: bool = False  # the prompt's text precedes the output's
-    add_special_tokens: bool = True  # to a prompt that is a text
-    pooling_params: PoolingParams | None = None  # set if the body wants embeddings
-    request_id: str | None = None  # the end of the response's id
+    echo: bool = False  # the response repeats the prompt before the output
+    add_special_tokens: bool = True  # to text prompts
+    pooling_params: PoolingParams | None = None  # set if the body asks for embeddings
+    request_id: str | None = None  # from the client; the response's id ends with it
     cache_salt: str | None = None
-    truncate_prompt_tokens: int | None = None  # most tokens of a prompt; -1: as many as leave room for the output
-    truncation_side: Literal["left", "right"] = "left"  # where the other tokens are dropped
+    truncate_prompt_tokens: int | None = None  # tokens of a prompt to keep; -1: all that leave room for the output
+    truncation_side: Literal["left", "right"] = "left"  # the side on which tokens are dropped
     return_token_ids: bool = False
-    tools: ToolUse = ToolUse()
+    tool_use: ToolUse = ToolUse()
     include_reasoning: bool = True  # in the response
-    # of the body's fields, by the engine's names, where these differ
-    names: Mapping[str, str] = field(default_factory=dict)
+    field_names: Mapping[str, str] = field(default_factory=dict)  # {engine's name: body's name}, where they differ
 
-    def named(self, error: ValueError) -> InvalidRequest:
-        """Return an error about a value with the name of the body's field. The engine's errors begin with theirs."""
+    def invalid_request(self, error: ValueError) -> InvalidRequest:
+        """Convert an error that begins with the engine's name for a value to one that names the body's field."""
         name, code = getattr(error, "param", None), getattr(error, "code", None)
-        if name is None and (match := re.match(r"(?:the )?(\w+)", str(error))) and match[1] in ENGINE_NAMES:
+        if name is None and (match := re.match(r"(?:the )?(\w+)", str(error))) and match[1] in ENGINE_FIELDS:
             name = match[1]
-        return InvalidRequest(str(error), self.names.get(name or "", name), code)
+        return InvalidRequest(str(error), self.field_names.get(name or "", name), code)
 
     @property
     def is_chat(self) -> bool:
@@ -247,42 +250,43 @@ class ParsedRequest:
     ) -> dict[str, Any]:
         """Return the arguments of SamplingParams: the body's, else `defaults`, else the checkpoint's `recommended`.
 
-        A chat has no max_tokens of its own, so its output may fill the model's context.
+        Without max_tokens, a chat's output may fill the model's context.
         """
         unlimited = {"max_tokens": None} if self.is_chat else {}
         return {**recommended, **unlimited, **defaults, **self.params}
 
-    def message_format(self, parsers: Parsers, prompt: str, params: SamplingParams) -> MessageFormat | None:
+    def message_format(self, formats: ModelFormats, prompt: str, params: SamplingParams) -> MessageFormat | None:
         """Return the format of the outputs for a chat's rendered prompt, or None if they are plain text.
 
-        Set `params`: outputs with a format show their special tokens, and structured outputs begin after the thought.
-        A call may take their place.
+        Adapt `params` to the format: keep special tokens in the text, and start structured outputs after the thought.
+        Instead of a structured output, the model may write a tool call.
         """
         if not isinstance(self.prompts, Chat):
             return None
         if self.prompts.options.get("continue_final_message"):
-            parsers = replace(parsers, reasoning=None)  # the thought is in the prompt
+            formats = replace(formats, reasoning_format=None)  # the thought is in the prompt
         if self.params.get("skip_special_tokens") is False:
-            parsers = replace(parsers, special_tokens=())
-        use, names = self.tools, [each["name"] for each in self.tools.functions]
-        format = parsers.for_prompt(prompt, names, use.forced, use.parallel_tool_calls)
+            formats = replace(formats, special_tokens=())
+        functions, forced = self.tool_use.functions, self.tool_use.forced
+        names = [function["name"] for function in functions]
+        format = formats.for_prompt(prompt, names, forced, self.tool_use.parallel_tool_calls)
         if format is not None:
             params.skip_special_tokens = False
-            thought, tools = format.reasoning, None if format.forced else format.tools
-            if params.structured_outputs is None and (grammar := parsers.strict_grammar(use.functions)):
-                params.structured_outputs, tools = structured_outputs("tools", {"grammar": grammar}), None
+            thought, calls = format.reasoning_format, None if forced else format.tool_format
+            if params.structured_outputs is None and (grammar := formats.strict_grammar(functions)):
+                params.structured_outputs, calls = structured_outputs("tools", {"grammar": grammar}), None
             if params.structured_outputs is not None:
                 params.structured_outputs = replace(
                     params.structured_outputs,
                     reasoning_start_str=None if thought is None or format.starts_in_thought else thought.start,
                     reasoning_end_str=None if thought is None else thought.end,
-                    tool_call_start_str=None if tools is None else tools.start,
+                    tool_call_start_str=None if calls is None else calls.start,
                 )
         return format
 
 
 class SamplingBody(Body):
-    """The fields that all endpoints that generate text share."""
+    """The fields shared by all endpoints that generate text."""
 
     stream: bool | None = None
     presence_penalty: float | None = None
@@ -313,53 +317,55 @@ class SamplingBody(Body):
     @field_validator("stop", "bad_words")
     @classmethod
     def check_texts(cls, texts: str | list[str] | None, field: ValidationInfo) -> str | list[str] | None:
-        """Raise ValueError if the strings are too long: bad_words take long to tokenize."""
-        most = {"most": MAX_FORM} if field.field_name == "bad_words" else {}
-        check_length(f"{field.field_name}", texts or (), **most)
+        """Raise ValueError if the strings of a field are too long. Long bad_words would take long to tokenize."""
+        limit = {"limit": MAX_CONSTRAINT} if field.field_name == "bad_words" else {}
+        check_length(f"{field.field_name}", texts or (), **limit)
         return texts
 
-    def params(self, num_logprobs: int | None, form: Mapping[str, Any], form_name: str) -> dict[str, Any]:
+    def params(self, num_logprobs: int | None, constraint: Mapping[str, Any], field_name: str) -> dict[str, Any]:
         """Return the arguments of SamplingParams that the body sets.
 
-        `form` has the arguments of StructuredOutputsParams for the field `form_name`.
+        `constraint` holds the arguments of StructuredOutputsParams that follow from the body's field `field_name`.
+        Raise InvalidRequest for conflicting fields, or if the constraint is invalid or too large.
         """
-        params = {name: value for name, value in self.__dict__.items() if value is not None and name in SAMPLING}
+        params = {name: value for name, value in self.__dict__.items() if value is not None and name in SAMPLING_FIELDS}
         if params.get("logprob_token_ids"):
             if num_logprobs is None:
                 raise InvalidRequest("'logprob_token_ids' requires 'logprobs'.", "logprob_token_ids")
         elif num_logprobs is not None:
             params["logprobs"] = num_logprobs
-        if form and self.structured_outputs:
-            raise InvalidRequest(f"Set '{form_name}' or 'structured_outputs', not both.", form_name)
-        if form or self.structured_outputs is not None:
-            name, given = (form_name, form) if form else ("structured_outputs", self.structured_outputs or {})
-            params["structured_outputs"] = structured_outputs(name, given)
+        if constraint and self.structured_outputs:
+            raise InvalidRequest(f"Set '{field_name}' or 'structured_outputs', not both.", field_name)
+        if constraint or self.structured_outputs is not None:
+            name = field_name if constraint else "structured_outputs"
+            params["structured_outputs"] = structured_outputs(name, constraint or self.structured_outputs or {})
         return params
 
 
-HANDLING = {"model", "request_id", "cache_salt", "truncate_prompt_tokens", "truncation_side", "return_token_ids"}
-SAMPLING = {each.name for each in fields(SamplingParams)} - {"logprobs", "structured_outputs"}
-ENGINE_NAMES = SAMPLING | {"logprobs", "structured_outputs", "prompt", "dimensions"}
+# Fields that ParsedRequest has under the same names, those of SamplingParams, and names that begin the engine's errors.
+REQUEST_FIELDS = {"model", "request_id", "cache_salt", "truncate_prompt_tokens", "truncation_side", "return_token_ids"}
+SAMPLING_FIELDS = {each.name for each in fields(SamplingParams)} - {"logprobs", "structured_outputs"}
+ENGINE_FIELDS = SAMPLING_FIELDS | {"logprobs", "structured_outputs", "prompt", "dimensions"}
 
 
-def structured_outputs(name: str, form: Mapping[str, Any]) -> StructuredOutputsParams:
-    """Return the form of an output. Raise InvalidRequest if it is invalid or too large."""
-    if (size := len(json.dumps(form))) > MAX_FORM:
-        raise InvalidRequest(f"Invalid '{name}': it must have at most {MAX_FORM} characters, got {size}.", name)
+def structured_outputs(name: str, constraint: Mapping[str, Any]) -> StructuredOutputsParams:
+    """Return the constraint from the body's field `name`. Raise InvalidRequest if it is invalid or too large."""
+    if (size := len(json.dumps(constraint))) > MAX_CONSTRAINT:
+        raise InvalidRequest(f"Invalid '{name}': it must have at most {MAX_CONSTRAINT} characters, got {size}.", name)
     try:
-        return StructuredOutputsParams.of(dict(form))
+        return StructuredOutputsParams.of(dict(constraint))
     except ValueError as error:
         raise InvalidRequest(f"Invalid '{name}': {error}", name) from None
 
 
 class Schema(Object):
-    """A JSON schema with a name."""
+    """An object with a JSON schema in its field `schema`."""
 
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class Format(Schema):
-    """A response_format or a text.format. The schema of the latter has no object of its own."""
+class ResponseFormat(Schema):
+    """A response_format, or a text.format: there, the fields of `json_schema` are at the top level."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: Schema | None = None
@@ -371,21 +377,21 @@ class Format(Schema):
             raise ValueError("a json_schema requires a schema")
         return self
 
-    def form(self) -> dict[str, Any]:
-        """Return the arguments of StructuredOutputsParams."""
+    def constraint(self) -> dict[str, Any]:
+        """Return the format as arguments of StructuredOutputsParams."""
         if self.type == "json_schema":
             return {"json": (self.json_schema or self).schema_}
         return {"json_object": True} if self.type == "json_object" else {}
 
 
 class ChunkedBody(SamplingBody):
-    """The fields that completions and chats share."""
+    """The fields shared by completions and chats, whose streams consist of chunks."""
 
     n: int | None = None
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
     stream_options: StreamOptions | None = None
-    response_format: Format | None = None
+    response_format: ResponseFormat | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
@@ -393,11 +399,11 @@ class ChunkedBody(SamplingBody):
     stream_interval: Annotated[int, Field(ge=1)] | None = None
 
     def parsed(self) -> ParsedRequest:
-        """Translate the body for the engine. Raise InvalidRequest, naming the field."""
+        """Translate the body for the engine. Raise an InvalidRequest that names the invalid field."""
         raise NotImplementedError
 
     def checked_stream_options(self) -> StreamOptions | None:
-        """Return the options of the stream, or None if the response isn't streamed."""
+        """Return the options of the stream, or None without a stream. Raise InvalidRequest for conflicting fields."""
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest("'prompt_logprobs' requires 'stream' to be false.", "prompt_logprobs")
         options = self.stream_options or StreamOptions()
@@ -405,61 +411,61 @@ class ChunkedBody(SamplingBody):
             raise InvalidRequest("'stream_options' requires 'stream' to be true.", "stream_options")
         return options if self.stream else None
 
-    def form(self) -> dict[str, Any]:
+    def constraint(self) -> dict[str, Any]:
         """Return response_format as arguments of StructuredOutputsParams."""
-        return self.response_format.form() if self.response_format else {}
+        return self.response_format.constraint() if self.response_format else {}
 
 
-def parsers_of(
+def model_formats(
     tokenizer: "HFTokenizer | None",
     chat_template: str | None,
     tool_call_parser: str = "auto",
     reasoning_parser: str = "auto",
-) -> Parsers:
-    """Return the parsers for a model's chats. "auto" takes them from the chat template, and "none" turns them off."""
-    template, special, token_ids = None, [], {}
+) -> ModelFormats:
+    """Return the formats of a model's chats. "auto" detects a format from the chat template; "none" turns it off."""
+    template, special_tokens, token_ids = None, [], {}
     if tokenizer is not None:
         with suppress(ValueError):  # there is no template
             template = choose_template(tokenizer, chat_template, tools=())
-        added = tokenizer.backend.get_added_tokens_decoder()
-        special = [token.content for token in added.values() if token.special]
-        token_ids = {token.content: token_id for token_id, token in added.items()}
+        added_tokens = tokenizer.backend.get_added_tokens_decoder()
+        special_tokens = [token.content for token in added_tokens.values() if token.special]
+        token_ids = {token.content: token_id for token_id, token in added_tokens.items()}
     tools, reasoning = (None if name == "none" else name for name in (tool_call_parser, reasoning_parser))
-    return parsers_for(template, tools, reasoning, special, token_ids)
+    return formats_for(template, tools, reasoning, special_tokens, token_ids)
 
 
 # Responses
 
-Sample: TypeAlias = "CompletionOutput | Piece"  # an output, or the new part of one in a stream
+Sample: TypeAlias = "CompletionOutput | Piece"  # one sample's whole output, or the new part of it in a stream
 
 
 class MessageStream:
-    """The message of one sample, as its text arrives."""
+    """A parser for the message of one sample in a stream."""
 
     def __init__(self, format: MessageFormat, include_reasoning: bool) -> None:
         self._format, self._parser, self._include_reasoning = format, AssistantParser(format), include_reasoning
-        self.has_calls = False  # so far
+        self.has_calls = False  # whether the message so far has a tool call
 
-    def take(self, sample: Sample) -> MessageDelta:
-        """Return the part of the message in new text."""
+    def feed(self, sample: Sample) -> MessageDelta:
+        """Return the part of the message that the sample's new text completes."""
         part = self._parser.feed(sample.text, sample.finish_reason is not None, is_cut(sample, self._format))
         self.has_calls |= bool(part.tool_calls)
         return part if self._include_reasoning else replace(part, reasoning="")
 
 
 def is_cut(sample: Sample, format: MessageFormat) -> bool:
-    """Return whether the sample ended midway. If a grammar forces calls, a stop string can end one, too."""
+    """Return whether the sample's end may cut off a call, as max_tokens can or, in a forced call, a stop string."""
     return sample.finish_reason == "length" or format.forced is not None
 
 
 def whole_message(sample: Sample, format: MessageFormat, include_reasoning: bool) -> MessageDelta:
-    """Return the message of an output that is sent whole."""
+    """Return the message of a complete output."""
     message = read_message(sample.text, format, is_cut(sample, format))
     return message if include_reasoning else replace(message, reasoning="")
 
 
 def ending(sample: Sample, has_calls: bool = False) -> dict[str, Any]:
-    """Return the reasons why a sample ended, both None while it is running."""
+    """Return the fields that say why a sample ended. Both are None as long as the sample is running."""
     reason = "tool_calls" if has_calls and sample.finish_reason == "stop" else sample.finish_reason
     return {"finish_reason": reason, "stop_reason": sample.stop_reason}
 

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: the body, and its response. /v1/responses and /tokenize take chats, too."""
+"""/v1/chat/completions: its request and response bodies. /v1/responses and /tokenize reuse parts of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,24 +11,24 @@ from ..chat.forced_calls import forced_call
 from .bodies import Body, Chat, ChunkedBody, InvalidRequest, Object, ParsedRequest, Sample, ToolUse, ending, shortened
 from .logprobs import chat_logprobs, prompt_logprobs
 
-if TYPE_CHECKING:  # `nanovllm batch` imports this file without torch and the extra "serve"
+if TYPE_CHECKING:  # `nanovllm batch` imports this file without torch or the extra "serve"
     from .engine_process import Piece
     from .generation import Work
 
 CHAT = "/v1/chat/completions"
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-RESERVED = {  # arguments of render_chat, which are not variables of a template
+RESERVED_OPTIONS = {  # arguments of render_chat that are not template variables
     *("messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
 }
 
 
-# The body
+# The request
 
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class Part(Object):
-    """A part of a message's content."""
+    """A part of a message's content. All these types are text."""
 
     type: Literal["text", "input_text", "output_text", "refusal", "thinking"]
 
@@ -67,9 +67,9 @@ class Tool(Object):
 
 
 class ChatBody(Body):
-    """A conversation, and the options of its template."""
+    """A conversation, and options for the chat template."""
 
-    names: ClassVar = {"prompt": "messages", "logprobs": "top_logprobs"}
+    field_names: ClassVar = {"prompt": "messages", "logprobs": "top_logprobs"}
     messages: Messages | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=1 << 10)] | None = None
     documents: Annotated[Objects, Field(max_length=1 << 13)] | None = None
@@ -79,17 +79,19 @@ class ChatBody(Body):
     continue_final_message: bool | None = None
 
     def chat(self) -> Chat:
-        """Return the conversation. Raise InvalidRequest, naming the field."""
-        dicts = self.model_dump(include={"messages", "tools"}, exclude_unset=True)
-        options = template_options(self.chat_template_kwargs, dicts.get("tools"), self.reasoning_effort)
+        """Return the conversation. Raise an InvalidRequest that names the invalid field."""
+        fields = self.model_dump(include={"messages", "tools"}, exclude_unset=True)
+        options = template_options(self.chat_template_kwargs, fields.get("tools"), self.reasoning_effort)
         if self.documents:
             options["documents"] = self.documents
         if self.continue_final_message:
             options["continue_final_message"] = True
-        is_new = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
-        if not is_new:
+        starts_message = self.add_generation_prompt
+        if starts_message is None:
+            starts_message = not self.continue_final_message
+        if not starts_message:
             options["add_generation_prompt"] = False
-        return Chat(dicts["messages"], options)
+        return Chat(fields["messages"], options)
 
 
 class ChatCompletionRequest(ChunkedBody, ChatBody):
@@ -103,23 +105,24 @@ class ChatCompletionRequest(ChunkedBody, ChatBody):
     top_logprobs: int | None = None
 
     def parsed(self) -> ParsedRequest:
-        """Translate the body for the engine. Raise InvalidRequest, naming the field."""
+        """Translate the body for the engine. Raise an InvalidRequest that names the invalid field."""
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("'top_logprobs' requires 'logprobs' to be true.", "top_logprobs")
         functions = [tool.function.model_dump() for tool in self.tools or ()]
         tools = tool_use(functions, self.tool_choice, self.parallel_tool_calls)
-        form = form_of(tools, self.form(), "response_format")
-        params, handling = self.params(self.top_logprobs or 0 if self.logprobs else None, *form), self.handling()
+        constraint = constraint_of(tools, self.constraint(), "response_format")
+        params = self.params(self.top_logprobs or 0 if self.logprobs else None, *constraint)
+        request_fields = self.request_fields()
         if self.max_completion_tokens is not None:
             params["max_tokens"] = self.max_completion_tokens
-            handling["names"] = {**self.names, "max_tokens": "max_completion_tokens"}
+            request_fields["field_names"] = {**self.field_names, "max_tokens": "max_completion_tokens"}
         return ParsedRequest(
             prompts=self.chat(),
             params=params,
-            **handling,
+            **request_fields,
             stream=self.checked_stream_options(),
             add_special_tokens=self.add_special_tokens is True,
-            tools=tools,
+            tool_use=tools,
             include_reasoning=self.include_reasoning is not False,
         )
 
@@ -127,9 +130,12 @@ class ChatCompletionRequest(ChunkedBody, ChatBody):
 def template_options(
     kwargs: dict[str, Any] | None, tools: list[dict[str, Any]] | None, effort: str | None
 ) -> dict[str, Any]:
-    """Return the options of render_chat that all chats share."""
+    """Return options for render_chat. `kwargs` is the body's chat_template_kwargs, and `effort` the reasoning effort.
+
+    Raise InvalidRequest if `kwargs` sets a reserved option.
+    """
     options = dict(kwargs or {})
-    for name in RESERVED & options.keys():
+    for name in RESERVED_OPTIONS & options.keys():
         raise InvalidRequest(f"'chat_template_kwargs' must not set '{name}'.", "chat_template_kwargs")
     if tools:
         options["tools"] = tools
@@ -142,9 +148,10 @@ def template_options(
 def tool_use(
     functions: Sequence[Mapping[str, Any]], choice: str | dict[str, Any] | None, parallel_tool_calls: bool | None
 ) -> ToolUse:
-    """Return the calls that a `tool_choice` allows, in the format of either Chat Completions or Responses.
+    """Return the tool calls allowed by `choice`, a tool_choice in the format of Chat Completions or Responses.
 
-    `functions` holds the functions of the body's tools. Raise InvalidRequest if the choice is invalid or names no tool.
+    `functions` holds the functions of the body's tools. Raise InvalidRequest if the choice is invalid, or requires a
+    function that isn't among them. Unknown names in a list of allowed tools are ignored.
     """
     name = function_name(choice)
     mode = "required" if name is not None else choice or "auto"
@@ -162,8 +169,8 @@ def tool_use(
         return ToolUse(tuple(functions), None, is_parallel)
     try:
         if mode != "required":
-            kinds = "'none', 'auto', 'required', a function or allowed_tools"
-            raise ValueError(f"Input should be {kinds}, got {shortened(choice)}")
+            choices = "'none', 'auto', 'required', a function or allowed_tools"
+            raise ValueError(f"Input should be {choices}, got {shortened(choice)}")
         forced = forced_call(functions, name, is_parallel)
     except ValueError as error:
         raise InvalidRequest(f"Invalid 'tool_choice': {error}.", "tool_choice", "invalid_value") from None
@@ -173,7 +180,7 @@ def tool_use(
 
 
 def function_name(value: Any) -> str | None:
-    """Return the name of the function in a tool or in a tool_choice, in the form of a chat or of a response.
+    """Return the function's name in a tool or a tool_choice, in the format of Chat Completions or Responses.
 
     >>> function_name({"type": "function", "name": "add"}), function_name("auto")
     ('add', None)
@@ -184,14 +191,14 @@ def function_name(value: Any) -> str | None:
     return None
 
 
-def form_of(tools: ToolUse, form: Mapping[str, Any], form_name: str) -> tuple[Mapping[str, Any], str]:
-    """Return the form of an output, as arguments of StructuredOutputsParams, with the field that sets it.
+def constraint_of(tools: ToolUse, constraint: Mapping[str, Any], field_name: str) -> tuple[Mapping[str, Any], str]:
+    """Return the constraint on the output, as arguments of StructuredOutputsParams, and the field that it comes from.
 
-    A forced call replaces the form of the content. Its JSON has at most a space between its parts: a small model could
-    write spaces forever.
+    `constraint` and `field_name` apply to the content, which a forced call replaces. The JSON of a forced call has at
+    most one space between two parts, because a small model could write spaces forever.
     """
     if tools.forced is None:
-        return form, form_name
+        return constraint, field_name
     return {"json": tools.forced.schema, "whitespace_pattern": " ?"}, "tools"
 
 
@@ -204,12 +211,15 @@ def chat_completion(work: "Work", samples: "Mapping[int, Piece]") -> dict[str, A
         chat_choice(sample, index, work.params.num_logprobs, work.message(sample)) | token_ids(work, sample)
         for index, sample in samples.items()
     ]
-    of_prompt = prompt_logprobs(work.prompt_logprobs.get(0)) | prompt_token_ids(work)
-    return {**work.head("chat.completion"), "choices": choices, "usage": work.usage(), **of_prompt}
+    prompt_fields = prompt_logprobs(work.prompt_logprobs.get(0)) | prompt_token_ids(work)
+    return {**work.head("chat.completion"), "choices": choices, "usage": work.usage(), **prompt_fields}
 
 
 def chat_chunks(work: "Work", index: int, is_first: bool, piece: "Piece") -> Iterator[dict[str, Any]]:
-    """Yield the chunks of a stream for a choice's next piece: none while a character or a tag may be incomplete."""
+    """Yield the stream's chunks for a choice's next piece. The choice's first chunk has only the role.
+
+    A piece has no other chunk as long as a character or a tag may be incomplete.
+    """
     if is_first:
         role = {"role": "assistant", "content": ""}
         first = {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
@@ -220,17 +230,17 @@ def chat_chunks(work: "Work", index: int, is_first: bool, piece: "Piece") -> Ite
 
 
 def token_ids(work: "Work", piece: "Piece") -> dict[str, Any]:
-    """Return a choice's field for return_token_ids."""
+    """Return the field that return_token_ids adds to a choice, or no field without that option."""
     return {"token_ids": piece.token_ids} if work.body.return_token_ids else {}
 
 
 def prompt_token_ids(work: "Work") -> dict[str, Any]:
-    """Return the response's field for return_token_ids."""
+    """Return the field that return_token_ids adds to the response, or no field without that option."""
     return {"prompt_token_ids": work.prompts[0].token_ids} if work.body.return_token_ids else {}
 
 
 def chunk_choice(work: "Work", index: int, piece: "Piece", part: MessageDelta | None) -> dict[str, Any]:
-    """Return a choice of a chunk. `part` has the parts of the piece, if it isn't plain text."""
+    """Return a chunk's entry for one choice. `part` is the parsed piece, or None if the piece is plain text."""
     delta: dict[str, Any] = {"content": piece.text} if part is None else fields_of(part)
     if part is not None and part.tool_calls:
         delta["tool_calls"] = [{"index": each.index, **tool_call(each)} for each in part.tool_calls]
@@ -244,23 +254,24 @@ def chat_choice(
 ) -> dict[str, Any]:
     """Return a choice of a chat, with the `top_logprobs` most likely tokens at each position.
 
-    Without a `message`, its content is the sample's text.
+    `message` is the parsed sample. If it is None, the sample's text becomes the content.
     """
     fields: dict[str, Any] = {"content": sample.text} if message is None else {"content": None, **fields_of(message)}
     if message is not None and message.tool_calls:
         fields["tool_calls"] = [tool_call(each) for each in message.tool_calls]
-    full, has_calls = {"role": "assistant", **fields, "refusal": None}, message is not None and bool(message.tool_calls)
-    return {"index": index, "message": full, "logprobs": logprobs_of(sample, top_logprobs)} | ending(sample, has_calls)
+    fields, has_calls = {"role": "assistant", **fields, "refusal": None}, "tool_calls" in fields
+    choice = {"index": index, "message": fields, "logprobs": logprobs_of(sample, top_logprobs)}
+    return choice | ending(sample, has_calls)
 
 
 def fields_of(message: MessageDelta) -> dict[str, Any]:
-    """Return the texts of a message that are not empty. Reasoning has both names that clients know."""
+    """Return the non-empty texts of a message. Reasoning appears under both of the names that clients use for it."""
     reasoning = {"reasoning_content": message.reasoning, "reasoning": message.reasoning} if message.reasoning else {}
     return ({"content": message.content} if message.content else {}) | reasoning
 
 
 def tool_call(call: ToolCallDelta) -> dict[str, Any]:
-    """Return a call, or the new part of one. Its first part has the id and the name."""
+    """Return a tool call, or the new part of one. Only the first part of a call has the id and the name."""
     if call.name is None:
         return {"function": {"arguments": call.arguments}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

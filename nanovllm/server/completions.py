@@ -1,4 +1,4 @@
-"""/v1/completions: the body, and its response."""
+"""/v1/completions: its request and response bodies."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from .bodies import ChunkedBody, InvalidRequest, ParsedRequest, Prompts, Sample, ending, prompts_of
 from .logprobs import completion_logprobs, prompt_logprobs
 
-if TYPE_CHECKING:  # `nanovllm batch` imports this file without torch and the extra "serve"
+if TYPE_CHECKING:  # `nanovllm batch` imports this file without torch or the extra "serve"
     from .engine_process import Piece
     from .generation import Work
 
@@ -22,14 +22,14 @@ class CompletionRequest(ChunkedBody):
     logprobs: int | None = None
 
     def parsed(self) -> ParsedRequest:
-        """Translate the body for the engine. Raise InvalidRequest, naming the field."""
+        """Translate the body for the engine. Raise an InvalidRequest that names the invalid field."""
         if self.best_of is not None and self.best_of > (n := self.n or 1):
             message = f"Unsupported value: 'best_of' must be at most 'n', which is {n}, got {self.best_of}."
             raise InvalidRequest(message, "best_of", "unsupported_value")
         return ParsedRequest(
             prompts=prompts_of(self.prompt),
-            params=self.params(self.logprobs, self.form(), "response_format"),
-            **self.handling(),
+            params=self.params(self.logprobs, self.constraint(), "response_format"),
+            **self.request_fields(),
             stream=self.checked_stream_options(),
             echo=self.echo is True,
             add_special_tokens=self.add_special_tokens is not False,
@@ -48,7 +48,7 @@ def completion(work: "Work", samples: "Mapping[int, Piece]") -> dict[str, Any]:
 
 
 def completion_chunks(work: "Work", index: int, is_first: bool, piece: "Piece") -> list[dict[str, Any]]:
-    """Return the chunks of a stream for a choice's next piece. Its text may lag behind its tokens."""
+    """Return the stream's chunk for a choice's next piece, in a list. A token's text may come in a later chunk."""
     start = work.offsets.get(index, 0)
     choice = completion_choice(piece, index, start) | token_ids(work, index, is_first, piece)
     if logprobs := choice["logprobs"]:
@@ -57,15 +57,15 @@ def completion_chunks(work: "Work", index: int, is_first: bool, piece: "Piece") 
 
 
 def token_ids(work: "Work", index: int, is_first: bool, piece: "Piece") -> dict[str, Any]:
-    """Return a choice's fields for return_token_ids. Its first piece has the prompt's tokens, too."""
+    """Return the fields that return_token_ids adds to a choice: for its first piece, also the prompt's tokens."""
     if not work.body.return_token_ids:
         return {}
-    prompt, own = work.prompts[index // work.params.n].token_ids, piece.token_ids
-    own = own[len(prompt) :] if work.body.echo and is_first else own
-    return {"token_ids": own} | ({"prompt_token_ids": prompt} if is_first else {})
+    prompt_ids, ids = work.prompts[index // work.params.n].token_ids, piece.token_ids
+    ids = ids[len(prompt_ids) :] if work.body.echo and is_first else ids
+    return {"token_ids": ids} | ({"prompt_token_ids": prompt_ids} if is_first else {})
 
 
 def completion_choice(sample: Sample, index: int, start: int = 0) -> dict[str, Any]:
-    """Return a choice of a completion. The sample's text begins at character `start` of the whole."""
+    """Return a choice of a completion. The sample begins at character `start` of the choice's text."""
     logprobs = None if sample.logprobs is None else completion_logprobs(sample.token_ids, sample.logprobs, start)
     return {"index": index, "text": sample.text, "logprobs": logprobs} | ending(sample)

@@ -1,4 +1,4 @@
-"""/v1/embeddings: the body, its handler, and the response."""
+"""/v1/embeddings: its request body, handler and response."""
 
 import base64
 import struct
@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..requests.pooling_params import PoolingParams
 from .bodies import Body, ParsedRequest, Prompts, prompts_of
-from .generation import working
+from .generation import started_work
 from .limits import read_as
 from .streaming import unless_hung_up
 
@@ -20,7 +20,7 @@ EMBEDDINGS = "/v1/embeddings"
 class EmbeddingRequest(Body):
     """The body of /v1/embeddings."""
 
-    names: ClassVar = dict.fromkeys(("prompt", "max_tokens"), "input")
+    field_names: ClassVar = dict.fromkeys(("prompt", "max_tokens"), "input")
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
@@ -31,22 +31,22 @@ class EmbeddingRequest(Body):
 
     def parsed(self) -> ParsedRequest:
         """Translate the body for the engine."""
-        options = {"add_special_tokens": self.add_special_tokens is not False, **self.handling()}
+        options = {"add_special_tokens": self.add_special_tokens is not False, **self.request_fields()}
         pooling_params = PoolingParams(self.use_activation, self.dimensions)
         return ParsedRequest(prompts_of(self.input), {"max_tokens": 1}, pooling_params=pooling_params, **options)
 
 
 async def create_embedding(request: Request) -> Response:
-    """Return the embeddings of one input or several."""
+    """Return an embedding for each input."""
     body = await read_as(EmbeddingRequest, request)
-    async with working(request, body.parsed(), "embd-") as (work, engine):
+    async with started_work(request, body.parsed(), "embd-") as (work, engine):
         await unless_hung_up(request.receive, work.samples(engine))
     data = [embedding_object(each, index, body.encoding_format) for index, each in sorted(work.embeddings.items())]
     return JSONResponse({**work.head("list"), "data": data, "usage": work.usage()})
 
 
 def embedding_object(embedding: list[float], index: int, encoding_format: str | None) -> dict[str, Any]:
-    """Return the embedding of the input `index`, as numbers or as base64 of little-endian float32.
+    """Return the entry for input number `index`: its embedding as numbers, or as base64 of little-endian float32.
 
     >>> embedding_object([1.0], 0, "base64")
     {'object': 'embedding', 'index': 0, 'embedding': 'AACAPw=='}

@@ -1,4 +1,4 @@
-"""EngineClient: the web server's end of the pipe to the engine process. It belongs to one event loop."""
+"""EngineClient: the API server's end of the pipe to the engine process. Use a client in one event loop only."""
 
 import asyncio
 import math
@@ -36,48 +36,53 @@ from .engine_process import (
     Stop,
     ToEngine,
     WatchMemory,
-    joined,
+    join_pieces,
     receive,
     send,
 )
 from .errors import ApiError
 
-LAST_STEP = 5.0  # seconds that the engine gets to exit by itself
+EXIT_SECONDS = 5.0  # time for the engine to exit before it is killed
 
 
 def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connection, BaseProcess, c_double]:
-    """Start a process that builds an engine with `build`. Return the pipe to it, the process, and its last progress.
+    """Start a process that builds an engine with `build`. Return a pipe to it, the process, and its progress.
 
-    Only the front ends it. A terminal's signals reach both processes, so the engine's blocks them from the start.
+    Only the API server stops the engine. Ctrl-C in a terminal signals both processes, so the engine's process blocks
+    signals from its start. The progress is the time at which the engine last made any, in shared memory (see
+    ../progress.py).
     """
     context = multiprocessing.get_context("spawn")
-    pipe, engines_end = context.Pipe()
+    pipe, engine_pipe = context.Pipe()
     progress: c_double = context.RawValue(c_double, math.inf)
     process = context.Process(
         target=engine_process.run,
-        args=(engines_end, args, build, logger.level, progress),
+        args=(engine_pipe, args, build, logger.level, progress),
         name="nanovllm engine",
         daemon=True,
     )
-    resource_tracker.ensure_running()  # its start would unblock the signals
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    resource_tracker.ensure_running()  # otherwise, process.start() would start the tracker, which unblocks signals
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     process.start()
-    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+    signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
     Finalize(None, process.kill, exitpriority=0)  # otherwise Python would wait for the process at exit
-    engines_end.close()  # otherwise the pipe would stay open after the engine exits
+    engine_pipe.close()  # otherwise the pipe would stay open after the engine exits
     return pipe, process, progress
 
 
 @dataclass
 class RunningRequests:
-    """The unfinished requests of one body, and their unread deltas or the error that ended them."""
+    """The unfinished requests of one body, and a queue of their deltas. An error in the queue ends the requests."""
 
     num_samples: int
-    num_waiting_tokens: dict[str, int]  # of each prompt that has no output yet
+    num_waiting_tokens: dict[str, int]  # prompt tokens of each request that has no output yet
     queue: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
 
     async def get(self) -> list[Delta]:
-        """Wait for deltas. A slow reader gets one merged delta per request. Raise the error after the last delta."""
+        """Wait for deltas. Return all that have arrived, merged into one per request.
+
+        If the queue has an error, raise it once all deltas before it have been returned.
+        """
         deltas: dict[str, Delta] = {}
         while not deltas or not self.queue.empty():
             delta = await self.queue.get()
@@ -86,15 +91,15 @@ class RunningRequests:
                     raise delta
                 self.queue.put_nowait(delta)
                 break
-            before = deltas.get(delta.request_id)
-            deltas[delta.request_id] = delta if before is None else merged(before, delta)
+            earlier = deltas.get(delta.request_id)
+            deltas[delta.request_id] = delta if earlier is None else merge_deltas(earlier, delta)
         return list(deltas.values())
 
 
 class EngineClient:
-    """A client of the engine. Requests leave through an outbox; outputs arrive in a queue per request body.
+    """A client of the engine. Requests leave through an outbox; outputs arrive in one queue per request body.
 
-    The server's limits use the counts. `error` is set once the engine has exited.
+    The server's limits use num_samples and num_waiting_tokens. `error` is set once the engine has exited.
     """
 
     def __init__(
@@ -104,30 +109,30 @@ class EngineClient:
         progress: c_double | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Store what start_engine() returns, and the clock of `progress`. Call ready() to wait for the engine."""
+        """Store the results of start_engine(), and the clock of `progress`. Call ready() to wait for the engine."""
         self._pipe, self._process, self._clock = pipe, process, clock
         self._progress = c_double(math.inf) if progress is None else progress
         self._outbox: SimpleQueue[ToEngine | None] = SimpleQueue()
-        self.running: dict[str, RunningRequests] = {}  # by request
-        self._replies: deque[asyncio.Future[list[Metric]]] = deque()  # in the order of the calls
+        self.running: dict[str, RunningRequests] = {}  # by request id
+        self._replies: deque[asyncio.Future[list[Metric]]] = deque()  # of get_metrics(), in the order of the calls
         self._is_closing = False
         self.error: EngineDeadError | None = None
         self.on_death: Callable[[], None] = lambda: None
         self.on_events: Callable[[list[dict[str, Any]]], None] = lambda events: None  # a step's events; see watch()
 
     async def ready(self) -> Ready:
-        """Wait for the engine. Raise ValueError for a user's mistake, and EngineDeadError otherwise."""
+        """Wait for the engine. If it fails, raise ValueError for a mistake of the user, else EngineDeadError."""
         loop = asyncio.get_running_loop()
         try:
-            first = await asyncio.to_thread(receive, self._pipe)
+            message = await asyncio.to_thread(receive, self._pipe)
         except (EOFError, OSError):
-            first = Failed(self._exit_reason())
-        if isinstance(first, Failed):
-            raise ValueError(first.error) if first.is_mistake else EngineDeadError(first.error)
-        assert isinstance(first, Ready), f"an engine begins with Ready, not {first}"
+            message = Failed(self._exit_reason())
+        if isinstance(message, Failed):
+            raise ValueError(message.error) if message.is_mistake else EngineDeadError(message.error)
+        assert isinstance(message, Ready), f"the engine's first message must be Ready, got {message}"
         loop.add_reader(self._pipe.fileno(), self._read)
         threading.Thread(target=self._write, name="to the engine", daemon=True).start()
-        return first
+        return message
 
     @property
     def num_requests(self) -> int:
@@ -141,21 +146,21 @@ class EngineClient:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """The number of tokens of prompts without an output yet."""
+        """The number of tokens in prompts that have no output yet."""
         return sum(sum(each.num_waiting_tokens.values()) for each in self._bodies())
 
     @property
     def stalled_seconds(self) -> float:
-        """The time in which the engine has had work and made no progress."""
+        """The number of seconds for which the engine has had work without making progress."""
         return max(0.0, self._clock() - self._progress.value)
 
     async def generate(self, requests: Sequence[Add]) -> AsyncGenerator[Delta, None]:
-        """Yield the new parts of the requests until all of them have ended. Their ids must be unique.
+        """Yield deltas of the requests until all of them have finished. Request ids must be unique.
 
-        Leaving the loop early aborts them and frees their blocks before the next step. Raise ValueError for an
-        invalid request, ApiError for one that failed midway, and EngineDeadError if the engine has ended.
+        Leaving the loop early aborts the requests and frees their blocks before the next step. Raise ValueError for an
+        invalid request, ApiError for one that failed or was cut off, and EngineDeadError if the engine has ended.
         """
-        unfinished = {request.request_id: len(request.token_ids) for request in requests}
+        unfinished = {request.request_id: len(request.token_ids) for request in requests}  # prompt tokens, by id
         running = RunningRequests(sum(request.params.n for request in requests), unfinished.copy())
         try:
             for request in requests:
@@ -181,11 +186,11 @@ class EngineClient:
         return await self._replies[-1]
 
     def watch(self, is_on: bool, show_text: bool) -> None:
-        """Start or stop calling on_events() with the memory's events. Do nothing if the engine has exited."""
+        """Start or stop the calls of on_events() with memory events. Do nothing if the engine has exited."""
         self._outbox.put(WatchMemory(is_on, show_text))
 
     def cut(self, reason: str) -> None:
-        """Cut off all requests, and callers that wait for metrics. Each gets an ApiError with the reason."""
+        """End all requests and all pending calls of get_metrics() with an ApiError whose message is `reason`."""
         for running in self._bodies():
             running.queue.put_nowait(ApiError(reason, status=503))
         for reply in self._replies:
@@ -193,16 +198,16 @@ class EngineClient:
                 reply.set_exception(ApiError(reason, status=503))
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process immediately."""
         self._is_closing = True
         self._process.kill()
 
     async def close(self) -> None:
-        """End the process, and kill it if it doesn't end on its own."""
+        """Ask the process to exit, and kill it if it doesn't."""
         self._is_closing = True
         if self._process.is_alive():
             self._outbox.put(Stop())
-            await asyncio.to_thread(self._process.join, LAST_STEP)
+            await asyncio.to_thread(self._process.join, EXIT_SECONDS)
         if self._process.is_alive():
             self._process.kill()
             await asyncio.to_thread(self._process.join)
@@ -219,12 +224,12 @@ class EngineClient:
 
     def _write(self) -> None:
         """Send the messages in the outbox. This runs in its own thread, so a full pipe never blocks the event loop."""
-        with suppress(OSError):  # _read() sees the end of the engine too
+        with suppress(OSError):  # _read() notices that the engine has exited
             while (message := self._outbox.get()) is not None:
                 send(self._pipe, message)
 
     def _read(self) -> None:
-        """Handle a message, or the end of the pipe."""
+        """Handle a message from the engine, or the end of the pipe."""
         try:
             message = receive(self._pipe)
         except (EOFError, OSError):
@@ -246,7 +251,7 @@ class EngineClient:
                 self._die(error)
 
     def _die(self, reason: str) -> None:
-        """Raise EngineDeadError in all waiting callers."""
+        """Raise EngineDeadError in all waiting callers, and call on_death()."""
         asyncio.get_running_loop().remove_reader(self._pipe.fileno())
         if self._is_closing:
             return
@@ -265,9 +270,10 @@ class EngineClient:
 
 
 def failure(request_id: str, error: str) -> Exception:
-    """Log an error for the operator. Return it without the exception's text, which may name files.
+    """Log a request's error for the operator, and return an exception for the client.
 
-    A ValueError is the client's fault: its constraints leave no token.
+    If `error` begins with an exception's name, the client sees only that name, because the rest may name files. A
+    ValueError keeps its text, because it is the client's fault: the request's constraints allow no token.
     """
     logger.error(f"error: request {request_id}: {error}")
     kind, _, text = error.partition(": ")
@@ -276,11 +282,11 @@ def failure(request_id: str, error: str) -> Exception:
     return ApiError(f"The request failed: {kind}." if kind.isidentifier() else error, status=500)
 
 
-def merged(first: Delta, second: Delta) -> Delta:
-    """Return two deltas of a request as one."""
+def merge_deltas(first: Delta, second: Delta) -> Delta:
+    """Merge two consecutive deltas of a request."""
     pieces = {piece.sample: piece for piece in first.pieces}
     for piece in second.pieces:
-        before = pieces.get(piece.sample)
-        pieces[piece.sample] = piece if before is None else joined(before, piece)
+        earlier = pieces.get(piece.sample)
+        pieces[piece.sample] = piece if earlier is None else join_pieces(earlier, piece)
     prompt_logprobs = first.prompt_logprobs or second.prompt_logprobs
     return second._replace(pieces=list(pieces.values()), prompt_logprobs=prompt_logprobs)

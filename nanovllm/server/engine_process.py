@@ -1,10 +1,10 @@
-"""The engine's process, and the messages between it and the server's front.
+"""The engine's process, and the messages between it and the API server.
 
     to the engine      Add, Abort, GetMetrics, WatchMemory, Stop
-    from the engine    Ready or Failed, once; then StepResult after a step, MetricsReply for each GetMetrics, Note
+    from the engine    Ready first, then StepResult, MetricsReply and Note; if the engine fails, Failed comes last
 
-The process handles the messages that have arrived, runs a step and sends its outputs. It has no other Python thread,
-because each operation of a step would then wait for the interpreter's lock.
+The process repeats three things: handle the messages that have arrived, run a step, and send its outputs. No other
+Python thread does any work here, because each operation of a step would then wait for the interpreter's lock.
 """
 
 import os
@@ -35,8 +35,8 @@ from ..requests.sampling_params import SamplingParams
 from ..requests.tokens import Logprob
 from ..trace import tracer
 
-MAX_BYTES = 1 << 17  # of messages between two steps, about: running requests wait while others are added
-CHECK_MILLISECONDS = 1000  # between two checks of an idle engine's other ranks
+MAX_MESSAGE_BYTES = 1 << 17  # between two steps, roughly; running requests wait while messages are handled
+RANK_CHECK_MILLISECONDS = 1000  # how often an idle engine checks that its other ranks are alive
 Build = Callable[[EngineArgs], LLMEngine]
 
 
@@ -49,8 +49,8 @@ class Add(NamedTuple):
     request_id: str
     token_ids: list[int]
     params: SamplingParams
-    prompt: str | None  # the text of the tokens, if it is known
-    pooling_params: PoolingParams | None = None  # of a request for an embedding
+    prompt: str | None  # the text of the tokens, if the server knows it
+    pooling_params: PoolingParams | None = None  # set if the request is for an embedding
     cache_salt: str | None = None
 
 
@@ -65,7 +65,7 @@ class GetMetrics(NamedTuple):
 
 
 class WatchMemory(NamedTuple):
-    """A request to start or stop sending the memory's events, which begin with a snapshot."""
+    """A request to start or stop sending memory events. After a start, the first event is a snapshot."""
 
     is_on: bool
     show_text: bool
@@ -76,23 +76,23 @@ class Stop(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The first message of an engine that can serve."""
+    """The engine's first message, once it can serve."""
 
     max_model_len: int
-    kernels: str  # a description of its kernels
+    kernels: str  # a description of the engine's kernels
 
 
 class Failed(NamedTuple):
-    """The end of the engine. `error` is one line for the operator."""
+    """The engine's last message, if it fails. `error` is one line for the operator."""
 
     error: str
     is_mistake: bool = False  # of the user: an invalid option, or a checkpoint that cannot be read
 
 
 class Piece(NamedTuple):
-    """The new part of one sample of a request."""
+    """The new part of one sample's output."""
 
-    sample: int  # its index
+    sample: int  # the sample's index within the request
     text: str
     token_ids: list[int]
     logprobs: Sequence[dict[int, Logprob]] | None
@@ -101,12 +101,12 @@ class Piece(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """The new part of a request."""
+    """The new part of a request's output."""
 
     request_id: str
     pieces: list[Piece]
     finished: bool
-    num_cached_tokens: int  # of its prompt
+    num_cached_tokens: int  # tokens of the prompt that were in the prefix cache
     prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None
     error: str | None = None
     is_refused: bool = False  # the request is invalid, so the engine never accepted it
@@ -117,17 +117,17 @@ class StepResult(NamedTuple):
     """The results of a step."""
 
     deltas: list[Delta]
-    events: list[dict[str, Any]] | None = None  # of the memory while it is watched: trace/EVENTS.md
+    events: list[dict[str, Any]] | None = None  # memory events (trace/EVENTS.md), if watched
 
 
 class Note(NamedTuple):
-    """A line for the operator of the server."""
+    """A line to log for the operator."""
 
     text: str
 
 
 class MetricsReply(NamedTuple):
-    """The reply to a GetMetrics. Replies come in the order of the requests."""
+    """The reply to a GetMetrics. Replies are sent in the order of the requests."""
 
     metrics: list[Metric]
 
@@ -146,10 +146,10 @@ def receive(pipe: Connection) -> Any:
     return pickle.loads(pipe.recv_bytes())
 
 
-def joined(first: Piece, second: Piece) -> Piece:
-    """Return two pieces of a sample as one.
+def join_pieces(first: Piece, second: Piece) -> Piece:
+    """Join two consecutive pieces of a sample.
 
-    >>> joined(Piece(0, "a", [1], None, None, None), Piece(0, "b", [2], None, "stop", None))
+    >>> join_pieces(Piece(0, "a", [1], None, None, None), Piece(0, "b", [2], None, "stop", None))
     Piece(sample=0, text='ab', token_ids=[1, 2], logprobs=None, finish_reason='stop', stop_reason=None)
     """
     logprobs = None if second.logprobs is None else [*(first.logprobs or []), *second.logprobs]
@@ -161,19 +161,19 @@ def joined(first: Piece, second: Piece) -> Piece:
 
 
 def run(pipe: Connection, args: EngineArgs, build: Build, log_level: int, progress: c_double) -> None:
-    """Run the process until Stop, or until the front ends. Report progress in memory that the front reads."""
+    """Run the engine's process until Stop, or until the API server exits. Report progress in memory that both share."""
     share_progress(progress)
     logger.setLevel(log_level)
     Thread(target=exit_when_closed, args=(pipe.fileno(),), daemon=True).start()
     status = serve(pipe, args, build)
     sys.stderr.flush()
-    os._exit(status)  # nothing is left to clean up, and libraries take a second for it
+    os._exit(status)  # skip the cleanup of libraries, which takes a second and isn't needed
 
 
 def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
-    """Build the engine and run it until Stop. Return the exit status."""
+    """Build the engine, and run it until Stop or an error. Return the exit status."""
     try:
-        args.check_one_caller()
+        args.check_single_process()
         engine = build(args)
     except (OSError, ValueError) as error:
         send(pipe, Failed(str(error), is_mistake=True))
@@ -181,12 +181,12 @@ def serve(pipe: Connection, args: EngineArgs, build: Build) -> int:
     try:
         send(pipe, Ready(engine.max_model_len, engine.kernels.description))
         Worker(pipe, engine).work()
-    except (EOFError, ConnectionError):  # the front has ended
+    except (EOFError, ConnectionError):  # the API server has exited
         return 1
     except RankError as error:
         send(pipe, Failed(str(error)))
         return 1
-    except Exception as error:  # the state of the engine is unknown now
+    except Exception as error:  # the engine is in an unknown state
         traceback.print_exc()
         send(pipe, Failed(f"{type(error).__name__}: {error}"))
         return 1
@@ -202,21 +202,21 @@ class Worker:
     def __init__(self, pipe: Connection, engine: LLMEngine) -> None:
         self.engine = engine
         self._pipe = pipe
-        self._inbox = select.poll()
-        self._inbox.register(pipe.fileno(), select.POLLIN)
+        self._poller = select.poll()
+        self._poller.register(pipe.fileno(), select.POLLIN)
         self._watch = tracer.Watch(engine)
         self._step_times = StepTimes()
         engine.observers.append(self._step_times)
-        self._held: list[Add] = []  # until no request runs
-        self._refused: list[Delta] = []  # sent with the next step
+        self._held: list[Add] = []  # requests that wait until no other request is running
+        self._refused: list[Delta] = []  # errors of refused requests, sent in the next StepResult
 
     def work(self) -> None:
         """Handle messages and run steps until Stop. Wait for a message only if there is nothing to compute."""
         while True:
-            num_bytes = 0  # of the messages before this step
-            while not self.has_work or (num_bytes < MAX_BYTES and self._inbox.poll(0)):
+            num_bytes = 0  # of messages handled before this step
+            while not self.has_work or (num_bytes < MAX_MESSAGE_BYTES and self._poller.poll(0)):
                 with no_progress_due():
-                    while self.engine.ranks.world_size > 1 and not self._inbox.poll(CHECK_MILLISECONDS):
+                    while self.engine.ranks.world_size > 1 and not self._poller.poll(RANK_CHECK_MILLISECONDS):
                         self.engine.ranks.check()
                     received = self._pipe.recv_bytes()
                 num_bytes += len(received)
@@ -238,7 +238,7 @@ class Worker:
                 self.engine.abort_request(request_id)
             case GetMetrics():
                 metrics = self.engine.get_metrics()
-                metrics += self._step_times.histograms(metrics[0].labels)  # which only a server measures
+                metrics += self._step_times.histograms(metrics[0].labels)  # only a server measures these
                 send(self._pipe, MetricsReply(metrics))
             case WatchMemory(is_on, show_text):
                 self._watch.on(show_text) if is_on else self._watch.off()
@@ -261,10 +261,10 @@ class Worker:
             send(self._pipe, StepResult(deltas, events))
 
     def add(self, message: Add) -> None:
-        """Add a request to the engine. The next step's message reports a request that is refused.
+        """Add a request to the engine. If the engine refuses it, the next StepResult says so.
 
-        Once kernels have been compiled, new requests wait for the running ones to end: a busy server would never
-        switch to its kernels otherwise.
+        Once compiled kernels are ready, hold new requests until the running ones have finished: the engine switches to
+        those kernels only when it is idle, which a busy server never is.
         """
         awaits_idle = self.engine.kernels.awaits_idle
         if awaits_idle and self.engine.has_unfinished_requests():
@@ -278,7 +278,7 @@ class Worker:
             self.engine.add_request(message.request_id, prompt, params, prompt_text=message.prompt)
         except ValueError as error:
             self._refused.append(Delta(message.request_id, [], True, 0, error=str(error), is_refused=True))
-        except BaseException as error:  # unforeseen, or a panic in Rust: it must not end other requests
+        except BaseException as error:  # unexpected, or a panic in Rust: other requests must survive it
             self.engine.abort_request(message.request_id)
             self._refused.append(Delta(message.request_id, [], True, 0, error=f"{type(error).__name__}: {error}"))
         if awaits_idle:
@@ -286,32 +286,32 @@ class Worker:
 
 
 def delta_of(output: RequestOutput) -> Delta:
-    """Return an output, which holds new parts only, as a message."""
+    """Convert an output, whose samples hold only what is new, to a message."""
     pieces = [piece_of(each) for each in output.outputs]
-    prompt = output.num_cached_tokens, output.prompt_logprobs
-    return Delta(output.request_id, pieces, output.finished, *prompt, output.error, embedding=output.embedding)
+    about_prompt = output.num_cached_tokens, output.prompt_logprobs
+    return Delta(output.request_id, pieces, output.finished, *about_prompt, output.error, embedding=output.embedding)
 
 
 def piece_of(output: CompletionOutput) -> Piece:
-    new = output.text, output.token_ids, output.logprobs
-    return Piece(output.index, *new, output.finish_reason, output.stop_reason)
+    new_tokens = output.text, output.token_ids, output.logprobs
+    return Piece(output.index, *new_tokens, output.finish_reason, output.stop_reason)
 
 
 class StepTimes:
-    """An observer that reads a clock in each step: the tokens of a step, and the time between a sample's tokens."""
+    """An observer that measures the number of tokens in each step, and the time between a sample's tokens."""
 
     def __init__(self) -> None:
-        self._step_tokens, self._gaps = Observations(STEP_TOKENS), Observations(PER_TOKEN)
+        self._step_tokens, self._token_gaps = Observations(STEP_TOKENS), Observations(PER_TOKEN)
         self._last_token_times: dict[EngineSequence, float] = {}  # of unfinished sequences
 
     def on_step(self, batch: list[Scheduled], updated: list[EngineSequence]) -> None:
-        """Count a step and its tokens."""
+        """Count the step's tokens, and measure the time since the previous token of each updated sequence."""
         if batch:
             self._step_tokens.add(sum(num_tokens for _, num_tokens in batch))
         now = time.perf_counter()
         for seq in updated:
             if seq in self._last_token_times and not seq.error:
-                self._gaps.add(now - self._last_token_times[seq])
+                self._token_gaps.add(now - self._last_token_times[seq])
             self._last_token_times[seq] = now
 
     def on_finish(self, seq: EngineSequence) -> None:
@@ -319,8 +319,8 @@ class StepTimes:
         self._last_token_times.pop(seq, None)
 
     def histograms(self, labels: dict[str, str]) -> list[Histogram]:
-        """Return both under vLLM's names."""
+        """Return both measurements as histograms with vLLM's names."""
         return [
             self._step_tokens.histogram("vllm:iteration_tokens_total", labels.copy()),
-            self._gaps.histogram("vllm:inter_token_latency_seconds", labels.copy()),
+            self._token_gaps.histogram("vllm:inter_token_latency_seconds", labels.copy()),
         ]

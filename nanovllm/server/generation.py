@@ -1,7 +1,7 @@
 """The path of a request through the engine, which completions, chats, responses and embeddings share.
 
-A body becomes Work: requests to the engine, whose outputs come back in pieces. The response is built from the pieces,
-as one object or as a stream of events.
+A request's body becomes a Work: requests to the engine, whose outputs come back in pieces. The response is built from
+the pieces, as one object or as a stream of events.
 """
 
 import time
@@ -22,15 +22,15 @@ from ..requests.sampling_params import RequestOutputKind, SamplingParams
 from ..requests.tokens import Logprob
 from .bodies import Chat, ChunkedBody, InvalidRequest, MessageStream, ParsedRequest, StreamOptions, usage, whole_message
 from .engine_client import EngineClient
-from .engine_process import Add, Delta, Piece, joined
+from .engine_process import Add, Delta, Piece, join_pieces
 from .errors import ApiError
 from .limits import check_load, check_size, read_as
-from .logprobs import echoed
-from .served_model import Tokens
+from .logprobs import echoed_logprobs
+from .served_model import TokenizedPrompt
 from .state import ServerState
 from .streaming import Events, error_event, event_of, stream, unless_hung_up
 
-NEVER = 1 << 30  # tokens between two outputs of a response that is sent whole
+NO_STREAM_INTERVAL = 1 << 30  # tokens: a stream_interval that is never reached, for responses sent as one object
 DONE = b"data: [DONE]\n\n"
 
 
@@ -39,90 +39,90 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass
 class Work:
-    """A body's requests to the engine, and the counts for its response."""
+    """The requests to the engine for one body, and the counts and state that its response needs."""
 
     body: ParsedRequest
-    model: str  # the name in the response
-    prompts: list[Tokens]
+    model: str  # the name of the model in the response
+    prompts: list[TokenizedPrompt]
     params: SamplingParams
     id: str  # of the response
     engine_id: str  # of the request in the engine; clients may send the same request_id twice
-    format: MessageFormat | None = None  # of a chat's messages; None: the text is the content
-    is_prompt_only: bool = False  # the response echoes the prompt; the engine generates a token, which is dropped
-    created: int = field(default_factory=lambda: int(time.time()))
-    num_generated: int = 0  # tokens
+    format: MessageFormat | None = None  # of the messages in a chat; None means plain text
+    is_prompt_only: bool = False  # only echo the prompt; the one token that the engine generates is dropped
+    created: int = field(default_factory=lambda: int(time.time()))  # Unix time in seconds
+    num_generated: int = 0  # tokens of all choices
     prompt_logprobs: dict[int, Sequence[dict[int, Logprob] | None]] = field(default_factory=dict)  # by prompt
     embeddings: dict[int, list[float]] = field(default_factory=dict)  # by prompt
-    num_cached: dict[str, int] = field(default_factory=dict)  # prompt tokens, by request
-    num_cached_tokens: int = 0  # their sum
+    num_cached: dict[str, int] = field(default_factory=dict)  # cached prompt tokens, by engine request
+    num_cached_tokens: int = 0  # the sum over all engine requests
     messages: dict[int, MessageStream] = field(default_factory=dict)  # of a stream, by choice
-    offsets: dict[int, int] = field(default_factory=dict)  # of each choice's next token, in a completion's stream
-    thought_tags: tuple[int | None, int | None] = (None, None)  # tokens that begin and end a thought
+    offsets: dict[int, int] = field(default_factory=dict)  # where the next token begins in the text, by choice
+    thought_tags: tuple[int | None, int | None] = (None, None)  # ids of the tokens that begin and end a thought
     is_thinking: dict[int, bool] = field(default_factory=dict)  # by choice
     num_reasoning: int | None = None  # tokens; None if they are not counted
 
     @property
     def requests(self) -> list[Add]:
-        """One request for each prompt."""
+        """The requests to the engine, one for each prompt."""
         name, salt, pooling = self.engine_id, self.body.cache_salt, self.body.pooling_params
         ids = [name] if len(self.prompts) == 1 else [f"{name}-{i}" for i in range(len(self.prompts))]
         pairs = zip(ids, self.prompts, strict=True)
         return [Add(id, tokens.token_ids, self.params, tokens.text, pooling, salt) for id, tokens in pairs]
 
     async def pieces(self, engine: EngineClient) -> AsyncGenerator[tuple[int, bool, Piece], None]:
-        """Run the requests. Yield each piece with the index of its choice, and whether it is the choice's first.
+        """Run the requests. Yield (choice's index, whether this is the choice's first piece, piece).
 
-        A prompt's choices are neighbors. Raise the errors of engine.generate().
+        Choices of the same prompt have consecutive indexes. Raise the errors of engine.generate().
         """
         requests = self.requests
-        prompts = {request.request_id: i for i, request in enumerate(requests)}
+        prompt_indexes = {request.request_id: i for i, request in enumerate(requests)}
         echoes: dict[int, Piece] = {}  # by prompt
         started: set[int] = set()  # choices with a piece
         async with aclosing(engine.generate(requests)) as deltas:
             async for delta in deltas:
-                prompt = prompts[delta.request_id]
+                i = prompt_indexes[delta.request_id]
                 self.num_cached_tokens += delta.num_cached_tokens - self.num_cached.get(delta.request_id, 0)
                 self.num_cached[delta.request_id] = delta.num_cached_tokens
                 if delta.prompt_logprobs and "prompt_logprobs" in self.body.params:
-                    self.prompt_logprobs[prompt] = delta.prompt_logprobs
+                    self.prompt_logprobs[i] = delta.prompt_logprobs
                 if delta.embedding is not None:
-                    self.embeddings[prompt] = delta.embedding
-                if self.body.echo and prompt not in echoes:
-                    echoes[prompt] = echo_of(self.prompts[prompt], delta)
+                    self.embeddings[i] = delta.embedding
+                if self.body.echo and i not in echoes:
+                    echoes[i] = echo_of(self.prompts[i], delta)
                 for piece in delta.pieces:
                     if self.is_prompt_only:
                         piece = Piece(piece.sample, "", [], piece.logprobs and [], "length", None)
                     self.num_generated += len(piece.token_ids)
-                    index = prompt * self.params.n + piece.sample
+                    index = i * self.params.n + piece.sample
                     self._count_reasoning(index, piece.token_ids)
                     is_first = index not in started
                     started.add(index)
-                    yield index, is_first, joined(echoes[prompt], piece) if self.body.echo and is_first else piece
+                    yield index, is_first, join_pieces(echoes[i], piece) if self.body.echo and is_first else piece
 
     async def samples(self, engine: EngineClient) -> dict[int, Piece]:
-        """Run the requests. Return the whole output of each choice."""
+        """Run the requests. Return the whole output of each choice, by index."""
         samples: dict[int, Piece] = {}
         async with aclosing(self.pieces(engine)) as pieces:
             async for index, is_first, piece in pieces:
-                samples[index] = piece if is_first else joined(samples[index], piece)
+                samples[index] = piece if is_first else join_pieces(samples[index], piece)
         return dict(sorted(samples.items()))
 
     def message_part(self, index: int, piece: Piece) -> MessageDelta | None:
-        """Return the part of a choice's message in the next piece of a stream, or None if the text is the content."""
+        """Parse the next piece of a choice's stream. Return None for plain text, which needs no parsing."""
         if self.format is None:
             return None
         if index not in self.messages:
             self.messages[index] = MessageStream(self.format, self.body.include_reasoning)
-        return self.messages[index].take(piece)
+        return self.messages[index].feed(piece)
 
     def message(self, sample: Piece) -> MessageDelta | None:
-        """Return the message of a whole output, or None if the text is the content."""
+        """Parse a whole output. Return None for plain text, which needs no parsing."""
         return None if self.format is None else whole_message(sample, self.format, self.body.include_reasoning)
 
     def _count_reasoning(self, index: int, token_ids: list[int]) -> None:
-        """Count new tokens of a choice that belong to its thought, if a token ends the thought."""
+        """Count a choice's new tokens that belong to a thought, if the vocabulary has a token that ends thoughts."""
         start, end = self.thought_tags
-        if self.format is None or self.format.reasoning is None or end is None:
+        if self.format is None or self.format.reasoning_format is None or end is None:
             return
         if index not in self.is_thinking:
             self.is_thinking[index] = self.format.starts_in_thought or start in token_ids[:1]
@@ -138,20 +138,23 @@ class Work:
         """Return the token counts so far."""
         return usage(self.num_prompt_tokens, self.num_generated, self.num_cached_tokens, self.num_reasoning)
 
-    def head(self, kind: str) -> dict[str, Any]:
-        """Return the fields that each object of the response begins with."""
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+    def head(self, object_name: str) -> dict[str, Any]:
+        """Return the first fields of each object in the response."""
+        return {"id": self.id, "object": object_name, "created": self.created, "model": self.model}
 
 
-def echo_of(prompt: Tokens, delta: Delta) -> Piece:
-    """Return the prompt as the beginning of an output. The first delta has the prompt's log-probabilities."""
-    places, text = delta.prompt_logprobs, prompt.text or ""
-    logprobs = echoed(prompt.token_ids, places, text, prompt.first_text) if places else None
+def echo_of(prompt: TokenizedPrompt, delta: Delta) -> Piece:
+    """Return the prompt as the first piece of an output. `delta`, the request's first, has its log-probabilities."""
+    positions, text = delta.prompt_logprobs, prompt.text or ""
+    logprobs = echoed_logprobs(prompt.token_ids, positions, text, prompt.first_text) if positions else None
     return Piece(0, text, prompt.token_ids, logprobs, None, None)
 
 
-async def start_work(state: ServerState, body: ParsedRequest, id: str) -> Work:
-    """Check a body and tokenize its prompts. Raise ValueError or ApiError if it cannot be served."""
+async def start_work(state: ServerState, body: ParsedRequest, id_prefix: str) -> Work:
+    """Check a body and tokenize its prompts. Raise ValueError or ApiError if the request cannot be served.
+
+    The response's id begins with `id_prefix`.
+    """
     if state.is_stopping:
         raise ApiError("The server is shutting down.", 503)
     model = state.model
@@ -162,26 +165,26 @@ async def start_work(state: ServerState, body: ParsedRequest, id: str) -> Work:
     if body.pooling_params is not None:
         params.max_tokens = 0  # the engine generates nothing
     params.output_kind = RequestOutputKind.DELTA
-    params.stream_interval = params.stream_interval if body.stream else NEVER
-    given = [body.prompts] if isinstance(body.prompts, Chat) else body.prompts
-    limit = model.max_characters if body.truncate_prompt_tokens is None else None
-    prompts = [await model.tokens(each, body.add_special_tokens, limit) for each in given]
-    format = body.message_format(model.parsers, prompts[0].text or "", params)
-    if (most := body.truncate_prompt_tokens) is not None:
+    params.stream_interval = params.stream_interval if body.stream else NO_STREAM_INTERVAL
+    inputs = [body.prompts] if isinstance(body.prompts, Chat) else body.prompts
+    max_characters = model.max_characters if body.truncate_prompt_tokens is None else None
+    prompts = [await model.tokenize(each, body.add_special_tokens, max_characters) for each in inputs]
+    format = body.message_format(model.formats, prompts[0].text or "", params)
+    if (limit := body.truncate_prompt_tokens) is not None:
         room = model.max_model_len - (1 if params.max_tokens is None else params.max_tokens)
-        if max(most, 1) > room:
-            message = f"Invalid 'truncate_prompt_tokens': at most {room} tokens leave room for the output, got {most}."
+        if max(limit, 1) > room:
+            message = f"Invalid 'truncate_prompt_tokens': at most {room} tokens leave room for the output, got {limit}."
             raise InvalidRequest(message, "truncate_prompt_tokens", "invalid_value")
-        prompts = [each.truncated(room if most < 0 else most, body.truncation_side) for each in prompts]
+        prompts = [each.truncated(room if limit < 0 else limit, body.truncation_side) for each in prompts]
     if body.echo:
         params.prompt_logprobs = params.logprobs if params.prompt_logprobs is None else params.prompt_logprobs
         prompts = [model.with_text(each) for each in prompts]
-    id += body.request_id or uuid.uuid4().hex
+    id = id_prefix + (body.request_id or uuid.uuid4().hex)
     engine_id = f"{id}-{uuid.uuid4().hex[:8]}" if body.request_id else id
     work = Work(body, model.name, prompts, params, id, engine_id, format, is_prompt_only)
-    if format is not None and format.reasoning is not None:
+    if format is not None and (thought := format.reasoning_format) is not None:
         token_id = model.require_tokenizer().backend.token_to_id
-        work.thought_tags = token_id(format.reasoning.start), token_id(format.reasoning.end)
+        work.thought_tags = token_id(thought.start), token_id(thought.end)
     check_size(work.requests, state.options, model.max_model_len)
     check_load(work.requests, state.options, state.engine, state.rejections)
     num_tokens, limits = sum(len(each.token_ids) for each in prompts), f"n {params.n}, max_tokens {params.max_tokens}"
@@ -190,41 +193,44 @@ async def start_work(state: ServerState, body: ParsedRequest, id: str) -> Work:
 
 
 @asynccontextmanager
-async def working(request: Request, body: ParsedRequest, id: str) -> AsyncIterator[tuple[Work, EngineClient]]:
-    """Start a body's work, and name the body's field in any ValueError, including one from the `async with` block."""
+async def started_work(
+    request: Request, body: ParsedRequest, id_prefix: str
+) -> AsyncIterator[tuple[Work, EngineClient]]:
+    """Start the Work of a body for an `async with` block. A ValueError, even from the block, names the body's field."""
     state: ServerState = request.app.state.server
     try:
-        yield await start_work(state, body, id), state.engine
+        yield await start_work(state, body, id_prefix), state.engine
     except ValueError as error:
-        raise body.named(error) from None
+        raise body.invalid_request(error) from None
 
 
 # From the engine to a completion's or a chat's response
 
-Whole = Callable[[Work, Mapping[int, Piece]], dict[str, Any]]
-Chunks = Callable[[Work, int, bool, Piece], Iterable[dict[str, Any]]]
+BuildResponse = Callable[[Work, Mapping[int, Piece]], dict[str, Any]]
+BuildChunks = Callable[[Work, int, bool, Piece], Iterable[dict[str, Any]]]
 
 
 def endpoint(
-    kind: type[ChunkedBody], id: str, whole: Whole, chunks: Chunks
+    body_class: type[ChunkedBody], id_prefix: str, build_response: BuildResponse, build_chunks: BuildChunks
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Return the handler of an endpoint. The ids of its responses begin with `id`.
+    """Return the handler of an endpoint that takes bodies of `body_class`. Response ids begin with `id_prefix`.
 
-    `whole` builds a non-streaming response, and `chunks` builds the chunks of a stream for each piece.
+    `build_response` builds a response that is sent as one object. `build_chunks` builds a stream's chunks for a piece.
     """
 
     async def create(request: Request) -> Response:
-        body = (await read_as(kind, request)).parsed()
-        async with working(request, body, id) as (work, engine):
+        body = (await read_as(body_class, request)).parsed()
+        async with started_work(request, body, id_prefix) as (work, engine):
             if body.stream:
-                return await stream(events_of(engine, work, chunks, body.stream), error_event, request.receive)
+                events = events_of(engine, work, build_chunks, body.stream)
+                return await stream(events, error_event, request.receive)
             samples = await unless_hung_up(request.receive, work.samples(engine))
-        return JSONResponse(whole(work, samples))
+        return JSONResponse(build_response(work, samples))
 
     return create
 
 
-async def events_of(engine: EngineClient, work: Work, chunks: Chunks, options: StreamOptions) -> Events:
+async def events_of(engine: EngineClient, work: Work, build_chunks: BuildChunks, options: StreamOptions) -> Events:
     """Yield the events of a stream. Raise the errors of engine.generate()."""
     head = work.head("chat.completion.chunk" if work.body.is_chat else "text_completion")
 
@@ -238,7 +244,7 @@ async def events_of(engine: EngineClient, work: Work, chunks: Chunks, options: S
 
     async with aclosing(work.pieces(engine)) as pieces:
         async for piece in pieces:
-            if events := b"".join(map(event, chunks(work, *piece))):
+            if events := b"".join(map(event, build_chunks(work, *piece))):
                 yield events
     if options.include_usage:
         yield event_of({**head, "choices": [], "usage": work.usage()})

@@ -1,4 +1,4 @@
-"""The endpoints that run no request: the model's names, text to tokens and back, health and version."""
+"""The endpoints that don't run the model: its names, tokenization, and the server's health and version."""
 
 import asyncio
 from functools import partial
@@ -19,20 +19,20 @@ from .state import ServerState
 
 
 async def list_models(request: Request) -> Response:
-    """Return the model under each of its names."""
+    """List the model, once under each of its names."""
     state = request.app.state.server
     return JSONResponse({"object": "list", "data": [model_object(request, name) for name in state.model.names]})
 
 
 async def retrieve_model(request: Request) -> Response:
-    """Return the model under one name."""
+    """Return the model's entry under one of its names. Raise ApiError 404 for any other name."""
     name = request.path_params["model"]
     request.app.state.server.model.check_name(name)
     return JSONResponse(model_object(request, name))
 
 
 def model_object(request: Request, name: str) -> dict[str, Any]:
-    """Return the model as /v1/models lists it."""
+    """Return the entry in /v1/models for one of the model's names."""
     state = request.app.state.server
     return {
         "id": name,
@@ -57,15 +57,15 @@ class TokenizeRequest(ChatBody):
 
 
 async def tokenize(request: Request) -> Response:
-    """Return a text or a conversation as token ids."""
+    """Return the token ids of a text or a conversation."""
     model: ServedModel = request.app.state.server.model
     body = await read_as(TokenizeRequest, request)
     model.check_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Set either 'prompt' or 'messages'.", "prompt")
     prompt = body.chat() if body.prompt is None else body.prompt
-    special = isinstance(prompt, str) if body.add_special_tokens is None else body.add_special_tokens
-    ids = (await model.tokens(prompt, special)).token_ids
+    adds_special = isinstance(prompt, str) if body.add_special_tokens is None else body.add_special_tokens
+    ids = (await model.tokenize(prompt, adds_special)).token_ids
     strings = [model.require_tokenizer().backend.id_to_token(id) for id in ids] if body.return_token_strs else None
     return JSONResponse({"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids, "token_strs": strings})
 
@@ -77,13 +77,13 @@ class DetokenizeRequest(Body):
 
 
 async def detokenize(request: Request) -> Response:
-    """Return token ids as a text."""
+    """Convert token ids to text."""
     model: ServedModel = request.app.state.server.model
     body = await read_as(DetokenizeRequest, request)
     model.check_name(body.model)
     tokenizer = model.require_tokenizer()
-    if wrong := [id for id in body.tokens if not 0 <= id < len(tokenizer)]:
-        raise InvalidRequest(f"Invalid 'tokens': {wrong[0]} is not from 0 to {len(tokenizer) - 1}.", "tokens")
+    if invalid_ids := [id for id in body.tokens if not 0 <= id < len(tokenizer)]:
+        raise InvalidRequest(f"Invalid 'tokens': {invalid_ids[0]} is not from 0 to {len(tokenizer) - 1}.", "tokens")
     decode = partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
     return JSONResponse({"prompt": await asyncio.to_thread(decode) if len(body.tokens) > LONG_TEXT else decode()})
 
@@ -92,11 +92,11 @@ async def detokenize(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Return 200. Raise ApiError 503 once the engine has ended, or while it is stuck."""
+    """Return status 200. Raise ApiError 503 once the engine has ended, or while it is stuck."""
     state: ServerState = request.app.state.server
     if state.engine.error or state.is_stuck:
-        stuck = f"The engine has work, and has made no progress for {state.engine.stalled_seconds:,.0f} seconds."
-        raise ApiError("The engine has ended." if state.engine.error else stuck, 503)
+        message = f"The engine has work, and has made no progress for {state.engine.stalled_seconds:,.0f} seconds."
+        raise ApiError("The engine has ended." if state.engine.error else message, 503)
     return Response()
 
 

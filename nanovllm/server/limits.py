@@ -1,8 +1,8 @@
 """Limits on slow, large and numerous requests.
 
-uvicorn waits forever for a request's head and body, and for a client that does not read, and it answers broken HTTP in
-plain text. HttpProtocol adds timeouts and CheckedConnection adds size limits. Both answer in OpenAI's form before they
-close the connection. The functions below them limit the cost of a valid request.
+uvicorn waits forever for a request's head and body, and for a client that doesn't read its response. Its answers to
+malformed HTTP are plain text. HttpProtocol adds timeouts, CheckedConnection adds size limits, and both send an error in
+OpenAI's format before they close the connection. The functions after these classes limit the cost of a valid request.
 """
 
 import asyncio
@@ -29,21 +29,21 @@ from .errors import ApiError, error_object
 from .options import ServerOptions
 from .state import ServerState
 
-B = TypeVar("B", bound=Body)
-MAX_HEAD_BYTES = 1 << 15
-MIN_CHUNK_BYTES = 64  # smaller chunks of a body count as this many, because each costs the event loop time
-LINGER = 0.5  # seconds for a client to read an error before its connection is aborted
-MAX_IGNORED = 64  # names of unknown fields in the log, because clients choose them
-MAX_REPEATED_BYTES = 1 << 23  # of the parameters, which the engine gets with each prompt of a body
-MAX_PARTS = 1 << 17  # objects, arrays and fields of a body, because Python takes long to build more
-STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # of JSON
+AnyBody = TypeVar("AnyBody", bound=Body)
+MAX_HEAD_BYTES = 1 << 15  # of a request's head: the request line and the headers
+MIN_CHUNK_BYTES = 64  # a smaller chunk of a body counts as this many, because each chunk costs the event loop time
+LINGER_SECONDS = 0.5  # time for a client to read an error before its connection is aborted
+MAX_IGNORED = 64  # the most unknown fields to log, because clients could invent any number of them
+MAX_REPEATED_BYTES = 1 << 23  # of sampling parameters, which are sent to the engine with each prompt of a body
+MAX_JSON_PARTS = 1 << 17  # objects, arrays and fields in a body; Python takes long to build more
+JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 # Connections
 
 
 class CheckedConnection(h11.Connection):
-    """A connection that refuses requests that are too large or ambiguous. `error` is the reason."""
+    """An h11 connection that refuses requests that are too large or ambiguous. `error` is the last reason."""
 
     def __init__(self, max_body_bytes: int) -> None:
         super().__init__(h11.SERVER, MAX_HEAD_BYTES)
@@ -64,8 +64,8 @@ class CheckedConnection(h11.Connection):
             raise
 
     def _begin(self, headers: dict[bytes, bytes]) -> None:
-        """Begin a request. h11 has checked that its length is a number."""
-        if b"transfer-encoding" in headers and b"content-length" in headers:  # a proxy may read it the other way
+        """Check the headers of a new request. h11 has already checked that its length is a number."""
+        if b"transfer-encoding" in headers and b"content-length" in headers:  # a proxy could go by either of them
             raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding are set")
         self._num_bytes = 0
         self._check_size(int(headers.get(b"content-length", 0)))
@@ -76,78 +76,78 @@ class CheckedConnection(h11.Connection):
 
     def _check_size(self, num_bytes: int) -> None:
         """Refuse a body as soon as it is known to be too large."""
-        if (most := self._max_body_bytes) < num_bytes:
-            reason = f"the body has at least {num_bytes:,} bytes, and at most {most:,} are allowed"
+        if (limit := self._max_body_bytes) < num_bytes:
+            reason = f"the body has at least {num_bytes:,} bytes, and at most {limit:,} are allowed"
             raise h11.RemoteProtocolError(reason, error_status_hint=413)
 
 
-class Clock:
+class Timer:
     """A timer that can be stopped and started again."""
 
     def __init__(self) -> None:
         self._handle: asyncio.TimerHandle | None = None
 
-    def start(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` after `seconds`, unless the clock is stopped or restarted before then."""
+    def start(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Call `callback` after `seconds`, unless the timer is stopped or restarted before then."""
         self.stop()
-        self._handle = asyncio.get_running_loop().call_later(seconds, act)
+        self._handle = asyncio.get_running_loop().call_later(seconds, callback)
 
     def stop(self) -> None:
-        """Stop the clock, if it runs."""
+        """Stop the timer if it is running."""
         if self._handle is not None:
             self._handle.cancel()
 
 
 class HttpProtocol(H11Protocol):
-    """A client's connection. Its clock runs while the head or the body of a request is on its way."""
+    """A client's connection. Its main timer runs while the head or the body of a request is arriving."""
 
     conn: CheckedConnection
 
     def __init__(self, *args: Any, limits: ServerOptions, **options: Any) -> None:
         super().__init__(*args, **options)
         self.conn = CheckedConnection(limits.max_body_bytes)
-        self._read_seconds = limits.body_timeout
-        self._clocked = {h11.IDLE: ("head", limits.header_timeout), h11.SEND_BODY: ("body", limits.body_timeout)}
-        self._clock, self._read_clock = Clock(), Clock()  # the second runs while the client has to read
-        self._state: type | None = None  # the client's state that the clock is for
+        self._read_timeout = limits.body_timeout
+        self._timeouts = {h11.IDLE: ("head", limits.header_timeout), h11.SEND_BODY: ("body", limits.body_timeout)}
+        self._timer, self._read_timer = Timer(), Timer()  # the latter runs while the client doesn't read
+        self._state: type | None = None  # the client's state when the main timer was last set
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it too
-        """Start the clock of the first head."""
+        """Start the timer for the head of the first request."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Read the data, or discard it if the client was refused."""
+        """Parse the data, or discard it if the client was refused."""
         if not self._is_refused:
             super().data_received(data)
             self._watch()
 
     def eof_received(self) -> None:
-        """Refuse a request that ends early. uvicorn treats any other end as a disconnect."""
+        """Refuse a request that ends early. uvicorn treats the end of any other input as a disconnect."""
         if not self._is_refused and self._is_within_request():
             self._refuse(400, "The connection was closed before the request was complete.")
 
     def pause_writing(self) -> None:
-        """Start the clock of a client that does not read."""
+        """Start the read timer, because the client isn't reading."""
         super().pause_writing()
-        self._read_clock.start(self._read_seconds, self.transport.abort)
+        self._read_timer.start(self._read_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stop the clock: the client reads."""
+        """Stop the read timer, because the client is reading again."""
         super().resume_writing()
-        self._read_clock.stop()
+        self._read_timer.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all clocks."""
-        self._clock.stop()
-        self._read_clock.stop()
+        """Stop both timers."""
+        self._timer.stop()
+        self._read_timer.stop()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Start the clock of the next request, unless uvicorn's keep-alive timer runs."""
+        """Start the timer for the next request, unless uvicorn's keep-alive timer is running."""
         super().on_response_complete()
-        if self.conn.trailing_data[0]:  # of a head that has begun, which may take longer than the connection may idle
+        if self.conn.trailing_data[0]:  # the head of another request has begun, so the connection isn't idle
             self._unset_keepalive_if_required()
         if self.conn.trailing_data[0] or self.conn.their_state is not h11.IDLE:
             self._watch()
@@ -155,7 +155,7 @@ class HttpProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse the client. uvicorn calls this after next_event() has raised."""
         error = self.conn.error
-        assert error is not None, "uvicorn calls it for an error of the connection"
+        assert error is not None, "uvicorn must call this only after an error of the connection"
         status = error.error_status_hint if error.error_status_hint < 500 else 400
         self._refuse(status, f"We could not read the HTTP request: {error}.")
 
@@ -170,26 +170,27 @@ class HttpProtocol(H11Protocol):
         return self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
 
     def _watch(self) -> None:
-        """Start the clock if the client's state has changed. A byte now and then does not restart it."""
+        """Start the timer if the client's state has changed. More bytes of the same head or body don't restart it."""
         state = self.conn.their_state
         if state is self._state or self._is_refused:
             return
         self._state = state
-        self._clock.stop()
-        if state in self._clocked:
-            part, seconds = self._clocked[state]
-            self._clock.start(seconds, partial(self._time_out, part, seconds))
+        self._timer.stop()
+        if state in self._timeouts:
+            part, seconds = self._timeouts[state]
+            self._timer.start(seconds, partial(self._time_out, part, seconds))
 
     def _time_out(self, part: str, seconds: float) -> None:
         if self._is_within_request():
             self._refuse(408, f"The {part} of the request took more than {seconds:g} seconds.")
         else:
-            self.transport.close()  # it has sent nothing, so there is nothing to answer
+            self.transport.close()  # the client has sent nothing, so it expects no response
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer, unless a response has begun, and close. An endpoint that reads the body sees a hang-up.
+        """Send an error, unless a response has begun, and close the connection.
 
-        The client gets time to read, because an immediate close could discard the response.
+        An endpoint that is reading the body sees a disconnect. The client gets time to read the error, because closing
+        immediately could discard it.
         """
         self._is_refused = True
         self._unset_keepalive_if_required()
@@ -201,11 +202,11 @@ class HttpProtocol(H11Protocol):
         self.flow.resume_reading()
         with suppress(OSError):  # the client may be gone
             self.transport.write_eof()
-        self._clock.start(LINGER, self.transport.abort)
+        self._timer.start(LINGER_SECONDS, self.transport.abort)
 
 
 def last_response(status: int, message: str) -> bytes:
-    """Return an error as a raw HTTP response, the last one on its connection."""
+    """Return an error as the raw bytes of a connection's last HTTP response."""
     body = json.dumps(error_object(status, message))
     head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode()
@@ -215,39 +216,39 @@ def last_response(status: int, message: str) -> bytes:
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the body of a request, which must be declared as JSON. Raise ApiError or InvalidRequest.
+    """Return the body of a request. Raise ApiError or InvalidRequest.
 
-    Browsers let a page of another site send forms and plain text, but not JSON.
+    The body must be declared as JSON: browsers let pages of other sites send forms and plain text, but not JSON.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        message = f"Unsupported content type: '{kind[:100]}'. This server accepts 'application/json' only."
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        message = f"Unsupported content type: '{media_type[:100]}'. This server accepts 'application/json' only."
         raise ApiError(message, 415, code="unsupported_content_type")
     body = await request.body()
-    check_num_parts(body)
+    check_json_size(body)
     return body
 
 
-async def read_as(kind: type[B], request: Request) -> B:
-    """Return the body of a request, and log each unknown field once. Raise ApiError or InvalidRequest."""
-    body = kind.parse(await read_body(request))
+async def read_as(body_class: type[AnyBody], request: Request) -> AnyBody:
+    """Parse a request's body as a `body_class`, and log each unknown field once. Raise ApiError or InvalidRequest."""
+    body = body_class.parse(await read_body(request))
     state: ServerState = request.app.state.server
-    for name in body.unknown_fields() - state.ignored:
-        if len(state.ignored) < MAX_IGNORED:
-            state.ignored.add(name)
+    for name in body.unknown_fields() - state.ignored_fields:
+        if len(state.ignored_fields) < MAX_IGNORED:
+            state.ignored_fields.add(name)
             logger.warning(f"warning: ignoring the unknown field {shortened(name)} of {request.url.path}")
     return body
 
 
-def check_num_parts(body: bytes) -> None:
+def check_json_size(body: bytes) -> None:
     """Raise InvalidRequest if the JSON has too many objects, arrays and fields."""
-    if num_parts(body) > MAX_PARTS and (count := num_parts(STRING.sub(b"", body))) > MAX_PARTS:
-        message = f"The body has {count:,} objects, arrays and fields, and at most {MAX_PARTS:,} are allowed."
+    if num_parts(body) > MAX_JSON_PARTS and (count := num_parts(JSON_STRING.sub(b"", body))) > MAX_JSON_PARTS:
+        message = f"The body has {count:,} objects, arrays and fields, and at most {MAX_JSON_PARTS:,} are allowed."
         raise InvalidRequest(message)
 
 
 def num_parts(text: bytes) -> int:
-    """Return the number of objects, arrays and fields of JSON whose strings are removed.
+    """Return the number of objects, arrays and fields in JSON from which strings have been removed.
 
     >>> num_parts(b'[{: 1, : []}]')
     5
@@ -261,16 +262,16 @@ def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: i
     if num_choices > MAX_CHOICES:
         message = f"The request needs {num_choices:,} choices, but a response can have at most {MAX_CHOICES:,}."
         raise InvalidRequest(message, "n")
-    num_bytes = len(pickle.dumps(requests[0]._replace(token_ids=[], prompt=None)))  # repeated for each prompt
+    num_bytes = len(pickle.dumps(requests[0]._replace(token_ids=[], prompt=None)))  # sent again for each prompt
     if len(requests) > 1 and len(requests) * num_bytes > MAX_REPEATED_BYTES:
         message = f"The request has {num_bytes:,} bytes of parameters for each of {len(requests):,} prompts, and"
-        raise InvalidRequest(f"{message} at most {MAX_REPEATED_BYTES:,} bytes in all are allowed.", "prompt")
+        raise InvalidRequest(f"{message} at most {MAX_REPEATED_BYTES:,} bytes in total are allowed.", "prompt")
     for request in requests:
-        generates = request.params.max_tokens != 0
-        if len(request.token_ids) + generates > max_model_len:  # the engine would read them all first
+        must_generate = request.params.max_tokens != 0
+        if len(request.token_ids) + must_generate > max_model_len:  # check before the engine reads the prompt
             limit = f"This model's maximum context length is {max_model_len} tokens."
             prompt = f"However, your prompt has {len(request.token_ids)} tokens"
-            prompt += ", and at least one must be generated." if generates else "."
+            prompt += ", and at least one must be generated." if must_generate else "."
             message = f"{limit} {prompt} Please shorten the prompt."
             raise InvalidRequest(message, "prompt", "context_length_exceeded")
     check_logprobs(requests[0].params, options)
@@ -281,34 +282,35 @@ def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: i
 
 
 def check_logprobs(params: SamplingParams, options: ServerOptions) -> None:
-    """Raise InvalidRequest for more log-probabilities than allowed: other requests wait for them in each step."""
-    most = options.max_logprobs
+    """Raise InvalidRequest for too many log-probabilities. They would slow down each step for all requests."""
+    limit = options.max_logprobs
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-        if count is not None and most >= 0 and not 0 <= count <= most:
-            chat = " (top_logprobs in a chat)" if name == "logprobs" else ""
-            message = f"Invalid '{name}'{chat}: this server's max_logprobs is {most}, but got {count}."
+        if count is not None and limit >= 0 and not 0 <= count <= limit:
+            note = " (top_logprobs in a chat)" if name == "logprobs" else ""
+            message = f"Invalid '{name}'{note}: this server's max_logprobs is {limit}, but got {count}."
             raise InvalidRequest(message, name)
 
 
 def max_num_tokens(request: Add, max_model_len: int) -> int:
-    """Return the most tokens that one sample may have, with its prompt."""
-    most = request.params.max_tokens
-    return max_model_len if most is None else min(len(request.token_ids) + most, max_model_len)
+    """Return the most tokens that one sample of a request can have, including its prompt."""
+    max_tokens = request.params.max_tokens
+    return max_model_len if max_tokens is None else min(len(request.token_ids) + max_tokens, max_model_len)
 
 
-def check_load(requests: Sequence[Add], options: ServerOptions, load: EngineClient, rejections: Counter[str]) -> None:
-    """Raise ApiError 429 if too much runs or waits, and count it. Both limits are vLLM's.
+def check_load(requests: Sequence[Add], options: ServerOptions, engine: EngineClient, rejections: Counter[str]) -> None:
+    """Raise ApiError 429, and count the rejection, if too much is running or waiting. Both limits are vLLM's options.
 
-    A sample counts as a request, and a prompt counts in full until its first token.
+    For max_num_queued_reqs, each sample counts as a request. For max_num_queued_tokens, all tokens of a prompt count
+    until it has output.
     """
-    most, added = options.max_num_queued_reqs, sum(request.params.n for request in requests)
-    if most is not None and load.num_samples + added > most:
+    limit, num_added = options.max_num_queued_reqs, sum(request.params.n for request in requests)
+    if limit is not None and engine.num_samples + num_added > limit:
         name = "max_num_queued_reqs"
-        running = f"{load.num_samples} requests are running or waiting"
-        message = f"{running}, and {added} more would exceed {name}, which is {most}."
-    elif (most := options.max_num_queued_tokens) is not None and load.num_waiting_tokens >= most:
+        running = f"{engine.num_samples} requests are running or waiting"
+        message = f"{running}, and {num_added} more would exceed {name}, which is {limit}."
+    elif (limit := options.max_num_queued_tokens) is not None and engine.num_waiting_tokens >= limit:
         name = "max_num_queued_tokens"
-        message = f"Prompts of {load.num_waiting_tokens:,} tokens are waiting, and {name} is {most:,}."
+        message = f"Prompts of {engine.num_waiting_tokens:,} tokens are waiting, and {name} is {limit:,}."
     else:
         return
     rejections[name] += 1

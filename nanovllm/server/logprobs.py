@@ -1,4 +1,4 @@
-"""Log-probabilities in responses: the forms of chats, of completions and of prompts."""
+"""Log-probabilities in responses, in the formats for chats, completions and prompts."""
 
 import itertools
 import math
@@ -7,75 +7,78 @@ from typing import Any
 
 from ..requests.tokens import Logprob
 
-Place = dict[int, Logprob]  # the most likely tokens at a position, and the sampled one
-LEAST = -9999.0  # OpenAI's value for a token that is impossible: JSON has no infinity
+Position = dict[int, Logprob]  # by token id: the most likely tokens at one position, and the actual token
+MIN_LOGPROB = -9999.0  # OpenAI's value for an impossible token, because JSON has no infinity
 
 
-def chat_logprobs(token_ids: Sequence[int], places: Sequence[Place], count: int) -> list[dict[str, Any]]:
+def chat_logprobs(token_ids: Sequence[int], positions: Sequence[Position], count: int) -> list[dict[str, Any]]:
     """Return an entry for each token, with the `count` most likely tokens at its position; -1 lists all of them."""
-    most = count if count >= 0 else None
+    limit = count if count >= 0 else None
     return [
-        entry(place[token]) | {"top_logprobs": [entry(each) for each in itertools.islice(place.values(), most)]}
-        for token, place in zip(token_ids, places, strict=True)
+        entry_of(position[token]) | {"top_logprobs": [*map(entry_of, itertools.islice(position.values(), limit))]}
+        for token, position in zip(token_ids, positions, strict=True)
     ]
 
 
-def entry(logprob: Logprob) -> dict[str, Any]:
-    """Return one token's entry in a chat's log-probabilities."""
+def entry_of(logprob: Logprob) -> dict[str, Any]:
+    """Return the entry for one token in a chat's log-probabilities."""
     text = text_of(logprob)
-    return {"token": text, "logprob": number(logprob), "bytes": list(text.encode("utf-8", "replace"))}
+    return {"token": text, "logprob": json_number(logprob), "bytes": list(text.encode("utf-8", "replace"))}
 
 
-def completion_logprobs(token_ids: Sequence[int], places: Sequence[Place], start: int = 0) -> dict[str, Any]:
-    """Return each token's text, its offset from `start` on, its log-probability, and the most likely tokens.
+def completion_logprobs(token_ids: Sequence[int], positions: Sequence[Position], start: int = 0) -> dict[str, Any]:
+    """Return the texts, log-probabilities, most likely tokens and offsets at each position. Offsets begin at `start`.
 
-    The first token of a prompt has a text only: its log-probability is NaN here, and null in JSON.
+    The first token of a prompt has no log-probability: it is NaN in `positions`, and null in JSON.
     """
-    own = [place[token] for token, place in zip(token_ids, places, strict=True)]
-    tokens = [text_of(each) for each in own]
-    logprobs = [number(each) for each in own]
+    actual = [position[token] for token, position in zip(token_ids, positions, strict=True)]
+    tokens = [text_of(each) for each in actual]
+    logprobs = [json_number(each) for each in actual]
     top_logprobs = [
-        None if logprob is None else {text_of(each): number(each) for each in place.values()}
-        for logprob, place in zip(logprobs, places, strict=True)
+        None if logprob is None else {text_of(each): json_number(each) for each in position.values()}
+        for logprob, position in zip(logprobs, positions, strict=True)
     ]
     offsets = list(itertools.accumulate(map(len, tokens), initial=start))[:-1]
     return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": top_logprobs, "text_offset": offsets}
 
 
-def prompt_logprobs(places: Sequence[Place | None] | None) -> dict[str, Any]:
-    """Return the field prompt_logprobs in vLLM's form, by token id, or nothing if it wasn't requested."""
-    if places is None:
+def prompt_logprobs(positions: Sequence[Position | None] | None) -> dict[str, Any]:
+    """Return the field prompt_logprobs in vLLM's format, by token id, or no field if it wasn't requested."""
+    if positions is None:
         return {}
     entries = [
-        {str(token): each._asdict() | {"logprob": number(each)} for token, each in (place or {}).items()}
-        for place in places
+        {str(token): each._asdict() | {"logprob": json_number(each)} for token, each in (position or {}).items()}
+        for position in positions
     ]
     return {"prompt_logprobs": [each or None for each in entries]}
 
 
-def echoed(token_ids: Sequence[int], places: Sequence[Place | None], text: str, first: str) -> list[Place]:
-    """Return the log-probabilities of an echoed prompt. The first token has none, only its text, `first`.
+def echoed_logprobs(
+    token_ids: Sequence[int], positions: Sequence[Position | None], text: str, first_text: str
+) -> list[Position]:
+    """Return the log-probabilities of an echoed prompt. The first token has NaN, and its text is `first_text`.
 
-    Some tokenizers put a space before every text. It is removed from the first token, as it is from the text.
+    Some tokenizers put a space before every text. The prompt's `text` doesn't have that space, so remove it from the
+    first token that has text.
     """
-    start: Place = {token_ids[0]: Logprob(math.nan, 0, first)}
-    result = [start, *(place or {} for place in places[1:])]
-    own = [text_of(place[token]) for token, place in zip(token_ids, result, strict=True)]
-    if "".join(own) == f" {text}":
-        i = next(i for i, each in enumerate(own) if each)
-        result[i] = result[i] | {token_ids[i]: result[i][token_ids[i]]._replace(decoded_token=own[i][1:])}
+    first_position: Position = {token_ids[0]: Logprob(math.nan, 0, first_text)}
+    result = [first_position, *(position or {} for position in positions[1:])]
+    texts = [text_of(position[token]) for token, position in zip(token_ids, result, strict=True)]
+    if "".join(texts) == f" {text}":
+        i = next(i for i, each in enumerate(texts) if each)
+        result[i] = result[i] | {token_ids[i]: result[i][token_ids[i]]._replace(decoded_token=texts[i][1:])}
     return result
 
 
 def text_of(logprob: Logprob) -> str:
-    """Return the token's text, which is empty without a tokenizer."""
+    """Return the token's text, or "" if there is no tokenizer."""
     return logprob.decoded_token or ""
 
 
-def number(logprob: Logprob) -> float | None:
-    """Return a log-probability that JSON can hold.
+def json_number(logprob: Logprob) -> float | None:
+    """Return a log-probability as a number that JSON can hold, or None for NaN.
 
-    >>> number(Logprob(-math.inf, 7)), number(Logprob(-0.5, 1)), number(Logprob(math.nan, 0))
+    >>> json_number(Logprob(-math.inf, 7)), json_number(Logprob(-0.5, 1)), json_number(Logprob(math.nan, 0))
     (-9999.0, -0.5, None)
     """
-    return None if math.isnan(logprob.logprob) else max(LEAST, logprob.logprob)
+    return None if math.isnan(logprob.logprob) else max(MIN_LOGPROB, logprob.logprob)

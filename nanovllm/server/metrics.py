@@ -1,4 +1,4 @@
-"""/metrics: the engine's numbers and the front's, in Prometheus's format."""
+"""/metrics: the metrics of the engine and of the API server's process, in Prometheus's format."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -12,63 +12,63 @@ from starlette.responses import Response
 from .. import metrics
 from ..stats import HELP
 
-LIMITS = ("max_num_queued_reqs", "max_num_queued_tokens")
-PROCESS = CollectorRegistry()  # the front's processor time, memory and open files
-ProcessCollector(registry=PROCESS)
+LIMIT_NAMES = ("max_num_queued_reqs", "max_num_queued_tokens")
+PROCESS_REGISTRY = CollectorRegistry()  # CPU time, memory and open files of this process
+ProcessCollector(registry=PROCESS_REGISTRY)
 
 
 async def show_metrics(request: Request) -> Response:
-    """Return all numbers. The engine's are read at one moment, between two steps."""
+    """Return all metrics. Those of the engine are read together, between two steps."""
     state = request.app.state.server
-    numbers = await state.engine.get_metrics()
-    for number in numbers:
-        number.labels["model_name"] = state.model.name  # the engine's name for it is a path, which is private
+    engine_metrics = await state.engine.get_metrics()
+    for metric in engine_metrics:
+        metric.labels["model_name"] = state.model.name  # the engine's own label may be a path, which is private
     registry = CollectorRegistry()
-    registry.register(Numbers(numbers + rejections(state.rejections, state.model.name)))
-    return Response(generate_latest(registry) + generate_latest(PROCESS), media_type=CONTENT_TYPE_LATEST)
+    registry.register(Collector(engine_metrics + rejections(state.rejections, state.model.name)))
+    return Response(generate_latest(registry) + generate_latest(PROCESS_REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
 
 def rejections(counts: Mapping[str, int], model_name: str) -> list[metrics.Metric]:
-    """Return how often each limit has refused a request with 429."""
+    """Return a counter for each limit: the number of requests that it has refused with status 429."""
     name = "vllm:admission_rejections"
-    return [metrics.Counter(name, {"model_name": model_name, "reason": limit}, counts[limit]) for limit in LIMITS]
+    return [metrics.Counter(name, {"model_name": model_name, "reason": limit}, counts[limit]) for limit in LIMIT_NAMES]
 
 
-class Numbers:
-    """A prometheus_client collector for existing numbers."""
+class Collector:
+    """A prometheus_client collector of metrics that are already known."""
 
-    def __init__(self, numbers: Iterable[metrics.Metric]) -> None:
+    def __init__(self, known_metrics: Iterable[metrics.Metric]) -> None:
         self._families: dict[str, list[metrics.Metric]] = defaultdict(list)
-        for number in numbers:
-            self._families[number.name].append(number)
+        for metric in known_metrics:
+            self._families[metric.name].append(metric)
 
     def collect(self) -> list[Metric]:
-        """Return a family of metrics for each name."""
-        return [family_of(name, numbers) for name, numbers in self._families.items()]
+        """Return one family of metrics for each metric name."""
+        return [family_of(name, members) for name, members in self._families.items()]
 
 
-def family_of(name: str, numbers: list[metrics.Metric]) -> Metric:
-    """Return the metrics of one name, which differ in labels. prometheus_client adds _total to a counter's name."""
+def family_of(name: str, members: list[metrics.Metric]) -> Metric:
+    """Return one family for metrics that differ only in labels. prometheus_client adds _total to a counter's name."""
     family: CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-    numbers = [each for number in numbers for each in counters_of(number)]
-    help, labels = HELP[name], [*numbers[0].labels]
-    if isinstance(numbers[0], metrics.Histogram):
+    members = [each for metric in members for each in counters_of(metric)]
+    help, labels = HELP[name], [*members[0].labels]
+    if isinstance(members[0], metrics.Histogram):
         family = HistogramMetricFamily(name, help, labels=labels)
     else:
-        kind = CounterMetricFamily if isinstance(numbers[0], metrics.Counter) else GaugeMetricFamily
-        family = kind(name, help, labels=labels)
-    for number in numbers:
-        values = [*number.labels.values()]
-        if isinstance(number, metrics.Histogram) and isinstance(family, HistogramMetricFamily):
-            family.add_metric(values, [*number.buckets.items()], number.sum)
-        elif isinstance(number, metrics.Counter | metrics.Gauge) and not isinstance(family, HistogramMetricFamily):
-            family.add_metric(values, number.value)
+        family_class = CounterMetricFamily if isinstance(members[0], metrics.Counter) else GaugeMetricFamily
+        family = family_class(name, help, labels=labels)
+    for metric in members:
+        values = [*metric.labels.values()]
+        if isinstance(metric, metrics.Histogram) and isinstance(family, HistogramMetricFamily):
+            family.add_metric(values, [*metric.buckets.items()], metric.sum)
+        elif isinstance(metric, metrics.Counter | metrics.Gauge) and not isinstance(family, HistogramMetricFamily):
+            family.add_metric(values, metric.value)
     return family
 
 
-def counters_of(number: metrics.Metric) -> list[metrics.Metric]:
-    """Return a counter with a label `position` for each value of a Vector, and any other number as it is."""
-    if not isinstance(number, metrics.Vector):
-        return [number]
-    values = enumerate(number.values)
-    return [metrics.Counter(number.name, number.labels | {"position": str(at)}, value) for at, value in values]
+def counters_of(metric: metrics.Metric) -> list[metrics.Metric]:
+    """Return a Vector as counters, one per value, with a label `position`. Return any other metric as it is."""
+    if not isinstance(metric, metrics.Vector):
+        return [metric]
+    values = enumerate(metric.values)
+    return [metrics.Counter(metric.name, metric.labels | {"position": str(i)}, value) for i, value in values]

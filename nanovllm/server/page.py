@@ -1,7 +1,7 @@
-"""The live page: its files, and /events, the stream of events that it plays.
+"""The live page: its files, and /events, the stream of events that it plays back.
 
-The engine records events only while the page is open somewhere, and it sends each event once. The HTTP process replays
-them, so a viewer that joins later starts with a snapshot of the current state.
+The engine records events only while at least one page is open, and sends each event once. The API server replays them,
+so that a viewer that joins later starts with a snapshot of the current state.
 """
 
 import asyncio
@@ -24,17 +24,17 @@ from .streaming import Events, EventStream, event_of
 Event = dict[str, Any]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-MAX_VIEWERS = 64  # each batch is encoded once and sent to all of them
+MAX_VIEWERS = 64  # open pages; each batch of events is encoded once and sent to all of them
 SECONDS_PER_BATCH = 0.1
-SECONDS_OF_SILENCE = 15.0  # after that, a comment keeps the connection alive
-MAX_WAITING_BYTES = 4 << 20  # for one viewer; beyond this, it is too slow and starts over
+KEEPALIVE_SECONDS = 15.0  # without events, after which a comment keeps the connection alive
+MAX_WAITING_BYTES = 4 << 20  # unsent events of one viewer; a viewer with more is too slow, and starts over
 FOLDER = Path(__file__).with_name("page")
-POLICY = (  # data: is the empty icon
+CONTENT_POLICY = (  # data: allows the empty icon
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -45,9 +45,9 @@ HEADERS = {
 
 
 def page_routes(can_prompt: bool, root_path: str = "") -> list[Route]:
-    """Return a route for /events and for each file of the page, so that no other file can be read.
+    """Return a route for /events and one for each file of the page, so that no other file can be read.
 
-    `can_prompt` tells the page that /v1/completions is at the same address. `root_path` is a proxy's prefix.
+    `can_prompt` tells the page whether /v1/completions is at the same address. `root_path` is a proxy's path prefix.
     """
     files = [file_route(path) for path in sorted(FOLDER.iterdir()) if path.suffix in (".css", ".js")]
 
@@ -62,7 +62,7 @@ def page_routes(can_prompt: bool, root_path: str = "") -> list[Route]:
 
 
 def index(root_path: str = "") -> str:
-    """Return index.html with links to the files under page/. They work at a proxy's prefix without a slash, too."""
+    """Return index.html with links to page/, which also work behind a proxy's `root_path` without a final slash."""
     html = (FOLDER / "index.html").read_text(encoding="utf-8")
     html = html.replace("<head>", f'<head>\n<base href="{root_path.rstrip("/")}/">') if root_path else html
     return re.sub(r'(src|href)="([\w.]+)"', r'\1="page/\2"', html)
@@ -84,7 +84,7 @@ def file_endpoint(text: str, media_type: str) -> Endpoint:
 
 
 async def events_of(feed: "Feed", server: Event) -> Events:
-    """Yield the facts about the server that the page needs, then one viewer's events until the engine ends.
+    """Yield a description of the server, then one viewer's events until the engine ends.
 
     Closing the generator removes the viewer.
     """
@@ -93,7 +93,7 @@ async def events_of(feed: "Feed", server: Event) -> Events:
     try:
         with suppress(EOFError):
             while True:
-                yield await viewer.next(SECONDS_OF_SILENCE) or b":\n\n"
+                yield await viewer.next(KEEPALIVE_SECONDS) or b":\n\n"
     finally:
         feed.leave(viewer)
 
@@ -102,77 +102,77 @@ async def events_of(feed: "Feed", server: Event) -> Events:
 
 
 class Viewer:
-    """A client of /events. If it is too slow, it starts over with a new snapshot, so that little data piles up."""
+    """A client of /events. If it is too slow, it starts over with a new snapshot, so that its backlog stays small."""
 
     def __init__(self, feed: "Feed") -> None:
         self._feed = feed
-        self._waiting: list[bytes] = []
+        self._batches: list[bytes] = []
         self._num_bytes = 0
         self._needs_snapshot = True
-        self._has_news = asyncio.Event()
+        self._has_update = asyncio.Event()
 
     async def next(self, seconds: float) -> bytes:
-        """Wait for server-sent events, or return b"" after `seconds`. Raise EOFError once the engine has ended."""
+        """Wait up to `seconds` for server-sent events, and return them or b"". Raise EOFError if the feed is closed."""
         try:
-            async with asyncio.timeout(seconds):  # wait_for() may lose a cancellation, and the viewer would remain
-                await self._has_news.wait()
+            async with asyncio.timeout(seconds):  # wait_for() could lose a cancellation, and leave() would not run
+                await self._has_update.wait()
         except TimeoutError:
             return b""
         if self._feed.is_closed:
             raise EOFError("the engine has ended")
-        self._has_news.clear()
+        self._has_update.clear()
         if self._needs_snapshot:
             self._needs_snapshot = False
             return self._feed.snapshot()
-        waiting, self._waiting, self._num_bytes = self._waiting, [], 0
-        return b"".join(waiting)
+        batches, self._batches, self._num_bytes = self._batches, [], 0
+        return b"".join(batches)
 
     def push(self, batch: bytes) -> None:
-        """Add a batch for next(). A viewer without a snapshot doesn't need it: the snapshot will include it."""
+        """Add a batch for next(). A viewer that awaits a snapshot drops the batch, which the snapshot will include."""
         if not self._needs_snapshot:
-            self._waiting.append(batch)
+            self._batches.append(batch)
             self._num_bytes += len(batch)
         if self._num_bytes > MAX_WAITING_BYTES:
-            self._waiting, self._num_bytes, self._needs_snapshot = [], 0, True
-        self._has_news.set()
+            self._batches, self._num_bytes, self._needs_snapshot = [], 0, True
+        self._has_update.set()
 
 
 class Feed:
-    """The events of the server's engine. `watch(is_on)` makes the engine send them, a snapshot first, or stop."""
+    """The engine's events, passed on to all viewers. `watch(is_on)` makes the engine start or stop sending them."""
 
     def __init__(self, watch: Callable[[bool], None]) -> None:
         self._watch = watch
-        self.run = secrets.token_hex(4)  # tells a page that reconnects whether the server has restarted
+        self.run = secrets.token_hex(4)  # lets a page that reconnects notice that the server has restarted
         self.viewers: set[Viewer] = set()
-        self._header: Event = {}  # the engine's snapshot: its constant parts go into each later one
-        self._state: State | None = None  # without the events since the last batch
-        self._new: list[Event] = []
+        self._header: Event = {}  # the engine's last snapshot; snapshots made here copy its constant parts
+        self._state: State | None = None  # after the last batch
+        self._new: list[Event] = []  # events of the next batch
         self._timer: asyncio.TimerHandle | None = None
         self._flushed_at = float("-inf")
         self.is_closed = False
 
     def enter(self) -> Viewer:
-        """Add a viewer. The first one starts the recording."""
+        """Add a viewer. The first viewer starts the engine's recording."""
         viewer = Viewer(self)
         self.viewers.add(viewer)
         if self.is_closed or self._state:
-            viewer.push(b"")
+            viewer.push(b"")  # a snapshot, or the end, is ready for next()
         elif len(self.viewers) == 1:
             self._watch(True)
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
-        """Remove a viewer. The last one stops the recording."""
+        """Remove a viewer. The last viewer to leave stops the engine's recording."""
         self.viewers.discard(viewer)
         if not self.viewers:
             self._state, self._new = None, []
             if not self.is_closed:
                 self._watch(False)
 
-    def take(self, events: list[Event]) -> None:
+    def add_events(self, events: list[Event]) -> None:
         """Add the engine's events, in order, to the next batch."""
         if not self.viewers:
-            return  # the last viewer left while these were on their way
+            return  # the last viewer left before these events arrived
         self._new += events
         if self._timer is None:
             loop = asyncio.get_running_loop()
@@ -199,12 +199,12 @@ class Feed:
             viewer.push(b"")
 
     def snapshot(self) -> bytes:
-        """Return the current state as an event."""
+        """Return the current state as a server-sent event."""
         assert self._state is not None, "the engine's snapshot comes before any other event"
         return event_of([snapshot_of(self._state, self._header)])
 
     def _from_snapshot(self, events: list[Event]) -> list[Event]:
-        """Return the events from the last snapshot on. Without a state, earlier ones can't be applied."""
+        """Return the events from their last snapshot on. Without one, return all, or none if there is no state yet."""
         kinds = [event["kind"] for event in events]
         if "snapshot" in kinds:
             return events[len(kinds) - 1 - kinds[::-1].index("snapshot") :]
@@ -212,8 +212,9 @@ class Feed:
 
 
 def snapshot_of(state: State, header: Event) -> Event:
-    """Return a snapshot of `state`, with the constant parts of an earlier one of the same run."""
+    """Return a snapshot of `state`. Its constant parts come from `header`, an earlier snapshot of the same run."""
     sequences = [vars(seq) for seq in state.sequences.values()]
-    sequences = [{name: value for name, value in seq.items() if name != "slots"} for seq in sequences]  # stage 1's
-    lists = {name: getattr(state, name) for name in header["state"] if name != "sequences"}
-    return header | {"step": state.step, "state": {"sequences": sequences, **lists}}
+    # Snapshots have no slots: only stage 1's sequences have any.
+    sequences = [{name: value for name, value in seq.items() if name != "slots"} for seq in sequences]
+    others = {name: getattr(state, name) for name in header["state"] if name != "sequences"}
+    return header | {"step": state.step, "state": {"sequences": sequences, **others}}

@@ -1,4 +1,4 @@
-"""/v1/responses: the body, which is a chat in another form, its handler, and the response as items and events."""
+"""/v1/responses: its request body (a chat in another format), its handler, and its response as items and events."""
 
 import itertools
 import uuid
@@ -11,29 +11,32 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..chat.assistant import MessageDelta, ToolCallDelta
-from .bodies import Chat, Format, Object, ParsedRequest, SamplingBody, StreamOptions, shortened
-from .chat import Effort, Message, form_of, template_options, tool_use
+from .bodies import Chat, Object, ParsedRequest, ResponseFormat, SamplingBody, StreamOptions, shortened
+from .chat import Effort, Message, constraint_of, template_options, tool_use
 from .engine_client import EngineClient
 from .engine_process import Piece
 from .errors import as_error
-from .generation import Work, working
+from .generation import Work, started_work
 from .limits import read_as
 from .logprobs import chat_logprobs
 from .streaming import event_of, stream, unless_hung_up
 
 RESPONSES = "/v1/responses"
-REPEATED: dict[str, Any] = {  # fields that a response repeats, with their defaults
+REPEATED_FIELDS: dict[str, Any] = {  # fields of the request that the response repeats, with their defaults
     **dict.fromkeys(("instructions", "max_output_tokens", "reasoning", "user")),
     **{"metadata": {}, "tools": [], "text": {"format": {"type": "text"}}, "tool_choice": "auto"},
     **{"parallel_tool_calls": True, "top_logprobs": 0},
 }
 
 
-# The body
+# The request
 
 
 def message_of(item: Any) -> Any:
-    """Return an item of an input as a message of a chat: a message, reasoning, a tool call, or a tool's output."""
+    """Convert an input item (a message, reasoning, a tool call or a tool's output) to a chat message.
+
+    Raise ValueError for an item of another type. Return anything else unchanged, for pydantic to check.
+    """
     match item:
         case {"type": "function_call", "name": str(name), "arguments": str(arguments)}:
             function = {"name": name, "arguments": arguments}
@@ -47,17 +50,17 @@ def message_of(item: Any) -> Any:
             texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
             return {"role": "assistant", "reasoning": "\n".join(texts)}
         case {"type": kind} if kind != "message":
-            kinds = "a message, reasoning, function_call or function_call_output"
-            raise ValueError(f"Input should be {kinds}, got {shortened(item)}")
+            choices = "a message, reasoning, function_call or function_call_output"
+            raise ValueError(f"Input should be {choices}, got {shortened(item)}")
         case {"role": role, "content": content}:
             return {"role": role, "content": content}
     return item
 
 
-def merged(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge an assistant's reasoning, text and calls, three items of an input, into one message of a chat.
+def merge_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Merge consecutive items of the assistant (reasoning, text, tool calls) into one chat message.
 
-    >>> merged([{"role": "assistant", "reasoning": "Hm"}, {"role": "assistant", "content": "Hi"}])
+    >>> merge_messages([{"role": "assistant", "reasoning": "Hm"}, {"role": "assistant", "content": "Hi"}])
     [{'role': 'assistant', 'reasoning': 'Hm', 'content': 'Hi'}]
     """
     result: list[dict[str, Any]] = []
@@ -67,15 +70,15 @@ def merged(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if follows and last.get("role") == message["role"] == "assistant":
             calls = last.get("tool_calls") or message.get("tool_calls")
             if calls is not message.get("tool_calls"):
-                calls += message["tool_calls"]  # in place: a conversation may have thousands
+                calls += message["tool_calls"]  # in place: a conversation may have thousands of calls
             result[-1] = {**last, **message, **({"tool_calls": calls} if calls else {})}
-        elif message.get("reasoning") != "":  # of a model that hides its reasoning
+        elif message.get("reasoning") != "":  # reasoning without text comes from a model that hides it
             result.append(message)
     return result
 
 
 class ResponseTool(Object):
-    """A tool of a response. Its function has no object of its own."""
+    """A tool. Unlike in a chat, the fields of its function are at the top level."""
 
     type: Literal["function"]
     name: str
@@ -83,13 +86,13 @@ class ResponseTool(Object):
 
 
 class Text(Object):
-    """The form of a response's text."""
+    """The request's `text` field: the format of the response's text."""
 
-    format: Format | None = None
+    format: ResponseFormat | None = None
 
 
 class Reasoning(Object):
-    """Options of a response's reasoning."""
+    """The request's `reasoning` field."""
 
     effort: Effort | None = None
 
@@ -99,9 +102,9 @@ Items = Annotated[list[Annotated[Message, BeforeValidator(message_of)]], Field(f
 
 
 class ResponsesRequest(SamplingBody):
-    """The body of /v1/responses. Nothing is stored here, so each request carries its whole conversation."""
+    """The body of /v1/responses. The server stores nothing, so each request carries the whole conversation."""
 
-    names: ClassVar = {"prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+    field_names: ClassVar = {"prompt": "input", "logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
     input: str | Annotated[Items, Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -117,26 +120,26 @@ class ResponsesRequest(SamplingBody):
     user: str | None = None
 
     def parsed(self) -> ParsedRequest:
-        """Translate the body for the engine, as a chat. Raise InvalidRequest, naming the field."""
+        """Translate the body to a chat for the engine. Raise an InvalidRequest that names the invalid field."""
         wants_logprobs = self.top_logprobs or "message.output_text.logprobs" in (self.include or ())
-        text_form = self.text.format.form() if self.text and self.text.format else {}
+        text_constraint = self.text.format.constraint() if self.text and self.text.format else {}
         tools = tool_use(self.functions(), self.tool_choice, self.parallel_tool_calls)
-        form = form_of(tools, text_form, "text.format")
-        params = self.params(self.top_logprobs or 0 if wants_logprobs else None, *form)
+        constraint = constraint_of(tools, text_constraint, "text.format")
+        params = self.params(self.top_logprobs or 0 if wants_logprobs else None, *constraint)
         if self.max_output_tokens is not None:
             params["max_tokens"] = self.max_output_tokens
         return ParsedRequest(
             prompts=self.chat(),
             params=params,
-            **self.handling(),
+            **self.request_fields(),
             stream=StreamOptions() if self.stream else None,
             add_special_tokens=False,
-            tools=tools,
+            tool_use=tools,
             include_reasoning=self.include_reasoning is not False,
         )
 
     def functions(self) -> list[dict[str, Any]]:
-        """Return the functions of the tools."""
+        """Return the functions of the request's tools."""
         tools = self.model_dump(include={"tools"}, exclude_unset=True).get("tools") or ()
         return [{name: tool[name] for name in tool if name != "type"} for tool in tools]
 
@@ -149,27 +152,27 @@ class ResponsesRequest(SamplingBody):
             messages = [{"role": "system", "content": self.instructions}, *messages]
         tools = [{"type": "function", "function": function} for function in self.functions()]
         effort = self.reasoning.effort if self.reasoning else None
-        return Chat(merged(messages), template_options(self.chat_template_kwargs, tools, effort))
+        return Chat(merge_messages(messages), template_options(self.chat_template_kwargs, tools, effort))
 
     def repeated(self) -> dict[str, Any]:
         """Return the fields that the response repeats."""
-        sent = self.model_dump(include=set(REPEATED), exclude_unset=True, by_alias=True)
-        return REPEATED | {name: value for name, value in sent.items() if value is not None}
+        sent = self.model_dump(include=set(REPEATED_FIELDS), exclude_unset=True, by_alias=True)
+        return REPEATED_FIELDS | {name: value for name, value in sent.items() if value is not None}
 
 
 # The handler
 
 
 async def create_response(request: Request) -> Response:
-    """Answer a conversation through OpenAI's newer Responses API. It takes text only, and nothing is stored."""
+    """Answer a conversation in OpenAI's newer Responses API. Only text is supported, and nothing is stored."""
     body = await read_as(ResponsesRequest, request)
-    async with working(request, body.parsed(), "resp_") as (work, engine):
+    async with started_work(request, body.parsed(), "resp_") as (work, engine):
         builder = ResponseBuilder(work, body.repeated())
         if work.body.stream:
             return await stream(response_events(engine, work, builder), builder.error_event, request.receive)
         samples = await unless_hung_up(request.receive, work.samples(engine))
-    builder.take(samples[0], work.message(samples[0]))
-    builder.ending(samples[0].finish_reason)
+    builder.add_piece(samples[0], work.message(samples[0]))
+    builder.finish(samples[0].finish_reason)
     return JSONResponse(builder.response())
 
 
@@ -179,29 +182,29 @@ async def response_events(engine: EngineClient, work: Work, builder: "ResponseBu
     async with aclosing(work.pieces(engine)) as pieces:
         async for _, is_first, piece in pieces:
             finish_reason = piece.finish_reason
-            before = builder.beginning() if is_first else b""
-            if events := before + builder.take(piece, work.message_part(0, piece)):
+            opening = builder.start() if is_first else b""
+            if events := opening + builder.add_piece(piece, work.message_part(0, piece)):
                 yield events
     assert finish_reason is not None, "the last piece of a request has its finish_reason"
-    yield builder.ending(finish_reason)
+    yield builder.finish(finish_reason)
 
 
 # The response
 
 
 class ResponseBuilder:
-    """A builder for the objects of one response. Its output is a list of items: reasoning, messages and calls."""
+    """A builder for one response and its events. The output is a list of items: reasoning, messages and tool calls."""
 
     def __init__(self, work: Work, repeated: dict[str, Any]) -> None:
-        """Store the fields of the body that the response repeats."""
+        """Create an empty response. It repeats some fields of the request: `repeated`."""
         self._work, self._repeated = work, repeated
         self._output: list[dict[str, Any]] = []  # only the last item can be in progress
-        self._logprobs: list[dict[str, Any]] = []  # of tokens that come before a message
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose message has not begun yet
         self._status = "in_progress"
-        self._numbers = itertools.count()
+        self._sequence_numbers = itertools.count()
 
     def response(self) -> dict[str, Any]:
-        """Return the response, with its output once it has ended."""
+        """Return the response object. It includes the output only once the response has ended."""
         work, status = self._work, self._status
         has_ended = status != "in_progress"
         return {
@@ -222,15 +225,15 @@ class ResponseBuilder:
             "truncation": "disabled",
         } | self._repeated
 
-    def beginning(self) -> bytes:
-        """Return the events before the first item."""
+    def start(self) -> bytes:
+        """Return the events that come before the first item."""
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._event(kind, response=self.response()) for kind in kinds)
 
-    def take(self, piece: Piece, message: MessageDelta | None) -> bytes:
-        """Add a piece to the output. Return its events: none while a character or a tag may be incomplete.
+    def add_piece(self, piece: Piece, message: MessageDelta | None) -> bytes:
+        """Add a piece to the output. Return its events, or b"" as long as a character or a tag may be incomplete.
 
-        `message` has the parts of the piece, if it isn't plain text.
+        `message` is the parsed piece, or None if the piece is plain text.
         """
         part = MessageDelta(content=piece.text) if message is None else message
         if piece.logprobs is not None:
@@ -240,8 +243,8 @@ class ResponseBuilder:
             events += self._add_text("message", part.content)
         return events + b"".join(map(self._add_call, part.tool_calls))
 
-    def ending(self, finish_reason: str | None) -> bytes:
-        """Return the events after the last piece."""
+    def finish(self, finish_reason: str | None) -> bytes:
+        """End the response, and return the events that come after the last piece."""
         self._status = "incomplete" if finish_reason == "length" else "completed"
         events = b"" if self._output else self._open("message")
         if self._output[-1]["type"] == "message":
@@ -249,27 +252,27 @@ class ResponseBuilder:
         return events + self._close(self._status) + self._event(f"response.{self._status}", response=self.response())
 
     def error_event(self, error: Exception) -> bytes:
-        """Return the event that replaces the rest of a stream."""
+        """Return the event of an error, which ends the stream."""
         fields = as_error(error)[1]["error"]
         return self._event("error", code=fields["type"], message=fields["message"], param=fields["param"])
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        return event_of({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
+        return event_of({"type": kind, "sequence_number": next(self._sequence_numbers), **fields}, kind)
 
     def _add_text(self, kind: str, text: str) -> bytes:
-        """Add text to the item in progress if it is of this kind, or else to a new one."""
+        """Add text to the item in progress if it is of this kind, or else to a new item. Return the events."""
         is_open = bool(self._output) and self._output[-1]["type"] == kind
         events = b"" if is_open else self._open(kind)
         part = self._output[-1]["content"][0]
         part["text"] += text
-        new: dict[str, Any] = {"delta": text}
+        fields: dict[str, Any] = {"delta": text}
         if kind == "message":
             part["logprobs"] += self._logprobs
-            new["logprobs"], self._logprobs = self._logprobs, []
-        return events + self._event(f"response.{part['type']}.delta", **self._place(), **new)
+            fields["logprobs"], self._logprobs = self._logprobs, []
+        return events + self._event(f"response.{part['type']}.delta", **self._place(), **fields)
 
     def _add_call(self, call: ToolCallDelta) -> bytes:
-        """Add the new part of a call, which begins with its name."""
+        """Add the new part of a tool call, and return the events. The first part has the name, and creates the item."""
         events = b""
         if call.name is not None:
             head = {"id": f"fc_{uuid.uuid4().hex}", "call_id": call.id, "name": call.name, "arguments": ""}
@@ -281,7 +284,7 @@ class ResponseBuilder:
         return events + self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
 
     def _open(self, kind: str) -> bytes:
-        """Begin a message or reasoning, with an empty text."""
+        """Begin a message or reasoning item with empty text, and return the events."""
         item: dict[str, Any]
         if kind == "message":
             item = {"id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
@@ -295,20 +298,20 @@ class ResponseBuilder:
         return events
 
     def _append(self, item: dict[str, Any]) -> bytes:
-        """End the item in progress, and begin another one."""
+        """End the item in progress, begin another one, and return the events."""
         events = self._close("completed")
         self._output.append(item)
         return events + self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
 
     def _close(self, status: str) -> bytes:
-        """End the item in progress, if there is one."""
+        """End the item in progress, if there is one, and return the events."""
         if not self._output:
             return b""
         item, events = self._output[-1], b""
         item["status"] = status
         if item["type"] == "function_call":
-            done = {"name": item["name"], "arguments": item["arguments"]}
-            events = self._event("response.function_call_arguments.done", **self._place(has_parts=False), **done)
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            events = self._event("response.function_call_arguments.done", **self._place(has_parts=False), **call)
         else:
             [part] = item["content"]
             text = {name: part[name] for name in ("text", "logprobs") if name in part}
@@ -317,17 +320,17 @@ class ResponseBuilder:
         return events + self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)
 
     def _place(self, has_parts: bool = True) -> dict[str, Any]:
-        """Return where an event's text belongs: the last item, and its only part if it has parts."""
+        """Return the fields that locate an event's text: the last item and, if it has parts, its only part."""
         place = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
         return place | {"content_index": 0} if has_parts else place
 
 
-def response_usage(used: dict[str, Any]) -> dict[str, Any]:
-    """Return token counts under the names of /v1/responses."""
+def response_usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """Return a chat's token counts under the names that /v1/responses has for them."""
     return {
-        "input_tokens": used["prompt_tokens"],
-        "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},
-        "output_tokens": used["completion_tokens"],
-        "output_tokens_details": used.get("completion_tokens_details", {"reasoning_tokens": 0}),
-        "total_tokens": used["total_tokens"],
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
+        "total_tokens": usage["total_tokens"],
     }

@@ -27,15 +27,15 @@ from .options import ServerOptions
 from .served_model import served_model
 from .state import ServerState
 
-UNHEALTHY = 1.0  # seconds that /health reports a dead engine before the server stops, too
-GRACE = 2.0  # seconds after shutdown_timeout, before connections are closed by force
-SWITCH = 0.001  # seconds that the event loop waits for another thread to release the interpreter's lock
+UNHEALTHY_SECONDS = 1.0  # how long /health reports a dead engine before the server stops
+GRACE_SECONDS = 2.0  # from the end of shutdown_timeout until open connections are closed
+SWITCH_SECONDS = 0.001  # how long the event loop waits until another thread must release the interpreter's lock
 
 
 def run_server(model: str, args: EngineArgs, options: ServerOptions, build: Build = LLMEngine.from_engine_args) -> int:
     """Serve until a signal arrives or the engine ends. Return the exit status.
 
-    Raise ValueError or OSError for invalid options or a taken port, before the model is read.
+    Raise ValueError for invalid options, or OSError for a port that is in use, before the model is read.
     """
     logger.setLevel(options.log_level.upper())
     template = read_template(options.chat_template)
@@ -52,16 +52,16 @@ async def serve(
     listeners: Sequence[socket.socket],
     build: Build,
 ) -> int:
-    """Start both processes and serve. Return the exit status."""
+    """Start the engine's process and serve. Return the exit status."""
     logger.info(f"loading {model}")
     engine = EngineClient(*start_engine(args, build))
     try:
-        front = await make_front(model, args, options, template, engine)
+        api_server = await make_api_server(model, args, options, template, engine)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, front.stop)
-        prepare()
-        return await front.run(*listeners)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, api_server.stop)
+        prepare_process()
+        return await api_server.run(*listeners)
     except EngineDeadError as error:
         logger.error(f"error: {error}")
         return 1
@@ -69,20 +69,20 @@ async def serve(
         await engine.close()
 
 
-async def make_front(
+async def make_api_server(
     model: str, args: EngineArgs, options: ServerOptions, template: str | None, engine: EngineClient
-) -> "Front":
-    """Wait for the engine, and build the front. Raise ValueError for an invalid model, or EngineDeadError."""
+) -> "ApiServer":
+    """Wait for the engine, and build the API server. Raise ValueError for an invalid model, else EngineDeadError."""
     state = await make_state(model, args, options, template, engine)
-    front = Front(state, [Server(uvicorn_config(app, options)) for app in make_apps(state)])
-    engine.on_death = front.die
-    return front
+    api_server = ApiServer(state, [Server(uvicorn_config(app, options)) for app in make_apps(state)])
+    engine.on_death = api_server.die
+    return api_server
 
 
 async def make_state(
     model: str, args: EngineArgs, options: ServerOptions, template: str | None, engine: EngineClient
 ) -> ServerState:
-    """Wait for the engine, and return the applications' state. Raise as make_front() does."""
+    """Wait for the engine, and build the applications' state. Raise the errors of make_api_server()."""
     ready = await engine.ready()
     names = args.served_model_name
     names = [names] if isinstance(names, str) else names or []
@@ -95,49 +95,49 @@ def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
     """Return uvicorn's configuration for one application."""
     return uvicorn.Config(
         app,
-        http=partial(HttpProtocol, limits=options),  # type: ignore[arg-type]  # uvicorn calls it as it would a class
+        http=partial(HttpProtocol, limits=options),  # type: ignore[arg-type]  # uvicorn calls it like a class
         ws="none",
         lifespan="off",
         log_level=options.uvicorn_log_level,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=int(options.shutdown_timeout + GRACE) + 1,
+        timeout_graceful_shutdown=int(options.shutdown_timeout + GRACE_SECONDS) + 1,
     )
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers."""
+    """A uvicorn server without signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to Front. uvicorn would let the signal end the process instead of exiting with status 0."""
+        """Leave signals to the ApiServer. With uvicorn's handlers, the process would not exit with status 0."""
         yield
 
 
 @dataclass
-class Front:
-    """The server at one address or two, and the ways to end it."""
+class ApiServer:
+    """The server at one or two addresses, and the ways to stop it."""
 
     state: ServerState
-    servers: Sequence[Server]  # a second one serves the page
+    servers: Sequence[Server]  # the second one, if any, serves the page
     failed: bool = False
 
     async def run(self, *listeners: socket.socket) -> int:
         """Serve at `listeners` until stop() or die(). Return the exit status."""
         for listener in listeners:
             listener.listen()  # a client may connect as soon as it reads the lines below
-        first, *others = map(address_of, listeners)
-        logger.info(f"serving {self.state.model.name} at {first}, {self.state.kernels}")
-        for address in others:
-            logger.info(f"the page and /metrics are at {address}")
+        url, *page_urls = map(address_of, listeners)
+        logger.info(f"serving {self.state.model.name} at {url}, {self.state.kernels}")
+        for page_url in page_urls:
+            logger.info(f"the page and /metrics are at {page_url}")
         pairs = zip(self.servers, listeners, strict=True)
         await asyncio.gather(*(server.serve([listener]) for server, listener in pairs))
         return 1 if self.failed else 0
 
     def stop(self) -> None:
-        """Refuse new requests, and let running ones finish. After shutdown_timeout, or a second call, end them.
+        """Refuse new requests, and let running ones finish. End them after shutdown_timeout, or when called again.
 
-        An engine that is stuck ends at once.
+        If the engine is stuck, end the requests and kill the engine immediately.
         """
         if self.state.is_stopping:
             self._cut()
@@ -157,11 +157,11 @@ class Front:
         asyncio.get_running_loop().call_later(seconds, self._cut)
 
     def die(self) -> None:
-        """Report the end of the engine to clients for a moment, then stop."""
+        """Report the engine's end to clients for UNHEALTHY_SECONDS, then stop."""
         self.failed = True
         self.state.feed.close()
         logger.error(f"error: {self.state.engine.error}")
-        asyncio.get_running_loop().call_later(UNHEALTHY, self.stop)
+        asyncio.get_running_loop().call_later(UNHEALTHY_SECONDS, self.stop)
 
     def _cut(self) -> None:
         self.state.engine.cut("The server is shutting down.")
@@ -172,17 +172,17 @@ class Front:
 
 @contextmanager
 def listening_sockets(options: ServerOptions) -> Iterator[list[socket.socket]]:
-    """Open a socket for clients, and one for the page if it has an address of its own."""
+    """Open a socket for clients, and another for the page if it has its own address. Close them after the block."""
     addresses = [(options.host, options.port), options.page_address]
     with ExitStack() as stack:
         yield [stack.enter_context(listening_socket(*address)) for address in addresses if address]
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Bind a socket, which listens later. Raise OSError if the address is taken or invalid.
+    """Bind a socket, but don't listen yet. Raise OSError if the address is in use or invalid.
 
-    Its protocol is set, because asyncio turns Nagle's algorithm off only where it knows the protocol. With Nagle's
-    algorithm, a response with a body waits for the client's delayed acknowledgment of its headers: 40 ms on Linux.
+    The socket's protocol is set, because asyncio disables Nagle's algorithm only if it knows the protocol. With Nagle's
+    algorithm, a response's body waits for the client's delayed acknowledgment of the headers: 40 ms on Linux.
     """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -197,18 +197,18 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Return the URL of a socket."""
+    """Return the URL at which a socket listens."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-# The front's process
+# The API server's process
 
 
-def prepare() -> None:
-    """Prepare this process for many clients, so that none of them waits long for another."""
-    gc.freeze()  # a collection of all current objects takes a tenth of a second
-    sys.setswitchinterval(SWITCH)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # each client is an open file; some systems grant less than they name
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def prepare_process() -> None:
+    """Prepare this process for many clients, so that no client waits long for another one."""
+    gc.freeze()  # keep all current objects out of garbage collections, which would take 0.1 s
+    sys.setswitchinterval(SWITCH_SECONDS)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # each client is an open file; some systems grant less than they report
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

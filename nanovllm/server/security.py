@@ -1,4 +1,4 @@
-"""Middleware for every request: API keys, origins and hosts of web pages, and request ids.
+"""Middleware for every request: API keys, checks of the Origin and Host headers, proxy prefixes and request ids.
 
 All requests are HTTP, because uvicorn runs without WebSockets and without lifespan events.
 """
@@ -18,13 +18,13 @@ from ..checks import short_repr
 from .errors import error_object
 
 HEALTH = "/health"
-PUBLIC = {"/", HEALTH, "/ping", "/version", "/metrics"}  # these need no key, because they never show users' text
-PAGE, EVENTS = "/page/", "/events"
-REQUEST_ID = re.compile(r"[!-~]{1,200}")  # short and a single line, since a header repeats it
+PUBLIC_PATHS = {"/", HEALTH, "/ping", "/version", "/metrics"}  # need no key, because they never show users' text
+PAGE_PREFIX, EVENTS = "/page/", "/events"
+REQUEST_ID = re.compile(r"[!-~]{1,200}")  # short and printable, because a response header repeats it
 
 
 class ApiKeys:
-    """Middleware that refuses a request without one of the keys."""
+    """Middleware that refuses requests without a valid key."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -41,9 +41,9 @@ class ApiKeys:
 
     def _is_valid(self, header: str) -> bool:
         scheme, _, key = header.partition(" ")
-        given = key.strip().encode("latin-1")
-        # Compare all of them in constant time, so that the time reveals nothing about any of them.
-        matches = [hmac.compare_digest(given, each) for each in self._keys]
+        sent_key = key.strip().encode("latin-1")
+        # Compare the sent key with every key, each in constant time, so that the time reveals nothing about the keys.
+        matches = [hmac.compare_digest(sent_key, each) for each in self._keys]
         return scheme.lower() == "bearer" and any(matches)
 
 
@@ -53,23 +53,24 @@ def is_public(path: str, method: str) -> bool:
     >>> is_public("/health", "GET"), is_public("/v1/completions", "POST"), is_public("/v1/completions", "OPTIONS")
     (True, False, True)
     """
-    return method == "OPTIONS" or path in PUBLIC or path.startswith(PAGE)
+    return method == "OPTIONS" or path in PUBLIC_PATHS or path.startswith(PAGE_PREFIX)
 
 
 class OwnOrigin:
-    """Middleware that refuses requests of other sites' pages.
+    """Middleware that refuses requests from pages of other websites.
 
-    A browser sends simple requests to any site that a page names, and only hides the response. By then the model has
-    run. The Origin header names the page's own site, so it must be this server. A site may point its own name at this
-    machine (DNS rebinding), so the Host header must be an address or a known name too. Other programs send no Origin,
-    and may use any name for everything but the page. A browser sends no Origin with a GET of its own site, though, so
-    a server that only this machine can reach, without keys, takes other names for nothing but /health.
+    A browser sends a simple request to any server that a page names, and only hides the response: by then, the model
+    has run. The Origin header names the site that the page comes from, so that site must be this server. A site could
+    point its name at this machine (DNS rebinding), so the Host header must also be an IP address or a known name.
+    Programs other than browsers send no Origin, and may use any host name, except to open the live page. However, a
+    browser also omits Origin when a page sends a GET request to its own site, so a server without keys that only this
+    machine can reach requires a known host name for everything but /health.
     """
 
     def __init__(
         self, app: ASGIApp, allowed_origins: Iterable[str], allowed_hosts: Iterable[str], is_private: bool = False
     ) -> None:
-        """Take names of sites and hosts. With `is_private`, every program needs a known host."""
+        """Allow these sites and host names. If `is_private`, all paths but /health require a known host name."""
         self._app, self._origins = app, {each.rstrip("/").lower() for each in allowed_origins}
         self._hosts, self._is_private = {host_name(each) for each in allowed_hosts}, is_private
 
@@ -97,8 +98,8 @@ class OwnOrigin:
 
 
 def is_page(path: str) -> bool:
-    """Return whether a path belongs to the page. Its events may show users' text."""
-    return path in ("/", EVENTS) or path.startswith(PAGE)
+    """Return whether a path belongs to the live page, whose events may show users' text."""
+    return path in ("/", EVENTS) or path.startswith(PAGE_PREFIX)
 
 
 def host_name(host: str) -> str:
@@ -111,7 +112,7 @@ def host_name(host: str) -> str:
 
 
 def is_local(name: str) -> bool:
-    """Return whether no other site can have this name: it is an IP address, or a name of the browser's own machine.
+    """Return whether a name can't belong to a website: it is an IP address, or a name of the browser's own machine.
 
     >>> is_local("192.168.0.7"), is_local("::1"), is_local("localhost"), is_local("gpu-box"), is_local("evil.com")
     (True, True, True, False, False)
@@ -134,7 +135,7 @@ def is_loopback(host: str) -> bool:
 
 
 class RootPath:
-    """Middleware that removes the prefix of a proxy from paths, unless the proxy has done it."""
+    """Middleware that removes a proxy's prefix from paths, unless the proxy has already removed it."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self._app, self._prefix = app, prefix.rstrip("/")
@@ -147,14 +148,14 @@ class RootPath:
 
 
 class RequestIds:
-    """Middleware that gives each response an X-Request-Id: the client's own, or a new one."""
+    """Middleware that gives each response an X-Request-Id: the client's if it is valid, or else a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        client_id = Headers(scope=scope).get("x-request-id", "")
+        request_id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -1,4 +1,4 @@
-"""The state that all requests share."""
+"""The state of the API server that all requests share."""
 
 import time
 from collections import Counter
@@ -19,17 +19,17 @@ class ServerState:
     model: ServedModel
     kernels: str  # a description of the engine's kernels
     start_time: float = field(default_factory=time.time)
-    is_stopping: bool = False  # refuse new requests
-    rejections: Counter[str] = field(default_factory=Counter)  # since the start, by limit
-    ignored: set[str] = field(default_factory=set)  # names of unknown fields that have been logged
+    is_stopping: bool = False  # new requests are refused
+    rejections: Counter[str] = field(default_factory=Counter)  # number of requests refused since the start, by limit
+    ignored_fields: set[str] = field(default_factory=set)  # names of unknown fields that have been logged
     feed: Feed = field(init=False)  # the page's events
 
     def __post_init__(self) -> None:
-        """Connect the feed with the engine."""
+        """Connect the feed to the engine."""
         self.feed = Feed(lambda is_on: self.engine.watch(is_on, self.options.show_text))
-        self.engine.on_events = self.feed.take
+        self.engine.on_events = self.feed.add_events
 
     @property
     def is_stuck(self) -> bool:
-        """True if the engine has work, and has made no progress for watchdog_timeout."""
+        """True if the engine has work but has made no progress for more than watchdog_timeout seconds."""
         return self.engine.stalled_seconds > self.options.watchdog_timeout

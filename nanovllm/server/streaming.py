@@ -1,4 +1,4 @@
-"""Server-sent events as a response, and clients that hang up."""
+"""Responses made of server-sent events, and the detection of clients that hang up."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=
 
 
 def event_of(value: Any, name: str | None = None) -> bytes:
-    r"""Return a server-sent event. JSON has no line breaks.
+    r"""Return a value as a server-sent event. Its JSON contains no line breaks.
 
     >>> event_of([{"kind": "free"}]), event_of({}, "server")
     (b'data: [{"kind":"free"}]\n\n', b'event: server\ndata: {}\n\n')
@@ -27,7 +27,7 @@ def event_of(value: Any, name: str | None = None) -> bytes:
 
 
 def error_event(error: Exception) -> bytes:
-    """Return the event that replaces the rest of a stream. No [DONE] follows it."""
+    """Return the event of an error, which ends a stream without [DONE]."""
     return event_of(as_error(error)[1])
 
 
@@ -37,7 +37,7 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(self, events: Events, **headers: str) -> None:
-        """Take the events; X-Accel-Buffering keeps a proxy from holding them back."""
+        """Store the events. The header X-Accel-Buffering keeps a proxy such as nginx from holding the events back."""
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         self._events = events
 
@@ -47,22 +47,22 @@ class EventStream(StreamingResponse):
 
 
 async def stream(events: Events, as_event: Callable[[Exception], bytes], receive: Receive) -> Response:
-    """Return a response with the events. If an error comes before the first event, raise it.
+    """Wait for the first event, and return a response with all events. Raise any error that comes before the first.
 
-    A later error becomes the last event, converted by `as_event`.
+    Raise HungUp if the client hangs up before then. A later error becomes the last event, converted by `as_event`.
     """
     try:
-        first = await unless_hung_up(receive, anext(events))
+        first_event = await unless_hung_up(receive, anext(events))
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(or_error(first, events, as_event))
+    return EventStream(with_error_event(first_event, events, as_event))
 
 
-async def or_error(first: bytes, events: Events, as_event: Callable[[Exception], bytes]) -> Events:
-    """Yield the events. If an error ends them, yield it as the last one."""
+async def with_error_event(first_event: bytes, events: Events, as_event: Callable[[Exception], bytes]) -> Events:
+    """Yield `first_event`, then the events. If an error ends them, yield that error as the last event."""
     async with aclosing(events):
-        yield first
+        yield first_event
         try:
             async for event in events:
                 yield event
@@ -71,9 +71,9 @@ async def or_error(first: bytes, events: Events, as_event: Callable[[Exception],
 
 
 async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. If the client hangs up meanwhile, cancel it and raise HungUp.
+    """Return the result of `work`. If the client hangs up before that, cancel `work` and raise HungUp.
 
-    The body of the request must have been read, so that only a disconnect can follow.
+    The request's body must already have been read, so that only a disconnect can follow.
     """
     task, hang_up = asyncio.ensure_future(work), asyncio.ensure_future(until_hung_up(receive))
     try:
@@ -89,6 +89,6 @@ async def unless_hung_up(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def until_hung_up(receive: Receive) -> None:
-    """Wait until the client closes the connection."""
+    """Wait until the client closes the connection. Discard all other messages."""
     while (await receive())["type"] != "http.disconnect":
         pass

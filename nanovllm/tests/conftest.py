@@ -7,11 +7,11 @@ import torch
 
 from ..__main__ import main
 from ..options import config as engine_args
-from ..options.attention_backend import VARIABLE
+from ..options.attention_backend import BACKEND_VARIABLE
 from .testing.checkpoints import write_checkpoint
 from .testing.engines import UNMEASURED
 
-os.environ[VARIABLE] = "torch"  # compile nothing unless a test asks for it
+os.environ[BACKEND_VARIABLE] = "torch"  # compile nothing unless a test asks for it
 
 
 @pytest.fixture(scope="session", autouse=True)

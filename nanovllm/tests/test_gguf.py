@@ -244,7 +244,7 @@ def test_large_tensor_is_dequantized_in_parts(tmp_path, monkeypatch):
     path = write_gguf(tmp_path / "tiny.gguf", types={"output.weight": Type.Q4_0})
     whole = GgufTensors(unpack(path)).get_tensor("lm_head.weight")
     integers = GgufTensors(unpack(path)).get_integers("lm_head.weight")
-    monkeypatch.setattr(unpacking, "ROWS", 7)
+    monkeypatch.setattr(unpacking, "ROWS_AT_A_TIME", 7)
     assert all(map(torch.equal, GgufTensors(unpack(path)).get_integers("lm_head.weight"), integers))
     assert torch.equal(GgufTensors(unpack(path)).get_tensor("lm_head.weight"), whole) and whole.std() > 0
 
@@ -438,13 +438,13 @@ def header_fields(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int
     """Return the offset and the size of each field of a header."""
     fields: list[tuple[int, int]] = []
 
-    class Recorder(unpacking.Header):
+    class Recorder(unpacking.HeaderReader):
         def take(self, size: int) -> bytes:
             fields.append((self.offset, size))
             return super().take(size)
 
     with monkeypatch.context() as patch:
-        patch.setattr(unpacking, "Header", Recorder)
+        patch.setattr(unpacking, "HeaderReader", Recorder)
         read_header(path)
     return fields
 
@@ -567,8 +567,8 @@ def test_two_at_once_share_a_folder(tmp_path, monkeypatch, cache):
         both.wait(60)  # both have seen that there is no folder
         return original(path)
 
-    original = unpacking.files_of
-    monkeypatch.setattr(unpacking, "files_of", wait_for_the_other)
+    original = unpacking.files_to_write
+    monkeypatch.setattr(unpacking, "files_to_write", wait_for_the_other)
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(unpack, [path, path])
     assert first == second and [*first.parent.iterdir()] == [first]

@@ -1,4 +1,4 @@
-"""Lines on standard error: a reader that does not read, and the progress of a load."""
+"""LineHandler on standard error: a reader that does not read, and the progress of a load."""
 
 import logging
 import os
@@ -15,13 +15,13 @@ def test_line_is_dropped_if_nobody_reads_standard_error(monkeypatch):
     with os.fdopen(reading), os.fdopen(writing, "w") as pipe:
         monkeypatch.setattr("sys.stderr", pipe)
         for i in range(3000):  # a pipe holds 64 KiB
-            log.Lines().emit(logging.makeLogRecord({"msg": f"{i} {'x' * 100}"}))
+            log.LineHandler().emit(logging.makeLogRecord({"msg": f"{i} {'x' * 100}"}))
         assert os.read(reading, 1 << 20).startswith(b"0 xxx")
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
 def test_load_into_a_log_file_prints_lines(checkpoint, monkeypatch, caplog, level):
-    monkeypatch.setattr(log, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(log, "LINE_INTERVAL_SECONDS", 0.0)
     caplog.set_level(level, log.logger.name)
     LLM(checkpoint, **OPTIONS)
     lines = [record.getMessage() for record in caplog.records]
@@ -31,7 +31,7 @@ def test_load_into_a_log_file_prints_lines(checkpoint, monkeypatch, caplog, leve
 @pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
 def test_load_in_a_terminal_shows_a_bar(checkpoint, monkeypatch, caplog, level):
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
-    monkeypatch.setattr(log, "BAR_DELAY", 0.0)
+    monkeypatch.setattr(log, "BAR_DELAY_SECONDS", 0.0)
     caplog.set_level(level, log.logger.name)
     LLM(checkpoint, **OPTIONS)
     assert ("\rloading weights: " in terminal.getvalue()) == (level == logging.INFO) and caplog.records == []

@@ -90,13 +90,13 @@ def test_order_is_vllms():
 
 
 def test_grammar_that_forces_the_end_wins_over_min_tokens():
-    for may_restore, logits, expected in (
+    for allow_if_required, logits, expected in (
         (True, [OUT, OUT, 5.0], [OUT, OUT, 5.0]),
         (True, [1.0, OUT, 5.0], [1.0, OUT, OUT]),
         (False, [OUT, OUT, 5.0], [OUT, OUT, OUT]),
     ):
         row = torch.tensor(logits)
-        MinTokens(3, {2}, may_restore).apply(row, [0])
+        MinTokens(3, {2}, allow_if_required).apply(row, [0])
         assert row.tolist() == expected
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from .. import LLM, BeamSearchParams, Counter, EngineStats, Gauge, Histogram, SamplingParams
-from ..metrics import Observations, up_to
+from ..metrics import Observations, token_bounds
 from ..tiers.host_tier import Load
 from .test_vllm_names import DATA
 from .testing.engines import OPTIONS
@@ -279,7 +279,7 @@ def test_histogram_counts_values_up_to_each_bound():
     histogram = observed.histogram("name", {})
     assert histogram.buckets == {"1.0": 2, "2.0": 4, "5.0": 4, "+Inf": 5}
     assert (histogram.count, histogram.sum) == (5, 11.5)
-    assert up_to(300) == (1, 2, 5, 10, 20, 50, 100, 200)
+    assert token_bounds(300) == (1, 2, 5, 10, 20, 50, 100, 200)
 
 
 def test_beams_are_counted_too(checkpoint):

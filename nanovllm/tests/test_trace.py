@@ -14,7 +14,7 @@ from ..__main__ import main
 from ..trace import read_trace, states, traced
 from ..trace import replay as replaying
 from ..trace.chrome import convert
-from ..trace.events import COMMON, KEYS, WITHOUT_BY, FileSink
+from ..trace.events import COMMON_KEYS, KEYS, WITHOUT_BY, FileSink
 from .soak.history import play_traced
 from .soak.run import history_plan
 from .testing.engines import OPTIONS
@@ -147,7 +147,7 @@ def test_replay_of_random_histories_equals_the_engine(part):
     for i in range(6):
         for event in play_traced(history_plan(2, part * 10 + i), num_before=i % 3 * 10):
             kinds[event["kind"]] += 1
-            expected = {*KEYS[event["kind"]], *COMMON} - ({"by"} if event["kind"] in WITHOUT_BY else set())
+            expected = {*KEYS[event["kind"]], *COMMON_KEYS} - ({"by"} if event["kind"] in WITHOUT_BY else set())
             assert {*event} == expected
             if "why" in event and event["kind"] != "refused":
                 whys[event["kind"], event["why"]] += 1

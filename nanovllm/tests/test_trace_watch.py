@@ -9,7 +9,7 @@ from ..llm_engine import LLMEngine
 from ..options.engine_args import EngineArgs
 from ..requests.sampling_params import SamplingParams
 from ..trace import apply
-from ..trace.events import Event, type_of
+from ..trace.events import Event, error_type
 from ..trace.replay import State, begin
 from ..trace.tracer import Watch
 
@@ -119,8 +119,8 @@ def test_prompts_and_outputs_are_hidden_by_default(engine):
 
 
 def test_only_the_type_of_an_error_is_shown_without_texts():
-    assert type_of("ValueError: no words like 'secret'") == "ValueError"
-    assert type_of("the secret: it is this") == "error" and type_of(None) is None
+    assert error_type("ValueError: no words like 'secret'") == "ValueError"
+    assert error_type("the secret: it is this") == "error" and error_type(None) is None
 
 
 def test_error_in_an_event_is_raised(engine, monkeypatch):
@@ -130,7 +130,7 @@ def test_error_in_an_event_is_raised(engine, monkeypatch):
     def fail(event: Event) -> None:
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr(watch._tracer, "_write", fail)  # noqa: SLF001 - a broken disk
+    monkeypatch.setattr(watch._tracer, "_sink", fail)  # noqa: SLF001 - a broken disk
     ask(engine, "a")
     with pytest.raises(RuntimeError, match="disk full"):
         watch.take()

@@ -1,1 +1,1 @@
-"""Where blocks go when the device needs their room: the host and the disk. Start at host_tier.py."""
+"""Tiers: host memory and disk, which keep the blocks that the device has no room for. Start with host_tier.py."""

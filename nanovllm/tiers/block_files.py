@@ -1,13 +1,12 @@
 """BlockFiles: files of blocks, in a folder that several engines may share.
 
     kv_disk_dir/                          mode 0700, as is every folder in it
-        lock                              held by the process that writes; its content is the size of all blocks
-        weights/6f0c...                   SHA-256 of a checkpoint, so that it is not read again at each start
-        <namespace>/                      what must be equal for a hash to mean the same numbers: see namespace_of()
+        lock                              locked by the process that writes; contains the total size of all blocks
+        weights/6f0c...                   SHA-256 of a checkpoint, so that not every start reads all of the checkpoint
+        <namespace>/                      blocks that the same engines can use: see namespace_of()
             3a/3a41...c7.kv               a block, mode 0600: a header of 40 bytes, then its keys and values
 
-Each file is complete or absent, also after kill -9. A file that is not exactly what was written is deleted, and its
-block is lost.
+Each file is complete or absent, even after kill -9. A damaged file is deleted when it is read, and its block is lost.
 """
 
 import errno
@@ -30,12 +29,13 @@ from ..llama import ModelConfig
 from ..options.attention_backend import backend_of
 from ..options.config import GIB, EngineConfig
 
-START, CRC = Struct("<8sI16sQ"), Struct("<I")  # MAGIC, VERSION, hash, bytes of the block; CRC-32 of these and the block
+# the header of a file: MAGIC, VERSION, hash and size of the block; then the CRC-32 of these and of the block
+HEADER_START, CRC = Struct("<8sI16sQ"), Struct("<I")
 MAGIC, VERSION = b"nanovllm", 1
-SUFFIX, LOCK, NEW_FILE, WEIGHTS = ".kv", "lock", "new", "weights"
-KEPT_SHARE = 0.95  # of the size limit, once it has been reached and old blocks are removed
-SETTLED_SECONDS = 2.0  # a file changed later than this could change again and look the same
-PAGE_BYTES = 4096  # a file system's unit
+SUFFIX, LOCK_FILE, NEW_FILE, WEIGHTS_FOLDER = ".kv", "lock", "new", "weights"
+KEPT_SHARE = 0.95  # fraction of the size limit that is kept when old blocks are removed
+SETTLED_SECONDS = 2.0  # a file that changed more recently could change again with the same times
+PAGE_BYTES = 4096  # the unit in which a file system allocates space
 
 
 class BlockFiles:
@@ -45,7 +45,7 @@ class BlockFiles:
         """Use the folder of a namespace. All namespaces of `root` together take at most `max_bytes`."""
         self.folder = root / namespace
         self.root, self._max_bytes = root, max_bytes
-        self._used: dict[BlockHash, int] = {}  # last use in ns, to write to the files' times
+        self._used: dict[BlockHash, int] = {}  # last use in ns, to be written as the files' times
 
     def __contains__(self, block_hash: BlockHash) -> bool:
         return os.path.isfile(self._path(block_hash))
@@ -53,13 +53,12 @@ class BlockFiles:
     def read(self, block_hash: BlockHash, into: memoryview) -> None:
         """Fill `into` with a block.
 
-        Raise ValueError, and delete the file, unless it is exactly what was written. Raise OSError if it cannot be
-        read.
+        Raise ValueError, and delete the file, if the file is damaged. Raise OSError if it cannot be read.
         """
-        path, header, more = self._path(block_hash), bytearray(START.size + CRC.size), bytearray(1)
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # a pipe must not block the thread
+        path, header, excess = self._path(block_hash), bytearray(HEADER_START.size + CRC.size), bytearray(1)
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # so that a pipe doesn't block the thread
         try:
-            num_bytes = os.readv(file, [header, into, more])
+            num_bytes = os.readv(file, [header, into, excess])
         finally:
             os.close(file)
         if num_bytes != len(header) + len(into) or header != header_of(block_hash, into):
@@ -67,39 +66,40 @@ class BlockFiles:
             raise ValueError(f"{path} is damaged")
 
     def write(self, block_hash: BlockHash, data: memoryview) -> list[BlockHash]:
-        """Write a block, and make it the most recently used. Return the blocks of this namespace removed for it.
+        """Write a block, which becomes the most recently used. Return the removed blocks of this namespace.
 
-        Raise OSError, and leave no file, if it cannot be written.
+        If there is no room, the least recently used blocks of all namespaces are removed. Raise OSError, and leave no
+        file, if the block cannot be written.
         """
-        path, header, new = self._path(block_hash), header_of(block_hash, data), self.root / NEW_FILE
+        path, header, new_path = self._path(block_hash), header_of(block_hash, data), self.root / NEW_FILE
         num_bytes, removed = size_on_disk(len(header) + len(data)), list[BlockHash]()
         with self._locked() as lock:
             total = int.from_bytes(os.pread(lock, 8, 0), "little") + num_bytes
             if total > self._max_bytes:
                 total, removed = self._remove_oldest(num_bytes)
                 total += num_bytes
-            os.pwrite(lock, total.to_bytes(8, "little"), 0)  # first: if it is killed now, the size is too large
-            file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.pwrite(lock, total.to_bytes(8, "little"), 0)  # first, so a kill can only leave a size that is too large
+            file = os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
                 if os.writev(file, [header, data]) < len(header) + len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 try:
-                    os.replace(new, path)
+                    os.replace(new_path, path)
                 except FileNotFoundError:
                     make_folders(self.folder, path.parent)
-                    os.replace(new, path)
+                    os.replace(new_path, path)
             except OSError:
                 with suppress(OSError):
-                    os.unlink(new)
+                    os.unlink(new_path)
                 raise
             finally:
                 os.close(file)
         return removed
 
     def touch(self, hashes: list[BlockHash]) -> None:
-        """Make these blocks the most recently used ones. The first block is the newest, because later ones need it.
+        """Make these blocks the most recently used. The first one counts as used last, because later ones need it.
 
-        write_times() tells the other processes.
+        Other processes see this after write_times().
         """
         now = time.time_ns()
         self._used |= {block_hash: now - place * 1000 for place, block_hash in enumerate(hashes)}
@@ -112,7 +112,7 @@ class BlockFiles:
                 os.utime(self._path(block_hash), ns=(when, when))
 
     def remove_oldest(self) -> list[BlockHash]:
-        """Enforce the size limit: remove the least recently used blocks, and what a killed process has left.
+        """Enforce the size limit: remove the least recently used blocks, and any file that a killed process left.
 
         Return the removed blocks of this namespace.
         """
@@ -132,7 +132,7 @@ class BlockFiles:
             os.pwrite(lock, total.to_bytes(8, "little"), 0)
 
     def drop_page_cache(self) -> None:
-        """Ask the system to keep no copies of the files in memory, so that the next reads come from the disk."""
+        """Ask the system to drop the files from its page cache, so that the next reads come from the disk."""
         for path in iglob(f"{escape(str(self.folder))}/*/*{SUFFIX}"):
             file = os.open(path, os.O_RDONLY)
             try:
@@ -143,10 +143,13 @@ class BlockFiles:
                 os.close(file)
 
     def _remove_oldest(self, room: int) -> tuple[int, list[BlockHash]]:
-        """Make room under the lock. Return the bytes that remain, and the removed blocks of this namespace."""
+        """Remove the least recently used blocks if `room` more bytes do not fit. The caller holds the lock.
+
+        Return the number of bytes still in use, and the removed blocks of this namespace.
+        """
         self.write_times()
         with suppress(FileNotFoundError):
-            os.unlink(self.root / NEW_FILE)  # nobody writes it now
+            os.unlink(self.root / NEW_FILE)  # left by a killed process
         files = []
         for path in iglob(f"{escape(str(self.root))}/*/*/*{SUFFIX}"):
             with suppress(FileNotFoundError):
@@ -158,7 +161,7 @@ class BlockFiles:
         for _, size, path in sorted(files):
             if total + room <= KEPT_SHARE * self._max_bytes:
                 break
-            with suppress(OSError, ValueError):  # a folder, or a name that is no hash
+            with suppress(OSError, ValueError):  # the path is a folder, or its name is not a hash
                 os.unlink(path)
                 total -= size
                 if path.startswith(f"{self.folder}/"):
@@ -167,14 +170,14 @@ class BlockFiles:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock that the processes share, and yield its file. The system releases it if a process is killed."""
+        """Hold the lock that processes share, and yield its file descriptor. A killed process releases it, too."""
         import fcntl  # not on Windows
 
         try:
-            file = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            file = os.open(self.root / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
         except FileNotFoundError:
             make_folders(self.root)
-            file = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            file = os.open(self.root / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
@@ -187,14 +190,14 @@ class BlockFiles:
 
 
 def make_folders(*folders: Path) -> None:
-    """Create these folders, each in the one before it, for their owner alone."""
+    """Create these folders, with access for only their owner. Outer folders must come first."""
     for folder in folders:
         os.makedirs(folder, mode=0o700, exist_ok=True)
 
 
 def header_of(block_hash: BlockHash, data: memoryview) -> bytes:
-    """Return the beginning of a block's file, which fits no other block and no damaged one."""
-    start = START.pack(MAGIC, VERSION, block_hash, len(data))
+    """Return the header of a block's file. Other blocks and damaged blocks have different headers."""
+    start = HEADER_START.pack(MAGIC, VERSION, block_hash, len(data))
     return start + CRC.pack(zlib.crc32(data, zlib.crc32(start)))
 
 
@@ -210,22 +213,22 @@ def size_on_disk(num_bytes: int) -> int:
 def open_files(
     config: EngineConfig, model: ModelConfig, blocks: Tensor, rank: int = 0, world_size: int = 1
 ) -> BlockFiles:
-    """Open or create kv_disk_dir. Return the files of blocks that mean the same as those of `blocks` (KVCache.blocks).
+    """Open or create kv_disk_dir. Return the files that this engine can use. `blocks` is KVCache.blocks.
 
-    Raise ValueError if there is no such folder and none can be created, if others may write to it, or if kv_disk_size
-    has no room for two blocks.
+    Raise ValueError if the folder does not exist and cannot be created, if other users may write to it, or if
+    kv_disk_size has no room for two blocks.
     """
     assert config.kv_disk_dir is not None
     root, max_bytes = Path(config.kv_disk_dir).expanduser(), int(config.kv_disk_size * GIB)
-    if max_bytes < 2 * size_on_disk(blocks[0].nbytes + START.size + CRC.size):
+    if max_bytes < 2 * size_on_disk(blocks[0].nbytes + HEADER_START.size + CRC.size):
         raise ValueError(f"kv_disk_size must hold two blocks of {blocks[0].nbytes:,} bytes, got {max_bytes:,} bytes")
     try:
         make_folders(root)
     except OSError as error:
         raise ValueError(f"kv_disk_dir must be a folder, got {str(root)!r}: {error.strerror}") from None
-    status = os.stat(root)  # others could plant blocks, which would change answers
+    status = os.stat(root)  # other users could plant blocks that change the output
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o022:
-        raise ValueError(f"kv_disk_dir must be writable by its owner alone (mode 0700), got {str(root)!r}")
+        raise ValueError(f"kv_disk_dir must be writable only by its owner (mode 0700), got {str(root)!r}")
     weights = "dummy" if config.load_format == "dummy" else weights_digest(Path(config.model), root)
     return BlockFiles(root, namespace_of(config, model, weights, blocks, rank, world_size), max_bytes)
 
@@ -233,15 +236,15 @@ def open_files(
 def namespace_of(
     config: EngineConfig, model: ModelConfig, weights: str, blocks: Tensor, rank: int, world_size: int
 ) -> str:
-    """Return the name of the folder for blocks that mean the same as this engine's.
+    """Return the name of the folder for blocks that this engine can use.
 
-    It covers all that the keys and values of a text depend on: `weights`, from weights_digest(), the model's config
-    with hf_overrides, the type of the weights, quantization, the type and layout of a block, the backend's operations,
-    this rank's share of the heads, and the version of the package.
+    It is a hash of everything that the keys and values of a text depend on: `weights`, from weights_digest(), the
+    model's config with hf_overrides, the type of the weights, quantization, the type and layout of a block, the
+    backend's operations, this rank's share of the heads, and the version of the package.
     """
     backend = backend_of(config.attention_backend, config.enforce_eager, config.device_type == "cuda")
     numerics = config.torch_dtype(model.dtype), config.quantization, config.device_type, backend
-    shape = replace(model, eos_token_ids=())  # where a text ends changes none of it
+    shape = replace(model, eos_token_ids=())  # end-of-text tokens don't affect keys and values
     facts = (VERSION, __version__, weights, shape, numerics, blocks.dtype, blocks.shape[1:], rank, world_size)
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
@@ -249,27 +252,27 @@ def namespace_of(
 def weights_digest(folder: Path, root: Path) -> str:
     """Return the SHA-256 of all weights in a checkpoint's folder and of its config.json.
 
-    Each byte is read, about a second per gigabyte, so a changed checkpoint has another digest. It is remembered under
-    `root` and used again as long as the files look untouched: the same paths, inodes, sizes and times of change, all of
-    them older than two seconds when the digest was made. A process cannot set the time of change.
+    Every byte is read, at about a second per gigabyte, so a changed checkpoint has a different digest. The digest is
+    cached under `root`, and reused as long as the files' paths, inodes, sizes and times are the same. It is not cached
+    if a file has changed within the last two seconds. A process cannot set the time of the last status change (ctime).
     """
-    names = ("*.safetensors", "*.gguf", "*.index.json", "model.gguf.json", "config.json")
-    paths = sorted(path for name in names for path in folder.glob(name) if path.is_file())
+    patterns = ("*.safetensors", "*.gguf", "*.index.json", "model.gguf.json", "config.json")
+    paths = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
     now = time.time_ns()
-    looks = [(str(path.resolve()), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    stats = [(str(path.resolve()), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
              for path in paths for status in [path.stat()]]  # fmt: skip
-    note = root / WEIGHTS / hashlib.sha256(repr(looks).encode()).hexdigest()
+    cache_file = root / WEIGHTS_FOLDER / hashlib.sha256(repr(stats).encode()).hexdigest()
     with suppress(OSError):
-        return note.read_text(encoding="ascii")
+        return cache_file.read_text(encoding="ascii")
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
             digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    if all(now - changed > SETTLED_SECONDS * 1e9 for *_, changed in looks):
+    if all(now - changed > SETTLED_SECONDS * 1e9 for *_, changed in stats):
         with suppress(OSError):
-            os.makedirs(note.parent, mode=0o700, exist_ok=True)
-            new = note.with_name(f"{note.name}.{os.getpid()}")
-            new.touch(mode=0o600)
-            new.write_text(digest.hexdigest(), encoding="ascii")
-            new.replace(note)
+            os.makedirs(cache_file.parent, mode=0o700, exist_ok=True)
+            new_file = cache_file.with_name(f"{cache_file.name}.{os.getpid()}")
+            new_file.touch(mode=0o600)
+            new_file.write_text(digest.hexdigest(), encoding="ascii")
+            new_file.replace(cache_file)
     return digest.hexdigest()

@@ -1,13 +1,14 @@
-"""CostModel: the choice between loading a block from the host, or from the disk, and computing its tokens again.
+"""CostModel: whether to load a block from the host or the disk, or to compute its tokens again.
 
     load        bytes of the block / bandwidth from the tier
     recompute   tokens of the block / speed of a prefill
 
-Both times grow with the number of tokens, so the answer depends on a ratio of two speeds of the machine. They are
-measured before the first request. HitPolicy makes the choice for each hit, and corrects the speeds, since a machine
-that is busy at the start looks slow.
-The model leaves out fixed costs, and the cost of stores, although many stored blocks are never loaded. The speed of a
-store is measured, too, for readers to judge.
+Both times grow with the number of tokens, so the choice depends on the ratio of two speeds of the machine, which are
+measured before the first request. HitPolicy chooses for each hit, and corrects the speeds, since a machine that is busy
+at the start looks slow.
+
+The model leaves out fixed costs, and the cost of stores, although many stored blocks are never loaded. The speed of
+stores is measured, too, but only for display.
 """
 
 import os
@@ -31,14 +32,14 @@ from ..requests.sampling_params import SamplingParams
 from .block_files import BlockFiles
 from .host_tier import HostTier
 
-NUM_BLOCKS = 8  # copied at a time to measure a bandwidth
-MOST_OFF = 2.0  # times that a speed may differ from what is observed
-TRY_EVERY = 16  # this one of the hits with blocks that are slow to load is loaded: the tier may have become faster
+NUM_MEASURED_BLOCKS = 8  # blocks to copy when a bandwidth is measured
+MAX_RATIO = 2.0  # largest ratio of expected and observed speed at which the expected speed is kept
+TRY_EVERY = 16  # of this many hits with slow blocks, one is loaded anyway, because the tier may have become faster
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """The speeds of a machine, and the choice between loading and computing."""
+    """The speeds of a machine, which decide between loading and computing."""
 
     load_bytes_per_second: float
     store_bytes_per_second: float
@@ -62,33 +63,34 @@ class CostModel:
 
 
 class HitPolicy:
-    """An observer that chooses how much of each hit to load, and corrects the speeds that it goes by.
+    """An observer that chooses how much of each hit to load, and corrects the speeds that it uses.
 
-    A load or a long prefill that differs by more than MOST_OFF times replaces the speed.
+    The speed of a load or a long prefill replaces the old one if the two differ by more than a factor of MAX_RATIO.
     """
 
     def __init__(self, host: HostTier, kv_cache: KVCache, cost: CostModel, disk_cost: CostModel | None) -> None:
-        """Start with the measured speeds. A disk that could not be measured is tried."""
+        """Start with the measured speeds. A disk that could not be measured counts as fast, so that it is tried."""
         disk_speed = disk_cost.load_bytes_per_second if disk_cost else float("inf")
         self.bytes_per_second = {"host": cost.load_bytes_per_second, "disk": disk_speed}
         self.tokens_per_second = cost.tokens_per_second
         self.num_declined_blocks = self.num_corrections = 0
         self._host, self._block_size, self._block_bytes = host, kv_cache.block_size, kv_cache.blocks[0].nbytes
-        self._least_tokens = cost.num_tokens // 2  # in a shorter step, each token takes longer
+        self._min_tokens = cost.num_tokens // 2  # in a shorter step, each token takes longer
         self._num_declined_hits = 0
         self._step_began = self._step_ended = 0.0
 
-    def num_worth_loading(self, sources: list[BlockHash | None]) -> int:
-        """Return how many blocks of a hit to use, so that it saves the most time. The others are computed.
+    def num_worth_loading(self, hashes: list[BlockHash | None]) -> int:
+        """Return how many blocks of a hit to use so that the most time is saved. The rest are computed.
 
-        None stands for a block on the device.
+        `hashes` has the hash of each block, or None for a block on the device.
         """
         if self._is_trying:
-            return len(sources)
+            return len(hashes)
+        # seconds saved by using 0, 1, 2, ... blocks
         saved = [0.0]
-        for source in sources:
-            tier = "host" if source and source in self._host else "disk"
-            seconds = self._block_bytes / self.bytes_per_second[tier] if source else 0.0
+        for block_hash in hashes:
+            tier = "host" if block_hash and block_hash in self._host else "disk"
+            seconds = self._block_bytes / self.bytes_per_second[tier] if block_hash else 0.0
             saved.append(saved[-1] + self._block_size / self.tokens_per_second - seconds)
         return max(range(len(saved)), key=lambda count: (saved[count], count))
 
@@ -97,26 +99,27 @@ class HitPolicy:
         return self._num_declined_hits % TRY_EVERY == TRY_EVERY - 1
 
     def on_admit(self, seq: Sequence, hits: list[int | None]) -> None:
-        """Count what is computed instead of loaded."""
+        """Count the blocks that are computed instead of loaded."""
         self._num_declined_hits += seq.num_declined_blocks > 0 or (self._is_trying and None in hits)
         self.num_declined_blocks += seq.num_declined_blocks
 
     def on_timed(self, tier: str, num_blocks: int, seconds: float) -> None:
-        """Compare a load with the speed of its tier."""
+        """Compare a load with its tier's speed, and correct the speed if it is off."""
         observed = num_blocks * self._block_bytes / max(seconds, 1e-9)
         self.bytes_per_second[tier] = self._corrected(self.bytes_per_second[tier], observed, observed)
 
     def on_begin(self) -> None:
-        """Note the time."""
+        """Record when this call of the engine begins."""
         self._step_began = perf_counter()
 
     def on_step(self, batch: list[Scheduled], updated: list[Sequence]) -> None:
-        """Compare a prefill with its speed. It has run since the step before, or since this call of the engine.
+        """Compare a prefill with the expected speed, and correct the speed if it is off.
 
-        A step that was launched in the call before may have ended at any time since, so its speed is in a range.
+        Only a range of its speed is known: the slowest speed if the prefill has run since the previous step ended, and
+        the fastest if it has run only since this call of the engine began.
         """
         now, num_tokens = perf_counter(), sum(num_tokens for _, num_tokens in batch)
-        if num_tokens >= self._least_tokens:
+        if num_tokens >= self._min_tokens:
             starts = self._step_ended, max(self._step_ended, self._step_began)
             slowest, fastest = (num_tokens / max(now - start, 1e-9) for start in starts)
             self.tokens_per_second = self._corrected(self.tokens_per_second, slowest, fastest)
@@ -124,17 +127,18 @@ class HitPolicy:
 
     def _corrected(self, speed: float, slowest: float, fastest: float) -> float:
         nearest = min(max(speed, slowest), fastest)
-        is_off = max(speed / nearest, nearest / speed) > MOST_OFF
+        is_off = max(speed / nearest, nearest / speed) > MAX_RATIO
         self.num_corrections += is_off
         return nearest if is_off else speed
 
 
 def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcessor, num_tokens: int) -> CostModel:
-    """Measure this machine, with a prefill of `num_tokens`, before the first request: it overwrites the pool.
+    """Measure copies between host and device, and a prefill of `num_tokens` tokens.
 
-    Raise ValueError if the model's logits are NaN: no request could be served.
+    Call this before the first request, because it overwrites the pool. Raise ValueError if the model's logits are NaN:
+    no request could be served.
     """
-    num_blocks = min(NUM_BLOCKS, kv_cache.num_blocks)
+    num_blocks = min(NUM_MEASURED_BLOCKS, kv_cache.num_blocks)
     tier = HostTier(kv_cache.blocks, num_blocks, Observer())
 
     def store(attempt: int) -> None:
@@ -142,7 +146,7 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
             tier.store(block, bytes([attempt, block]))
 
     def load(attempt: int) -> None:
-        held = tier.hold([bytes([1, block]) for block in range(num_blocks)])  # as store() has left them
+        held = tier.hold([bytes([1, block]) for block in range(num_blocks)])  # the hashes of the last store()
         tier.load([BlockCopy(source, block) for block, source in enumerate(held)])
         tier.collect(wait=True)
 
@@ -155,38 +159,38 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
     except FloatingPointError as error:
         dtype = str(kv_cache.dtype).removeprefix("torch.")
         raise ValueError(f"the model's weights are damaged, or too large for dtype {dtype}: {error}") from None
-    executor.num_steps = executor.num_tokens = 0  # they count what requests need
+    executor.num_steps = executor.num_tokens = 0  # these count only the work of requests
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
     return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds, num_tokens)
 
 
 def measure_disk(cost: CostModel, root: Path, block_bytes: int) -> CostModel:
-    """Return `cost` with the speeds of the disk in place of the host's. Blocks are read from the disk, not from memory.
+    """Return `cost` with the disk's speeds in place of the host's. The files leave the page cache before they are read.
 
     Raise OSError if `root` cannot be written.
     """
     files = BlockFiles(root, f"measure-{os.getpid()}-{time.time_ns()}", max_bytes=2**63 - 1)
-    names, data = [bytes([number]) for number in range(NUM_BLOCKS)], bytearray(os.urandom(block_bytes))
+    hashes, data = [bytes([number]) for number in range(NUM_MEASURED_BLOCKS)], bytearray(os.urandom(block_bytes))
     try:
         started = time.perf_counter()
-        for name in names:
-            files.write(name, memoryview(data))
+        for block_hash in hashes:
+            files.write(block_hash, memoryview(data))
         written = time.perf_counter()
         files.drop_page_cache()
         dropped = time.perf_counter()
-        for name in names:
-            files.read(name, memoryview(data))
+        for block_hash in hashes:
+            files.read(block_hash, memoryview(data))
         read = time.perf_counter()
     finally:
         files.remove_all()
         shutil.rmtree(files.folder, ignore_errors=True)
-    num_bytes = NUM_BLOCKS * block_bytes
+    num_bytes = NUM_MEASURED_BLOCKS * block_bytes
     speeds = num_bytes / (read - dropped), num_bytes / (written - started)
     return replace(cost, load_bytes_per_second=speeds[0], store_bytes_per_second=speeds[1])
 
 
 def best_time(work: Callable[[int], object], kv_cache: KVCache) -> float:
-    """Return the seconds of the faster one of two runs. The first one also warms up."""
+    """Run `work` twice, and return the seconds of the faster run. The first run is also a warm-up."""
     seconds = []
     for attempt in range(2):
         started = time.perf_counter()

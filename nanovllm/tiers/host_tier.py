@@ -4,8 +4,8 @@
     host     [0][1][2][3][4]..     load    a sequence hits a block that only the host has: the bytes are copied back
 
 On CUDA, host memory is pinned. A store is launched on the compute stream, so it reads its block before a later step can
-write to it. A load runs beside the steps, on a stream of its own: it first waits for all work launched before it, and
-an event shows when it has arrived. On a CPU the same code runs, and each copy is complete when the call returns.
+write to it. A load runs while steps compute, on its own stream: it first waits for all work launched before it, and an
+event tells when it has arrived. On a CPU the same code runs, and each copy is complete when the call returns.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from ..engine.observer import Observer
 from ..engine.prefix_cache import BlockHash
 from ..host_memory import allocate
 
-MAX_DEFAULT_BYTES = 4 * 2**30  # limit of the default size, since no other program can use pinned memory
+MAX_DEFAULT_BYTES = 4 * 2**30  # limit of the default size, since other programs cannot use pinned memory
 
 
 @dataclass(eq=False)
@@ -28,9 +28,9 @@ class Load:
     """Blocks on their way from the host (sources) to the device (targets)."""
 
     copies: list[BlockCopy]
-    event: "torch.cuda.Event | None"  # None if they have arrived already
-    begin: "torch.cuda.Event | None" = None
-    seconds: float = 0.0  # of a copy without events
+    event: "torch.cuda.Event | None"  # None on a CPU, where the copies are complete
+    begin: "torch.cuda.Event | None" = None  # before the first copy
+    seconds: float = 0.0  # how long the copies took, if there are no events
 
     @property
     def targets(self) -> set[int]:
@@ -41,13 +41,13 @@ class Load:
 
 
 class HostTier:
-    """A pool of `num_blocks` blocks in host memory, behind the device's.
+    """A pool of `num_blocks` blocks in host memory.
 
     blocks   [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
     """
 
     def __init__(self, device_blocks: Tensor, num_blocks: int, observer: Observer) -> None:
-        """Allocate the pool. `device_blocks` is KVCache.blocks. Raise ValueError if they do not fit in host memory."""
+        """Allocate the pool. `device_blocks` is KVCache.blocks. Raise ValueError if host memory has no room for it."""
         is_cuda = device_blocks.is_cuda
         shape = (num_blocks, *device_blocks.shape[1:])
         try:
@@ -56,11 +56,11 @@ class HostTier:
             size = num_blocks * device_blocks[0].nbytes
             raise ValueError(f"host memory has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
         self.num_blocks = num_blocks
-        self.pool = BlockPool(num_blocks, Observer(), self._evict)
+        self.pool = BlockPool(num_blocks, Observer(), self._evict)  # its events are not the device's, and are ignored
         self.loads: list[Load] = []
         self.num_blocks_stored = self.num_blocks_loaded = 0
-        self.num_stores_loaded = 0  # stored blocks that were loaded at least once; the others were useless
-        self._never_loaded: set[int] = set()  # blocks of the host
+        self.num_useful_stores = 0  # stored blocks that were loaded at least once; the others were useless
+        self._never_loaded: set[int] = set()  # host blocks whose store was useless so far
         self._device_blocks = device_blocks
         self._stream = torch.cuda.Stream(device_blocks.device) if is_cuda else None
         if self._stream:
@@ -71,17 +71,17 @@ class HostTier:
         return block_hash in self.pool.cached
 
     def save(self, block: int, block_hash: BlockHash, is_prompt: bool) -> None:
-        """Do nothing: the host keeps only what the device has no room for."""
+        """Do nothing: the host keeps only blocks that the device has no room for."""
 
     def store(self, block: int, block_hash: BlockHash) -> None:
-        """Copy an evicted block of the device to the host, where it becomes the most recently used one.
+        """Copy an evicted device block to the host, where it becomes the most recently used.
 
-        If the host has the hash already, copy nothing, and make that block the most recently used one. If all blocks of
-        the host are held, do nothing. Count copied blocks in num_blocks_stored. Tell the observer "store" or "renew".
+        If the host already has the hash, copy nothing, and make that block the most recently used. If all host blocks
+        are held, do nothing. Count copied blocks in num_blocks_stored. Tell the observer "store" or "renew".
         """
         if block_hash in self:
             held = self.hold([block_hash])
-            self.release(held)
+            self.release(held)  # to the back of the free queue
             self._observer.tell("renew", held[0], block_hash)
         elif self.pool.free:
             [target] = self.pool.get_new_blocks(1)
@@ -98,7 +98,7 @@ class HostTier:
         self._observer.tell("host_evict", block, block_hash, "taken")
 
     def touch(self, hashes: list[BlockHash]) -> None:
-        """Do nothing: a block that is used on the device is renewed when it is evicted from there."""
+        """Do nothing: store() marks a block as recently used when the block is evicted from the device."""
 
     def hold(self, hashes: list[BlockHash]) -> list[int]:
         """Hold the blocks with these hashes, and return them. They are not evicted until they are released."""
@@ -112,9 +112,9 @@ class HostTier:
         self.pool.free_blocks(held)
 
     def load(self, copies: list[BlockCopy]) -> None:
-        """Start to copy held blocks (sources) to blocks of the device (targets). collect() releases them.
+        """Start to copy held blocks (sources) to blocks of the device (targets). collect() releases the sources.
 
-        If a copy raises, stop everything: the sources are still held.
+        If a copy raises, stop the whole load and raise the copy's error, with the sources still held.
         """
         if self._stream:  # earlier stores may still be writing the sources, and earlier steps reading the targets
             self._stream.wait_stream(torch.cuda.current_stream(self._device_blocks.device))
@@ -130,18 +130,18 @@ class HostTier:
             raise
         self.num_blocks_loaded += len(copies)
         sources = {copy.source for copy in copies}
-        self.num_stores_loaded += len(self._never_loaded & sources)
+        self.num_useful_stores += len(self._never_loaded & sources)
         self._never_loaded -= sources
 
     def _record_event(self) -> "torch.cuda.Event | None":
         return self._stream.record_event(torch.cuda.Event(enable_timing=True)) if self._stream else None
 
     def has_arrived(self, blocks: list[int]) -> bool:
-        """Return True if none of these device blocks is still on its way."""
+        """Return True if none of these device blocks is still being loaded."""
         return not self.loads or all(load.has_arrived() or load.targets.isdisjoint(blocks) for load in self.loads)
 
     def collect(self, wait: bool = False) -> tuple[list[int], list[int]]:
-        """Release the sources of the loads that have arrived, and return their targets. Or `wait` for all loads.
+        """Release the sources of finished loads, and return their targets. With `wait`, wait for all loads first.
 
         The second list is always empty: a copy from host memory can't lose a block.
         """
@@ -164,9 +164,9 @@ class HostTier:
 
     def reset(self) -> None:
         """Empty the tier. No block may be loading."""
-        texts = list(self.pool.hashes.items())
+        cached = list(self.pool.hashes.items())
         self.pool.reset_prefix_cache()
-        for block, block_hash in texts:
+        for block, block_hash in cached:
             self._observer.tell("host_evict", block, block_hash, "reset")
 
     def check_integrity(self) -> None:

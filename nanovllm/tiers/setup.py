@@ -1,4 +1,4 @@
-"""The tiers of an engine: how large they are, and whether they are worth having on this machine."""
+"""Build the tiers of an engine: choose their sizes, and measure whether loads are worthwhile on this machine."""
 
 from collections import abc
 from contextlib import suppress
@@ -21,12 +21,12 @@ from .tiers import Tiers
 
 @dataclass(frozen=True)
 class TierParts:
-    """The tiers of an engine, and under offload_policy "auto" the speeds that decide what they are used for."""
+    """The tiers of an engine and, under offload_policy "auto", the speeds that decide when to use them."""
 
-    tier: Tier  # all of them, for the block manager
+    tier: Tier  # all tiers as one, for the block manager
     host: HostTier
     disk: DiskTier | None
-    cost_model: CostModel | None  # of the host, at the start
+    cost_model: CostModel | None  # the host's, as measured at the start
     disk_cost_model: CostModel | None
     hit_policy: HitPolicy | None
 
@@ -44,10 +44,11 @@ def build_tiers(
     observer: Observer,
     measure: abc.Callable[[], CostModel],
 ) -> TierParts:
-    """Build the host's tier, and the disk's if there is a kv_disk_dir.
+    """Build the host's tier, and the disk's if kv_disk_dir is set.
 
-    Both stay empty if no sequence can outgrow a block: a hit needs a full block and one more token. Under "auto",
-    `measure` the machine, and the disk too unless its folder cannot be written (it was filled elsewhere).
+    If no sequence can outgrow a block, the host's tier has no blocks and there is no disk tier: a hit needs a full
+    block and one more token. Under "auto", call measure() if there may be a tier. Also measure the disk, unless its
+    folder is read-only (because another machine fills it).
     """
     can_hit, cost_model, disk_cost_model = max_model_len > config.block_size, None, None
     num_host_blocks = max_host_blocks(config, kv_cache, ranks) if can_hit else 0
@@ -58,7 +59,7 @@ def build_tiers(
     files, disk, policy = None, None, None
     if can_hit and config.kv_disk_dir is not None:
         files = open_files(config, model_config, kv_cache.blocks, ranks.rank, ranks.world_size)
-    if is_auto and files is not None:  # before the tier starts its threads: measure() may raise
+    if is_auto and files is not None:  # before DiskTier starts threads: measure() may raise
         cost_model = cost_model or measure()
         with suppress(OSError):
             disk_cost_model = measure_disk(cost_model, files.root, block_bytes)
@@ -75,7 +76,7 @@ def build_tiers(
 
 
 def max_host_blocks(config: EngineConfig, kv_cache: KVCache, ranks: RankGroup) -> int:
-    """Return how many blocks the host's tier has if loading is faster than computing.
+    """Return the number of blocks that the host's tier has if loading is faster than computing.
 
     The default is the size of the device's pool, up to 4 GiB, or less if memory is short. Ranks agree on the minimum.
     """
@@ -84,7 +85,7 @@ def max_host_blocks(config: EngineConfig, kv_cache: KVCache, ranks: RankGroup) -
     if config.kv_offloading_tokens is not None:
         num_blocks = config.kv_offloading_tokens // config.block_size
     else:
-        room = default_pool_bytes(MAX_DEFAULT_BYTES) // ranks.world_size  # they share the machine's memory
+        room = default_pool_bytes(MAX_DEFAULT_BYTES) // ranks.world_size  # ranks share the machine's memory
         num_blocks = min(kv_cache.num_blocks, room // kv_cache.blocks[0].nbytes)
     [num_blocks] = ranks.minimum([num_blocks])
     return num_blocks

@@ -1,4 +1,4 @@
-"""Traces: the events of an engine, which can be the package's or a stage's.
+"""Traces: the events of an engine, either the package's or a stage's.
 
     with traced(llm, "run.jsonl"):                     # the package's engine accepts observers at any time
         llm.generate(prompts)
@@ -8,9 +8,9 @@
     with traced(llm, "run.jsonl", tracer):
         llm.generate(prompts)
 
-Start with EVENTS.md, which describes the format. events.py holds it as data, and reads and writes files. tracer.py is
+Start with EVENTS.md, which describes the format. events.py lists the events, and reads and writes files. tracer.py is
 the observer that records events. replay.py rebuilds the engine's state after each step from the events alone. chrome.py
-converts them for chrome://tracing and ui.perfetto.dev.
+converts events for chrome://tracing and ui.perfetto.dev.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from .events import FileSink, Write, read_trace
+from .events import FileSink, Sink, read_trace
 from .replay import State, apply, states
 from .tracer import Tracer
 
@@ -26,8 +26,8 @@ __all__ = ["State", "Tracer", "apply", "read_trace", "states", "traced"]
 
 
 @contextmanager
-def traced(llm: Any, sink: str | Path | Write, tracer: Tracer | None = None) -> Iterator[Tracer]:
-    """Trace `llm`, an LLM or an LLMEngine, within the block. `sink` is a file, or a function that takes an event.
+def traced(llm: Any, sink: str | Path | Sink, tracer: Tracer | None = None) -> Iterator[Tracer]:
+    """Trace `llm`, an LLM or an LLMEngine, within the block. `sink` is a path, or a function that takes an event.
 
     A stage's LLM must have been built with `tracer` as its observer. If the sink fails, the trace stops, the run goes
     on, and the error is raised at the end of the block. Raise ValueError if `llm` is not an engine, is being traced

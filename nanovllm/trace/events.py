@@ -1,4 +1,4 @@
-"""Events as data, files of events, and events without texts. EVENTS.md explains their meaning."""
+"""The kinds and keys of events, files of events, and a filter that hides texts. EVENTS.md explains the events."""
 
 import hashlib
 import json
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
-Write = Callable[[Event], object]  # takes one event at a time
+Sink = Callable[[Event], object]  # takes one event at a time
 
 VERSION = 2
-BEGINNING = b'{"kind":"snapshot"'
-MAX_CHARACTERS = 1 << 26  # per line: a file such as /dev/zero never ends
-COMMON = ("kind", "step", "by")  # in every event, but see WITHOUT_BY
+BEGINNING = b'{"kind":"snapshot"'  # of the file of a trace
+MAX_LINE_CHARACTERS = 1 << 26  # because a file such as /dev/zero never ends
+COMMON_KEYS = ("kind", "step", "by")  # of every event, except that those in WITHOUT_BY have no "by"
 KEYS: dict[str, tuple[str, ...]] = {
     "snapshot": ("version", "stage", "pool", "host", "max_num_seqs", "max_num_batched_tokens", "state"),
     "arrive": ("seq", "request", "tokens", "texts", "max_num_tokens", "carried_by", "seconds"),
@@ -63,7 +63,7 @@ WITHOUT_BY = ("snapshot", "pools", "step")
 
 
 class FileSink:
-    """A file of JSON lines, written one step at a time. It never contains a partial line."""
+    """A file of JSON lines, written one step at a time. A full disk never leaves a partial line in it."""
 
     def __init__(self, path: str | Path) -> None:
         """Open the file. The first event replaces an old trace in it.
@@ -78,7 +78,7 @@ class FileSink:
         self._encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
     def __call__(self, event: Event) -> None:
-        """Add an event. It must not change afterwards."""
+        """Add an event, which must not change afterwards."""
         self._events.append(event)
         if event["kind"] in ("step", "snapshot") or len(self._events) >= 1000:
             self._flush()
@@ -97,7 +97,7 @@ class FileSink:
         events, self._events = self._events, []
         if not events:
             return
-        # Encoding all events at once is 3 times as fast as one by one. Inside a string, quotes follow a backslash, so
+        # Encoding a list is 3 times as fast as encoding event by event. Inside a string, quotes follow a backslash, so
         # the replaced text occurs only between events.
         array = self._encode(events)
         lines = (array[1:-1].replace('},{"kind":', '}\n{"kind":') + "\n").encode("utf-8", "replace")
@@ -124,11 +124,11 @@ def is_trace(path: str | Path) -> bool:
 def read_trace(path: str | Path) -> Iterator[Event]:
     """Yield the events of a file, starting with the snapshot. Skip a partial last line.
 
-    Raise ValueError, with the line number, for a file that is not a trace of this version.
+    Raise ValueError for a file that is not a trace of this version, with the number of the first invalid line.
     """
     num_events = 0
     with open(path, encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_CHARACTERS), ""), start=1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_CHARACTERS), ""), start=1):
             if not line.endswith("\n"):
                 break
             try:
@@ -151,13 +151,13 @@ def read_trace(path: str | Path) -> Iterator[Event]:
 
 # Events without texts, for a page that shows a server's memory without revealing its contents
 
-REFUSED = "the request cannot be served"
+REFUSED = "the request cannot be served"  # instead of the reason, which may quote the request
 
 
-def hide_texts(write: Write) -> Write:
-    """Return a sink that removes the texts from each event before it calls `write`.
+def hide_texts(sink: Sink) -> Sink:
+    """Return a sink that removes the texts from each event before it calls `sink`.
 
-    Token ids reveal the text, so they become null. Hashes could confirm a guess, so they are replaced with keyed ones;
+    Token ids reveal the text, so they become null. Hashes could confirm a guess, so keyed hashes replace them;
     equal hashes stay equal within a trace. Errors may quote a request, so only their types remain.
     """
     key = secrets.token_bytes(16)
@@ -166,7 +166,7 @@ def hide_texts(write: Write) -> Write:
         return hashlib.blake2b(text.encode(), key=key, digest_size=8).hexdigest()
 
     def hide(event: Event) -> object:
-        event = event | {name: HIDDEN[name](event[name]) for name in HIDDEN.keys() & event.keys()}
+        event = event | {name: REPLACEMENTS[name](event[name]) for name in REPLACEMENTS.keys() & event.keys()}
         if "hash" in event:
             event["hash"] = digest(event["hash"])
         if event["kind"] == "refused":
@@ -177,7 +177,7 @@ def hide_texts(write: Write) -> Write:
             state = event["state"]
             sequences = [seq | {name: nulls(seq[name]) for name in ("tokens", "texts")} for seq in state["sequences"]]
             event["state"] = state | {"sequences": sequences} | hide_hashes(state)
-        return write(event)
+        return sink(event)
 
     def hide_hashes(pools: Event) -> Event:
         return {
@@ -196,10 +196,10 @@ def nulls(items: list[Any]) -> list[None]:
     return [None] * len(items)
 
 
-def type_of(error: str | None) -> str | None:
-    """Return the type of an error message.
+def error_type(error: str | None) -> str | None:
+    """Return the type at the start of an error message, or "error" if it has none. Return None for None.
 
-    >>> type_of("ValueError: 'my secret' is not a regular expression")
+    >>> error_type("ValueError: 'my secret' is not a regular expression")
     'ValueError'
     """
     if error is None:
@@ -208,10 +208,10 @@ def type_of(error: str | None) -> str | None:
     return name if name.isidentifier() else "error"
 
 
-HIDDEN: dict[str, Callable[[Any], Any]] = {
+REPLACEMENTS: dict[str, Callable[[Any], Any]] = {  # by key, the function that hides its value
     "tokens": nulls,
     "texts": nulls,
     "token": lambda token: None,
     "text": lambda text: None,
-    "error": type_of,
+    "error": error_type,
 }

@@ -1,4 +1,4 @@
-"""Replay: rebuild the engine's state after each step from events alone. The page's reducer works the same way."""
+"""Replay: rebuild the engine's state after each step from the events only. server/page/reducer.js does the same."""
 
 import copy
 from collections.abc import Iterable, Iterator
@@ -17,13 +17,13 @@ class SequenceState:
     tokens: list[int]
     texts: list[str]
     max_num_tokens: int
-    carried_by: str | None = None  # the sequence that computes its prompt; until then it is in no queue
+    carried_by: str | None = None  # computes this one's prompt; until the fork, this one is in no queue
     num_computed_tokens: int = 0
-    block_table: list[int | None] = field(default_factory=list)  # None only until the event for this index comes
-    slots: tuple[int, int] | None = None  # stage 1: start and end
+    block_table: list[int | None] = field(default_factory=list)  # None until the event for this index comes
+    slots: tuple[int, int] | None = None  # in stage 1, instead of blocks: start and end
 
 
-ARRIVED = ("seq", "request", "tokens", "texts", "max_num_tokens", "carried_by")  # fields of an "arrive" event
+ARRIVE_KEYS = ("seq", "request", "tokens", "texts", "max_num_tokens", "carried_by")  # of an "arrive" event
 
 
 @dataclass
@@ -36,14 +36,14 @@ class State:
     sequences: dict[str, SequenceState] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)  # in order
     running: list[str] = field(default_factory=list)
-    ref_counts: list[int] = field(default_factory=list)  # for each block, the number of tables that hold it
+    ref_counts: list[int] = field(default_factory=list)  # for each block, the tables and loads that hold it
     free: list[int] = field(default_factory=list)  # in the queue's order
     cached: dict[int, str] = field(default_factory=dict)  # the hash of each cached block
-    host_ref_counts: list[int] = field(default_factory=list)  # for each block of the host, the number of loads
+    host_ref_counts: list[int] = field(default_factory=list)  # for each block of the host, the loads that hold it
     host_free: list[int] = field(default_factory=list)
     host_cached: dict[int, str] = field(default_factory=dict)
-    loading: dict[int, int] = field(default_factory=dict)  # from blocks of the host to blocks of the device
-    disk_loading: list[int] = field(default_factory=list)  # blocks of the device that are read from the disk
+    loading: dict[int, int] = field(default_factory=dict)  # by host block, the device block that it is copied to
+    disk_loading: list[int] = field(default_factory=list)  # device blocks that are being read from the disk
 
     @property
     def idle(self) -> list[int]:
@@ -52,7 +52,7 @@ class State:
 
 
 def begin(snapshot: Event) -> State:
-    """Return the state in a snapshot. Its dictionaries have strings as keys, as JSON requires."""
+    """Return the state in a snapshot, whose dictionaries have strings as keys, as JSON requires."""
     initial = snapshot["state"]
     sequences = {each["seq"]: SequenceState(**copy.deepcopy(each)) for each in initial["sequences"]}
     state = State(snapshot["pool"], snapshot["host"], snapshot["step"], sequences)
@@ -65,7 +65,7 @@ def begin(snapshot: Event) -> State:
 
 
 def apply(state: State, event: Event) -> State:
-    """Change `state` by one event, and return it. Ignore events that change nothing, such as "refused"."""
+    """Apply one event to `state`, and return it. Ignore events that change nothing, such as "refused"."""
     match event["kind"]:
         case "step":
             state.step = event["step"]
@@ -114,7 +114,7 @@ def apply(state: State, event: Event) -> State:
 
         # A sequence
         case "arrive":
-            fields = {key: copy.copy(event[key]) for key in ARRIVED}
+            fields = {key: copy.copy(event[key]) for key in ARRIVE_KEYS}
             state.sequences[event["seq"]] = SequenceState(**fields)
             if event["carried_by"] is None:
                 state.waiting.append(event["seq"])
@@ -129,7 +129,7 @@ def apply(state: State, event: Event) -> State:
 
 
 def change_sequence(state: State, seq: SequenceState, event: Event) -> None:
-    """Change a sequence by an event, and the queue that it is in or the blocks that it holds."""
+    """Apply an event to `seq`, its sequence, and to the queues or blocks that it changes."""
     match event["kind"]:
         case "admit":
             state.waiting.remove(seq.seq)
@@ -161,14 +161,14 @@ def change_sequence(state: State, seq: SequenceState, event: Event) -> None:
         case "given_back":
             block, table = event["block"], seq.block_table
             state.ref_counts[block] -= 1
-            if block in table:  # unless its copy has replaced it
+            if block in table:  # a copy may have replaced the block in the table
                 table[table.index(block)] = None
             while table and table[-1] is None:
                 table.pop()
 
 
 def states(events: Iterable[Event]) -> Iterator[State]:
-    """Yield the state after each step. It is always the same object."""
+    """Yield the state after each step. It is always the same object, which changes in place."""
     events = iter(events)
     state = begin(next(events))
     for event in events:

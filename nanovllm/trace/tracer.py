@@ -1,7 +1,7 @@
 """Tracer: an observer that records events. Watch: a tracer that a server turns on and off.
 
-An engine calls tell() right after something has happened, so the tracer only reads the new state: the block table of a
-sequence, the reference counts. For each sequence, it remembers only how much it has recorded so far.
+An engine calls tell() right after each change, so the tracer only reads the new state, such as block tables and
+reference counts. For each sequence, the tracer remembers only how much of it has been recorded.
 """
 
 import re
@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .events import VERSION, Event, Write, hide_texts
+from .events import VERSION, Event, Sink, hide_texts
 
 if TYPE_CHECKING:
     from ..engine.block_pool import BlockPool
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Recorded:
-    """The part of a sequence that is in the trace."""
+    """The part of a sequence that the trace already has."""
 
     name: str
     num_tokens: int
     num_computed_tokens: int = 0
-    num_once_computed: int = 0  # before a preemption: these tokens are computed again
+    num_once_computed: int = 0  # before preemptions; computing these tokens again is a recompute
     is_beam: bool = False
 
 
@@ -42,20 +42,20 @@ class Tracer:
     def __init__(self) -> None:
         self.error: Exception | None = None  # raised by the sink, which ends the trace
         self.step = 0
-        self.recorded: dict[Sequence, Recorded] = {}  # sequences that have arrived and not ended
-        self._write: Write | None = None
-        self._start = 0.0
+        self.recorded: dict[Sequence, Recorded] = {}  # sequences that have arrived and have not ended
+        self._sink: Sink | None = None
+        self._start = 0.0  # when the trace began
         self._began: float | None = None  # when the current step began
         self._num_beams = 0
-        self._held_up: HeldUp | None = None  # this and the next four belong to the current step
+        self._held_up: HeldUp | None = None  # this and the next four attributes are of the current step
         self._has_preempted = False
-        self._copying: dict[int, str] = {}  # the holder of each block that is about to be written by a copy
+        self._copying: dict[int, str] = {}  # by block that a copy is about to fill, its holder's name
         self._forked: tuple[Sequence, Sequence] | None = None  # the last parent and child
-        self._arrived: list[int] = []  # blocks that have been loaded
-        self._has_lost = False  # since the last step was scheduled
+        self._freed_next: list[int] = []  # loaded or lost blocks that the engine is about to free
+        self._has_lost_blocks = False  # blocks were lost since the last step was scheduled
 
-    def attach(self, llm: Any, write: Write, show_text: bool = True) -> None:
-        """Write a snapshot of `llm`, an LLM or an LLMEngine, and then its events.
+    def attach(self, llm: Any, sink: Sink, show_text: bool = True) -> None:
+        """Send a snapshot of `llm`, an LLM or an LLMEngine, to `sink`, and then its events.
 
         The tracer joins the observers of the package's engine; a stage's LLM must have been built with it. Without
         `show_text`, no token is decoded, and hide_texts() removes everything else that reveals text. Raise ValueError
@@ -65,7 +65,7 @@ class Tracer:
         if not hasattr(engine, "kv_cache_manager"):
             raise ValueError(f"llm must be an LLM or an LLMEngine, got {type(llm).__name__}")
         observers = getattr(engine, "observers", ())
-        if self._write or any(isinstance(each, Tracer) for each in observers):
+        if self._sink or any(isinstance(each, Tracer) for each in observers):
             raise ValueError("the engine is being traced already")
         self.engine, self.manager = engine, engine.kv_cache_manager
         self.scheduler = getattr(engine, "scheduler", None)  # not in stages 1 to 3
@@ -76,55 +76,55 @@ class Tracer:
         self._start, self._began, self._num_beams = time.perf_counter(), None, 0
         self._forget_step()
         snapshot = self._snapshot()
-        self._write = write if show_text else hide_texts(write)
+        self._sink = sink if show_text else hide_texts(sink)
         self._put({"kind": "snapshot", "step": 0, **snapshot})
         if observers:
             observers.append(self)
 
     def detach(self) -> None:
-        """Stop recording. An open step is closed with an error."""
+        """Stop recording. If a step is open, close it with an error."""
         if self._began is not None:
             self._close_step("the trace was closed in this step")
-        self._write = None
+        self._sink = None
         if self in getattr(self.engine, "observers", ()):
             self.engine.observers.remove(self)
 
     def tell(self, kind: str, *details: Any) -> None:
         """Record an event of a stage. In the package, Observers calls the methods directly."""
-        if self._write and (method := getattr(self, f"on_{kind}", None)):
+        if self._sink and (method := getattr(self, f"on_{kind}", None)):
             method(*details)
 
     def name(self, seq: "Sequence") -> str:
         """Return the name of a sequence that has arrived and not ended."""
         return self.recorded[seq].name
 
-    # A request, in the order of its life
+    # A request, from arrival to end
 
     def on_add(self, seq: "Sequence") -> None:
         self._arrive(seq)
-        for sample in carried(seq):
+        for sample in carried_samples(seq):
             self._arrive(sample, carried_by=seq)
 
     def on_refuse(self, request_id: str, error: str) -> None:
         self._emit("refused", {"request": request_id, "why": error})
 
     def on_wait(self, seq: "Sequence", why: str, needed: int | None, free: int | None) -> None:
-        """Keep the reason until the step is scheduled, since a later one may replace it."""
+        """Keep the reason until the step is scheduled, since a later reason may replace it."""
         self._held_up = HeldUp(seq, why, needed, free, caller_name())
 
     def on_admit(self, seq: "Sequence", hits: "list[int | None] | tuple[()]" = ()) -> None:
-        record, by = self._know(seq), caller_name()
+        record, by = self._record_of(seq), caller_name()
         if self.pool is None:
             slots = getattr(seq, "slots")  # noqa: B009  # stage 1 has them instead of a block table
             self._emit("reserved", {"seq": record.name, "start": slots.start, "end": slots.stop}, by)
         else:
-            hit_places = {place for place, block in enumerate(hits) if block is not None}
-            for place, block in enumerate(seq.block_table):
-                if place in hit_places:
+            hit_indexes = {index for index, block in enumerate(hits) if block is not None}
+            for index, block in enumerate(seq.block_table):
+                if index in hit_indexes:
                     was = "held" if self.pool.ref_counts[block] > 1 else "idle"
-                    self._emit("hit", {"block": block, "seq": record.name, "index": place, "was": was}, by)
+                    self._emit("hit", {"block": block, "seq": record.name, "index": index, "was": was}, by)
                 else:
-                    self._emit("taken", {"block": block, "seq": record.name, "index": place, "why": "admit"}, by)
+                    self._emit("taken", {"block": block, "seq": record.name, "index": index, "why": "admit"}, by)
         record.num_computed_tokens = seq.num_computed_tokens
         self._emit("admit", {"seq": record.name, "num_computed_tokens": seq.num_computed_tokens}, by)
 
@@ -133,19 +133,19 @@ class Tracer:
             self._num_beams += 1
             self._arrive(child, parent, f"{child.request_id}.beam{self._num_beams}")
         record, by = self.recorded[child], caller_name()
-        self._compute(parent, self.recorded[parent], by)  # beam search reports this nowhere else
+        self._compute(parent, self.recorded[parent], by)  # beam search doesn't report what its steps compute
         behind = self._forked[1] if self._forked and self._forked[0] is parent else parent
         names = {"seq": record.name, "from": self.name(parent)}
         self._emit("forked", {**names, "behind": self.name(behind)}, by)
-        for place, block in enumerate(child.block_table):
-            self._emit("shared", {"block": block, "index": place, **names, "why": "fork"}, by)
+        for index, block in enumerate(child.block_table):
+            self._emit("shared", {"block": block, "index": index, **names, "why": "fork"}, by)
         record.num_computed_tokens = child.num_computed_tokens
         self._forked = parent, child
 
     def on_grow(self, seq: "Sequence", copy: "BlockCopy | None" = None) -> None:
         name, by = self.name(seq), caller_name()
-        block, place = seq.block_table[-1], len(seq.block_table) - 1
-        self._emit("taken", {"block": block, "seq": name, "index": place, "why": "copy" if copy else "grow"}, by)
+        block, index = seq.block_table[-1], len(seq.block_table) - 1
+        self._emit("taken", {"block": block, "seq": name, "index": index, "why": "copy" if copy else "grow"}, by)
         if copy:
             self._emit("given_back", {"block": copy.source, "seq": name, "why": "copy"}, by)
             self._copying[copy.target] = name
@@ -155,13 +155,14 @@ class Tracer:
         record.num_once_computed = max(record.num_once_computed, record.num_computed_tokens)
         record.num_computed_tokens, self._has_preempted = 0, True
         room_for = self.name(makes_room_for) if makes_room_for else None
-        why = "blocks" if room_for else "reset" if self._began is None else "step failed"  # reset: between two steps
-        if self._has_lost and why == "step failed":
+        # Without a request that needs room, a preemption between two steps is due to a reset of the prefix cache.
+        why = "blocks" if room_for else "reset" if self._began is None else "step failed"
+        if self._has_lost_blocks and why == "step failed":
             why = "lost"
         self._emit("preempt", {"seq": record.name, "for": room_for, "why": why})
 
     def on_free(self, seq: "Sequence", blocks: Any) -> None:
-        """Record what `seq` gave back: a list of blocks, or a range of slots in stage 1."""
+        """Record that `seq` gave back blocks: a list, or a range of slots in stage 1."""
         record, by = self.recorded[seq], caller_name()
         if self.pool is None:
             self._emit("released", {"seq": record.name, "start": blocks.start, "end": blocks.stop}, by)
@@ -172,7 +173,7 @@ class Tracer:
             self._end(seq, "beam")
 
     def _give_back(self, name: str, blocks: list[int], why: str, by: str) -> None:
-        ref_counts = getattr(self.pool, "ref_counts", None)  # up to stage 4 a block has one holder at most
+        ref_counts = getattr(self.pool, "ref_counts", None)  # up to stage 4, a block has at most one holder
         for block in reversed(blocks):  # in the order of BlockPool.free_blocks()
             self._emit("given_back", {"block": block, "seq": name, "why": why}, by)
             if ref_counts is None or not ref_counts[block]:
@@ -201,14 +202,14 @@ class Tracer:
     # A step
 
     def on_begin(self) -> None:
-        if self._began is not None:  # a stage reports no end of a step that raised
+        if self._began is not None:  # a stage doesn't report the end of a step that raised an error
             self._close_step("the step broke off")
         self.step += 1
         self._began = self.seconds
 
     def on_schedule(self, output: "SchedulerOutput") -> None:
         """Record why the first waiting sequence was not admitted."""
-        self._has_lost = False
+        self._has_lost_blocks = False
         held_up = self._held_up
         if self.scheduler is not None and self.scheduler.waiting:
             seq = next(iter(self.scheduler.waiting))
@@ -278,7 +279,7 @@ class Tracer:
         self._emit("host_evicted", {"block": host_block, "hash": hash_text(block_hash), "why": why})
 
     def on_load(self, seq: "Sequence", copies: "list[BlockCopy]") -> None:
-        name, by = self._know(seq).name, caller_name()
+        name, by = self._record_of(seq).name, caller_name()
         for copy in copies:
             if self._is_on_host(copy):
                 self._emit("loaded", {"from": copy.source, "to": copy.target, "seq": name}, by)
@@ -287,7 +288,7 @@ class Tracer:
                 self._emit("disk_loaded", {"hash": hash_text(block_hash), "to": copy.target, "seq": name}, by)
 
     def on_arrive(self, copies: "list[BlockCopy]") -> None:
-        """Record arrivals in the order of the host's pool. The device blocks of all loads are freed next, together."""
+        """Record arrivals in the order in which host blocks are freed. Device blocks are freed after all arrivals."""
         assert self.pool is not None, "stage 1 has no blocks"
         by = caller_name()
         for copy in reversed(copies):
@@ -295,9 +296,8 @@ class Tracer:
                 self._emit("arrived", {"from": copy.source, "to": copy.target}, by)
             else:
                 self._emit("disk_arrived", {"to": copy.target}, by)
-        self._arrived += [
-            copy.target for copy in copies if self.pool.ref_counts[copy.target] == 1
-        ]  # only the load holds them
+        # With one holder, which is the load, a block is freed next.
+        self._freed_next += [copy.target for copy in copies if self.pool.ref_counts[copy.target] == 1]
 
     def on_disk_store(self, block_hash: bytes) -> None:
         self._emit("disk_stored", {"hash": hash_text(block_hash)})
@@ -312,13 +312,13 @@ class Tracer:
         self._emit("disk_bad", {"hash": hash_text(block_hash), "error": error_text(error)})
 
     def on_lose(self, blocks: list[int]) -> None:
-        """Record lost blocks, which are freed next, unless a sequence holds them."""
+        """Record lost blocks. The lost blocks that no sequence holds are freed next."""
         assert self.pool is not None, "stage 1 has no blocks"
         by = caller_name()
         for block in blocks:
             self._emit("lost", {"to": block}, by)
-        self._arrived += [block for block in blocks if self.pool.ref_counts[block] == 1]
-        self._has_lost = True
+        self._freed_next += [block for block in blocks if self.pool.ref_counts[block] == 1]
+        self._has_lost_blocks = True
 
     def _is_on_host(self, copy: "BlockCopy") -> bool:
         """Return whether a load is from the host. The disk's blocks are numbered after the host's."""
@@ -335,28 +335,29 @@ class Tracer:
         self._put({"kind": kind, "step": self.step, **fields, "by": by or caller_name()})
 
     def _put(self, event: Event) -> None:
-        if self._arrived and event["kind"] not in ("arrived", "disk_arrived"):  # freed in the meantime
-            arrived, self._arrived = self._arrived, []
-            for block in reversed(arrived):
+        if self._freed_next and event["kind"] not in ("arrived", "disk_arrived"):  # so the engine has freed them
+            freed, self._freed_next = self._freed_next, []
+            for block in reversed(freed):
                 self._emit_free(block, "BlockManager.collect_loads")
-        if self._write is None or self.error:
+        if self._sink is None or self.error:
             return
         try:
-            self._write(event)
+            self._sink(event)
         except Exception as error:
             self.error = error
 
-    def _arrive(self, seq: "Sequence", carried_by: "Sequence | None" = None, beam: str | None = None) -> Recorded:
-        self.recorded[seq] = record = Recorded(beam or name_of(seq), seq.num_tokens, is_beam=beam is not None)
+    def _arrive(self, seq: "Sequence", carried_by: "Sequence | None" = None, beam_name: str | None = None) -> Recorded:
+        is_beam = beam_name is not None
+        self.recorded[seq] = record = Recorded(beam_name or name_of(seq), seq.num_tokens, is_beam=is_beam)
         carrier = self.name(carried_by) if carried_by else None
-        self._emit("arrive", {**self._described(seq), "carried_by": carrier, "seconds": self.seconds})
+        self._emit("arrive", {**self._description(seq), "carried_by": carrier, "seconds": self.seconds})
         return record
 
-    def _know(self, seq: "Sequence") -> Recorded:
+    def _record_of(self, seq: "Sequence") -> Recorded:
         """Return the record of `seq`. A sequence that was never added is the root of a beam search."""
-        return self.recorded.get(seq) or self._arrive(seq, beam=seq.request_id)
+        return self.recorded.get(seq) or self._arrive(seq, beam_name=seq.request_id)
 
-    def _described(self, seq: "Sequence") -> Event:
+    def _description(self, seq: "Sequence") -> Event:
         tokens = list(seq.token_ids)
         texts = [self.text(token) for token in tokens]
         names = {"seq": self.name(seq), "request": seq.request_id}
@@ -367,19 +368,19 @@ class Tracer:
         self._emit("end", {"seq": record.name, "why": why, "error": seq.error, "seconds": self.seconds})
 
     def _emit_free(self, block: int, by: str) -> None:
-        """Record where in the free queue a block without holders goes."""
+        """Record that a block without holders joins the free queue, and at which end."""
         is_cached = block in getattr(self.pool, "hashes", ())
         self._emit("idle" if is_cached else "free", {"block": block, "place": "back" if is_cached else "front"}, by)
 
     def _emit_pools(self) -> None:
-        """Record both queues and both indexes, which a failed step may have changed in part."""
+        """Record both queues and both indexes, which a failed step may have partly changed."""
         pools = self._pools()
         queues = {name: pools[name] for name in ("free", "cached", "host_free", "host_cached")}
         self._put({"kind": "pools", "step": self.step, **queues})
 
     def _forget_step(self) -> None:
         self._held_up, self._has_preempted, self._copying = None, False, {}
-        self._forked, self._arrived = None, []
+        self._forked, self._freed_next = None, []
 
     def _close_step(self, error: str | None) -> None:
         if error is not None:
@@ -388,10 +389,10 @@ class Tracer:
         self._put({"kind": "step", "step": self.step, "began": began, "seconds": self.seconds, "error": error})
         self._forget_step()
 
-    # The first line
+    # The snapshot
 
     def _snapshot(self) -> Event:
-        """Return the engine's options and initial state, and start to track all sequences."""
+        """Return the engine's options and its state, and start to track all its sequences."""
         manager, config = self.manager, self.engine.config
         unit = {"unit": "slots", "num_blocks": getattr(manager, "num_slots", 0), "block_size": 1}
         if self.pool is not None:
@@ -414,10 +415,10 @@ class Tracer:
         running, waiting = list(self.scheduler.running), list(self.scheduler.waiting)
         sequences = []
         for first in [*running, *waiting]:
-            for seq, carrier in [(first, None), *((sample, first) for sample in carried(first))]:
+            for seq, carrier in [(first, None), *((sample, first) for sample in carried_samples(first))]:
                 self.recorded[seq] = Recorded(name_of(seq), seq.num_tokens, seq.num_computed_tokens)
-                place = {"num_computed_tokens": seq.num_computed_tokens, "block_table": list(seq.block_table)}
-                sequences.append({**self._described(seq), "carried_by": carrier and self.name(carrier), **place})
+                progress = {"num_computed_tokens": seq.num_computed_tokens, "block_table": list(seq.block_table)}
+                sequences.append({**self._description(seq), "carried_by": carrier and self.name(carrier), **progress})
         names = {"waiting": [self.name(seq) for seq in waiting], "running": [self.name(seq) for seq in running]}
         return {"sequences": sequences, **names}
 
@@ -430,11 +431,11 @@ class Tracer:
             held = Counter(block for seq in running for block in seq.block_table)
             counted = [held[block] for block in range(self.pool.num_blocks)]
             state["ref_counts"] = list(getattr(self.pool, "ref_counts", counted))
-            state["cached"] = as_keys(getattr(self.pool, "hashes", {}))
+            state["cached"] = json_index(getattr(self.pool, "hashes", {}))
         if self.tier:
             host = self.tier.pool
             state |= {"host_ref_counts": list(host.ref_counts), "host_free": list(host.free)}
-            state["host_cached"] = as_keys(host.hashes)
+            state["host_cached"] = json_index(host.hashes)
             state["loading"] = {str(copy.source): copy.target for load in self.tier.loads for copy in load.copies}
         if disk := getattr(self.engine, "disk_tier", None):
             state["disk_loading"] = disk.arriving()
@@ -442,7 +443,7 @@ class Tracer:
 
 
 class Watch:
-    """The events of a server's engine while a page shows them. Call it in the engine's thread, between steps."""
+    """A tracer of a server's engine, turned on while a page shows it. Call it in the engine's thread, between steps."""
 
     def __init__(self, engine: "LLMEngine") -> None:
         self._engine, self._tracer = engine, Tracer()
@@ -450,13 +451,13 @@ class Watch:
         self._events: list[Event] = []
 
     def on(self, show_text: bool) -> None:
-        """Start or restart with a snapshot."""
+        """Start the trace, or start it again, with a snapshot as the first event."""
         self.off()
         self._tracer.attach(self._engine, lambda event: self._events.append(event), show_text)
         self._is_on = True
 
     def off(self) -> None:
-        """Stop. Events that were not taken are lost."""
+        """Stop the trace. Events that have not been taken are lost."""
         if self._is_on:
             self._tracer.detach()
         self._is_on, self._events = False, []
@@ -466,7 +467,7 @@ class Watch:
         return bool(self._events)
 
     def take(self) -> list[Event] | None:
-        """Return the events since the last call, or None. Raise the error that ended the trace."""
+        """Return the events since the last call, or None if there are none. Raise the error that ended the trace."""
         if self._tracer.error:
             raise self._tracer.error
         events, self._events = self._events, []
@@ -491,7 +492,7 @@ def caller_name() -> str:
     while frame and frame.f_code.co_name == "tell":  # an observer may forward events
         frame = frame.f_back
     name = frame.f_code.co_qualname if frame else ""
-    return name.partition(".<locals>")[0]  # name the function around a lambda
+    return name.partition(".<locals>")[0]  # for a lambda, name the function around it
 
 
 def decoder(tokenizer: Any, show_text: bool) -> Callable[[int], str | None]:
@@ -499,12 +500,13 @@ def decoder(tokenizer: Any, show_text: bool) -> Callable[[int], str | None]:
     if tokenizer is None or not show_text:
         text = "" if show_text else None
         return lambda token_id: text
-    anchor = getattr(tokenizer, "anchor", None) or tokenizer.encode("\n")  # after another token, a word keeps its space
+    # Decoded after another token, a word keeps its leading space.
+    anchor = getattr(tokenizer, "anchor", None) or tokenizer.encode("\n")
     skip = len(tokenizer.decode(anchor))
     return lru_cache(maxsize=None)(lambda token_id: tokenizer.decode([*anchor, token_id])[skip:])
 
 
-def carried(seq: "Sequence") -> "list[Sequence]":
+def carried_samples(seq: "Sequence") -> "list[Sequence]":
     """Return the samples that wait for `seq` to compute their prompt. Stages before 5 have none."""
     return getattr(seq, "to_fork", [])
 
@@ -516,7 +518,7 @@ def name_of(seq: "Sequence") -> str:
 
 
 def stage_of(manager: object) -> str:
-    """Return the name of the stage's folder or of the package that the engine comes from."""
+    """Return the name of the stage or package that the engine belongs to."""
     parts = type(manager).__module__.split(".")
     return next((part for part in parts if re.fullmatch(r"s\d+_\w+", part)), parts[0])
 
@@ -526,17 +528,17 @@ def free_blocks(pool: "BlockPool") -> list[int]:
     return pool.free[::-1] if isinstance(pool.free, list) else list(pool.free)
 
 
-def as_keys(hashes: dict[int, bytes]) -> dict[str, str]:
-    r"""Return the index with strings as keys, for JSON.
+def json_index(hashes: dict[int, bytes]) -> dict[str, str]:
+    r"""Return an index of hashes with strings as keys, as JSON requires.
 
-    >>> as_keys({3: b"\xab"})
+    >>> json_index({3: b"\xab"})
     {'3': 'ab'}
     """
     return {str(block): hash_text(block_hash) for block, block_hash in hashes.items()}
 
 
 def hash_text(block_hash: Any) -> str:
-    """Return a hash as text: its digits if it is bytes. An exercise may use any hashable value."""
+    """Return a hash as text: hex digits if it is bytes. An exercise may use any hashable value."""
     return block_hash.hex() if isinstance(block_hash, bytes) else repr(block_hash)
 
 

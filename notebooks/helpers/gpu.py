@@ -119,13 +119,13 @@ def spans_of_splits(context_len: int, num_splits: int, tile: int) -> list[tuple[
     spans = []
     for split in range(num_splits):
         exec(code, names := names | {"context_len": context_len, "split": split})
-        spans.append((names["first"], names["last"]))
+        spans.append((names["first"], names["end"]))
     return [span for span in spans if span[0] < span[1]]
 
 
 def assigns_span(node: ast.stmt) -> bool:
     names = {target.id for target in getattr(node, "targets", []) if isinstance(target, ast.Name)}
-    return bool(names & {"split_len", "first", "last"})
+    return bool(names & {"split_len", "first", "end"})
 
 
 def attend_splits(call: DecodeCall, row: int) -> list[tuple[tuple[int, int], Part]]:

@@ -76,7 +76,7 @@ class DecodeStep:
         self._backends: dict[str, Any] = {KERNELS if has_kernels else PLAIN: self.runner.backend}
         if has_kernels and quantization is None:
             cache, device = self.engine.kv_cache, torch.device("cpu")
-            attention = PagedAttention(cache, self.engine.config.slots_in_a_tile())
+            attention = PagedAttention(cache, self.engine.config.tile_slots())
             model = load_model(folder, self.llm.model_config, self.engine.dtype, device)
             self._backends[PLAIN] = TorchBackend(model, attention, cache.block_size, device)
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from nanovllm.trace import State, Tracer, apply, traced
-from nanovllm.trace.events import Event, Write
+from nanovllm.trace.events import Event, Sink
 from nanovllm.trace.replay import begin
 from stages.bench.engines import ONE_SEQUENCE_A_REQUEST, WITHOUT_SCHEDULER, stage
 
@@ -82,7 +82,7 @@ def record(name: str) -> list[Event]:
     return tidy(events)
 
 
-def serve(name: str, engine: ModuleType, write: Write, tracer: Tracer) -> None:
+def serve(name: str, engine: ModuleType, write: Sink, tracer: Tracer) -> None:
     """Serve the workload with `engine`, the package of stage `name` or an exercise on it, and trace it."""
     llm = build_llm(name, engine, tracer)
     with traced(llm, write, tracer):

@@ -2,9 +2,9 @@
 
 import sys
 
-from nanovllm.__main__ import shorten_spinning
+from nanovllm.__main__ import limit_openmp_spinning
 from nanovllm.cli.commands import run
-from nanovllm.cli.terminal import end_at_once, handled_by
+from nanovllm.cli.terminal import exit_immediately, signal_handled_by
 from stages.bench.commands import bench
 
 
@@ -12,7 +12,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure what the arguments name. Return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if {*arguments[:1]} & {*bench.commands}:
-        with handled_by(end_at_once):
+        with signal_handled_by(exit_immediately):
             return run(arguments, bench)
     from stages.bench import tables
 
@@ -21,5 +21,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     if {*sys.argv[1:2]} & {*bench.commands}:
-        shorten_spinning()
+        limit_openmp_spinning()
     sys.exit(main())

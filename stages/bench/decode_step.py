@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nanovllm.bench.floor import Reading
+from nanovllm.bench.floor import Bandwidth
 from nanovllm.bench.harness import figures, ratios, seconds_of, take_turns, with_spreads
 from stages.bench.engines import new_sequence, part, stage
 from stages.bench.models import model_135m, num_parameters, storyteller_of
@@ -185,7 +185,7 @@ CASES = [
 
 def measure(args: Namespace) -> dict[str, Any]:
     """Measure all cases. About two minutes."""
-    folders, reading = {"storyteller": storyteller_of(LONGEST), "135M": model_135m()}, Reading()
+    folders, reading = {"storyteller": storyteller_of(LONGEST), "135M": model_135m()}, Bandwidth()
     cases: dict[str, Any] = {}
     for case in tqdm(CASES, "decode steps"):
         cases[case.key] = measure_case(case, folders[case.model], STAGES, reading)
@@ -193,7 +193,7 @@ def measure(args: Namespace) -> dict[str, Any]:
 
 
 def measure_case(
-    case: Case, folder: Path, names: Sequence[str], reading: Reading, device: str = "cpu", seconds: float = SECONDS
+    case: Case, folder: Path, names: Sequence[str], reading: Bandwidth, device: str = "cpu", seconds: float = SECONDS
 ) -> dict[str, Any]:
     """Return each stage's milliseconds per step, its share of the memory's bandwidth, and the ratio of each pair.
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanovllm.bench.floor import Reading
+from nanovllm.bench.floor import Bandwidth
 from nanovllm.bench.harness import Scores, figures, ratios, repeated, seconds_of, take_turns, timed, with_spreads
 from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
 from stages.bench.models import STORYTELLER, storyteller_of
@@ -152,7 +152,8 @@ def chain(rounds: int = 9, num_bytes: int = 2**28, count: int = 2**16) -> Scores
 
 def roofline(rounds: int = 7, size: int = 1024) -> Scores:
     """Return the speeds of a large multiplication and of memory, and the milliseconds of steps."""
-    a, b, reading, calls = torch.ones(size, size), torch.ones(size, size), Reading(), dict[str, Callable[[], object]]()
+    a, b = torch.ones(size, size), torch.ones(size, size)
+    reading, calls = Bandwidth(), dict[str, Callable[[], object]]()
     for tokens in (32, 128, 512):
         calls[f"prefill_{tokens}_ms"] = step_of(1, tokens).computing(tokens)
     for batch, context in ((1, 128), (8, 128), (32, 128), (32, 960)):
@@ -167,7 +168,7 @@ def roofline(rounds: int = 7, size: int = 1024) -> Scores:
 
 def attention(rounds: int = 9, contexts: tuple[int, ...] = (960, 4096)) -> Scores:
     """Return how fast attention alone reads keys and values of 8 sequences, from slices (s1) and from blocks (s3)."""
-    folder, reading = storyteller_of(max(contexts) + 64), Reading()
+    folder, reading = storyteller_of(max(contexts) + 64), Bandwidth()
     calls, sizes = TimedCalls({"read": timed(reading)}), {"read": reading.num_bytes}
     for context in contexts:
         for name in ("s1", "s3"):

@@ -24,7 +24,7 @@ import torch
 from nanovllm.bench.engine import Run, load_llm, serve
 from nanovllm.bench.floor import Floor, device_bandwidth
 from nanovllm.bench.harness import Spread, ratio, take_turns
-from nanovllm.bench.report import OWN, Report, has_random_weights, last_line, machine, report_of, settings
+from nanovllm.bench.report import OURS, Report, has_random_weights, last_line, machine, report_of, settings
 from nanovllm.bench.workload import Task, check_lengths, mixed_tasks, random_tasks
 from nanovllm.checkpoints.gguf import Stored, read_header
 from nanovllm.checkpoints.model_config import read_model_config
@@ -94,7 +94,7 @@ class PeerSpec(NamedTuple):
 
     def floor(self, llm: LLM) -> Floor:
         """Return its floor: its weights may have fewer bits than those of `llm`."""
-        floor, tensors = Floor.of(llm, self.label if self.name == OWN else None), self.tensors()
+        floor, tensors = Floor.of(llm, self.label if self.name == OURS else None), self.tensors()
         unread = "token_embd.weight" if "output.weight" in tensors else ""
         num_bytes = sum(each.num_bytes for name, each in tensors.items() if name != unread)
         return floor._replace(step_bytes=num_bytes) if tensors else floor
@@ -108,7 +108,7 @@ def peer_specs(texts: Sequence[str], with_transformers: bool, formats: Sequence[
 
     Transformers is left out if --peer names it.
     """
-    specs = [PeerSpec(OWN, sys.executable, label=each) for each in formats] + [PeerSpec.of(text) for text in texts]
+    specs = [PeerSpec(OURS, sys.executable, label=each) for each in formats] + [PeerSpec.of(text) for text in texts]
     names = [spec.title for spec in specs]
     if len({*names}) < len(names):
         raise ValueError(f"--peer names an engine twice: {', '.join(names)}")
@@ -136,11 +136,11 @@ class PeerProcess:
         """Start the process, and wait until its engine is loaded."""
         self.name = spec.title
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # close() closes it
-        settings = settings._replace(file=spec.file, quantization=spec.label if spec.name == OWN else None)
+        settings = settings._replace(file=spec.file, quantization=spec.label if spec.name == OURS else None)
         command = [spec.python, str(WORKER), LOADERS.get(spec.name, OWN_LOADER), json.dumps(settings._asdict())]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._stderr}
         environment = os.environ | {"OMP_NUM_THREADS": str(settings.threads)}
-        if spec.name == OWN:
+        if spec.name == OURS:
             environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")])
         try:
             self._process = subprocess.Popen(command, **pipes, text=True, env=environment)
@@ -282,12 +282,12 @@ def compare(
     `other` is the same engine with another KV cache, which takes part at long contexts.
     """
     versions, says = dict[str, str](), list[str]()
-    own = {OWN: llm} | ({} if other is None else {UNQUANTIZED: other})
+    own = {OURS: llm} | ({} if other is None else {UNQUANTIZED: other})
     measured: dict[str, dict[str, Any]] = {name: {} for name in (*own, *(spec.title for spec in specs))}
     shared = [job for job in jobs if not job.is_own]
     for group in ([job for job in shared if job.kind != "prompt"], [job for job in shared if job.kind == "prompt"]):
         with ExitStack() as stack:
-            engines = {OWN: Entrant(partial(serve, llm, detokenize=False), Floor.of(llm))}
+            engines = {OURS: Entrant(partial(serve, llm, detokenize=False), Floor.of(llm))}
             for spec in specs if group else ():
                 wanted = peer_settings(llm, *(job.tasks for job in group))
                 process = stack.enter_context(closing(PeerProcess(spec, wanted)))
@@ -348,8 +348,8 @@ def numbers(floor: Floor, job: Job, name: str, results: Sequence[Mapping[str, An
         }
     if job.kind == "decode":
         shown[f"{job.name}: step ms"] = 1000 * statistics.median(run.step_seconds for run in runs)
-    if name != OWN:
-        shown[f"{job.name}: {OWN}'s speedup"] = ratio(results, OWN, name, job.speed)._asdict()
+    if name != OURS:
+        shown[f"{job.name}: {OURS}'s speedup"] = ratio(results, OURS, name, job.speed)._asdict()
     return shown
 
 
@@ -362,8 +362,8 @@ def conclusions(llm: LLM, floor: Floor, job: Job, results: Sequence[Mapping[str,
     runs = {name: [each[name] for each in results] for name in results[0] if name != "read"}
     total = sum(run.seconds for own in runs.values() for run in own)
     for name, own in runs.items():
-        if name != OWN and not job.is_own and not has_random_weights(llm):  # each engine makes its own random weights
-            yield f"{name}: {agreement(llm, job.tasks, runs[OWN][-1], own[-1])}"
+        if name != OURS and not job.is_own and not has_random_weights(llm):  # each engine makes its own random weights
+            yield f"{name}: {agreement(llm, job.tasks, runs[OURS][-1], own[-1])}"
         used, others = sum(run.idle_cpu_seconds for run in own), total - sum(run.seconds for run in own)
         if others and used > MAX_IDLE_SHARE * others:
             yield f"{name} used {used / others:.0%} of a core while other engines computed"

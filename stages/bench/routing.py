@@ -157,7 +157,7 @@ class SimulatedEngine:
         def choose(kv_cache: KVCache) -> tuple[SimulatedExecutor, Kernels]:
             return self.executor, Kernels("the engine is simulated")
 
-        self.engine = LLMEngine(config, choose=choose)
+        self.engine = LLMEngine(config, choose_executor=choose)
         self.is_running = False
 
     def step(self) -> tuple[float, list[RequestOutput]]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from nanovllm.backends.torch.backend import ends_of
+from nanovllm.backends.torch.backend import end_positions
 from nanovllm.bench.engine import Run, load_llm, serve
 from nanovllm.bench.harness import ratio, take_turns
 from nanovllm.bench.report import Report, machine, report_of, settings
@@ -109,7 +109,7 @@ class Editor:
         self.num_steps = self.num_tokens = 0
 
     def launch(self, batch: list[Scheduled]) -> Pending:
-        rows = zip(batch, ends_of(batch), strict=True)
+        rows = zip(batch, end_positions(batch), strict=True)
         token_ids = [self._edited(seq.prompt_token_ids, end - seq.num_prompt_tokens) for (seq, _), end in rows]
         return Edited(self._inner.launch(batch), token_ids)
 

@@ -13,7 +13,7 @@ from typing import Any
 from nanovllm.bench import throughput as package
 from nanovllm.bench.engine import Run, free_memory, load_llm, serve
 from nanovllm.bench.floor import Floor, device_bandwidth, floor_note
-from nanovllm.bench.report import OWN, Report, machine, report_of, settings
+from nanovllm.bench.report import OURS, Report, machine, report_of, settings
 from nanovllm.bench.throughput import NOTE, Call, scores
 from nanovllm.bench.workload import Task, check_lengths
 from nanovllm.checkpoints.model_config import read_model_config
@@ -57,9 +57,9 @@ def published(engine: dict[str, Any], options: Published) -> Report:
     llm = load_llm(engine | {"max_model_len": longest})
     serve(llm, [tasks[0].shortened(WARM_UP_TOKENS)], detokenize=False)
     own = serve(llm, tasks, detokenize=False)
-    tell(f"{OWN}: {own.tokens_per_second:,.1f} tokens per second")  # the peer takes minutes, and may be stopped
+    tell(f"{OURS}: {own.tokens_per_second:,.1f} tokens per second")  # the peer takes minutes, and may be stopped
     peer = peer_settings(llm, tasks, temperature=options.temperature, max_seconds=options.peer_seconds)
-    floor, where, device, runs, says = Floor.of(llm), machine(llm), llm.llm_engine.device, {OWN: own}, list[str]()
+    floor, where, device, runs, says = (Floor.of(llm), machine(llm), llm.llm_engine.device, {OURS: own}, list[str]())
     del llm
     free_memory()
     bandwidth = device_bandwidth(device)  # needs memory, which the pool filled

@@ -10,7 +10,7 @@ Prompt = str | list[int]  # text, which gets a BOS token, or token ids, which ar
 
 
 class InputProcessor:
-    """A builder of sequences from prompts."""
+    """A factory for sequences. It rejects prompts and parameters that cannot be served."""
 
     def __init__(self, model: ModelConfig, tokenizer: Tokenizer | None, max_model_len: int, seed: int) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""KVCache: the keys and values of all sequences. PoolReport: how much of them is in use."""
+"""KVCache: the keys and values of all sequences. PoolReport: how much of the pool is in use."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -33,7 +33,7 @@ class KVCache:
 
 @dataclass(frozen=True)
 class PoolReport:
-    """The pool at one moment, in slots.
+    """A snapshot of the pool, in slots.
 
     ####------------##--------------................
     #  used: has keys and values     -  wasted: held but empty     .  free
@@ -57,7 +57,7 @@ class PoolReport:
         return self.held - self.used
 
     def strip(self, width: int = 48) -> str:
-        """Return a picture of the pool, `width` characters wide. Each shows what most of its slots are.
+        """Return a picture of the pool, `width` characters wide. Each one shows its slots' most common state.
 
         >>> PoolReport(8, promised=4, pieces=((0, 4, 2),), largest_free=4).strip(width=8)
         '##--....'

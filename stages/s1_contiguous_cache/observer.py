@@ -10,7 +10,7 @@ class Observer:
     admit     seq, hits                it holds its slots; hits: empty in this stage
     wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
     schedule  batch                    the sequences of this step, and how many tokens each computes
-    step      batch, updated           the new tokens are appended; updated: sequences that have one
+    step      batch, updated           the new tokens are appended; updated: the sequences that got a token
     free      seq, slots               it has given these slots back
     finish    seq                      it has ended and holds nothing
     end                                the step is over

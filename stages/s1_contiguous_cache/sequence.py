@@ -15,7 +15,7 @@ class Sequence:
         token_ids   | prompt ............ | output ...... | last sampled |
         in the pool | keys and values of num_computed_tokens | not yet   |
 
-    A sampled token is appended at once. Its keys and values are computed, and its slot is written, in the next step.
+    A sampled token is appended immediately. The next step computes its key and value, and writes them to its slot.
     """
 
     request_id: str

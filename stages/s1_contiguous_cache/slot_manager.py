@@ -54,7 +54,7 @@ class SlotManager:
 
     @property
     def peak(self) -> PoolReport:
-        """The report with the most slots held so far. free() updates it before it gives anything back."""
+        """The report with the most slots held so far. free() updates the report before it gives blocks back."""
         return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:

@@ -1,12 +1,12 @@
-"""BlockManager: which sequence holds which blocks of the pool: as many as its tokens fill, wherever they lie.
+"""BlockManager: which sequence holds which blocks of the pool. A sequence has as many blocks as its tokens fill.
 
     block size 4     tokens of A       tokens of B       block tables
                      0  1  2  3  4     0  1  2           A: [3, 0]   token 4 is in block 0, offset 0
                                                          B: [1]      token 2 is in block 1, offset 2
     blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
 
-The idea is an operating system's: fixed pages, and a table for each process. No slot is lost between blocks, and at
-most block_size - 1 are empty in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
+The idea comes from operating systems: fixed pages, and a page table for each process. No slot is lost between blocks,
+and at most block_size - 1 slots of a sequence's last block are empty (Kwon et al. 2023, arXiv:2309.06180).
 """
 
 from .block_pool import BlockPool
@@ -60,7 +60,7 @@ class BlockManager:
 
     @property
     def peak(self) -> PoolReport:
-        """The report with the most slots held so far. free() updates it before it gives anything back."""
+        """The report with the most slots held so far. free() updates the report before it gives blocks back."""
         if (self.num_blocks - len(self.pool.free)) * self.block_size < self._peak.held:
             return self._peak
         return max(self._peak, self.report(), key=lambda report: (report.held, report.used))

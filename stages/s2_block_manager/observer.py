@@ -11,7 +11,7 @@ class Observer:
     grow      seq, copy                it holds one block more; copy: None in this stage
     wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
     schedule  batch                    the sequences of this step, and how many tokens each computes
-    step      batch, updated           the new tokens are appended; updated: sequences that have one
+    step      batch, updated           the new tokens are appended; updated: the sequences that got a token
     free      seq, blocks              it has given these blocks back
     finish    seq                      it has ended and holds nothing
     end                                the step is over

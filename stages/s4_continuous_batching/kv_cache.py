@@ -1,4 +1,4 @@
-"""KVCache: the keys and values of all sequences. PoolReport: how much of them is in use."""
+"""KVCache: the keys and values of all sequences. PoolReport: how much of the pool is in use."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +14,7 @@ class KVCache:
 
     blocks   [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
 
-    A block has the keys (0) and values (1) of its tokens in all layers, end to end, so moving a block is one copy.
+    A block holds the keys (0) and values (1) of its tokens in all layers, contiguously, so moving one is a single copy.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class KVCache:
         self.blocks[block, layer, 1, offset] = v
 
     def clear(self, blocks: Tensor) -> None:
-        """Fill blocks with zeros: slots past a sequence's last token are read, with weight 0, and 0 x NaN is NaN."""
+        """Zero blocks: slots past a sequence's last token are read, too, with weight 0, and 0 * NaN is NaN."""
         self.blocks.index_fill_(0, blocks, 0)
 
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,14 +51,14 @@ class KVCache:
 
 @dataclass(frozen=True)
 class PoolReport:
-    """The pool at one moment, in slots.
+    """A snapshot of the pool, in slots.
 
     ####------------##--------------................
     #  used: has keys and values     -  wasted: held but empty     .  free
     """
 
     num_slots: int
-    promised: int  # slots in the blocks that the sequences may need in the end, for prompt + max_tokens of each
+    promised: int  # slots of the blocks that the holders would hold if each grew to max_num_tokens
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each block that is held, by start
 
     @property
@@ -74,7 +74,7 @@ class PoolReport:
         return self.held - self.used
 
     def strip(self, width: int = 48) -> str:
-        """Return a picture of the pool, `width` characters wide. Each shows what most of its slots are.
+        """Return a picture of the pool, `width` characters wide. Each one shows its slots' most common state.
 
         >>> PoolReport(8, promised=4, pieces=((0, 4, 2),)).strip(width=8)
         '##--....'

@@ -13,7 +13,7 @@ class Observer:
     wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
     schedule  output                   the sequences of this step, and how many tokens each computes
     preempt   seq, makes_room_for      it has lost its blocks, and waits at the front of the queue
-    step      batch, updated           the new tokens are appended; updated: sequences that have one
+    step      batch, updated           the new tokens are appended; updated: the sequences that got a token
     free      seq, blocks              it has given these blocks back
     finish    seq                      it has ended and holds nothing
     end                                the step is over

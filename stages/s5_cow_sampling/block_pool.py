@@ -39,7 +39,7 @@ class BlockPool:
                 self.free.append(block)
 
     def check_integrity(self, held: list[int]) -> None:
-        """Raise AssertionError unless the counts are right for `held`, all block tables end to end; 0 means free."""
+        """Raise AssertionError unless `held`, the blocks of all holders, matches ref_counts, and the rest is free."""
         holders = Counter(held)
         counted = [holders[block] for block in range(self.num_blocks)]
         assert self.ref_counts == counted, f"reference counts are {self.ref_counts}, the tables hold {counted}"

@@ -1,4 +1,4 @@
-"""Scheduler: choose, before every step, the sequences that run and how many tokens of each.
+"""Scheduler: chooses, before every step, the sequences that run and how many tokens of each are computed.
 
     add -> waiting -- admit, first come first served --> running -> finish
               ^                                             |
@@ -25,7 +25,7 @@ class SchedulerOutput:
     """The work of the next step."""
 
     budget: int  # how many more tokens the step may compute
-    batch: list[Scheduled] = field(default_factory=list)  # in any order
+    batch: list[Scheduled] = field(default_factory=list)  # in no particular order
     copies: list[BlockCopy] = field(default_factory=list)  # to make before the step writes
     failed: list[Sequence] = field(default_factory=list)  # sequences that have outgrown the pool
 
@@ -71,8 +71,8 @@ class Scheduler:
         for seq in list(self.running):
             self._fork_samples(seq)
 
-        # First, one token for each sequence that decodes. The one preempted is the last of `running`, so it comes after
-        # all sequences that are in the batch already: none of these loses a block.
+        # First, one token for each sequence that decodes. Preemption takes the last of `running`, which comes after
+        # every sequence that is already in the batch, so no sequence of the batch loses a block.
         index = 0
         while index < len(self.running) and output.budget > 0:
             seq = self.running[index]
@@ -91,7 +91,7 @@ class Scheduler:
             if seq.num_uncomputed_tokens > 1 and output.budget > 0:
                 self._take(seq, output)
 
-        # Then waiting sequences. After a preemption, the first of them has just lost its blocks, and does not fit.
+        # Then waiting sequences. After a preemption, the first one has just lost its blocks, and does not fit.
         while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions:
             seq = self.waiting[0]
             if cdiv(seq.num_tokens, self._kv_cache_manager.block_size) > self._kv_cache_manager.num_blocks:
@@ -109,7 +109,7 @@ class Scheduler:
         return output
 
     def _take(self, seq: Sequence, output: SchedulerOutput) -> None:
-        """Add as many tokens of `seq` to the step as the budget allows, and the copy that it needs to write them.
+        """Add as many tokens of `seq` to the step as the budget allows, and the copy that writing them requires.
 
         A sequence that carries samples leaves out its last token: each sample computes that one for itself. Without a
         token to add, change nothing.
@@ -124,9 +124,9 @@ class Scheduler:
         output.budget -= num_tokens
 
     def _fork_samples(self, seq: Sequence) -> list[Sequence]:
-        """Fork the samples that `seq` carries, once it has only its last token left to compute. Return them.
+        """Fork the samples in `seq.to_fork`, once only the last token of `seq` is left to compute. Return them.
 
-        They run right behind it, so that `running` stays in order of arrival, and it carries none from then on.
+        They follow `seq` in `running`, which stays in order of arrival.
         """
         if not seq.to_fork or seq.num_uncomputed_tokens > 1:
             return []
@@ -138,11 +138,11 @@ class Scheduler:
         return samples
 
     def _may_admit(self, seq: Sequence) -> bool:
-        """Return True if there are seats for `seq` and its samples, and blocks for its tokens.
+        """Return True if max_num_seqs allows `seq` and its samples, and there are blocks for its tokens.
 
-        If other sequences run, it must leave the watermark free for them to grow into, and a block for each of its
-        samples. If it may not be admitted, tell the observer "wait", with the reason ("seat" or "blocks") and how many
-        are needed and free. The blocks needed include those that must stay free.
+        If other sequences run, `seq` must leave a reserve (the watermark) free for them to grow into, and a block for
+        each of its samples. If `seq` must wait, tell the observer "wait", with the reason ("seat" or "blocks") and how
+        many seats or blocks are needed and free. The number needed includes the blocks that must stay free.
         """
         seats = self._max_num_seqs - sum(1 + len(other.to_fork) for other in self.running)
         if 1 + len(seq.to_fork) > seats:
@@ -157,8 +157,8 @@ class Scheduler:
     def _preempt(self, seq: Sequence, makes_room_for: Sequence) -> None:
         """Free the blocks of a running sequence, move it to the front of `waiting`, and count it in num_preemptions.
 
-        It keeps its output. Once it is admitted again, prompt and output are computed like one long prompt. Tell the
-        observer "preempt", with both sequences.
+        The sequence keeps its output. Once admitted again, its prompt and output are computed like one long prompt.
+        Tell the observer "preempt", with both sequences.
         """
         self.running.remove(seq)
         self._kv_cache_manager.free(seq)
@@ -167,7 +167,7 @@ class Scheduler:
         self._observer.tell("preempt", seq, makes_room_for)
 
     def _fail(self, seq: Sequence, output: SchedulerOutput) -> None:
-        """End a sequence that has outgrown the whole pool."""
+        """End a sequence that has outgrown the whole pool, and its unforked samples, with an error."""
         needed = cdiv(seq.num_tokens, self._kv_cache_manager.block_size)
         error = f"{seq.num_tokens} tokens need {needed} blocks, the pool has {self._kv_cache_manager.num_blocks}"
         for sample in [seq, *seq.to_fork]:

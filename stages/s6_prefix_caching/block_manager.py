@@ -1,12 +1,12 @@
-"""BlockManager: which sequence holds which blocks of the pool: as many as its tokens fill, wherever they lie.
+"""BlockManager: which sequence holds which blocks of the pool. A sequence has as many blocks as its tokens fill.
 
     block size 4     tokens of A       tokens of B       block tables
                      0  1  2  3  4     0  1  2           A: [3, 0]   token 4 is in block 0, offset 0
                                                          B: [1]      token 2 is in block 1, offset 2
     blocks           0: A4 .. .. ..    1: B0 B1 B2 ..    2: free     3: A0 A1 A2 A3
 
-The idea is an operating system's: fixed pages, and a table for each process. No slot is lost between blocks, and at
-most block_size - 1 are empty in a sequence's last one (Kwon et al. 2023, arXiv:2309.06180).
+The idea comes from operating systems: fixed pages, and a page table for each process. No slot is lost between blocks,
+and at most block_size - 1 slots of a sequence's last block are empty (Kwon et al. 2023, arXiv:2309.06180).
 """
 
 from itertools import takewhile
@@ -19,7 +19,7 @@ from .sequence import Sequence
 
 
 class BlockManager:
-    """A block table for each sequence. allocate() takes blocks for its tokens so far, append_slot() for one more."""
+    """The block tables of all sequences. allocate() fills a table, append_slot() makes room for one more token."""
 
     def __init__(self, num_blocks: int, block_size: int, enable_caching: bool, observer: Observer) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -37,8 +37,8 @@ class BlockManager:
     def find_hits(self, seq: Sequence) -> list[int]:
         """Return the cached blocks that `seq` begins with, up to the first one that is missing.
 
-        Its last token is in none of them: it must be computed, because its logits choose the next token. There are no
-        hits if caching is turned off.
+        No block in the list contains the last token of `seq`, which must be computed, because its logits choose the
+        next token. The list is empty if caching is turned off.
         """
         if not self._enable_caching:
             return []
@@ -47,7 +47,7 @@ class BlockManager:
         return [self.pool.cached[block_hash] for block_hash in takewhile(self.pool.cached.__contains__, hashes)]
 
     def num_needed(self, seq: Sequence, hits: list[int]) -> int:
-        """Return how many free blocks allocate() takes. A hit that no sequence holds is one of them."""
+        """Return how many blocks allocate() takes off the free queue, including hits that nothing holds."""
         return cdiv(seq.num_tokens, self.block_size) - sum(self.pool.ref_counts[block] > 0 for block in hits)
 
     def allocate(self, seq: Sequence, hits: list[int]) -> None:
@@ -74,10 +74,10 @@ class BlockManager:
             self.pool.cache_block(seq.block_table[i], seq.block_hashes[i])
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child` hold the blocks in which `parent` has computed tokens, too. Nothing is copied.
+        """Let `child` share the blocks that hold the computed tokens of `parent`. Nothing is copied.
 
-        The tokens in them count as computed by `child`, and from now on report() counts it among the holders. Tell the
-        observer "fork".
+        These tokens count as computed by `child`, too, and from now on report() includes the blocks of `child`. Tell
+        the observer "fork".
         """
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
         child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
@@ -88,14 +88,14 @@ class BlockManager:
         self._observer.tell("fork", parent, child)
 
     def can_append(self, seq: Sequence) -> bool:
-        """Return True if append_slot() finds the block that it needs."""
+        """Return True if append_slot() can succeed: it needs no new block, or one is free."""
         return not (self._needs_block(seq) or self._is_shared(seq)) or self.num_free_blocks > 0
 
     def append_slot(self, seq: Sequence) -> BlockCopy | None:
         """Make sure that the last token of `seq` has a slot, in a block that no other sequence holds.
 
-        If that takes a new block, tell the observer "grow". If the new block replaces one that is shared, return the
-        copy to make before the step writes.
+        If that takes a new block, tell the observer "grow". If the new block replaces a shared one, return the copy to
+        make before the step writes to the new block.
         """
         copy = None
         if self._needs_block(seq):
@@ -111,7 +111,7 @@ class BlockManager:
         return copy
 
     def free(self, seq: Sequence) -> None:
-        """Record the peak, give back all blocks of `seq`, uncompute its tokens, and tell the observer "free"."""
+        """Record the peak, give back all blocks of `seq`, reset num_computed_tokens, and tell the observer "free"."""
         self._peak = self.peak
         self._holders.remove(seq)
         blocks, seq.block_table, seq.num_computed_tokens = seq.block_table, [], 0
@@ -120,7 +120,7 @@ class BlockManager:
 
     @property
     def peak(self) -> PoolReport:
-        """The report with the most slots held so far. free() updates it before it gives anything back."""
+        """The report with the most slots held so far. free() updates the report before it gives blocks back."""
         if (self.num_blocks - len(self.pool.free)) * self.block_size < self._peak.held:
             return self._peak
         return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
@@ -137,7 +137,7 @@ class BlockManager:
         return PoolReport(self.num_blocks * size, promised, pieces=tuple(sorted(pieces)))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless each reference count is right, and each table is as long as it must be."""
+        """Raise AssertionError unless all reference counts and the lengths of all block tables are right."""
         self.pool.check_integrity([block for seq in self._holders for block in seq.block_table])
         for seq in self._holders:
             least, most = (cdiv(num, self.block_size) for num in (seq.num_computed_tokens, seq.num_tokens))

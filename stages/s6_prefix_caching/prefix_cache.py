@@ -16,10 +16,10 @@ BlockHash = bytes  # a digest that no two prefixes share in practice, so tokens 
 
 
 def hash_block_tokens(parent: BlockHash, token_ids: list[int]) -> BlockHash:
-    """Return the hash of a full block, which names its tokens and all tokens before them.
+    """Return the hash of a full block, which identifies its tokens and all tokens before them.
 
-    `parent` is the hash of the block before it; the first block has none, and gets b"". Any hashable value will do, as
-    long as different prefixes get different ones.
+    `parent` is the hash of the block before it, or b"" for the first block. Any other hash function would do, as
+    long as different prefixes get different hashes.
 
     >>> hash_block_tokens(b"", [1, 2]) == hash_block_tokens(b"", [1, 2])
     True
@@ -30,7 +30,7 @@ def hash_block_tokens(parent: BlockHash, token_ids: list[int]) -> BlockHash:
 
 
 def extend_block_hashes(hashes: list[BlockHash], token_ids: list[int], block_size: int) -> None:
-    """Append to `hashes` until each full block of `token_ids` has one. The hashes that it has stay the same.
+    """Append to `hashes` until each full block of `token_ids` has one. Existing hashes are kept.
 
     >>> hashes: list[BlockHash] = []
     >>> extend_block_hashes(hashes, [1, 2, 3, 4, 5], block_size=2)
@@ -43,7 +43,7 @@ def extend_block_hashes(hashes: list[BlockHash], token_ids: list[int], block_siz
 
 @dataclass
 class PrefixCacheStats:
-    """The tokens of all admitted sequences, and how many of them were cached. A preempted sequence counts again."""
+    """The tokens of all admitted sequences, and how many were cached. A readmitted sequence counts again."""
 
     queries: int = 0
     hits: int = 0

@@ -4,8 +4,8 @@
     host     [0][1][2][3][4]..     load    a sequence hits a block that only the host has: the bytes are copied back
 
 On CUDA, host memory is pinned. A store is launched on the compute stream, so it reads its block before a later step can
-write to it. A load runs beside the steps, on a stream of its own: it first waits for all work launched before it, and
-an event shows when it has arrived. On a CPU the same code runs, and each copy is complete when the call returns.
+write to it. A load runs while steps compute, on its own stream: it first waits for all work launched before it, and an
+event tells when it has arrived. On a CPU the same code runs, and each copy is complete when the call returns.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Load:
     """Blocks on their way from the host (sources) to the device (targets)."""
 
     copies: list[BlockCopy]
-    event: "torch.cuda.Event | None"  # None if they have arrived already
+    event: "torch.cuda.Event | None"  # None on a CPU, where the copies are complete
 
     @property
     def targets(self) -> set[int]:
@@ -44,7 +44,7 @@ class HostTier:
         """Allocate the pool. `device_blocks` is KVCache.blocks."""
         is_cuda = device_blocks.is_cuda
         self.blocks = torch.empty((num_blocks, *device_blocks.shape[1:]), dtype=device_blocks.dtype, pin_memory=is_cuda)
-        self.pool = BlockPool(num_blocks, Observer(), self._evict)
+        self.pool = BlockPool(num_blocks, Observer(), self._evict)  # its events are not the device's, and are ignored
         self.loads: list[Load] = []
         self.num_blocks_stored = self.num_blocks_loaded = 0
         self._device_blocks = device_blocks
@@ -62,7 +62,7 @@ class HostTier:
         """
         if block_hash in self:
             held = self.hold([block_hash])
-            self.release(held)
+            self.release(held)  # to the back of the free queue
             self._observer.tell("renew", held[0], block_hash)
         elif self.pool.free:
             [target] = self.pool.get_new_blocks(1)

@@ -1,4 +1,4 @@
-"""Sequence: the state of one sample of a request: its tokens, its text so far, and its blocks in the pool."""
+"""Sequence: the state of one sample of a request, with its tokens, its text so far and its blocks in the pool."""
 
 import time
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Sequence:
         token_ids   | prompt ............ | output ...... | last sampled |
         in the pool | keys and values of num_computed_tokens | not yet   |
 
-    A sampled token is appended at once. Its keys and values are computed, and its slot is written, in the next step.
+    A sampled token is appended immediately. The next step computes its key and value, and writes them to its slot.
     """
 
     request_id: str
@@ -30,8 +30,8 @@ class Sequence:
     sample_index: int = 0  # among the samples of one prompt
     num_computed_tokens: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
-    block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, as far as needed
-    to_fork: list["Sequence"] = field(default_factory=list, init=False)  # samples that share its prompt, once computed
+    block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, made when needed
+    to_fork: list["Sequence"] = field(default_factory=list, init=False)  # samples to fork once its prompt is computed
     text: str = field(default="", init=False)
     cumulative_logprob: float = field(default=0.0, init=False)
     finish_reason: str | None = field(default=None, init=False)
@@ -105,7 +105,7 @@ class Sequence:
 
 
 def request_output(samples: list[Sequence]) -> RequestOutput:
-    """Return the output so far of the request with these samples. It has finished once they all have."""
+    """Return the output so far of the request with these samples. It says whether all of them have finished."""
     first, finished = samples[0], all(seq.finished for seq in samples)
     first_token_times = [seq.metrics.first_token_time for seq in samples if seq.metrics.first_token_time]
     metrics = RequestMetrics(first.metrics.arrival_time, min(first_token_times, default=None))

@@ -318,9 +318,9 @@ class Step3:
 
         class BlockManager:
             def allocate(self, seq, hits):
-                here = [block for block in hits if block is not None]
-                self.pool.touch(here)
-                new = iter(self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(here)))
+                on_device = [block for block in hits if block is not None]
+                self.pool.touch(on_device)
+                new = iter(self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(on_device)))
                 held = self.tier.hold([seq.block_hashes[i] for i, block in enumerate(hits) if block is None])
                 seq.block_table = [next(new) if block is None else block for block in hits] + list(new)
                 seq.num_computed_tokens = len(hits) * self.block_size

@@ -1,22 +1,24 @@
-"""The fast path on a CPU: kernels in Python, compiled by Numba. The engine runs without them.
+"""The CPU backend: kernels written in Python and compiled by Numba. The engine can run without them.
 
-Each kernel has a twin in plain PyTorch, which tests compare it with: ../../tests/cpu/plain.py.
+Tests compare each kernel with its plain PyTorch version in ../../tests/cpu/plain.py.
 
 Kernels, in reading order:
 
-vectors.py      sixteen numbers at a time, whatever type they are stored in; pointers; exp
-blocks.py       several vectors at a time, kept in registers
-dot.py          some rows times some rows: the inner loop of linear layers and of scores
-matmul.py       linear layers, whose weights are packed in place
-elementwise.py  the rest of a layer: RMSNorm, rotary embedding, SiLU
-attention.py    attention to keys and values that are read in place
-likeliest.py    the likeliest token of each row
-team.py         workers that share a step, and never wait for one that isn't running
+vectors.py         vectors of sixteen numbers, loaded from any storage type; pointers; exp
+blocks.py          blocks of vectors, kept in registers
+dot.py             dot products of rows: the inner loop of linear layers and of attention scores
+matmul.py          linear layers, whose weights are packed in place
+quantized.py       linear layers with weights in 8 or 4 bits
+elementwise.py     the rest of a layer: RMSNorm, rotary embedding, SiLU
+attention.py       paged attention, which reads keys and values in place
+int8_attention.py  the same for keys and values in int8
+likeliest.py       the likeliest token of each row
+team.py            workers that share a step, and never wait for a thread that isn't running
 
 The step built from them:
 
-step.py         a step of any sequences: all layers in one call
-runner.py       its caller: packs the weights, and plans each step
-backend.py      the Backend that uses it, and the choice to do so
-compiler.py     compiling the kernels, once per machine
+step.py            a whole step: all layers in one call, for any mix of sequences
+runner.py          StepRunner, which packs the weights, plans each step and runs it
+backend.py         NumbaBackend, and CpuChoice, which decides whether to use it
+compiler.py        the compiler of the kernels, which runs once per machine
 """

@@ -1,13 +1,14 @@
 """Paged attention: keys and values are read in place, once for all heads and queries that share them.
 
-attend() takes one KV head of one sequence, for one query (a decode) or several (a chunk of a prompt). The rows of q are
-queries x query heads of the KV head: row r belongs to query r // group. Keys are processed in tiles that stay in the
-core's cache while they are used twice: for the scores, then for the values with their weights.
+attend() handles one KV head of one sequence, for one query (a decode) or several (a chunk of a prompt). The rows of q
+are queries x query heads of the KV head: row r belongs to query r // group, where `group` query heads share the KV
+head. Keys are processed in tiles, which stay in the core's cache for two passes: the first computes the scores, and the
+second adds the weighted values.
 
     scores of four rows, one vector:   key 0: row 0 1 2 3 | key 1: row 0 1 2 3 | key 2: ... | key 3: ...
 
 Four rows times four keys are sixteen dot products in registers, and their sums are the lanes of one vector. So the
-softmax, too, handles sixteen scores at a time. Two rows are multiplied by eight keys, and one row by sixteen.
+softmax also handles sixteen scores at a time. Two rows are multiplied by eight keys, and one row by sixteen.
 
 A long context is split, so that several workers attend to it at the same time. merge() combines the results.
 """
@@ -56,10 +57,10 @@ from .vectors import (
     zeros,
 )
 
-TILE = 128  # keys: their scores, keys and values fit in the nearest caches
-SPLIT = 512  # keys of a decode that one worker attends to
-AHEAD = 32  # keys to prefetch: blocks are scattered in the pool, where no hardware prefetcher can predict them
-PLACES = TILE + AHEAD + WIDTH
+TILE = 128  # keys per tile: their scores, keys and values fit in the core's cache
+SPLIT = 512  # keys per job of a decode: the keys of longer contexts are split
+AHEAD = 32  # keys to prefetch ahead: blocks are scattered in the pool, where no hardware prefetcher can predict them
+PLACES = TILE + AHEAD + WIDTH  # length of the `places` of a tile
 MASKED = np.float32(-1e30)  # a score below all others
 
 
@@ -74,7 +75,7 @@ class Pool(NamedTuple):
 
 @kernel
 def slot(shape: Pool, layer: int, kv: int, block: int, offset: int) -> int:
-    """Return the place of a key in the pool. Its value is block_size * num_kv_heads * head_dim numbers further on."""
+    """Return the pool index at which a key starts. Its value is block_size * num_kv_heads * head_dim numbers later."""
     row = ((block * shape.num_layers + layer) * 2 * shape.block_size + offset) * shape.num_kv_heads + kv
     return row * shape.head_dim
 
@@ -87,7 +88,7 @@ def attend(
     """Attend to the keys from start to end - 1, without dividing by the sum of the weights.
 
     q [rows, head_dim], scaled, in float32 or the type of matmul.type_of(); out float32 [rows, head_dim]. The first
-    query has position `first`. A query sees the keys up to its own position, and at least the key `start`.
+    query has position `first`. A query sees the keys up to its own position, which must be at least `start`.
     pool [as in `shape`]; table int64 [max_blocks]; peaks, sums float32 [rows]
     scores float32 [4 * TILE] and places int64 [PLACES] are scratch space.
     """
@@ -116,7 +117,7 @@ def attend(
 
 @kernel
 def find_places(shape: Pool, layer: int, kv: int, table: Memory, start: int, count: int, places: Memory) -> None:
-    """Set places[t] to the place in the pool of the key at position start + t; the last one fills the rest."""
+    """Set places[t] to the slot() of the key at position start + t, for t < count, and the rest to the last slot()."""
     block, offset, place = start // shape.block_size, start % shape.block_size, 0
     step = shape.num_kv_heads * shape.head_dim
     for t in range(count):
@@ -144,9 +145,9 @@ def attend_rows(
     q: Memory, rows: tuple[int, ...], group: int, before: int, keys: Memory, values: Memory, places: Memory, count: int,
     scores: Memory, out: Memory, size: int, peaks: Memory, sums: Memory,
 ) -> None:  # fmt: skip
-    """Attend with one, two or four rows to a tile of keys, and rescale earlier sums to the new peak.
+    """Attend to a tile of keys with one, two or four rows of q, and rescale earlier sums to the new peak.
 
-    `rows` is a tuple of row numbers. The query of row r sees the first before + r // group keys of the tile.
+    `rows` is a tuple of row numbers. The query of rows[i] sees the first before + rows[i] // group keys of the tile.
     """
     count = min(count, before + rows[-1] // group)
     starts, each = starts_of(rows, size), WIDTH // len(rows)
@@ -154,7 +155,7 @@ def attend_rows(
     old = spread(peaks, rows)
     peak = old
     for t in range(0, count, each):
-        if rows[0] == 0:  # the first rows of a tile load it, and the others find it in the cache
+        if rows[0] == 0:  # the first rows load the tile, and later rows find it in the cache
             prefetch_all(keys, places, t + AHEAD, t + AHEAD + each, size)
             prefetch_all(values, places, t, t + each, size)
         score = where_below(splat(t), limit, dots(keys, places_of(places, t, rows), q, starts, size), masked)
@@ -164,7 +165,7 @@ def attend_rows(
     minus, total, weights = multiply(peak, splat(-1)), zeros(), as_type_of(scores, q)
     for t in range(0, count, each):
         weight = exp_of(add(load(scores, t * len(rows)), minus))
-        store_weights(weights, values, t * len(rows), rows, weight)  # no further than the scores that were read
+        store_weights(weights, values, t * len(rows), rows, weight)  # overwrites only scores that were already read
         total = add(total, weight)
     scale = exp_of(add(old, minus))
     write_rows(peaks, rows, peak)
@@ -177,7 +178,7 @@ def add_values(
     values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
     scale: tuple[Any, ...], size: int,
 ) -> None:  # fmt: skip
-    """Set out[r] to scale[r] * out[r] + the sum over t of the weight of t and r * the value at places[t].
+    """Set out[r] to scale[r] * out[r] plus, for each key t, its weight in row r times the value at places[t].
 
     `weights` are in the order of store_weights().
     """
@@ -203,7 +204,7 @@ def add_columns(
     values: Memory, places: Memory, count: int, weights: Memory, out: Memory, starts: tuple[int, ...],
     columns: tuple[int, ...], scale: tuple[Any, ...],
 ) -> None:  # fmt: skip
-    """Add to some columns of all rows, keeping them in registers across all keys."""
+    """Do the same as add_values() for the 16 numbers at each of `columns`, keeping the sums in registers."""
     sums, depth = scaled(load_block(out, starts, columns), scale), depth_of(weights, values)
     for t in range(0, count, depth):
         last = get(places, t + depth - 1)
@@ -213,7 +214,7 @@ def add_columns(
 
 @kernel
 def merge(out: Memory, peaks: Memory, sums: Memory, splits: int, rows: int, size: int, merged: Memory) -> None:
-    """Merge attention to several splits of the keys.
+    """Merge the results of attend() for several splits of the keys, and divide them by the sums of the weights.
 
     out [splits, rows, size]; peaks, sums [splits, rows]; merged [rows, size] of any type
     """

@@ -1,6 +1,6 @@
-"""The backend with Numba's kernels, and the choice to use it.
+"""NumbaBackend, which runs Numba's kernels, and CpuChoice, which decides whether to use it.
 
-This module is imported even where Numba is not installed, so compiled modules are imported only when they are used.
+This module must work without Numba, so it imports modules with kernels only when they are used.
 """
 
 import os
@@ -24,9 +24,9 @@ from ..torch.backend import Backend, Computed, SamplerAhead
 from ..torch.model_runner import ModelRunner
 from .compiler import Compiler, Variant, compile_here, find_folder, is_complete
 
-LEAST_NUMBA = (0, 68)
-INSTALL = "pip install 'numba>=0.68'"
-COMPILING = "compiling kernels, once per machine: about half a minute"
+MIN_NUMBA_VERSION = (0, 68)
+INSTALL_COMMAND = "pip install 'numba>=0.68'"
+COMPILING_MESSAGE = "compiling kernels, once per machine: about half a minute"
 
 
 class NumbaBackend:
@@ -35,9 +35,9 @@ class NumbaBackend:
     ahead: SamplerAhead | None = None
 
     def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
-        """Pack the weights of `model`, once all kernels are compiled. Raise ValueError if kernels cannot compute it.
+        """Pack the weights of `model` in place. Raise ValueError if kernels cannot compute the model.
 
-        After any error, such as MemoryError, the model is as it was.
+        All kernels must have been compiled. Any error, such as MemoryError, leaves the model unchanged.
         """
         from .runner import StepRunner, sample_rows, why_unsupported
 
@@ -54,12 +54,12 @@ class NumbaBackend:
 
     @contextmanager
     def sampling(self, computed: Computed) -> Iterator[None]:
-        """Run PyTorch with one thread after a step of decodes.
+        """Limit PyTorch to one thread if the step has only decodes.
 
-        Its other threads would spin for a while on a core that a helper of the next step needs.
+        PyTorch's other threads would spin for a while on cores that the helpers of the next step need.
         """
-        threads, is_decode = torch.get_num_threads(), len(computed.hidden) == len(computed.query_start_loc) - 1
-        torch.set_num_threads(1 if is_decode else threads)
+        threads, has_only_decodes = torch.get_num_threads(), len(computed.hidden) == len(computed.query_start_loc) - 1
+        torch.set_num_threads(1 if has_only_decodes else threads)
         try:
             yield
         finally:
@@ -73,7 +73,7 @@ class CpuChoice(Kernels):
     """The choice between Numba's kernels and plain operations.
 
     installed, suitable, in the cache   kernels from the first request on: they load in less than a second
-    installed, suitable, not compiled   a spawned process compiles them; plain operations compute until it has ended and
+    installed, suitable, not compiled   a spawned process compiles them; plain operations are used until it ends and
                                         no request is running, so that no request is computed by both
     required by the caller              kernels, compiled before the engine is ready, or an error
     otherwise                           plain operations
@@ -87,7 +87,7 @@ class CpuChoice(Kernels):
         variant: Variant,
         unsupported: str | None = None,
     ) -> None:
-        """Replace the runner's plain backend with the one from `build` if `backend`, one of BACKENDS, allows it.
+        """Replace the runner's backend with the one that `build` returns if `backend`, one of BACKENDS, allows it.
 
         `unsupported` is the reason why kernels cannot serve the engine's model, if there is one. Raise ValueError if
         kernels are required and unavailable.
@@ -109,20 +109,20 @@ class CpuChoice(Kernels):
 
     @property
     def description(self) -> str:
-        """Describe the choice, for the last line of a command."""
+        """Describe the choice in a few words, for a command's summary or the server's log."""
         if not self.uses_kernels:
             return super().description
         return f"kernels: numba {version('numba')}, {torch.get_num_threads()} threads"
 
     @property
     def awaits_idle(self) -> bool:
-        """Return whether kernels have been compiled, and will be used once no request is running."""
+        """Return whether the compiler has ended, so switch_when_ready() has work to do once no request is running."""
         return self._compiler is not None and self._compiler.has_ended
 
     def wait(self, seconds: float) -> None:
-        """Wait for the compiler if it is still running, for at most `seconds`, and log why."""
+        """If the compiler is still running, log that, and wait for at most `seconds`."""
         if self._compiler is not None and not self._compiler.has_ended:
-            logger.info(COMPILING)
+            logger.info(COMPILING_MESSAGE)
             self._compiler.wait(seconds)
 
     def switch_when_ready(self) -> None:
@@ -130,20 +130,20 @@ class CpuChoice(Kernels):
         if self._compiler is None or not self._compiler.has_ended:
             return
         error, self._compiler = self._compiler.error, None
-        if error is None and self._folder is not None and is_loaded(self._variant, self._folder):
+        if error is None and self._folder is not None and load_if_complete(self._variant, self._folder):
             self._use_kernels()
         else:
             self.reason = f"kernels could not be compiled: {error or 'their files are damaged'}"
 
     def close(self) -> None:
-        """End the compiler if it is still running."""
+        """Stop the compiler if it is still running."""
         if self._compiler is not None:
             self._compiler.close()
             self._compiler, self.reason = None, "the engine was closed"
 
     def _require(self) -> None:
         if self._folder is None or not is_complete(self._folder):
-            logger.info(COMPILING)
+            logger.info(COMPILING_MESSAGE)
         try:
             compile_here(self._variant, self._folder)
             self._runner.backend = self._build()
@@ -153,9 +153,9 @@ class CpuChoice(Kernels):
 
     def _load_or_compile(self) -> None:
         if self._folder is None:
-            self.reason = "no folder for compiled kernels is writable: set NUMBA_CACHE_DIR to one that is"
+            self.reason = "no folder for compiled kernels is writable: set NUMBA_CACHE_DIR to a writable one"
             return
-        if is_loaded(self._variant, self._folder):
+        if load_if_complete(self._variant, self._folder):
             self._use_kernels()
             return
         try:
@@ -173,14 +173,14 @@ class CpuChoice(Kernels):
             self.uses_kernels, self.reason = True, None
 
     def forget_compiler(self) -> None:
-        """Leave the compiler to the parent of a forked child."""
+        """Leave the compiler to the parent, because this process is a forked child."""
         if self._compiler is not None:
             self._compiler.forget()
             self._compiler, self.reason = None, "this process was forked"
 
 
-def is_loaded(variant: Variant, folder: Path) -> bool:
-    """Load the kernels if all of them are in the folder, and return whether they are. Remove unreadable files."""
+def load_if_complete(variant: Variant, folder: Path) -> bool:
+    """Load the kernels from the folder if it is complete, and return whether that worked. Remove a damaged folder."""
     if not is_complete(folder):
         return False
     try:
@@ -189,7 +189,7 @@ def is_loaded(variant: Variant, folder: Path) -> bool:
         shutil.rmtree(folder, ignore_errors=True)
         return False
     with suppress(OSError):
-        os.utime(folder)  # it is in use: see remove_old()
+        os.utime(folder)  # marks the folder as used, so that remove_old() keeps it
     return True
 
 
@@ -198,17 +198,17 @@ def missing_requirement() -> str | None:
     try:
         installed = version("numba")
     except PackageNotFoundError:
-        return f"numba is not installed ({INSTALL})"
-    if tuple(int(part) for part in installed.split(".")[:2]) < LEAST_NUMBA:
-        return f"numba 0.68 or newer is needed, but {installed} is installed ({INSTALL})"
+        return f"numba is not installed ({INSTALL_COMMAND})"
+    if tuple(int(part) for part in installed.split(".")[:2]) < MIN_NUMBA_VERSION:
+        return f"numba 0.68 or newer is needed, but {installed} is installed ({INSTALL_COMMAND})"
     return None
 
 
-CHOICES: weakref.WeakSet[CpuChoice] = weakref.WeakSet()
+CHOICES: weakref.WeakSet[CpuChoice] = weakref.WeakSet()  # all choices of this process
 
 
 def after_fork() -> None:
-    """Use one thread in the child, where OpenMP and a step's helpers would be the parent's threads."""
+    """Use one thread in a forked child, which has neither the OpenMP threads nor the helpers of its parent."""
     if choices := list(CHOICES):
         torch.set_num_threads(1)
     for choice in choices:

@@ -1,12 +1,12 @@
-"""Blocks of vectors: the registers in which a kernel multiplies several rows of one matrix by several rows of another.
+"""Blocks of vectors, in which kernels multiply several rows of one matrix by several rows of another in registers.
 
     sums = no_sums(rows_of_a, rows_of_b)
     for i in range(0, size, step_of(a, b)):
         sums = add_products(sums, a, rows_of_a, b, rows_of_b, i)  # see dot.py
 
-A product of two numbers from memory has to wait for two loads. In a block each loaded number takes part in as many
-products as the other side has rows, so the loads are shared. The number of rows is the length of the tuple with their
-start positions: the compiler knows it, and unrolls all rows.
+A product of two numbers from memory needs two loads. In a block, each loaded number is multiplied by one number of each
+row of the other matrix, so the loads are shared. Rows are given as a tuple of their start positions. The compiler
+knows the length of a tuple, so it unrolls the loop over rows.
 
 The second half is for vectors of scores, which hold several rows: lane k * rows + r belongs to key k and row r. See
 attention.py.
@@ -63,7 +63,7 @@ def store_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda memory, starts, columns: types.UniTuple(vector, len(starts) * len(columns))(memory, starts, columns))
 def load_block(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return the block that store_rows() stores."""
+    """Return the block that store_rows() stored with the same arguments."""
     read = reader(sixteen)
     starts, columns = parts_of(builder, args[1]), parts_of(builder, args[2])
     where = [builder.add(start, column) for start in starts for column in columns]
@@ -72,7 +72,7 @@ def load_block(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda a, b: types.UniTuple(vector, len(a) * len(b))(a, b))
 def no_sums(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return a block of len(a) * len(b) zero vectors, to which others are added."""
+    """Return a block of len(a) * len(b) zero vectors, to which products are added."""
     return tuple_of([constant(FLOATS, 0)] * len(signature.return_type), context, builder, signature)
 
 
@@ -94,7 +94,7 @@ def scaled(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda memory, i, rows: types.UniTuple(vector, len(rows))(memory, types.intp, rows))
 def splats(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return a vector of 16 copies for each of the numbers memory[i], memory[i + 1], ..., one for each row."""
+    """Return a vector for each row: 16 copies of memory[i], 16 copies of memory[i + 1], ..."""
     values = []
     for row in range(len(signature.return_type)):
         number = builder.load(builder.gep(args[0], [builder.add(args[1], ir.Constant(args[1].type, row))]))
@@ -111,9 +111,9 @@ def sums_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 def sums_of_few(builder: Any, values: list[Any]) -> Any:
-    """Add up to 8 vectors, each across its lanes.
+    """Sum the lanes of each of up to 8 vectors.
 
-    Pairs of vectors are joined into one, half from each, until a single vector is left; then its parts are folded.
+    Pairs of vectors are joined into one, half from each, until a single vector is left. Then its parts are folded.
     """
 
     def join(a: Any, b: Any) -> Any:
@@ -131,7 +131,7 @@ def sums_of_few(builder: Any, values: list[Any]) -> Any:
 
 
 def sums_of_16(builder: Any, values: list[Any]) -> Any:
-    """Add 16 vectors, each across its lanes: every step joins pairs of vectors, and half as many are left."""
+    """Sum the lanes of each of 16 vectors. Every step joins pairs of vectors, so half as many are left."""
 
     def join(a: Any, b: Any, low: list[int], high: list[int]) -> Any:
         return sum_2(builder, shuffled(builder, a, b, low), shuffled(builder, a, b, high))
@@ -150,9 +150,9 @@ def sums_of_16(builder: Any, values: list[Any]) -> Any:
 
 @intrinsic(lambda memory, i: types.void(memory, types.intp))
 def prefetch(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Start to load the cache line of element i, ahead of its use.
+    """Start loading the cache line of element i, before it is needed.
 
-    It goes to L2: L1 is too small for lines that wait.
+    The line goes to L2, because L1 is too small for lines that are needed later.
     """
     pointer = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
     function_type = ir.FunctionType(ir.VoidType(), [pointer.type, WORD, WORD, WORD])
@@ -163,7 +163,7 @@ def prefetch(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda memory: types.intp(memory))
 def per_line(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return how many numbers a cache line of 64 bytes holds."""
+    """Return the number of elements in a cache line of 64 bytes."""
     count = 64 * 8 // signature.args[0].dtype.bitwidth
     return context.get_constant(types.intp, count)
 
@@ -177,14 +177,14 @@ def starts_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda places, t, rows: types.UniTuple(types.int64, WIDTH // len(rows))(places, types.intp, rows))
 def places_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return the places t, t + 1, ..., as many as make 16 pairs with the rows."""
+    """Return places[t], places[t + 1], ..., enough of them to form 16 pairs with the rows."""
     steps = [builder.add(args[1], ir.Constant(args[1].type, i)) for i in range(len(signature.return_type))]
     return tuple_of([builder.load(builder.gep(args[0], [i])) for i in steps], context, builder, signature)
 
 
 @intrinsic(lambda a, starts_a, b, starts_b, i: vector(a, starts_a, b, starts_b, types.intp))
 def products_at(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return the products of number i of each row of a and of each row of b.
+    """Return the products of number i of each row of a and number i of each row of b.
 
     Lane k * len(starts_b) + r holds the product of row k of a and row r of b.
     """
@@ -216,7 +216,7 @@ def spread(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 def folding(combine: Any) -> Any:
-    """Generate code that combines the lanes of each row, and leaves the result in all of them."""
+    """Return a generator of code that combines the lanes of each row, and puts the result in all of them."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers, distance = args[0], WIDTH
@@ -234,7 +234,7 @@ sums_of_rows = intrinsic(lambda numbers, rows: vector(vector, rows))(folding(sum
 
 @intrinsic(lambda numbers, rows: types.UniTuple(vector, len(rows))(vector, rows))
 def lanes_of_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return one vector for each row, with the row's lane 16 times."""
+    """Return one vector for each row r, with 16 copies of lane r of `numbers`."""
     lanes = [shuffled(builder, args[0], args[0], [row] * WIDTH) for row in range(len(signature.args[1]))]
     return tuple_of(lanes, context, builder, signature)
 
@@ -250,9 +250,9 @@ def write_rows(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda rows, group, before, count: vector(rows, types.intp, types.intp, types.intp))
 def limits(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return limits: row r may see key t + k if t is below lane k * len(rows) + r.
+    """Return which keys each row may see: row r sees key t + k if t is less than lane k * len(rows) + r.
 
-    That lane holds the smaller of `count` and before + r // group, minus k.
+    That lane holds min(count, before + rows[r] // group) - k.
     """
     seen = [builder.add(args[2], builder.sdiv(row, args[1])) for row in parts_of(builder, args[0])]
     seen = [builder.select(builder.icmp_signed("<", x, args[3]), x, args[3]) for x in seen]

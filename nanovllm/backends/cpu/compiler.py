@@ -1,11 +1,11 @@
-"""Compiling the kernels, once per machine: in this process, or in a spawned one while plain operations compute.
+"""The compiler of the kernels, which runs once per machine: in this process, or in a spawned one in the background.
 
     ~/.cache/nanovllm/kernels-0.2.0/bfloat16-1f0c.../   Numba's files, and `complete`, which lists them with their sizes
 
-Numba's own cache checks the file of a function, but not the files of functions that it calls. Here the folder's name
-has a hash of all sources, so a change of any of them leads to another folder. Their path is in it too, because Numba
-looks for code by path: a second install of the same sources would find none in the first one's folder. Two dtypes never
-share a folder, because two processes that write to one index would mix up their code.
+Numba's cache checks the file of a function, but not the files of the functions that it calls. So the folder's name has
+a hash of all sources, and a change to any of them leads to another folder. The hash also covers the sources' path,
+because Numba looks up code by path: a second copy of the sources would find nothing in the folder of the first. Each
+dtype has its own folder, because two processes that write to the same index would mix up their code.
 
     python -m nanovllm.backends.cpu.compiler bfloat16 FOLDER
 
@@ -34,14 +34,14 @@ import torch
 
 from ... import __version__
 
-COMPLETE = "complete"
-SECONDS_KEPT = 30 * 86400  # after the last use of a folder
+MARKER = "complete"  # name of the file that marks a folder as complete
+SECONDS_KEPT = 30 * 86400  # how long a folder is kept after its last use
 NUMBA_SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
-COMPILING = Lock()  # a function has one folder at a time, and Numba has one setting for all functions
+COMPILE_LOCK = Lock()  # Numba's cache folder is a global setting, and each function has only one folder at a time
 
 
 class Variant(NamedTuple):
-    """The types that kernels are compiled for."""
+    """The data types that kernels are compiled for."""
 
     dtype: torch.dtype
     is_kv_int8: bool = False
@@ -65,7 +65,7 @@ class Variant(NamedTuple):
 
 
 def cache_root() -> Path:
-    """Return the folder of all kernels. Raise RuntimeError if there is no home directory."""
+    """Return the root folder of compiled kernels. Raise RuntimeError if there is no home directory."""
     if named := os.environ.get("NUMBA_CACHE_DIR"):
         return Path(named) / f"nanovllm-kernels-{__version__}"
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -73,21 +73,20 @@ def cache_root() -> Path:
 
 
 def fingerprint(sources: Path = Path(__file__).parent) -> str:
-    """Return a hash of everything that the machine code, and the way to it in Numba's cache, depend on."""
+    """Return a hash of everything that the machine code, or its place in Numba's cache, depends on."""
     from llvmlite import binding
 
     parts = [os.fsencode(os.path.abspath(sources)), *(path.read_bytes() for path in sorted(sources.glob("*.py")))]
-    names = [version("numba"), version("llvmlite"), sys.version, platform.machine(), binding.get_host_cpu_name()]
-    names.append(binding.get_host_cpu_features().flatten())  # a virtual machine may hide some
-    names += [os.environ.get(name, "") for name in NUMBA_SETTINGS]
-    return blake2b(b"\0".join(parts + [name.encode() for name in names]), digest_size=12).hexdigest()
+    facts = [version("numba"), version("llvmlite"), sys.version, platform.machine(), binding.get_host_cpu_name()]
+    facts.append(binding.get_host_cpu_features().flatten())  # a virtual machine may hide some features
+    facts += [os.environ.get(name, "") for name in NUMBA_SETTINGS]
+    return blake2b(b"\0".join(parts + [fact.encode() for fact in facts]), digest_size=12).hexdigest()
 
 
 def find_folder(variant: str) -> Path | None:
     """Return a writable folder for kernels of this variant, or None if there is none.
 
-    If the user's cache is read-only the folder is a temporary one, with a copy of the user's kernels if they are
-    complete.
+    If the user's cache is read-only, the folder is temporary. Complete kernels in the cache are copied there.
     """
     name = f"{variant}-{fingerprint()}"
     for find_root in (cache_root, lambda: Path(temporary_root().name)):
@@ -112,33 +111,33 @@ def is_writable(folder: Path) -> bool:
 
 @cache
 def temporary_root() -> "tempfile.TemporaryDirectory[str]":
-    """Return a folder that is removed when this process ends."""
+    """Return a temporary folder, which is removed when this process ends."""
     return tempfile.TemporaryDirectory(prefix="nanovllm-kernels-", ignore_cleanup_errors=True)
 
 
 def files_in(folder: Path) -> dict[str, int]:
-    """Return Numba's files with their sizes."""
+    """Return the size in bytes of each of Numba's files in a folder."""
     return {str(path.relative_to(folder)): path.stat().st_size for path in folder.glob("*/*.nb[ic]")}
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether a compiler has finished in this folder, and all its files still exist."""
+    """Return whether a compiler has finished in this folder, and all files still have the recorded sizes."""
     try:
-        recorded: object = json.loads((folder / COMPLETE).read_text())
+        recorded: object = json.loads((folder / MARKER).read_text())
         return recorded == files_in(folder) != {}
     except (OSError, ValueError):
         return False
 
 
 def mark_complete(folder: Path) -> None:
-    """Record the files in the folder."""
-    unfinished = folder / f"{COMPLETE}.{os.getpid()}"
+    """Record the sizes of the folder's files, which marks it as complete."""
+    unfinished = folder / f"{MARKER}.{os.getpid()}"
     unfinished.write_text(json.dumps(files_in(folder)))
-    unfinished.replace(folder / COMPLETE)
+    unfinished.replace(folder / MARKER)
 
 
 def remove_old(folder: Path) -> None:
-    """Remove the folders next to this one that have not been used for long."""
+    """Remove the folders next to this one that have not been used for SECONDS_KEPT."""
     with suppress(OSError):
         for other in folder.parent.iterdir():
             if other != folder and time.time() - other.stat().st_mtime > SECONDS_KEPT:
@@ -149,7 +148,7 @@ def remove_old(folder: Path) -> None:
 
 
 def entry_of(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
-    """Return the function that Python calls, with example arguments: only their types count."""
+    """Return the function that Python calls, with example arguments, of which only the types matter."""
     import numpy as np
 
     from .attention import Pool
@@ -168,11 +167,11 @@ def entry_of(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
 
 
 def compile_step(variant: Variant, folder: Path | None) -> None:
-    """Compile the step for `variant`, or load it from `folder`. With None, store nothing.
+    """Compile the step for `variant`, or load it from `folder`. If `folder` is None, store nothing.
 
     Raise OSError if the disk is full.
     """
-    with COMPILING:
+    with COMPILE_LOCK:
         from numba import typeof
 
         function, example = entry_of(variant)
@@ -182,7 +181,7 @@ def compile_step(variant: Variant, folder: Path | None) -> None:
 
 
 def store_in(folder: Path, function: Any) -> None:
-    """Make Numba load and store `function` in `folder`, without changing its setting for other functions."""
+    """Make Numba load `function` from `folder`, and store it there. Other functions keep their folders."""
     from numba.core import config
 
     before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
@@ -193,7 +192,7 @@ def store_in(folder: Path, function: Any) -> None:
 
 
 def compile_here(variant: Variant, folder: Path | None) -> None:
-    """Compile in this process, however long it takes. A full disk does not stop it."""
+    """Compile in this process. If the disk is full, use the kernels without storing them."""
     try:
         compile_step(variant, folder)
         if folder is not None and not is_complete(folder):
@@ -203,7 +202,7 @@ def compile_here(variant: Variant, folder: Path | None) -> None:
 
 
 def fill(variant: Variant, folder: Path) -> None:
-    """Compile into a folder. A second compiler waits for the first one, and then has nothing to do."""
+    """Compile into a folder unless it is complete. If another process is compiling into it, wait for that process."""
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
         if not is_complete(folder):
@@ -214,7 +213,7 @@ def fill(variant: Variant, folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock that the system releases if the process is killed. Where there are no file locks, do not wait."""
+    """Hold a file lock, which a killed process releases, too. On a system without file locks, do not wait."""
     with open(path, "w") as file:
         with suppress(ImportError, OSError):
             import fcntl
@@ -227,16 +226,16 @@ def locked(path: Path) -> Iterator[None]:
 
 
 class Compiler:
-    """A spawned process that fills the cache. It ends with its owner, on close(), or with this process.
+    """A process that compiles into the cache. It is killed by close(), or when this object or this process ends.
 
-    It is never forked: Numba's OpenMP layer kills a forked child at its first parallel loop.
+    It is spawned, because Numba's OpenMP layer kills a forked child at its first parallel loop.
     """
 
     def __init__(self, variant: Variant, folder: Path) -> None:
         """Start the process. Raise OSError if that fails."""
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with its owner
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the Compiler
         self.process = start(variant.name, folder, self._output)
-        self._finalizer = weakref.finalize(self, end, self.process)
+        self._finalizer = weakref.finalize(self, kill, self.process)
 
     @property
     def has_ended(self) -> bool:
@@ -244,7 +243,7 @@ class Compiler:
 
     @property
     def error(self) -> str | None:
-        """The last line of a process that failed, or None."""
+        """The last line of output if the process failed, or None."""
         if self.process.returncode == 0:
             return None
         self._output.seek(0)
@@ -265,8 +264,8 @@ class Compiler:
 
 
 def start(variant: str, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the process, which imports modules from the same paths as this one, and ignores the terminal's Ctrl-C."""
-    # without following links, because the process must store code by our path
+    """Start a compiler process. It imports from the same paths as this process, and ignores the terminal's Ctrl-C."""
+    # do not resolve links: the process must store code under the same path as this one
     package = Path(os.path.abspath(__file__))
     paths = [str(package.parents[3]), *filter(None, sys.path)]
     return subprocess.Popen(
@@ -279,21 +278,21 @@ def start(variant: str, folder: Path, output: IO[bytes]) -> subprocess.Popen[byt
     )
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End the process, and wait until it is gone."""
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process, and wait until it has ended."""
     process.kill()
-    process.communicate()  # closes its standard input, too
+    process.communicate()  # also closes its standard input
 
 
-def exit_with_input() -> None:
-    """Exit once standard input closes: the engine that started this process has ended."""
+def exit_when_input_closes() -> None:
+    """Exit when standard input closes, because the process that started this one has ended."""
     os.read(0, 1)
     os._exit(1)
 
 
 if __name__ == "__main__":
-    Thread(target=exit_with_input, daemon=True).start()
+    Thread(target=exit_when_input_closes, daemon=True).start()
     with suppress(OSError, AttributeError):
-        os.nice(19)  # engines that serve in the meantime come first
+        os.nice(19)  # leave the CPU to engines that serve requests meanwhile
     torch.set_num_threads(1)
     fill(Variant.of(sys.argv[1]), Path(sys.argv[2]))

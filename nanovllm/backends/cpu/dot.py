@@ -1,10 +1,11 @@
-"""Dot products of stored rows: the inner loop of queries times keys, and of weights that are not packed.
+"""Dot products of rows in memory: the inner loop of queries times keys, and of weights that are not packed.
 
-Several rows of a are multiplied by several rows of b in registers. Reading a row of a weight from
-memory is expensive, so one read serves up to four rows of x.
+Several rows of one matrix are multiplied by several rows of another in registers. Reading a row of a weight from memory
+is expensive, so each read serves up to four rows of x.
 
 A processor with AVX-512 BF16 multiplies 32 bfloat16 numbers by 32 others in one instruction, and adds the products in
-pairs to 16 float32 sums without widening anything first. Otherwise 16 numbers are widened to float32 and multiplied.
+pairs to 16 float32 sums without widening anything first. On other processors, 16 numbers are widened to float32
+and multiplied.
 """
 
 import os
@@ -38,7 +39,7 @@ from .vectors import (
 
 
 class BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite has no name for."""
+    """LLVM's bfloat type, which llvmlite does not define."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -49,7 +50,7 @@ DOT_OF_PAIRS = "llvm.x86.avx512bf16.dpbf16ps.512"
 
 
 def has_dot_of_pairs() -> bool:
-    """Return whether this processor has the instruction, and Numba compiles for this processor."""
+    """Return whether this processor has AVX-512 BF16, and Numba compiles for this processor."""
     if os.environ.get("NUMBA_CPU_NAME") or os.environ.get("NUMBA_CPU_FEATURES"):
         return False
     return bool(binding.get_host_cpu_features().get("avx512bf16"))
@@ -71,8 +72,8 @@ def count_of(of_pairs: int, of_others: int) -> Any:
     return count
 
 
-step_of = count_of(2 * WIDTH, WIDTH)  # numbers of a row that add_products() takes at a time
-depth_of = count_of(2, 1)  # numbers of a row of x that add_outer() takes at a time
+step_of = count_of(2 * WIDTH, WIDTH)  # numbers of a row that add_products() multiplies at a time
+depth_of = count_of(2, 1)  # numbers of a row of x that add_outer() multiplies at a time
 
 
 @intrinsic(lambda sums, a, rows_a, b, rows_b, i: sums(sums, a, rows_a, b, rows_b, types.intp))
@@ -103,7 +104,7 @@ def add_outer(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def store_weights(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Store 16 weights for add_weighted(). Lane k * len(rows) + r belongs to key k and row r.
 
-    Pairs have the weights of two keys side by side: those of row 0, those of row 1, ..., then the next two keys.
+    With pairs, the weights of two keys are side by side: for row 0, row 1, ...; then those of the next two keys.
     """
     (memory, _, i, rows, numbers), dtype = args, signature.args[0].dtype
     if are_pairs(signature.args[0], signature.args[1]):
@@ -123,7 +124,7 @@ def store_weights(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def add_weighted(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return sums[r, c] + the weight of row r * the value at `a`, for 16 numbers from each column c.
 
-    Pairs add the weight of the next key * the value at `b`, too. The weights of these keys are at i.
+    With pairs, also add the weight of the next key * the value at `b`. The weights of these keys start at i.
     """
     sums, weights, rows, i, values, columns, a, b = args
     of_weights, of_values = signature.args[1], signature.args[4]
@@ -150,13 +151,13 @@ def multiply_all(
 
 
 def splatted(builder: Any, number: Any) -> Any:
-    """Return a 32-bit number 16 times."""
+    """Return a vector of 16 copies of a 32-bit number."""
     first = builder.insert_element(ir.Constant(ir.VectorType(number.type, WIDTH), ir.Undefined), number, WORD(0))
     return builder.shuffle_vector(first, first, constant(WORDS, 0))
 
 
 class Widened:
-    """Code that loads 16 numbers of any type, and multiplies them as float32."""
+    """Generators of code that loads 16 numbers of any type, and multiplies them as float32."""
 
     @staticmethod
     def vectors(context: Any, builder: Any, dtype: Any, memory: Any, places: list[Any]) -> list[Any]:
@@ -178,7 +179,7 @@ class Widened:
 
 
 class Pairs:
-    """Code that loads 16 pairs of bfloat16 numbers, and multiplies them as they are stored."""
+    """Generators of code that loads 16 pairs of bfloat16 numbers, and multiplies them without widening."""
 
     @staticmethod
     def vectors(context: Any, builder: Any, dtype: Any, memory: Any, places: list[Any]) -> list[Any]:
@@ -186,7 +187,7 @@ class Pairs:
 
     @staticmethod
     def columns(context: Any, builder: Any, dtype: Any, memory: Any, a: list[Any], b: list[Any]) -> list[Any]:
-        """Return the numbers of two rows as pairs."""
+        """Return 16 pairs for each column: a number of the row at `a`, and a number of the row at `b`."""
         lanes = ir.Constant(ir.VectorType(WORD, 2 * WIDTH), [lane // 2 + lane % 2 * WIDTH for lane in range(2 * WIDTH)])
         few = ir.VectorType(BITS, WIDTH)
         rows = [[builder.load(element(context, builder, memory, i, few), align=2) for i in each] for each in (a, b)]
@@ -212,7 +213,7 @@ def dots(a: Memory, rows_a: tuple[int, ...], b: Memory, rows_b: tuple[int, ...],
     `rows_a` and `rows_b` are start positions of rows of `size` numbers, and make at most 16 pairs.
     """
     sums, more, each, i = no_sums(rows_a, rows_b), no_sums(rows_a, rows_b), step_of(a, b), 0
-    if len(sums) <= 4:  # two sums for each pair: an addition would wait for the one before it
+    if len(sums) <= 4:  # two sums for each pair of rows, because an addition waits for the one before it
         while i + 2 * each <= size:
             sums = add_products(sums, a, rows_a, b, rows_b, i)
             more = add_products(more, a, rows_a, b, rows_b, i + each)
@@ -229,9 +230,9 @@ def dots(a: Memory, rows_a: tuple[int, ...], b: Memory, rows_b: tuple[int, ...],
 
 @kernel
 def dot_rows(row: Memory, x: Memory, size: int, rows: int, bias: float, out: Memory, stride: int, adds: bool) -> None:
-    """Set out[m * stride] to `bias` and the dot product of `row` and x[m], for at most 4 rows m.
+    """Set out[m * stride] to `bias` plus the dot product of `row` and x[m], for at most 4 rows m.
 
-    row [size]; x [rows, size]; out [rows, stride]. With `adds`, add to out.
+    row [size]; x [rows, size]; out [rows, stride]. With `adds`, add to `out` instead.
     """
     if rows == 1:
         write_dots(row, x, (0,), size, bias, out, stride, adds)

@@ -1,6 +1,6 @@
-"""The work on each row between the matmuls of a layer: RMSNorm, rotary embedding, SiLU.
+"""The operations on rows between the matmuls of a layer: RMSNorm, rotary embedding, SiLU.
 
-Rows may have any size: sixteen numbers at a time are vectors, and the rest are handled one by one.
+Rows may have any size: they are processed in vectors of sixteen numbers, and the rest one by one.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ from .vectors import (
     zeros,
 )
 
-LOWEST_GATE = np.float32(-88.0)  # exp(88) is the last power that float32 holds; silu of anything lower is 0
+LOWEST_GATE = np.float32(-88.0)  # exp(89) overflows in float32; silu of lower numbers is practically 0
 
 # RMSNorm
 
@@ -95,7 +95,7 @@ def rotate(x: Memory, cos: Memory, sin: Memory, scale: float, size: int, out: Me
 
 @kernel
 def copy(x: Memory, size: int, scale: float, out: Memory) -> None:
-    """Set out to scale * x, [size] each, of any two types."""
+    """Set out to scale * x, [size] each, converting between any two types."""
     i = 0
     while i + WIDTH <= size:
         store(out, i, multiply(load(x, i), splat(scale)))

@@ -1,16 +1,16 @@
-"""Paged attention to keys and values in int8, whose layout is in ../../engine/int8_blocks.py.
+"""Paged attention to keys and values in int8. ../../engine/int8_blocks.py describes their layout.
 
-Four tokens are a quad, and 64 bytes of a quad are a line. One instruction multiplies a line by 64 other bytes, and adds
-the products by fours (AVX-512 VNNI; elsewhere it takes several):
+Four tokens form a quad, which is read in lines of 64 bytes. With AVX-512 VNNI, one instruction multiplies a line by 64
+other bytes and adds every four products; other processors need several instructions:
 
     keys     token a: a0 a1 a2 a3, token b: b0 b1 b2 b3, c, d; then a4 ...    times q0 q1 q2 q3 four times, then q4 ...
     values   number 0: a0 b0 c0 d0, number 1: a1 b1 c1 d1, ...                times the weights of a, b, c, d each time
 
-So the sums of a line of keys are parts of four scores, and those of a line of values are parts of 16 numbers of the
-result. Queries and weights become integers of 16 bits, in two bytes that are multiplied separately: the rounding of
-keys and values when they are stored is the only one that counts. Scales are applied to scores and to weights.
+So a line of keys adds to four scores, and a line of values adds to 16 numbers of the result. Queries and weights become
+16-bit integers, whose two bytes are multiplied separately: their rounding is negligible next to that of the stored keys
+and values. Scales are applied to scores and to weights.
 
-A tile is read in order, and meanwhile the next one is prefetched.
+Each tile is read in order while the next one is prefetched.
 """
 
 from typing import Any, NamedTuple
@@ -76,7 +76,7 @@ from .vectors import (
 )
 
 QUAD = 4  # tokens
-ROWS = 4  # of q, that are multiplied at a time
+ROWS = 4  # of q, multiplied at a time
 HIGHEST_Q = np.float32(127 * 256)  # its upper byte is 127
 HIGHEST_WEIGHT = np.float32(65535)
 
@@ -104,11 +104,11 @@ class Scratch(NamedTuple):
     q: int  # int8 [job_rows, 2, QUAD * head_dim], upper and lower bytes
 
 
-FIXED = ROWS * TILE + ROWS * 2 * TILE // 4 + 2 * TILE + WIDTH  # numbers before q_scales
+FIXED = ROWS * TILE + ROWS * 2 * TILE // 4 + 2 * TILE + WIDTH  # float32 numbers before q_scales
 
 
 def scratch_size(job_rows: int, head_dim: int) -> int:
-    """Return how many float32 numbers a worker needs."""
+    """Return the size of a worker's scratch space, in float32 numbers."""
     return FIXED + 2 * -(-job_rows // WIDTH) * WIDTH + job_rows * 2 * head_dim
 
 
@@ -126,7 +126,7 @@ def scratch_of(address: int, job_rows: int) -> Scratch:
 
 @kernel
 def head_place(shape: Int8Pool, layer: int, kv: int, block: int) -> int:
-    """Return the place in the pool of a head's part of a block."""
+    """Return the byte of the pool at which a KV head's part of a block starts."""
     row = (block * shape.num_layers + layer) * shape.num_kv_heads + kv
     return row * shape.block_size * (2 * shape.head_dim + 8)
 
@@ -154,7 +154,7 @@ def store_int8(
 
 @kernel
 def quantize(x: Memory, size: int, out: Memory) -> float:
-    """Set `out` int8 [size] to x [size] over a scale, and return the scale: NaN if a number is NaN."""
+    """Set `out` int8 [size] to x [size] divided by a scale. Return the scale, or NaN if a number is NaN."""
     highest = zeros()
     for i in range(0, size, WIDTH):
         highest = maximum_or_nan(highest, maximum_or_nan(load(x, i), negative(load(x, i))))
@@ -181,7 +181,7 @@ def attend_int8(
     q: Memory, rows: int, group: int, first: int, pool: int, shape: Int8Pool, layer: int, kv: int, table: Memory,
     start: int, end: int, scratch: Scratch, places: Memory, out: Memory, peaks: Memory, sums: Memory,
 ) -> None:  # fmt: skip
-    """Attend as attention.attend() does, which has the arguments. `start` is a multiple of TILE."""
+    """Attend like attention.attend(), which describes the arguments. `start` is a multiple of TILE."""
     size = shape.head_dim
     find_places(shape, pool, layer, kv, table, start, end, places)
     for quad in range(0, min(TILE, end - start), QUAD):
@@ -215,9 +215,9 @@ def attend_int8(
 def find_places(
     shape: Int8Pool, pool: int, layer: int, kv: int, table: Memory, start: int, end: int, places: Memory
 ) -> None:
-    """Set places[i] to the place of the keys of quad i, for two tiles, and prefetch the scales.
+    """Set places[i] to the byte of the pool at which the keys of quad i start, for two tiles, and prefetch the scales.
 
-    The last quad fills the rest.
+    Set the rest of `places`, up to the end of the second tile, to the place of the last quad.
     """
     block, offset, place = start // shape.block_size, start % shape.block_size, 0
     count = min(2 * TILE, end - start)
@@ -240,7 +240,7 @@ def find_places(
 def copy_scales(
     shape: Int8Pool, pool: int, layer: int, kv: int, table: Memory, start: int, count: int, scales: Memory
 ) -> float:
-    """Copy the scales of a tile to scales [2, TILE], with zeros at its end, and return the highest one of a value."""
+    """Copy the scales of a tile to scales [2, TILE], padded with zeros. Return the highest of the values' scales."""
     slots, highest = shape.block_size, zeros()
     for which in range(2):
         t = 0
@@ -261,7 +261,7 @@ def copy_scales(
 
 @kernel
 def split_query(q: Memory, r: int, size: int, scratch: Scratch) -> None:
-    """Quantize a row of q to 16 bits, in halves. Each four bytes are stored once for each token of a quad."""
+    """Quantize row r of q to 16 bits, in two bytes. Store every four bytes four times, once per token of a quad."""
     highest, total = zeros(), np.float32(0)
     for i in range(0, size, WIDTH):
         highest = maximum_or_nan(highest, maximum_or_nan(load(q, i), negative(load(q, i))))
@@ -276,7 +276,7 @@ def split_query(q: Memory, r: int, size: int, scratch: Scratch) -> None:
 
 @kernel
 def prefetch_lines(pool: Memory, place: int, size: int) -> None:
-    """Prefetch a quad."""
+    """Prefetch the lines of a quad."""
     for i in range(0, QUAD * size, LINE):
         prefetch(pool, place + i)
 
@@ -286,9 +286,9 @@ def attend_rows(
     rows: tuple[int, ...], group: int, before: int, pool: int, shape: Int8Pool, places: Memory, count: int,
     highest: float, scratch: Scratch, out: Memory, peaks: Memory, sums: Memory,
 ) -> None:  # fmt: skip
-    """Attend with up to four rows to a tile of keys, and rescale earlier sums to the new peak.
+    """Attend to a tile of keys with up to four rows of q, and rescale earlier sums to the new peak.
 
-    The query of row r sees the first before + r // group keys of the tile.
+    The query of rows[i] sees the first before + rows[i] // group keys of the tile.
     """
     count, size = min(count, before + rows[-1] // group), shape.head_dim
     scores, scales, bytes_of = floats(scratch.scores), floats(scratch.scales), octets(pool)
@@ -326,7 +326,10 @@ def attend_rows(
 
 @kernel
 def weigh(j: int, row: int, count: int, highest: float, scratch: Scratch, peaks: Memory, sums: Memory) -> None:
-    """Turn the scores of a row into weights times the scales of the values, in bytes, and set the row's factors."""
+    """Turn a row's scores into weights times the values' scales, in two bytes each, and set the row's factors.
+
+    `j` is the row's place in the scratch space, and `row` its number in q.
+    """
     scores, scales, peak, total = (
         at(floats(scratch.scores), j * TILE),
         at(floats(scratch.scales), TILE),
@@ -363,9 +366,9 @@ def rounded_words(builder: Any, numbers: Any) -> Any:
 
 @intrinsic(lambda memory, i, distance, numbers: types.float32(memory, types.intp, types.intp, vector))
 def store_halves(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Store the upper bytes of 16 rounded numbers, each four bytes four times, and the lower ones at a distance.
+    """Round 16 numbers. Store their upper bytes at i, and their lower bytes at i + distance. Both bytes are signed.
 
-    Return the sum of the rounded numbers. Both bytes are signed.
+    Every four bytes are stored four times. Return the sum of the rounded numbers.
     """
     memory, i, distance, numbers = args
     whole = rounded_words(builder, numbers)
@@ -382,7 +385,7 @@ def store_halves(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda memory, i, distance, numbers: types.void(memory, types.intp, types.intp, vector))
 def store_weights(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Store the upper bytes of 16 rounded numbers, and the lower ones at a distance. Both bytes are unsigned."""
+    """Round 16 numbers. Store their upper bytes at i, and their lower bytes at i + distance, both unsigned."""
     memory, i, distance, numbers = args
     whole = rounded_words(builder, numbers)
     for half, place in ((builder.lshr(whole, constant(WORDS, 8)), i), (whole, builder.add(i, distance))):
@@ -393,9 +396,9 @@ def store_weights(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda sums, q, rows, half, pool, quads, i: sums(sums, q, rows, types.intp, pool, quads, types.intp))
 def add_keys(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Add the products of a line of each quad, at i, and both halves of each row of q.
+    """Add the products of the line at i of each quad and both bytes of each row of q.
 
-    The sums are int32 bits in float32 vectors. Bytes of keys get 128 more, because they must be unsigned.
+    The sums are int32 bits in float32 vectors. 128 is added to the bytes of keys, because they must be unsigned.
     """
     sums, q, rows, half, pool, quads, i = args
     totals, at_sum = [builder.bitcast(each, WORDS) for each in parts_of(builder, sums)], 0
@@ -414,7 +417,7 @@ def add_keys(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     sums, weights, rows, types.intp, types.intp, pool, types.intp
 ))  # fmt: skip
 def add_values(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Add the products of a line of values and both halves of four weights of each row, which are at k."""
+    """Add the products of a line of values and both bytes of the four weights at k of each row."""
     sums, weights, rows, half, k, pool, place = args
     totals, line = [], load_line(context, builder, pool, place)
     before = iter(parts_of(builder, sums))
@@ -430,14 +433,14 @@ def load_line(context: Any, builder: Any, memory: Any, place: Any) -> Any:
 
 
 def whole_of(builder: Any, upper: Any, lower: Any) -> Any:
-    """Return 256 * upper + lower, of sums that are integers."""
+    """Return 256 * upper + lower, for integer sums."""
     shifted = builder.shl(builder.bitcast(upper, WORDS), constant(WORDS, 8))
     return builder.add(shifted, builder.bitcast(lower, WORDS))
 
 
 @intrinsic(lambda sums, rows: types.UniTuple(vector, len(rows))(sums, rows))
 def joined(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return the sums of both halves of each row as one number."""
+    """Join the sums of the upper and the lower bytes of each row into one float32 vector."""
     sums = parts_of(builder, args[0])
     values = [whole_of(builder, upper, lower) for upper, lower in zip(sums[::2], sums[1::2], strict=True)]
     return tuple_of([builder.sitofp(value, FLOATS) for value in values], context, builder, signature)
@@ -447,7 +450,10 @@ def joined(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     first, second, q_sums, q_scales, rows
 ))  # fmt: skip
 def scores_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return the scores of 16 keys for each row, without the scales of keys, from add_keys() of two quads each."""
+    """Return each row's scores of 16 keys, without the keys' scales.
+
+    `first` and `second` are the sums of add_keys() for two quads each.
+    """
     quarters = [range(start, start + 4) for start in range(0, 2 * WIDTH, 4)]
 
     def join(a: Any, b: Any, low: tuple[int, ...]) -> Any:
@@ -467,6 +473,6 @@ def scores_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda rows: rows(rows))
 def numbered(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return 0, 1, ..., as many as there are rows."""
+    """Return the numbers 0, 1, ..., one for each row."""
     numbers = [ir.Constant(row.type, i) for i, row in enumerate(parts_of(builder, args[0]))]
     return tuple_of(numbers, context, builder, signature)

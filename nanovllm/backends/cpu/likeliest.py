@@ -30,14 +30,14 @@ from .vectors import (
     zeros,
 )
 
-PART = 8192  # logits of a row that one worker searches: they stay in the nearest caches
+PART = 8192  # logits of a row per task: few enough to stay in a core's cache
 
 
 @kernel
 def peak_of(logits: Memory, size: int) -> tuple[np.int64, np.float32, np.float32]:
-    """Return where the first largest logit is, its value, and the sum of exp(logit - largest).
+    """Return the index and the value of the largest logit, and the sum of exp(logit - largest).
 
-    NaN counts as the largest.
+    Of equal logits, the first one counts. NaN counts as the largest.
     """
     peaks, i, whole = splat(read(logits, 0)), 0, size // WIDTH * WIDTH
     for i in range(0, whole, WIDTH):
@@ -62,7 +62,9 @@ def peak_of(logits: Memory, size: int) -> tuple[np.int64, np.float32, np.float32
 def join_parts(
     found: Memory, peaks: Memory, sums: Memory, rows: int, parts: int, tokens: Memory, logprobs: Memory
 ) -> None:
-    """Find the first of the largest logits, and its log-probability, or NaN if the logit is not finite.
+    """Merge the parts of each row into its likeliest token and that token's log-probability.
+
+    The log-probability is NaN if the largest logit is not finite, or if a logit is NaN.
 
     found int64 [rows, parts]; peaks, sums float32 [rows, parts]; tokens int64 [rows]; logprobs float32 [rows]
     """
@@ -74,7 +76,7 @@ def join_parts(
                 best = part
         peak = read(peaks, best)
         for part in range(row * parts, (row + 1) * parts):
-            if read(peaks, part) > -np.inf:  # a part of nothing but -inf has no sum
+            if read(peaks, part) > -np.inf:  # a part that is all -inf has no valid sum
                 total += read(sums, part) * exp(read(peaks, part) - peak)
         put(tokens, row, get(found, best))
         write(logprobs, row, -np.log(total) if np.isfinite(peak) and not has_nan else np.float32(np.nan))

@@ -9,8 +9,8 @@ sequentially:
     row 0    a0 a1 a2 a3 ...               a0 a1 b0 b1 c0 c1 ... | a2 a3 b2 b3 c2 c3 ... | ...
     row 1    b0 b1 b2 b3 ...               depth 2: pairs of bfloat16, where one instruction multiplies pairs; else 1
 
-Packing swaps numbers inside each block of 32 rows, so it happens in place: a weight is never in memory twice. Up to 31
-rows at the end keep their order, and linear() reads them. While one column is in use, the next one is prefetched.
+Packing moves numbers only inside blocks of 32 rows, so it works in place: a weight is never in memory twice. Up to 31
+rows at the end keep their order, and linear() handles them. While one column is in use, the next one is prefetched.
 """
 
 import torch
@@ -23,12 +23,12 @@ from .vectors import WIDTH, Memory, at, kernel, read
 
 COLUMNS = 2 * WIDTH  # outputs in a block of registers
 ROWS = 8  # of x, in a block of registers
-FEW_ROWS = 4  # rows of x that linear() takes
-PACKED_AT_A_TIME = 4  # columns of 16 outputs: a copy of more leaves holes among the weights
+FEW_ROWS = 4  # rows of x that linear() takes at a time, at most
+PACKED_AT_A_TIME = 4  # columns of 16 outputs: a larger copy would leave holes in memory between the weights
 
 
 def type_of(dtype: torch.dtype) -> torch.dtype:
-    """Return the activation dtype for a weight's dtype: bfloat16 if the processor multiplies pairs of it."""
+    """Return the dtype of x for a weight's dtype: bfloat16 if the processor multiplies pairs of it, else float32."""
     bits = types.CPointer(types.uint16)
     return dtype if dtype == torch.bfloat16 and are_pairs(bits, bits) else torch.float32
 
@@ -40,9 +40,9 @@ def columns_of(weight: Tensor) -> Tensor:
 
 
 def pack(weight: Tensor) -> None:
-    """Put the numbers of `weight` [outputs, size] in the order above. bfloat16 needs an even `size`.
+    """Put the numbers of `weight` [outputs, size] in the packed order described above. bfloat16 needs an even `size`.
 
-    All memory that this needs is allocated first: an error leaves no weight half packed.
+    All memory is allocated before anything moves, so an error never leaves a weight half packed.
     """
     packed = columns_of(weight)
     plain = packed.view(-1, WIDTH, packed.shape[1], packed.shape[3])
@@ -68,9 +68,9 @@ def matmul(
 ) -> None:  # fmt: skip
     """Set out[m, r] to x[m] * weight[r] + bias[r] for r from start to end - 1, with `start` a multiple of COLUMNS.
 
-    x [rows, size] of type_of(weight); weight packed; bias [outputs]; out [rows, stride]. With `adds`, add to out.
+    x [rows, size] of type_of(weight); weight packed; bias [outputs]; out [rows, stride]. With `adds`, add to `out`.
     """
-    eights = (rows + ROWS - 5) // ROWS  # blocks of rows that prefetch the next columns while they use these
+    eights = (rows + ROWS - 5) // ROWS  # blocks of 5 to 8 rows, which prefetch the next columns while they use these
     pace = max(1, COLUMNS // max(1, eights))
     num_packed, last = outputs // COLUMNS * COLUMNS, rows - 1  # the last row may appear several times in a block
     for r in range(start, min(end, num_packed), COLUMNS):
@@ -99,7 +99,10 @@ def block(
     x: Memory, rows: tuple[int, ...], size: int, weight: Memory, columns: tuple[int, int], ahead: int, pace: int,
     bias: Memory, out: Memory, stride: int, adds: bool,
 ) -> None:  # fmt: skip
-    """Multiply some rows of x by 32 outputs. `columns` are start positions in the weight."""
+    """Multiply some rows of x by the weights of 32 outputs. `columns` are start positions in the weight.
+
+    Eight rows also prefetch the weight from `ahead` on, `pace` numbers for each number of a row.
+    """
     starts, depth, line = starts_of(rows, size), depth_of(x, weight), per_line(weight)
     sums, to = load_block(bias, starts_of(rows, 0), (0, WIDTH)), starts_of(rows, stride)
     for k in range(0, size, depth):
@@ -117,6 +120,6 @@ def linear(
     weight: Memory, bias: Memory, start: int, end: int, x: Memory, size: int, rows: int, out: Memory, stride: int,
     adds: bool,
 ) -> None:  # fmt: skip
-    """Do what matmul() does, for an unpacked weight and at most FEW_ROWS rows of x."""
+    """Do the same as matmul() for the unpacked rows of a weight and at most FEW_ROWS rows of x."""
     for r in range(start, end):
         dot_rows(at(weight, r * size), x, size, rows, read(bias, r), at(out, r), stride, adds)

@@ -1,12 +1,13 @@
-"""Linear layers with weights in 8 or 4 bits: ../../quantization.py has their formats.
+"""Linear layers with weights in 8 or 4 bits. ../../quantization.py describes their formats.
 
-x is quantized too, in groups of 32 numbers: x = scale * q with q from -127 to 127. A product of integers is exact:
+x is quantized, too, in groups of 32 numbers: x = x_scale * x_q, with x_q from -127 to 127. Products of integers are
+exact, with q for the integers of the weight:
 
     sum over a group of weight * x = x_scale * (scale * sum(q * x_q) + minimum * sum(x_q))
 
-so kernels multiply bytes, four at a time in each lane. One instruction does that for 64 bytes (AVX-512 VNNI); elsewhere
-it takes several. The sums of x_q are computed once per row. int8 is the same with the minimum -128 * scale. A scale per
-output is applied at the end.
+so kernels multiply bytes, four at a time in each lane. With AVX-512 VNNI, one instruction does that for 64 bytes; other
+processors need several. The sums of x_q are computed once per row. In int8, the minimum is -128 * scale. If there is
+one scale per output, it is applied at the end.
 """
 
 import os
@@ -50,9 +51,9 @@ from .vectors import (
     write,
 )
 
-INT4, INT4_FLOAT32, INT8, INT8_GROUPS, INT8_HALF_GROUPS = map(int, Format)  # Numba takes plain integers
-LINE = 64  # bytes: four of each of 16 outputs
-SUMS = 3  # of a group of x: all of it, its first half, and its second half
+INT4, INT4_FLOAT32, INT8, INT8_GROUPS, INT8_HALF_GROUPS = map(int, Format)  # Numba needs plain integers
+LINE = 64  # bytes: four for each of 16 outputs
+SUMS = 3  # of a group of x: the whole group, its first half, and its second half
 ROWS = 4  # of x, in a block of registers
 BYTE = ir.IntType(8)
 
@@ -83,9 +84,9 @@ def add_dot(builder: Any, total: Any, weight: Any, x: Any) -> Any:
     lambda sums, weight, columns, i, x, starts, k: sums(sums, weight, columns, types.intp, x, starts, types.intp)
 )
 def add_dots_8(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Add the products of 4 numbers of each row of x and each of 16 outputs, which are 64 bytes of a column.
+    """Add the products of 4 numbers of each row of x and 4 weights of each of 16 outputs: 64 bytes of a column.
 
-    The sums are integers, whatever their type says.
+    The sums are int32 bits in float32 vectors.
     """
     return add_dots(context, builder, args, lambda both: [both])
 
@@ -94,7 +95,7 @@ def add_dots_8(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     lambda sums, weight, columns, i, x, starts, k: sums(sums, weight, columns, types.intp, x, starts, types.intp)
 )
 def add_dots_4(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Add the products of 8 numbers of each row of x: the lower halves of 64 bytes, then the upper ones."""
+    """Add the products of 8 numbers of each row of x: 4 with the lower halves of 64 bytes, 4 with the upper halves."""
     mask = constant(WORDS, 0x0F0F0F0F)
 
     def halves_of(both: Any) -> list[Any]:
@@ -148,7 +149,7 @@ def add_group(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 def loader_of(to_float: Callable[[Any, Any], Any]) -> Any:
-    """Return an intrinsic that loads the line at byte i of each column, and makes a float32 of each word."""
+    """Return an intrinsic that loads the line at byte i of each column, and turns each word into a float32."""
 
     @intrinsic(lambda memory, columns, i: types.UniTuple(vector, len(columns))(memory, columns, types.intp))
     def load_line(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -175,7 +176,7 @@ def scaled_columns(context: Any, builder: Any, signature: Any, args: Any) -> Any
 
 @intrinsic(lambda memory, i, numbers: types.float32(memory, types.intp, vector))
 def store_bytes(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Set memory[i] to memory[i + 15] to the rounded numbers, and return their sum."""
+    """Round 16 numbers, store them as the bytes memory[i] to memory[i + 15], and return their sum."""
     round_to = get_or_insert_function(builder.module, ir.FunctionType(FLOATS, [FLOATS]), "llvm.rint.v16f32")
     words = builder.fptosi(builder.call(round_to, [args[2]]), WORDS)
     few = builder.trunc(words, sixteen(BYTE))
@@ -239,9 +240,9 @@ def quantized_block(
     x: Memory, x_scales: Memory, x_sums: Memory, rows: tuple[int, ...], size: int, weight: Memory, scales: Memory,
     lines: int, bias: Memory, out: Memory, stride: int, adds: bool,
 ) -> None:  # fmt: skip
-    """Multiply some rows of x by 32 outputs.
+    """Multiply some rows of x by the weights of 32 outputs.
 
-    Each format has a loop of its own: LLVM would move all loads ahead of a branch in a loop, and run out of registers.
+    Each format has a separate loop: LLVM would move all loads ahead of a branch in the loop, and run out of registers.
     """
     starts, groups_of, to = starts_of(rows, size), starts_of(rows, size // GROUP), starts_of(rows, stride)
     totals, groups, each = no_sums(rows, (0, 1)), size // GROUP, lines * LINE
@@ -297,7 +298,7 @@ def quantized_block(
 def sums_4(
     rows: tuple[int, ...], weight: Memory, columns: tuple[int, int], i: int, x: Memory, starts: tuple[int, ...], k: int
 ) -> Any:
-    """Return the sums of a group's products, in 4 bits. Its lines are at i, and its numbers of x at k of each row."""
+    """Return the sums of products for a group in 4 bits. Its lines start at i, and its x at number k of each row."""
     sums = no_sums(rows, (0, 1))
     for line in range(4):
         sums = add_dots_4(sums, weight, columns, i + line * LINE, x, starts, k + 8 * line)
@@ -309,7 +310,7 @@ def sums_8(
     rows: tuple[int, ...], weight: Memory, columns: tuple[int, int], i: int, x: Memory, starts: tuple[int, ...], k: int,
     lines: int,
 ) -> Any:  # fmt: skip
-    """Do the same in 8 bits, for a group of this many lines."""
+    """Do the same as sums_4() for a group of `lines` lines in 8 bits."""
     sums = no_sums(rows, (0, 1))
     for line in range(lines):
         sums = add_dots_8(sums, weight, columns, i + line * LINE, x, starts, k + 4 * line)

@@ -1,4 +1,4 @@
-"""The caller of step.py: it packs a model's weights, plans each step, and shares the step with helpers."""
+"""StepRunner, which packs a model's weights, plans each step, and runs it with helpers."""
 
 import math
 from array import array
@@ -18,8 +18,8 @@ from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM
 from ...quantization import GROUP, QuantizedLinear
 from ...requests.tokens import SampledToken, SamplingRow
-from ..torch.backend import ends_of
-from ..torch.sampler import no_probabilities, sample
+from ..torch.backend import end_positions
+from ..torch.sampler import invalid_logits_message, sample
 from .attention import PLACES, SPLIT, TILE, Pool
 from .int8_attention import Int8Pool, scratch_size
 from .likeliest import PART
@@ -29,14 +29,14 @@ from .step import CHUNK, JOB, LAST_PHASES, MERGE, NO_STEP, PHASES, Model, Sizes,
 from .team import STRIDE, Helpers
 from .vectors import WIDTH, like_of
 
-QUERY_TILE = 64  # rows of a chunk, queries x query heads of a KV head, that one job attends for
+QUERY_TILE = 64  # rows per job of a chunk: queries x query heads that share a KV head
 
 
 class StepRunner:
-    """All steps of a model: its layers, logits of hidden states, and likeliest tokens of logits."""
+    """A model, ready for kernels, which run its layers and compute logits and likeliest tokens."""
 
     def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
-        """Pack the weights of `model` in place, as the last thing that can fail.
+        """Pack the weights of `model` in place, after everything else that can fail.
 
         Plain operations cannot use the model afterwards.
         """
@@ -57,7 +57,7 @@ class StepRunner:
         self._kept: list[Tensor] = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
         self._scratch = torch.empty(0)
         dtype = self._dtype
-        weights, work = self._take_weights(model), self._make_workspace(workers, type_of(dtype))
+        weights, work = self._weights_of(model), self._make_workspace(workers, type_of(dtype))
         likes = like_of(dtype), like_of(type_of(dtype))
         self._fixed = Model(*likes, self._shape, self._sizes, weights, work, np.float32(config.rms_norm_eps))
         self._helpers = Helpers(workers - 1, partial(help_with, self._fixed, self._kept))
@@ -65,10 +65,10 @@ class StepRunner:
             pack(matrix)
 
     def run(self, batch: list[Scheduled]) -> tuple[Tensor, Tensor | None]:
-        """Compute the next tokens of each sequence.
+        """Run the model on the tokens that are scheduled for each sequence.
 
         Return hidden [num_tokens, hidden_size] in the model's dtype, and logits float32 [batch size, vocab_size] after
-        the last token of each item if no sequence has more tokens to compute.
+        the last token of each item, or None if a sequence has more tokens to compute.
         """
         self._check(batch)
         plan = plan_step(batch, self._shape.block_size, max(1, QUERY_TILE // self._sizes.group))
@@ -77,7 +77,7 @@ class StepRunner:
         logits = torch.empty(len(plan.outputs), self._vocab_size) if plan.outputs else None
         size, heads, kvs = self._shape.head_dim, self._sizes.num_heads, self._shape.num_kv_heads
         width = self._sizes.hidden_size + 2 * (heads + kvs) * size + self._sizes.intermediate_size
-        self._start(
+        self._execute(
             4 * (rows * width + plan.num_splits * heads * (size + 2)),
             {"token_ids": plan.token_ids, "positions": plan.positions, "slots": plan.slots, "tables": plan.tables,
              "jobs": plan.jobs, "merges": plan.merges, "outputs": plan.outputs},
@@ -94,26 +94,26 @@ class StepRunner:
         assert hidden.dtype == self._dtype and hidden.shape[1] == self._sizes.hidden_size
         logits = torch.empty(rows, self._vocab_size)
         if rows:
-            at = {"hidden": hidden.data_ptr(), "logits": logits.data_ptr()}
-            self._start(0, {"outputs": range(rows)}, num_outputs=rows, vocab_size=self._vocab_size, **at)
+            addresses = {"hidden": hidden.data_ptr(), "logits": logits.data_ptr()}
+            self._execute(0, {"outputs": range(rows)}, num_outputs=rows, vocab_size=self._vocab_size, **addresses)
         return logits
 
     def find_likeliest(self, logits: Tensor) -> tuple[list[int], list[float]]:
-        """Return the likeliest token of each row of `logits`, and its log-probability: NaN if the logit isn't finite.
+        """Return each row's likeliest token, and the token's log-probability, or NaN if its logit is not finite.
 
         logits [num_rows, vocab_size]
         """
         logits = logits.float().contiguous()
         rows, size = logits.shape
         tokens, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
-        at = {"logits": logits.data_ptr(), "tokens": tokens.data_ptr(), "logprobs": logprobs.data_ptr()}
-        self._start(16 * rows * -(-size // PART), {}, num_outputs=rows, vocab_size=size, **at)
+        addresses = {"logits": logits.data_ptr(), "tokens": tokens.data_ptr(), "logprobs": logprobs.data_ptr()}
+        self._execute(16 * rows * -(-size // PART), {}, num_outputs=rows, vocab_size=size, **addresses)
         return tokens.tolist(), logprobs.tolist()
 
-    def _start(self, num_bytes: int, lists: dict[str, Sequence[int]], **fields: int) -> None:
-        """Run a step with `num_bytes` of scratch space. `lists` are fields that point to int64 numbers."""
+    def _execute(self, num_bytes: int, lists: dict[str, Sequence[int]], **fields: int) -> None:
+        """Run a step with `num_bytes` of scratch space. `lists` has the Step's int64 arrays, `fields` the rest."""
         if self._scratch.nbytes < num_bytes:
-            self._scratch = torch.empty(0)  # give it back before asking for more
+            self._scratch = torch.empty(0)  # free the old one before allocating more
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
         numbers, starts = array("q"), {}
         for name, values in lists.items():
@@ -125,17 +125,17 @@ class StepRunner:
         run_step(0, step.number - 1, step, self._fixed)
 
     def _check(self, batch: list[Scheduled]) -> None:
-        """Assert that all numbers are in range, since a kernel would read and write out of bounds."""
+        """Assert that all numbers are in range, because kernels do not check bounds."""
         assert batch and all(num_tokens > 0 for _, num_tokens in batch), "a step needs at least one token per sequence"
-        for length, (seq, num_tokens) in zip(ends_of(batch), batch, strict=True):
+        for length, (seq, num_tokens) in zip(end_positions(batch), batch, strict=True):
             token_ids = seq.input_ids(num_tokens, length - num_tokens)
-            within = min(token_ids) >= 0 and max(token_ids) < self._vocab_size
-            assert within, f"token ids {token_ids}, of {self._vocab_size}"
+            is_in_range = min(token_ids) >= 0 and max(token_ids) < self._vocab_size
+            assert is_in_range, f"token ids must be from 0 to {self._vocab_size - 1}, got {token_ids}"
             slots = len(seq.block_table) * self._shape.block_size
             assert length <= self._max_model_len, f"at most {self._max_model_len} tokens are allowed, got {length}"
             assert length <= slots, f"a context of {length} tokens in {slots} slots"
 
-    def _take_weights(self, model: LlamaForCausalLM) -> Weights:
+    def _weights_of(self, model: LlamaForCausalLM) -> Weights:
         config, dtype, rotary = model.config, self._dtype, model.model.rotary_emb
         layers: Any = model.model.layers
         matrices: list[int] = []
@@ -144,12 +144,12 @@ class StepRunner:
             for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj):
                 matrices += self._matrices_of(linear, 2 if linear is mlp.gate_up_proj else 1)
         norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
-        with_norms = layers if config.qk_norm else []
-        of_heads = [norm for layer in with_norms for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
+        qk_norm_layers = layers if config.qk_norm else []
+        qk_norms = [norm for layer in qk_norm_layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
         return Weights(
             matrices=self._keep(torch.tensor(matrices + self._matrices_of(model.lm_head))),
             norms=self._keep(torch.stack([norm.weight.detach().float() for norm in norms])),
-            head_norms=self._keep(torch.stack([norm.weight.detach().float() for norm in of_heads])) if of_heads else 0,
+            head_norms=self._keep(torch.stack([norm.weight.detach().float() for norm in qk_norms])) if qk_norms else 0,
             last_norm=self._keep(model.model.norm.weight.detach().float()),
             embedding=0 if config.tie_word_embeddings else model.model.embed_tokens.weight.data_ptr(),
             vocab_size=config.vocab_size,
@@ -159,20 +159,20 @@ class StepRunner:
         )
 
     def _matrices_of(self, linear: nn.Module, count: int = 1) -> list[int]:
-        """Return the MATRIX numbers of each of `count` matrices, one below the other in a linear layer."""
+        """Return MATRIX numbers for each of the `count` matrices that a linear layer stacks."""
         assert isinstance(linear, nn.Linear | QuantizedLinear)
         outputs = linear.out_features // count
         bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
-        at_bias = self._keep(F.pad(bias, (0, COLUMNS)).to(self._dtype))
+        bias_address = self._keep(F.pad(bias, (0, COLUMNS)).to(self._dtype))
         numbers = []
         for first in range(0, linear.out_features, outputs):
             column = first // WIDTH
             if isinstance(linear, nn.Linear):
-                places = linear.weight[first:].data_ptr(), 0
+                addresses = linear.weight[first:].data_ptr(), 0
             else:
-                places = linear.values[column:].data_ptr(), linear.scales[column:].data_ptr()
+                addresses = linear.values[column:].data_ptr(), linear.scales[column:].data_ptr()
             lines = 0 if isinstance(linear, nn.Linear) else int(linear.format)
-            numbers += [*places, at_bias + first * self._dtype.itemsize, lines]
+            numbers += [*addresses, bias_address + first * self._dtype.itemsize, lines]
         return numbers
 
     def _make_workspace(self, workers: int, dtype: torch.dtype) -> Workspace:
@@ -197,12 +197,13 @@ class StepRunner:
         )
 
     def _keep(self, tensor: Tensor) -> int:
+        """Keep a tensor alive, and return its address."""
         self._kept.append(tensor)
         return tensor.data_ptr()
 
 
 def help_with(fixed: Model, kept: list[Tensor], worker: int, seen: int) -> int:
-    """Take part in steps. `kept` is referenced here because the helper works with its addresses."""
+    """Take part in steps as a helper. `kept` keeps the tensors alive whose addresses the helper uses."""
     return run_step(worker, seen, NO_STEP, fixed)
 
 
@@ -210,7 +211,7 @@ def help_with(fixed: Model, kept: list[Tensor], worker: int, seen: int) -> int:
 
 
 def matrices_of(model: LlamaForCausalLM) -> list[Tensor]:
-    """Return each matrix that is packed as a whole: a linear layer's, but gate and up are two."""
+    """Return the matrices to pack: one for each linear layer, but two for gate_up_proj."""
     matrices: list[Tensor] = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
@@ -232,11 +233,11 @@ def why_unsupported(model: LlamaForCausalLM) -> str | None:
 
 
 class Plan(NamedTuple):
-    """The numbers of a step: its tokens, its sequences' blocks, and its jobs."""
+    """A step as lists of numbers: its tokens, block tables and jobs."""
 
     token_ids: list[int]  # [num_tokens]
     positions: list[int]  # [num_tokens]
-    slots: list[int]  # [num_tokens]; -1 for a decode, whose job writes its key
+    slots: list[int]  # [num_tokens]; -1 for a decode, whose job writes its key and value
     tables: list[int]  # [num_seqs, max_blocks]
     max_blocks: int
     jobs: list[int]  # [num_jobs, JOB], longest first
@@ -249,7 +250,7 @@ class Plan(NamedTuple):
 def plan_step(batch: list[Scheduled], block_size: int, tile: int) -> Plan:
     """Plan a step. A job has up to `tile` queries of a chunk, or up to SPLIT keys of a decode.
 
-    Items of one sequence are a chunk together: its draft attends to keys that other jobs need as well.
+    All items of a sequence form one chunk, because the tokens of its draft attend to each other's keys.
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -257,21 +258,21 @@ def plan_step(batch: list[Scheduled], block_size: int, tile: int) -> Plan:
     tables: list[int] = []
     jobs: list[tuple[int, ...]] = []
     merges: list[int] = []
-    ends: list[int] = []
-    last_tokens = ends_of(batch)
-    num_splits, width = 0, -(-max(last_tokens) // block_size)
+    last_rows: list[int] = []
+    item_ends = end_positions(batch)
+    num_splits, max_blocks = 0, -(-max(item_ends) // block_size)
     seqs = [(seq, [count for _, count in items]) for seq, items in groupby(batch, key=itemgetter(0))]
     for number, (seq, counts) in enumerate(seqs):
-        row, start, table, count = len(token_ids), seq.num_launched_tokens, seq.block_table[:width], sum(counts)
+        row, start, table, count = len(token_ids), seq.num_launched_tokens, seq.block_table[:max_blocks], sum(counts)
         end = start + count
         token_ids += seq.input_ids(count)
         positions += range(start, end)
-        tables += table + [0] * (width - len(table))
-        ends += [row + last - 1 for last in accumulate(counts)]
+        tables += table + [0] * (max_blocks - len(table))
+        last_rows += [row + last - 1 for last in accumulate(counts)]
         if count > 1:
             slots += [table[at // block_size] * block_size + at % block_size for at in range(start, end)]
-            firsts = range(0, count, tile)
-            jobs += [(row + i, min(tile, count - i), number, 0, min(start + i + tile, end), -1, 0) for i in firsts]
+            starts = range(0, count, tile)
+            jobs += [(row + i, min(tile, count - i), number, 0, min(start + i + tile, end), -1, 0) for i in starts]
             continue
         slots.append(-1)
         if end <= SPLIT:
@@ -285,11 +286,11 @@ def plan_step(batch: list[Scheduled], block_size: int, tile: int) -> Plan:
         merges += (row, num_splits, len(splits))
         num_splits += len(splits)
     jobs.sort(key=lambda job: -job[1] * (job[4] - job[3]))
-    is_complete = all(end >= seq.num_tokens_with_placeholders for end, (seq, _) in zip(last_tokens, batch, strict=True))
-    flat = [number for job in jobs for number in job]
+    is_complete = all(end >= seq.num_tokens_with_placeholders for end, (seq, _) in zip(item_ends, batch, strict=True))
+    job_numbers = [number for job in jobs for number in job]
     has_chunks = len(token_ids) > len(seqs)
-    outputs = ends if is_complete else []
-    return Plan(token_ids, positions, slots, tables, width, flat, merges, num_splits, outputs, has_chunks)
+    outputs = last_rows if is_complete else []
+    return Plan(token_ids, positions, slots, tables, max_blocks, job_numbers, merges, num_splits, outputs, has_chunks)
 
 
 # Sampling
@@ -300,17 +301,17 @@ def sample_rows(
 ) -> list[SampledToken]:
     """Sample one token for each row of `logits` [num_rows, vocab_size], as the plain sampler does.
 
-    Raise FloatingPointError with the row's number if a row has no probabilities.
+    Raise FloatingPointError with the row's number if no token of a row can be sampled.
     """
     if not any(row.params.temperature == 0 for row in rows):
         return sample(logits, rows)
     tokens, logprobs = find_likeliest(logits)
     for i, logprob in enumerate(logprobs):
         if not math.isfinite(logprob):
-            raise FloatingPointError(no_probabilities(i))
+            raise FloatingPointError(invalid_logits_message(i))
     sampled = list(map(SampledToken, tokens, logprobs))
-    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0]
-    if drawn:
-        for i, token in zip(drawn, sample(logits[drawn], [rows[i] for i in drawn]), strict=True):
+    not_greedy = [i for i, row in enumerate(rows) if row.params.temperature > 0]
+    if not_greedy:
+        for i, token in zip(not_greedy, sample(logits[not_greedy], [rows[i] for i in not_greedy]), strict=True):
             sampled[i] = token
     return sampled

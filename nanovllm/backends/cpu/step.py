@@ -1,9 +1,9 @@
 """A step of any mix of prompts, chunks of prompts and decodes, as one compiled call for all layers.
 
 The calling thread is worker 0. Helpers run the same function, and join a step when they see it in the mailbox
-(team.py). All workers go through the phases together, and the tasks of a phase go to whichever worker is free:
+(team.py). All workers go through the phases together, and the next free worker takes the next task of a phase:
 
-    phase of a layer   tasks                                 first, by each worker that gets a task
+    phase of a layer   tasks                                 each worker first computes
     qkv                rows x outputs of the weight          norm
     store              rows of chunks                        -
     attend             jobs x KV heads (runner.py)           -
@@ -12,9 +12,9 @@ The calling thread is worker 0. Helpers run the same function, and join a step w
     gate and up        rows x outputs of both weights        norm
     down               rows x outputs of the weight          -
 
-After the layers come the last norm and the logits, and the likeliest token of each row. A phase with no tasks costs
-nothing. Each worker recomputes the norm of a few rows; waiting would cost more. With many rows, a task takes at
-most 128 of them, which stay in the core's cache while the weight goes by.
+After the layers come the last norm, the logits, and the likeliest token of each row. A phase without tasks costs
+nothing. Each worker recomputes the norm of a few rows, because waiting for another worker would cost more. A task has
+at most 128 rows, which stay in the core's cache while the weight is read.
 """
 
 from typing import Any, NamedTuple
@@ -37,21 +37,23 @@ MATRICES = 5  # of a layer
 MATRIX = 4  # numbers of a matrix: addresses of its weight, its scales and its bias, and its Format (0: floating point)
 PHASES = 7  # of a layer
 LAST_PHASES = 3  # after the layers
-CHUNK = 128  # rows
-JOB = 7  # numbers of a job: first row, queries, sequence, first key, end of its keys, split (-1: none), writes
-MERGE = 3  # numbers of a merge: the row, its first split, and how many
+CHUNK = 128  # rows of a task, at most
+# numbers of a job: first row, number of queries, sequence, first key, end of its keys, split (-1: none), and whether it
+# writes the key and value of its token
+JOB = 7
+MERGE = 3  # numbers of a merge: the row, its first split, and its number of splits
 
 # The arguments, as addresses and sizes
 
 
 class Step(NamedTuple):
-    """One step. Every field that is not a number or a size is an address."""
+    """One step. Fields with a shape are addresses of arrays."""
 
     number: int  # 1, 2, ...
-    rows: int  # tokens; 0: no layers, and the rest works on `hidden` or `logits`
+    rows: int  # tokens; 0: the layers are skipped, and the step starts from `hidden` or `logits`
     token_ids: int  # int64 [rows]
     positions: int  # int64 [rows]
-    slots: int  # int64 [rows], slot of each token; -1: its job writes it
+    slots: int  # int64 [rows], slot of each token; -1: its attention job writes its key and value
     stored_rows: int  # `rows` if the store phase has any work, else 0
     tables: int  # int64 [num_seqs, max_blocks]
     max_blocks: int
@@ -67,7 +69,7 @@ class Step(NamedTuple):
     vocab_size: int
     tokens: int  # int64 [num_outputs], the likeliest tokens; 0: none
     logprobs: int  # float32 [num_outputs], their log-probabilities
-    work: int  # scratch space, see Buffers
+    work: int  # address of the scratch space, see Buffers
 
 
 class Sizes(NamedTuple):
@@ -78,19 +80,19 @@ class Sizes(NamedTuple):
     num_heads: int
     group: int  # query heads that share a KV head
     intermediate_size: int
-    job_rows: int  # of queries in a job, at most
-    widest: int  # row of x
+    job_rows: int  # rows of q in a job, at most
+    widest: int  # size of the longest row of x
     scratch: int  # float32 numbers for a worker's attention
 
 
 class Weights(NamedTuple):
-    """Addresses. Norms are float32, and everything else is as the model stores it."""
+    """Addresses of weights. Norms are float32, and everything else has the type in which the model stores it."""
 
     matrices: int  # int64 [num_layers * MATRICES + 1, MATRIX]: qkv, o, gate, up, down of each layer; the head
     norms: int  # [num_layers, 2, hidden_size]
     head_norms: int  # [num_layers, 2, head_dim], of q and k; 0: none
     last_norm: int  # [hidden_size]
-    embedding: int  # [vocab_size, hidden_size]; 0: the head's
+    embedding: int  # [vocab_size, hidden_size]; 0: the head's weight is used
     vocab_size: int
     cos: int  # [max_model_len, head_dim]
     sin: int  # [max_model_len, head_dim]
@@ -98,15 +100,15 @@ class Weights(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Addresses of the workers' scratch space. It is float32 except where a comment gives another type."""
+    """Addresses of the workers' scratch space. All numbers are float32 unless a comment gives another type."""
 
     normed: int  # [workers, CHUNK, hidden_size], in the type of like_x
     tile: int  # [workers, CHUNK, 2 * COLUMNS]
-    values: int  # int8 [workers, CHUNK, widest], x for a quantized matrix
+    values: int  # int8 [workers, CHUNK, widest], quantized x
     scales: int  # [workers, CHUNK, widest / GROUP]
     sums: int  # [workers, CHUNK, widest / GROUP, SUMS]
     heads: int  # [workers, 2 * job_rows + 1, head_dim]
-    peaks: int  # [workers, 2, job_rows], and the sums
+    peaks: int  # [workers, 2, job_rows], peaks and sums
     scratch: int  # [workers, scratch] for attention
     places: int  # int64 [workers, PLACES]
     counters: int  # int64 [num_layers * PHASES + LAST_PHASES, STRIDE]
@@ -126,7 +128,7 @@ class Model(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Addresses in the scratch space of a step. It is float32 except where a comment gives another type."""
+    """Addresses in the scratch space of a step. All numbers are float32 unless a comment gives another type."""
 
     x: int  # [rows, hidden_size], the residual
     qkv: int  # [rows, num_heads + 2 * num_kv_heads, head_dim]
@@ -139,7 +141,7 @@ class Buffers(NamedTuple):
 
 @kernel
 def buffers_of(step: Step, sizes: Sizes, shape: Pool | Int8Pool) -> Buffers:
-    """Divide the step's scratch space. bytes_of() in runner.py says how much it needs."""
+    """Divide the step's scratch space into buffers. StepRunner.run() computes its size."""
     heads = sizes.num_heads * shape.head_dim
     qkv = step.work + 4 * step.rows * sizes.hidden_size
     attended = qkv + 4 * step.rows * (heads + 2 * shape.num_kv_heads * shape.head_dim)
@@ -218,7 +220,8 @@ def embed(step: Step, model: Model) -> None:
 def post_step(step: Step, mailbox: Memory) -> None:
     """Put a step into the mailbox.
 
-    Phases open before any field is visible. The number comes last: a worker that sees it sees the rest.
+    The phases must be open before any field is visible. The step's number is written last, so a worker that sees the
+    number sees all other fields, too.
     """
     for i in range(1, len(step)):
         store_release(mailbox, i, step[i])
@@ -237,21 +240,21 @@ def read_step(number: int, mailbox: Memory) -> Step:
     )  # fmt: skip
 
 
-# How a phase is cut into tasks
+# Splitting a phase into tasks
 
 
 class Grid(NamedTuple):
     """Tasks of a matmul: chunks of rows times ranges of outputs."""
 
-    chunk: int  # rows
-    each: int  # outputs, a multiple of COLUMNS
+    chunk: int  # rows per chunk
+    each: int  # outputs per range, a multiple of COLUMNS
     ranges: int  # of outputs
     tasks: int
 
 
 @kernel
 def grid_of(rows: int, outputs: int, workers: int, per_worker: int) -> Grid:
-    """Return chunks of nearly equal size, and about `per_worker` tasks for each worker."""
+    """Return a grid of chunks of nearly equal size, with about `per_worker` tasks for each worker."""
     chunks = -(-rows // CHUNK)
     chunk = -(-rows // (chunks * ROWS)) * ROWS
     chunks = -(-rows // chunk)
@@ -299,7 +302,7 @@ def project_qkv(worker: int, phase: int, layer: int, step: Step, work: Buffers, 
 
 @kernel
 def store_chunks(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
-    """Write the keys and values of chunks, whose jobs need those of other jobs."""
+    """Write the keys and values of chunks before attention, because the jobs of a chunk read each other's."""
     each = share_of(step.rows, model)
     for task in tasks(integers(model.work.counters), phase, step.number, -(-step.stored_rows // each)):
         for row in range(task * each, min(task * each + each, step.rows)):
@@ -319,7 +322,7 @@ def attend_all(worker: int, phase: int, layer: int, step: Step, work: Buffers, m
 
 @kernel
 def attend_job(worker: int, layer: int, number: int, kv: int, step: Step, work: Buffers, model: Model) -> None:
-    """Attend with the query heads that share a KV head, of one or several queries."""
+    """Attend with the query heads that share a KV head, for one or several queries."""
     job, shape, group, size = (
         at(integers(step.jobs), number * JOB),
         model.shape,
@@ -356,7 +359,7 @@ def attend_floats(
 ) -> None:  # fmt: skip
     pool, group, work = stored(model.weights.pool, model.like), model.sizes.group, model.work
     scratch, places = at(floats(work.scratch), worker * model.sizes.scratch), at(integers(work.places), worker * PLACES)
-    queries = as_type_of(q, stored(0, model.like_x))  # of the type that is multiplied fastest, in place
+    queries = as_type_of(q, stored(0, model.like_x))  # converted in place to the type that is multiplied fastest
     copy(q, rows * shape.head_dim, np.float32(1), queries)
     attend(queries, rows, group, first, pool, shape, layer, kv, table, start, end, scratch, places, out, peaks, sums)
 
@@ -445,7 +448,7 @@ def matrix(number: int, model: Model) -> Memory:
 
 @kernel
 def prepare(worker: int, number: int, x: Memory, rows: int, size: int, model: Model) -> None:
-    """Quantize x [rows, size] for multiply(), if the matrix is."""
+    """Quantize x [rows, size] for multiply(), if the matrix is quantized."""
     if get(matrix(number, model), 3):
         values, scales, sums = quantized_of(worker, model)
         quantize_rows(x, rows, size, values, scales, sums)
@@ -463,7 +466,7 @@ def multiply(
     worker: int, number: int, start: int, end: int, x: Memory, size: int, rows: int, out: Memory, stride: int,
     outputs: int, adds: bool, model: Model,
 ) -> None:  # fmt: skip
-    """Set out[row, start .. end - 1] to x[row] times these outputs of a matrix, or add to it. prepare() comes first.
+    """Set out[row, start .. end - 1] to x[row] times these outputs of a matrix, or add to it. Call prepare() first.
 
     x [rows, size]; out [rows, stride]; the matrix [outputs, size]
     """
@@ -491,13 +494,13 @@ def norm_rows(x: Memory, rows: int, which: int, out: Memory, model: Model) -> No
 
 @kernel
 def normed_of(worker: int, model: Model) -> Memory:
-    """Return the worker's [CHUNK, hidden_size] in the type of like_x."""
+    """Return the worker's buffer of normalized rows, [CHUNK, hidden_size] in the type of like_x."""
     return at(stored(model.work.normed, model.like_x), worker * CHUNK * model.sizes.hidden_size)
 
 
 @kernel
 def heads_of(worker: int, model: Model) -> Memory:
-    """Return the worker's [2 * job_rows + 1, head_dim]: rotated queries, their results, and one head."""
+    """Return the worker's buffer [2 * job_rows + 1, head_dim]: rotated queries, their results, and scratch space."""
     return at(floats(model.work.heads), worker * (2 * model.sizes.job_rows + 1) * model.shape.head_dim)
 
 
@@ -558,7 +561,7 @@ def head_of(row: int, head: int, work: Buffers, model: Model) -> Memory:
 
 @kernel
 def norm_last(phase: int, step: Step, work: Buffers, model: Model) -> None:
-    """Set `hidden` to the last norm of each row."""
+    """Set `hidden` to the rows of x, normalized by the last norm."""
     size, each = model.sizes.hidden_size, share_of(step.rows, model)
     hidden = stored(step.hidden, model.like)
     for task in tasks(integers(model.work.counters), phase, step.number, -(-step.rows // each)):

@@ -1,12 +1,12 @@
-"""Workers that share a step: each phase is cut into tasks, and the next free worker takes the next task.
+"""Workers that share a step: each phase is split into tasks, and the next free worker takes the next task.
 
-The calling thread is the first worker. It goes through all phases, and would do all tasks by itself if it had to.
-Helpers are threads that join a step when they see it. So a step never waits for a thread that has no core to run on,
-only for one that has started a task. A library's parallel loop, in contrast, starts and ends with all of its threads:
-next to one busy process, each of the 150 loops of a step waits for the slowest thread.
+The calling thread is the first worker. It goes through all phases, and does every task that no helper takes. Helpers
+are threads that join a step when they see it. So a step never waits for a thread that has no core to run on, only for
+threads that have started a task. In contrast, a library's parallel loop starts and ends with all of its threads: next
+to one busy process, each of the 150 loops of a step waits for the slowest thread.
 
-Each phase has a counter word that holds the step's number and how many of the phase's tasks are taken. A helper that is
-late, from a step that has ended, sees another step's number there and takes nothing.
+Each phase has a counter word, which holds the step's number and the number of tasks taken. A late helper, still in a
+step that has ended, sees another step's number there and takes no task.
 """
 
 import atexit
@@ -22,23 +22,23 @@ from numba import types
 
 from .vectors import Memory, intrinsic, kernel, put
 
-STRIDE = 8  # int64 numbers of a phase, one cache line: the counter word, and how many tasks are done
-SHIFT = 24  # of the step's number in the word; the bits below hold the next task. 2**39 steps take years
+STRIDE = 8  # int64 numbers per phase, one cache line: the counter word, and the number of finished tasks
+SHIFT = 24  # bits of the word that hold the next task; the bits above hold the step, and 2**39 steps take years
 SPINS = 20_000  # loads of a counter before a worker yields its core: about 20 us
-YIELDS = 200  # before a helper goes to sleep
+YIELDS = 200  # yields before a helper goes to sleep
 
 yield_core = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32())
 
 
 @intrinsic(lambda memory, i: types.int64(memory, types.intp))
 def load_acquire(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return memory[i], and make all writes before its store visible."""
+    """Return memory[i]. All writes before the store_release() that set this number are then visible."""
     return builder.load_atomic(builder.gep(args[0], [args[1]]), "acquire", 8)
 
 
 @intrinsic(lambda memory, i, number: types.void(memory, types.intp, types.int64))
 def store_release(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Set memory[i] to `number`, after all earlier writes."""
+    """Set memory[i] to `number` after all earlier writes are visible."""
     builder.store_atomic(args[2], builder.gep(args[0], [args[1]]), "release", 8)
     return context.get_dummy_value()
 
@@ -78,7 +78,7 @@ def take_task(counters: Memory, phase: int, step: int, count: int) -> int:
 
 @kernel
 def tasks(counters: Memory, phase: int, step: int, count: int) -> Iterator[int]:
-    """Yield the tasks of a phase that this worker gets. Return when all workers have done theirs."""
+    """Yield the tasks of a phase that this worker takes. Return when all tasks are finished, or the step is over."""
     task = take_task(counters, phase, step, count)
     while task >= 0:
         yield task
@@ -95,7 +95,7 @@ def tasks(counters: Memory, phase: int, step: int, count: int) -> Iterator[int]:
 
 @kernel
 def wait_for_step(mailbox: Memory, seen: int) -> int:
-    """Return the number of a step newer than `seen`, or `seen` if none comes within about a millisecond."""
+    """Return the number of a step newer than `seen`, or `seen` if none comes within a few milliseconds."""
     for spins in range(1, YIELDS * SPINS):
         number: int = load_acquire(mailbox, 0)
         if number != seen:
@@ -106,18 +106,18 @@ def wait_for_step(mailbox: Memory, seen: int) -> int:
 
 
 class Helpers:
-    """Threads that take part in steps while there are any, and sleep in between. They end with their owner."""
+    """Threads that take part in steps, and sleep when there are none. They end when this object is freed."""
 
     def __init__(self, count: int, help: Callable[[int, int], int]) -> None:
         """Start `count` threads that call help(worker, seen).
 
-        `help` takes part in the steps after `seen` until none comes for a while, and returns the last one it saw.
-        It must not hold a reference to the owner of the helpers.
+        `help` takes part in all steps after number `seen` until none comes for a while, and returns the number of the
+        last one. It must not hold a reference to this object, which could then never be freed.
         """
         self._shared = shared = Shared([SimpleQueue() for _ in range(count)])
         SHARED[:] = [each for each in SHARED if not each.threads or any(map(threading.Thread.is_alive, each.threads))]
         SHARED.append(shared)
-        weakref.finalize(self, shared.end)  # also if the system cannot start the second thread
+        weakref.finalize(self, shared.end)  # before the threads start, because that may fail
         for worker, wakeup in enumerate(shared.wakeups, 1):
             arguments = worker, help, wakeup, shared
             thread = threading.Thread(target=run_helper, args=arguments, daemon=True, name=f"helper {worker}")
@@ -137,12 +137,12 @@ class Helpers:
 class Shared:
     """The state that helpers share with their owner."""
 
-    wakeups: list[SimpleQueue[None]]  # one per helper; a garbage collector may put to it in any thread, at any moment
+    wakeups: list[SimpleQueue[None]]  # one per helper; the garbage collector may call put() in any thread, at any time
     newest: int = 0  # number of the newest step
-    is_asleep: bool = False  # True if any helper is
+    is_asleep: bool = False  # True if any helper may be asleep
     is_over: bool = False
     threads: list[threading.Thread] = field(default_factory=list)
-    process: int = field(default_factory=os.getpid)  # the owner of the threads
+    process: int = field(default_factory=os.getpid)  # id of the process that has the threads
 
     def wake(self) -> None:
         self.is_asleep = False
@@ -168,7 +168,7 @@ def run_helper(worker: int, help: Callable[[int, int], int], wakeup: SimpleQueue
             wakeup.get()
 
 
-SHARED: list[Shared] = []  # owners may be gone, while their helpers still run their last line
+SHARED: list[Shared] = []  # kept while threads run, even after their Helpers object is freed
 
 
 @atexit.register

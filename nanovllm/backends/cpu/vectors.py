@@ -1,17 +1,17 @@
-"""The vocabulary of the kernels: sixteen numbers at a time, stored as float32, bfloat16 or float16.
+"""The building blocks of kernels: vectors of sixteen numbers, stored as float32, bfloat16 or float16.
 
-A kernel computes in float32, whatever the storage type:
+Kernels compute in float32, whatever the storage type:
 
     total = zeros()
     for i in range(0, n, WIDTH):
         total = fma(load(weights, i), load(x, i), total)
     dot = sum_of(total)
 
-A compiler vectorizes a loop over single numbers only where it can prove that this is safe, so these kernels ask for
-vectors explicitly. LLVM maps a vector of 16 to the processor's registers: one of AVX-512, two of AVX2, four of NEON.
+A compiler vectorizes a loop over single numbers only if it can prove that this is safe, so these kernels use vectors
+explicitly. LLVM maps a vector of 16 to the processor's registers: one of AVX-512, two of AVX2, or four of NEON.
 
-Memory is addressed as in C, by a pointer to the first element and an index. at(memory, i) is again a pointer.
-Numba has neither bfloat16 nor float16: pointers to uint16 and int16 stand for them (like_of).
+Memory is addressed as in C, by a pointer to the first element and an index. at(memory, i) points to element i.
+Numba has neither bfloat16 nor float16: pointers to uint16 and int16 stand for them (see like_of()).
 """
 
 import inspect
@@ -28,7 +28,7 @@ from numba.core.cgutils import get_or_insert_function
 WIDTH = 16
 Memory = Any  # in a signature: a pointer to float32 or int64 numbers, or to numbers of a model's dtype
 Function = TypeVar("Function", bound=Callable[..., Any])
-# Sums may be taken in any order; NaN and infinity are kept.
+# Sums may be computed in any order; NaN and infinity are preserved.
 ENTRY: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy", "nogil": True}
 # Without the wrappers that Python and C need to call them, functions compile in half the time.
 INNER: dict[str, Any] = ENTRY | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -57,9 +57,9 @@ def entry(function: Function) -> Function:
 
 
 def intrinsic(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that makes a function for kernels out of a function that generates its code.
+    """Return a decorator that turns a function that generates LLVM code into a function that kernels can call.
 
-    `signature` returns the Numba signature for the types of the arguments, and names the arguments.
+    `signature` returns the Numba signature for the types of the arguments. Its parameters name the arguments.
     """
 
     def decorate(generate: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,19 +76,19 @@ def intrinsic(signature: Callable[..., Any]) -> Callable[[Callable[..., Any]], C
     return decorate
 
 
-def choose(of: Callable[..., Any], choice: Callable[[Any], Function]) -> Callable[..., Any]:
-    """Return a function for kernels that runs `choice` of the type of its first argument, compiled for its arguments.
+def choose(example: Callable[..., Any], choice: Callable[[Any], Function]) -> Callable[..., Any]:
+    """Return a function for kernels that calls the function choice(type of the first argument).
 
-    All choices have the signature of `of`. Only the chosen one is compiled.
+    All functions that `choice` may return have the signature of `example`. Only the chosen one is compiled.
     """
 
     def chosen(*args: Any) -> Any:
-        raise NotImplementedError("kernels call it")
+        raise NotImplementedError("only kernels can call this function")
 
     def choose_by_type(first: Any, *more: Any) -> Any:
         return choice(first)
 
-    setattr(choose_by_type, "__signature__", inspect.signature(of))  # noqa: B010  # Numba reads it
+    setattr(choose_by_type, "__signature__", inspect.signature(example))  # noqa: B010  # Numba reads it
     extending.overload(chosen, jit_options=INNER, strict=False)(choose_by_type)
     return chosen
 
@@ -118,12 +118,12 @@ class VectorModel(extending.models.PrimitiveModel):
 
 
 def element(context: Any, builder: Any, pointer: Any, i: Any, of_type: ir.Type) -> Any:
-    """Return a pointer to element i as `of_type`."""
+    """Return a pointer to element i, cast to `of_type`."""
     return builder.bitcast(builder.gep(pointer, [i]), of_type.as_pointer())
 
 
 def reader(shape: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
-    """Generate code that loads `one` number or `sixteen` as float32, whatever type the memory stores."""
+    """Return a generator of code that loads `one` number or `sixteen` as float32, from any storage type."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         dtype = signature.args[0].dtype
@@ -139,7 +139,7 @@ def reader(shape: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
 
 
 def writer(shape: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
-    """Generate code that stores `one` float32 number or `sixteen` as the type that the memory stores."""
+    """Return a generator of code that stores `one` float32 number or `sixteen` in the storage type."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         memory, i, numbers = args
@@ -151,7 +151,7 @@ def writer(shape: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
 
 
 def rounded(builder: Any, dtype: types.Type, numbers: Any, shape: Callable[[ir.Type], ir.Type]) -> Any:
-    """Return float32 numbers in their storage type, rounded to nearest, ties to even."""
+    """Return float32 numbers in the storage type `dtype`, rounded to nearest, ties to even."""
     if dtype == types.float32:
         return numbers
     if dtype == types.int16:
@@ -176,11 +176,11 @@ def constant(of_type: ir.Type, value: int) -> ir.Constant:
     return ir.Constant(of_type, [value] * WIDTH if isinstance(of_type, ir.VectorType) else value)
 
 
-# Element i
+# Return element i as float32
 read = intrinsic(lambda memory, i: types.float32(memory, types.intp))(reader(one))
 
 
-# Elements i to i + 15
+# Return elements i to i + 15 as a vector
 load = intrinsic(lambda memory, i: vector(memory, types.intp))(reader(sixteen))
 
 
@@ -272,7 +272,7 @@ def floor(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda numbers: vector(vector))
 def power_of_2(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return 2 to the power of each whole number from -126 to 127."""
+    """Return 2 to the power of each number, which must be an integer from -126 to 127."""
     exponent = builder.add(builder.fptosi(args[0], WORDS), constant(WORDS, 127))
     return builder.bitcast(builder.shl(exponent, constant(WORDS, 23)), FLOATS)
 
@@ -287,7 +287,7 @@ def lane_numbers(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 def reduction(combine: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
-    """Generate code that reduces a vector to one number by combining its halves four times."""
+    """Return a generator of code that reduces a vector to one number by combining its halves four times."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         numbers, distance = args[0], WIDTH
@@ -339,29 +339,29 @@ def at(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 @intrinsic(lambda memory, like: like(memory, like))
 def as_type_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return a pointer to the same memory, of the type of another pointer."""
+    """Return `memory` as a pointer of the same type as `like`."""
     return builder.bitcast(args[0], context.get_value_type(signature.return_type))
 
 
 @intrinsic(lambda memory, i: types.int64(memory, types.intp))
 def get(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return element i of int64 numbers."""
+    """Return element i of int64 memory."""
     return builder.load(builder.gep(args[0], [args[1]]))
 
 
 @intrinsic(lambda memory, i, value: types.void(memory, types.intp, types.int64))
 def put(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Set element i of int64 numbers."""
+    """Set element i of int64 memory to `value`."""
     builder.store(args[2], builder.gep(args[0], [args[1]]))
     return context.get_dummy_value()
 
 
-# exp(x) without a call: a polynomial, so that a loop over it can be vectorized
+# exp(x) as a polynomial instead of a call, so that a loop over it can be vectorized
 
 LOG2_E = np.float32(1.44269504)
-LN_2_HIGH, LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # they add up to ln 2 with twice the digits
+LN_2_HIGH, LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)  # their sum is ln 2 with twice the digits
 LOWEST, HIGHEST = np.float32(-87.0), np.float32(88.0)  # outside this range exp(x) is not a normal float32
-# Reassociation would add up the two parts of ln 2 first, and r would lose digits.
+# Reassociation would add the two parts of ln 2 first, and r would lose digits.
 IN_ORDER = INNER | {"fastmath": {"contract", "nsz"}}
 
 
@@ -375,7 +375,7 @@ def float_of_bits(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 def exp(x: float) -> float:
     """Return e to the power of a float32, to within 2 units in the last place. x is clamped to [-87, 88].
 
-    exp(x) is 2**k * exp(r) with a whole k and |r| at most ln(2) / 2; exp(r) is its Taylor series.
+    exp(x) is 2**k * exp(r) with an integer k and |r| at most ln(2) / 2; exp(r) is computed by its Taylor series.
     """
     x = min(max(x, LOWEST), HIGHEST)
     k = np.floor(x * LOG2_E + np.float32(0.5))
@@ -393,7 +393,7 @@ def exp(x: float) -> float:
 
 @kernel
 def exp_of(x: Memory) -> Any:
-    """Return exp of each of 16 numbers up to 88; below -87 they are clamped."""
+    """Return exp of 16 numbers, which must not exceed 88. Numbers below -87 are clamped."""
     x = maximum(x, splat(LOWEST))
     k = floor(fma(x, splat(LOG2_E), splat(0.5)))
     r = fma(k, splat(-LN_2_LOW), fma(k, splat(-LN_2_HIGH), x))

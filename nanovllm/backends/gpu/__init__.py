@@ -1,22 +1,25 @@
-"""The fast path on a GPU: kernels in Triton, and CUDA graphs of decode steps. The engine runs without them.
+"""The fast path on a GPU: Triton kernels, and CUDA graphs of decode steps. The engine also runs without them.
 
 Kernels, in reading order:
 
-plain.py              each operation in plain torch: what a kernel computes
-ops.py                the operations as one table; how work is split among programs
-early_start.py        a kernel starts before the one ahead of it has ended
-attention_kernels.py  decode with a split context, then prefill; explains Triton
-layer_kernels.py      the rest of a layer: norm, activation, rotation and the write to the pool, gemv
-sampling_kernels.py   one token for each row of logits, by any sampling parameters
+plain.py              each operation in plain PyTorch: what each kernel computes
+ops.py                a table of these operations, filled with plain functions or with kernels
+tiles.py              how work is divided among programs, and the memory for partial results
+early_start.py        lets a kernel start before the previous one has ended
+attention_kernels.py  decode with split contexts, then prefill; introduces Triton
+layer_kernels.py      the rest of a layer: norm, activation, rotation with the write to the pool, and gemv,
+                      a linear layer for a few rows
+sampling_kernels.py   one token for each row of logits, with any sampling parameters
 
 The steps built from them:
 
-attention.py          the attention backend, for any mixture of prefills and decodes
-model.py              a layer as four matmuls and five kernels; gemv or the library's matmul, whichever is faster
+attention.py          the attention backend, for any mix of prefills and decodes
+capture.py            records the launches of a step as a CUDA graph
+model.py              a layer as four matmuls and five kernels; times gemv and torch's matmul to pick the faster one
 inputs.py             a decode step's inputs at fixed addresses, prepared while the previous step runs
 graphs.py             decode steps as CUDA graphs
-sampler.py            what the host does for it: parameters there, tokens back, one copy each
-backend.py            the Backend that ties these together, and the choice to use it
+sampler.py            the host's part of sampling: one copy sends the parameters, another returns the tokens
+backend.py            the Backend that ties these together, and the choice between it and plain operations
 
-early_start.py and the three files of kernels import triton, so import them only where it is installed.
+early_start.py and the three *_kernels.py files import triton, so import them only where triton is installed.
 """

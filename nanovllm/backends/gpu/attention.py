@@ -1,4 +1,4 @@
-"""The attention backend: it computes whatever all layers of a step share once, and copies it to the device."""
+"""The attention backend. Values that all layers share are computed and copied to the device once per step."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,32 +15,35 @@ from .tiles import DecodeWorkspace, choose_splits, queries_per_tile, query_tiles
 class DecodeMetadata(NamedTuple):
     """The sequences of a step that have one query each."""
 
-    rows: Tensor | None  # int64 [num_decodes], their rows in the step; None for all rows in order
+    rows: Tensor | None  # int64 [num_decodes], where the queries are in the step; None if the step has no others
     block_tables: Tensor  # int32 [num_decodes, max_blocks]
     context_lens: Tensor  # int32 [num_decodes]
     workspace: DecodeWorkspace
 
 
 class PrefillMetadata(NamedTuple):
-    """The sequences of a step that have several queries. `tiles` picks them; the other tensors cover all sequences."""
+    """The sequences of a step that have several queries.
+
+    `tiles` covers only these sequences. The other tensors cover all sequences of the step.
+    """
 
     block_tables: Tensor  # int32 [num_seqs, max_blocks]
     query_start_loc: Tensor  # int32 [num_seqs + 1]
     context_lens: Tensor  # int32 [num_seqs]
-    tiles: Tensor  # int32 [num_tiles, 2], each a sequence and a row
-    rows: int  # of a program, one of PREFILL_ROWS
+    tiles: Tensor  # int32 [num_tiles, 2], each the index of a sequence and the first row of the tile in q
+    rows_per_program: int  # one of PREFILL_ROWS
 
 
 class KernelContext(NamedTuple):
-    """The arguments of kernels that never change between steps."""
+    """The kernel arguments that are the same in every step."""
 
     ops: Ops
     blocks: Tensor  # the pool, [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
     num_heads: int
     cos: Tensor  # [max_model_len, head_dim], in the pool's dtype
     sin: Tensor  # same shape as cos
-    num_sms: int  # the device's multiprocessors
-    prefill_rows: int  # of a program, one of PREFILL_ROWS
+    num_sms: int  # multiprocessors of the device
+    prefill_rows: int  # rows per program of paged_prefill(), one of PREFILL_ROWS
 
     def decode_workspace(self, rows: int) -> DecodeWorkspace:
         """Allocate the workspace for a step that decodes `rows` sequences."""
@@ -50,7 +53,7 @@ class KernelContext(NamedTuple):
 
 
 class KernelAttend:
-    """The `attend` of one step. Unlike the plain one it takes the output of qkv_proj, before norm and rotation."""
+    """The `attend` function of a step. It takes the output of qkv_proj before norm and rotation, and applies both."""
 
     def __init__(
         self,
@@ -91,9 +94,9 @@ class KernelAttend:
 
 
 class KernelAttention:
-    """The attention backend: plan() returns the `attend` of a step, for any mixture of prefills and decodes.
+    """The attention backend: plan() returns the `attend` function of a step, for any mix of prefills and decodes.
 
-    Kernels never read a slot that hasn't been written, so new blocks are not cleared.
+    Kernels never read a slot before it is written, so new blocks are not cleared.
     """
 
     def __init__(self, context: KernelContext) -> None:
@@ -104,28 +107,28 @@ class KernelAttention:
         decodes = [i for i, query_len in enumerate(query_lens) if query_len == 1]
         prefills = [i for i, query_len in enumerate(query_lens) if query_len > 1]
         tables = step.block_tables.int()
-        decode, prefill = self._decodes(step, decodes, tables), self._prefills(step, prefills, tables)
+        decode, prefill = self._decode_metadata(step, decodes, tables), self._prefill_metadata(step, prefills, tables)
         return KernelAttend(self._context, step.slot_mapping, decode, prefill)
 
-    def _decodes(self, step: AttentionMetadata, seqs: list[int], tables: Tensor) -> DecodeMetadata | None:
+    def _decode_metadata(self, step: AttentionMetadata, seqs: list[int], tables: Tensor) -> DecodeMetadata | None:
         if not seqs:
             return None
-        lens, workspace = self._tensor([step.context_lens[i] for i in seqs]), self._context.decode_workspace(len(seqs))
+        lens, workspace = self._upload([step.context_lens[i] for i in seqs]), self._context.decode_workspace(len(seqs))
         if len(seqs) == len(step.context_lens):
             return DecodeMetadata(None, tables, lens, workspace)
-        rows = self._tensor([step.query_start_loc[i] for i in seqs]).long()
-        return DecodeMetadata(rows, tables.index_select(0, self._tensor(seqs)), lens, workspace)
+        rows = self._upload([step.query_start_loc[i] for i in seqs]).long()
+        return DecodeMetadata(rows, tables.index_select(0, self._upload(seqs)), lens, workspace)
 
-    def _prefills(self, step: AttentionMetadata, seqs: list[int], tables: Tensor) -> PrefillMetadata | None:
+    def _prefill_metadata(self, step: AttentionMetadata, seqs: list[int], tables: Tensor) -> PrefillMetadata | None:
         if not seqs:
             return None
         rows, group = self._context.prefill_rows, self._context.num_heads // self._context.blocks.shape[4]
         tiles = query_tiles(step.query_start_loc, seqs, queries_per_tile(rows, group))
-        starts, lens = self._tensor(step.query_start_loc), self._tensor(step.context_lens)
-        return PrefillMetadata(tables, starts, lens, self._tensor(tiles), rows)
+        starts, lens = self._upload(step.query_start_loc), self._upload(step.context_lens)
+        return PrefillMetadata(tables, starts, lens, self._upload(tiles), rows)
 
-    def _tensor(self, values: list[int] | list[tuple[int, int]]) -> Tensor:
-        """Copy values to the device as int32. From pinned memory, the copy doesn't wait for the GPU."""
+    def _upload(self, values: list[int] | list[tuple[int, int]]) -> Tensor:
+        """Copy values to the device as int32. Pinned memory makes the copy asynchronous."""
         device = self._context.blocks.device
         host = torch.tensor(values, dtype=torch.int32, pin_memory=device.type == "cuda")
         return host.to(device, non_blocking=True)

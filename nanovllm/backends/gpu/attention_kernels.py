@@ -1,9 +1,9 @@
 r"""Paged attention in Triton: decode (one query per sequence), then prefill (many). Both read the pool in place.
 
-Decode follows Flash-Decoding: a row's context is split among several programs, and a second kernel merges their
-results. A kernel is a function that many programs run at once, each with its own numbers from tl.program_id(). In
-decode, a program handles one row, one KV head and one split of the row's context. For a row of 300 tokens, 2 KV heads,
-3 splits:
+In decode, a row is one sequence of the batch. As in Flash-Decoding, the context of a row is split among several
+programs, and a second kernel merges their results. A kernel is a function that many programs run in parallel;
+tl.program_id() tells them apart. A decode program handles one row, one KV head and one split of the row's context. For
+row 0 with a context of 300 tokens, 2 KV heads and 3 splits:
 
     context            0 ......... 127  128 ........ 255  256 .. 299
     KV head 0          program 0,0,0    program 0,0,1     program 0,0,2   each program handles all query heads of its
@@ -11,23 +11,24 @@ decode, a program handles one row, one KV head and one split of the row's contex
                              \               |                /
     merge                one program per query head combines the three partial results
 
-Why split? A GPU has about 132 multiprocessors, and one row with 8 KV heads makes only 8 programs. The rest would idle
-while those 8 read the whole context, and 8 programs can't request memory as fast as the GPU can deliver it.
+Why split? An H100 has 132 multiprocessors, and one row with 8 KV heads makes only 8 programs. The other
+multiprocessors would idle while those 8 read the whole context, and 8 programs can't request memory as fast as the GPU
+can deliver it.
 
-A program reads its queries, the context's length, and for each tile the block table entries, keys and values. Each key
-is read once for all the query heads that share it (GQA), and nothing past the end of the context is read.
+A program reads its queries, the context length, and the block table entries, keys and values of each tile. A key is
+read once for all query heads that share its KV head (GQA), and nothing past the end of the context is read.
 
 Some Triton you need to read these kernels:
 
     tl.arange(0, 64)             a tensor of 64 numbers, spread over the program's threads; sizes are powers of two
-    tl.load(x + i, mask, other)  values from memory: x is a pointer, i a tensor of offsets, `other` where mask is False
-    N: tl.constexpr              known at compile time: sizes. Each new value compiles the kernel again
-    kernel[grid](...)            starts the programs; grid says how many, in up to three dimensions
+    tl.load(x + i, mask, other)  reads memory at the pointer x plus the offsets i; returns `other` where mask is False
+    N: tl.constexpr              a constant at compile time, such as a size; each new value recompiles the kernel
+    kernel[grid](...)            launches the kernel; grid is the number of programs, in up to three dimensions
 
-Block tables of any block size work, because each position is looked up on its own. Lookups and masks cost little next
-to the keys: a kernel like this waits for memory.
+Any block size works, because each position is looked up separately. Lookups and masks cost little compared with loading
+the keys: memory bandwidth limits kernels like these.
 
-The functions that launch kernels take the arguments of their plain versions. plain.py documents the shapes.
+The functions that launch kernels take the same arguments as their plain versions. plain.py documents the shapes.
 """
 
 import math
@@ -36,36 +37,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .early_start import EARLY, start_next_and_wait
+from .early_start import EARLY_START_OPTIONS, start_next_and_wait
 from .tiles import MAX_SPLITS, DecodeWorkspace, queries_per_tile, tile_size
 
-# Loads for later tiles run while a tile is computed. Keys wait for the block table's load, so a tile occupies two
-# stages of Triton's pipeline before its own. With five stages, two tiles are in flight. With three or four, prefill
-# waits for each tile right after it asks for it.
+# Triton's pipeline loads later tiles while it computes one. Keys can load only after their block table entries, so a
+# tile takes two stages before the stage that computes it. With five stages, two tiles are in flight. With three or
+# four, prefill waits for each tile right after requesting it.
 NUM_STAGES = 5
-SPLITS_PER_TILE = 16  # merged at a time
+SPLITS_PER_TILE = 16  # splits that merge_splits() reads at a time
 LOG2_E = math.log2(math.e)  # exp(x) is 2 ** (x * LOG2_E), and GPUs have an instruction for powers of two
 
 
 # The online softmax
 #
-# The softmax of a row of scores needs their peak and their sum. A program that sees one tile at a time keeps
+# The softmax of a row needs the largest score, and the sum of exp(score). A program that reads tile by tile keeps
 #
 #     peak   [rows]          the largest score so far
 #     total  [rows]          the sum of exp(score - peak) so far
 #     out    [rows, width]   the sum of exp(score - peak) * value so far
 #
-# and when a tile brings a larger peak, it scales the other two down by exp(old peak - new peak). out / total is the
-# attention to everything seen so far. backends/torch does the same with whole tensors.
+# When a tile brings a larger peak, the program scales total and out down by exp(old peak - new peak). The attention
+# over all keys so far is out / total. backends/torch/online_softmax.py does the same with whole tensors.
 
 
 @triton.jit
 def find_slots(table, position, is_key, block_stride, slot_stride, BLOCK_SIZE: tl.constexpr):
-    """Return the offsets of these positions in a layer's keys, in elements: int64 [TILE].
+    """Return the offset of each position's slot from the start of a layer's keys, in elements: int64 [TILE].
 
-    Positions past the end of the context aren't looked up. table int32 [max_blocks], a pointer; position, is_key [TILE]
+    Positions with is_key False aren't looked up. table int32 [max_blocks], a pointer; position, is_key [TILE]
     """
-    block = tl.load(table + position // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)  # a pool is larger than 2**31
+    block = tl.load(table + position // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)  # offsets may exceed 2**31
     return block * block_stride + position % BLOCK_SIZE * slot_stride
 
 
@@ -73,18 +74,18 @@ def find_slots(table, position, is_key, block_stride, slot_stride, BLOCK_SIZE: t
 def add_tile(queries, k, v, is_seen, scale, peak, total, out):
     """Add a tile of keys to a running softmax, and return the new peak, total and out.
 
-    Every row must have seen at least one key by then. `scale` turns scores into powers of two.
+    After this tile, each row must have seen at least one key. `scale` includes LOG2_E, since exp2() replaces exp().
 
     queries [rows, width]; k, v [TILE, width]; is_seen bool, [rows, TILE] or [1, TILE]
     """
-    # Tensor cores sum 16-bit products in float32. They would drop bits of float32 inputs without "ieee".
+    # Tensor cores sum 16-bit products in float32. Without "ieee", they would drop bits of float32 inputs.
     scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [rows, TILE]
     scores = tl.where(is_seen, scores, float("-inf"))
     new_peak = tl.maximum(peak, tl.max(scores, 1))
-    weights = tl.exp2(scores - new_peak[:, None])  # [rows, TILE], 0 where nothing is seen
-    kept = tl.exp2(peak - new_peak)  # [rows], 0 in the first tile
-    out = out * kept[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-    return new_peak, total * kept + tl.sum(weights, 1), out
+    weights = tl.exp2(scores - new_peak[:, None])  # [rows, TILE], 0 for masked keys
+    correction = tl.exp2(peak - new_peak)  # [rows], 0 in the first tile
+    out = out * correction[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    return new_peak, total * correction + tl.sum(weights, 1), out
 
 
 # Decode
@@ -99,39 +100,39 @@ def paged_decode(
     workspace: DecodeWorkspace,
     out: Tensor,
 ) -> None:
-    """Launch two kernels for plain.paged_decode(), or a single one if there is only one split."""
+    """Launch the kernels for plain.paged_decode(): two of them, or one if there is a single split."""
     rows, num_heads, head_dim = q.shape
     num_kv_heads, num_splits = blocks.shape[4], workspace.num_splits
     assert q.is_contiguous() and out.is_contiguous() and block_tables.stride(1) == 1, "rows must be contiguous"
     assert len(block_tables) == len(context_lens) == rows <= len(workspace.lses), (block_tables.shape, rows)
     keys, values = blocks[:, layer, 0], blocks[:, layer, 1]  # views: [num_blocks, block_size, num_kv_heads, head_dim]
     width, group = triton.next_power_of_2(max(16, head_dim)), num_heads // num_kv_heads
-    parts = out if num_splits == 1 else workspace.parts  # a single split is the whole result
+    parts = out if num_splits == 1 else workspace.parts  # the result of a single split is final
     attend_split[(rows, num_kv_heads, num_splits)](
         q, keys, values, block_tables, context_lens, parts, workspace.lses, LOG2_E * head_dim**-0.5,
         block_tables.stride(0), keys.stride(0), keys.stride(1),
         GROUP=group, HEADS=triton.next_power_of_2(max(16, group)), HEAD_DIM=head_dim, WIDTH=width,
         BLOCK_SIZE=blocks.shape[3], TILE=tile_size(width, blocks.element_size()),
-        num_warps=4, num_stages=NUM_STAGES, **EARLY,
+        num_warps=4, num_stages=NUM_STAGES, **EARLY_START_OPTIONS,
     )  # fmt: skip
     if num_splits > 1:
         merge_splits[(rows, num_heads)](
             parts, workspace.lses, out, num_splits, HEAD_DIM=head_dim, WIDTH=width, SPLITS=MAX_SPLITS,
-            TILE=SPLITS_PER_TILE, num_warps=4, **EARLY,
+            TILE=SPLITS_PER_TILE, num_warps=4, **EARLY_START_OPTIONS,
         )  # fmt: skip
 
 
-# Triton compiles a kernel again for arguments divisible by 16. These arguments gain nothing from that.
+# Triton compiles a separate variant for arguments divisible by 16. These arguments gain nothing from one.
 @triton.jit(do_not_specialize=["block_tables", "context_lens", "table_stride"])
 def attend_split(
     q,  # [rows, num_heads, head_dim]
-    keys,  # one layer's, [num_blocks, block_size, num_kv_heads, head_dim]
+    keys,  # [num_blocks, block_size, num_kv_heads, head_dim], of one layer
     values,  # same shape as keys
     block_tables,  # int32 [rows, max_blocks]
     context_lens,  # int32 [rows]
     parts,  # [rows, num_heads, num_splits, head_dim], output
     lses,  # float32 [rows, num_heads, num_splits], output
-    scale,  # turns scores into powers of two
+    scale,  # LOG2_E / sqrt(head_dim)
     table_stride,  # from one row of block_tables to the next
     block_stride,  # from one block to the next, in keys and in values
     slot_stride,  # from one token of a block to the next
@@ -142,38 +143,38 @@ def attend_split(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,  # keys at a time
 ):
-    """Attend with a group of query heads to one split of one row's context."""
+    """Compute the attention of one KV head's query heads over one split of one row's context."""
     start_next_and_wait()
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_kv_heads, num_splits = tl.num_programs(1), tl.num_programs(2)
     context_len = tl.load(context_lens + row)
     split_len = tl.cdiv(tl.cdiv(context_len, TILE), num_splits) * TILE
     first = split * split_len
-    last = tl.minimum(first + split_len, context_len)  # at most `first` if the context ends earlier: the loop is empty
+    end = tl.minimum(first + split_len, context_len)  # at most `first` if the split is past the end: no iterations
 
     head, dim = tl.arange(0, HEADS), tl.arange(0, WIDTH)
     heads = (row * num_kv_heads + kv_head) * GROUP + head  # [HEADS], counted across all rows
-    is_number = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]  # [HEADS, WIDTH]
-    queries = tl.load(q + heads[:, None] * HEAD_DIM + dim[None, :], mask=is_number, other=0.0)
+    in_bounds = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]  # [HEADS, WIDTH]
+    queries = tl.load(q + heads[:, None] * HEAD_DIM + dim[None, :], mask=in_bounds, other=0.0)
 
     peak = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     out = tl.zeros([HEADS, WIDTH], tl.float32)
-    for start in range(first, last, TILE):
+    for start in range(first, end, TILE):
         position = start + tl.arange(0, TILE)
-        is_key = position < last  # [TILE]
+        is_key = position < end  # [TILE]
         slot = find_slots(block_tables + row * table_stride, position, is_key, block_stride, slot_stride, BLOCK_SIZE)
-        place = slot[:, None] + kv_head * HEAD_DIM + dim[None, :]  # [TILE, WIDTH]
+        offsets = slot[:, None] + kv_head * HEAD_DIM + dim[None, :]  # [TILE, WIDTH]
         is_loaded = is_key[:, None] & (dim < HEAD_DIM)[None, :]
-        k = tl.load(keys + place, mask=is_loaded, other=0.0)
-        v = tl.load(values + place, mask=is_loaded, other=0.0)  # zeros, never stale memory: 0 x NaN is NaN
+        k = tl.load(keys + offsets, mask=is_loaded, other=0.0)
+        v = tl.load(values + offsets, mask=is_loaded, other=0.0)  # zeros, not stale memory: 0 * NaN is NaN
         peak, total, out = add_tile(queries, k, v, is_key[None, :], scale, peak, total, out)
 
     is_empty = total == 0.0
     out = out / tl.where(is_empty, 1.0, total)[:, None]
     lse = tl.where(is_empty, float("-inf"), peak + tl.log2(tl.where(is_empty, 1.0, total)))
     part = (heads * num_splits + split).to(tl.int64)  # [HEADS]
-    tl.store(parts + part[:, None] * HEAD_DIM + dim[None, :], out.to(parts.dtype.element_ty), mask=is_number)
+    tl.store(parts + part[:, None] * HEAD_DIM + dim[None, :], out.to(parts.dtype.element_ty), mask=in_bounds)
     tl.store(lses + part, lse, mask=head < GROUP)
 
 
@@ -185,14 +186,14 @@ def merge_splits(
     num_splits,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    SPLITS: tl.constexpr,  # the maximum: using each step's own number would recompile the kernel for each new value
+    SPLITS: tl.constexpr,  # MAX_SPLITS, since the kernel would be recompiled for each new number of splits
     TILE: tl.constexpr,  # splits at a time
 ):
     """Combine the partial results of one row and query head, each weighted by its split's share of the softmax."""
     start_next_and_wait()
     head = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
-    each, dim = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
-    all_lses = tl.load(lses + head * num_splits + each, mask=each < num_splits, other=float("-inf"))  # [SPLITS]
+    i, dim = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
+    all_lses = tl.load(lses + head * num_splits + i, mask=i < num_splits, other=float("-inf"))  # [SPLITS]
     peak = tl.max(all_lses, 0)
     peak = tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(tl.exp2(all_lses - peak), 0)  # 0 for a padding row
@@ -201,8 +202,8 @@ def merge_splits(
         split = start + tl.arange(0, TILE)
         is_split = split < num_splits
         lse = tl.load(lses + head * num_splits + split, mask=is_split, other=float("-inf"))  # [TILE]
-        place = (head * num_splits + split[:, None]) * HEAD_DIM + dim[None, :]  # [TILE, WIDTH]
-        part = tl.load(parts + place, mask=is_split[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
+        offsets = (head * num_splits + split[:, None]) * HEAD_DIM + dim[None, :]  # [TILE, WIDTH]
+        part = tl.load(parts + offsets, mask=is_split[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
         merged += part * tl.exp2(lse - peak)[:, None]
     result = tl.sum(merged, 0) / tl.where(total == 0.0, 1.0, total)  # [WIDTH]
     tl.store(out + head * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
@@ -210,21 +211,21 @@ def merge_splits(
 
 # Prefill
 #
-# A program handles one KV head and one tile of neighboring queries. It reads the keys from position 0 to its last
-# query's own, tile by tile, like a program of decode. This step's own keys are in the pool already. For a sequence with
-# 4 tokens computed in an earlier step and 6 new ones, with 3 queries and 4 keys per tile:
+# A program handles one KV head and one tile of neighboring queries. It reads the keys from position 0 up to its last
+# query, in tiles too, as in decode. The keys of this step are already in the pool. With tiles of 3 queries and tiles of
+# 4 keys, for a sequence with 4 tokens from an earlier step and 6 new tokens:
 #
 #                keys   0 1 2 3 | 4 5 6 7 | 8 9
 #     program 0  q4     x x x x | x . . . |            x  seen
-#                q5     x x x x | x x . . |            .  read but masked: it comes after the query
-#                q6     x x x x | x x x . |               nothing past the last query's own key is read
+#                q5     x x x x | x x . . |            .  read but masked: the key comes after the query
+#                q6     x x x x | x x x . |               keys after the tile's last query are not read
 #     program 1  q7     x x x x | x x x x | . .
 #                q8     x x x x | x x x x | x .
 #                q9     x x x x | x x x x | x x
 #
-# A row of a program is one query with one query head: 3 queries with 4 query heads per KV head make 12 rows, which
-# share every key they read. There are no splits: a prompt has enough tiles of queries to fill a GPU. The host lists the
-# tiles (ops.query_tiles), because sequences have different numbers of queries.
+# In prefill, a row is one query of one query head: 3 queries with 4 query heads per KV head make 12 rows, which share
+# every key that is loaded. There are no splits: a prompt has enough tiles of queries to fill a GPU. The host lists the
+# tiles of queries (tiles.query_tiles), because sequences have different numbers of queries.
 
 
 def paged_prefill(
@@ -235,26 +236,26 @@ def paged_prefill(
     query_start_loc: Tensor,
     context_lens: Tensor,
     tiles: Tensor,
-    rows: int,
+    rows_per_program: int,
     out: Tensor,
 ) -> None:
-    """Launch the kernel for plain.paged_prefill(). `tiles` comes from query_tiles(), for queries_per_tile(rows)."""
+    """Launch the kernel for plain.paged_prefill(). `tiles` comes from query_tiles() and queries_per_tile()."""
     num_heads, head_dim, num_kv_heads = q.shape[1], q.shape[2], blocks.shape[4]
     assert q.is_contiguous() and out.is_contiguous() and tiles.is_contiguous() and block_tables.stride(1) == 1
     keys, values = blocks[:, layer, 0], blocks[:, layer, 1]  # views: [num_blocks, block_size, num_kv_heads, head_dim]
     width, group = triton.next_power_of_2(max(16, head_dim)), num_heads // num_kv_heads
-    queries = queries_per_tile(rows, group)
+    queries = queries_per_tile(rows_per_program, group)
     attend_queries[(len(tiles), num_kv_heads)](
         q, keys, values, block_tables, query_start_loc, context_lens, tiles, out, LOG2_E * head_dim**-0.5,
         block_tables.stride(0), keys.stride(0), keys.stride(1),
         GROUP=group, QUERIES=queries, ROWS=triton.next_power_of_2(max(16, queries * group)), HEAD_DIM=head_dim,
         WIDTH=width, BLOCK_SIZE=blocks.shape[3], TILE=tile_size(width, q.element_size()),
-        num_warps=choose_warps(rows, width, q.element_size()), num_stages=NUM_STAGES, **EARLY,
+        num_warps=choose_warps(rows_per_program, width, q.element_size()), num_stages=NUM_STAGES, **EARLY_START_OPTIONS,
     )  # fmt: skip
 
 
 def choose_warps(rows: int, width: int, itemsize: int) -> int:
-    """Return how many warps (32 threads each) share the rows, so that a thread's part fits into its registers.
+    """Return the warps (32 threads each) for a program of `rows` rows: its data must fit into the threads' registers.
 
     >>> choose_warps(64, 128, 2), choose_warps(128, 128, 2), choose_warps(64, 256, 2), choose_warps(64, 64, 4)
     (4, 8, 8, 16)
@@ -267,14 +268,14 @@ def choose_warps(rows: int, width: int, itemsize: int) -> int:
 @triton.jit(do_not_specialize=["block_tables", "query_start_loc", "context_lens", "tiles", "table_stride"])
 def attend_queries(
     q,  # [num_tokens, num_heads, head_dim]
-    keys,  # one layer's, [num_blocks, block_size, num_kv_heads, head_dim]
+    keys,  # [num_blocks, block_size, num_kv_heads, head_dim], of one layer
     values,  # same shape as keys
     block_tables,  # int32 [num_seqs, max_blocks]
     query_start_loc,  # int32 [num_seqs + 1]
     context_lens,  # int32 [num_seqs]
     tiles,  # int32 [num_tiles, 2]
     out,  # [num_tokens, num_heads, head_dim], output
-    scale,  # turns scores into powers of two
+    scale,  # LOG2_E / sqrt(head_dim)
     table_stride,  # from one row of block_tables to the next
     block_stride,  # from one block to the next, in keys and in values
     slot_stride,  # from one token of a block to the next
@@ -286,35 +287,35 @@ def attend_queries(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,  # keys at a time
 ):
-    """Attend with a tile of queries, each with a group of query heads, to its sequence's context."""
+    """Compute the attention of one tile of queries, for one KV head's query heads, over the sequence's context."""
     start_next_and_wait()
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
     seq, first_token = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     end_token = tl.minimum(tl.load(query_start_loc + seq + 1), first_token + QUERIES)
-    # A token's position is its index in the step plus this shift: the last token is at the end of the context.
+    # A token's position is its index in the step plus this shift, as the sequence's last token ends its context.
     shift = tl.load(context_lens + seq) - tl.load(query_start_loc + seq + 1)
 
     row, dim = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     token = first_token + row // GROUP  # [ROWS]
     heads = (token.to(tl.int64) * num_kv_heads + kv_head) * GROUP + row % GROUP  # [ROWS], counted across all tokens
-    is_number = (token < end_token)[:, None] & (dim < HEAD_DIM)[None, :]  # [ROWS, WIDTH]
-    queries = tl.load(q + heads[:, None] * HEAD_DIM + dim[None, :], mask=is_number, other=0.0)
+    in_bounds = (token < end_token)[:, None] & (dim < HEAD_DIM)[None, :]  # [ROWS, WIDTH]
+    queries = tl.load(q + heads[:, None] * HEAD_DIM + dim[None, :], mask=in_bounds, other=0.0)
 
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     attended = tl.zeros([ROWS, WIDTH], tl.float32)
-    last = end_token + shift  # one past the last query's position
-    for start in range(0, last, TILE):
+    end = end_token + shift  # one past the last query's position
+    for start in range(0, end, TILE):
         position = start + tl.arange(0, TILE)
-        is_key = position < last  # [TILE]
+        is_key = position < end  # [TILE]
         slot = find_slots(block_tables + seq * table_stride, position, is_key, block_stride, slot_stride, BLOCK_SIZE)
-        place = slot[:, None] + kv_head * HEAD_DIM + dim[None, :]  # [TILE, WIDTH]
+        offsets = slot[:, None] + kv_head * HEAD_DIM + dim[None, :]  # [TILE, WIDTH]
         is_loaded = is_key[:, None] & (dim < HEAD_DIM)[None, :]
-        k = tl.load(keys + place, mask=is_loaded, other=0.0)
-        v = tl.load(values + place, mask=is_loaded, other=0.0)  # zeros, never stale memory: 0 x NaN is NaN
-        is_seen = is_key[None, :] & (position[None, :] <= (token + shift)[:, None])  # [ROWS, TILE]; all see position 0
+        k = tl.load(keys + offsets, mask=is_loaded, other=0.0)
+        v = tl.load(values + offsets, mask=is_loaded, other=0.0)  # zeros, not stale memory: 0 * NaN is NaN
+        is_seen = is_key[None, :] & (position[None, :] <= (token + shift)[:, None])  # [ROWS, TILE]; never all False
         peak, total, attended = add_tile(queries, k, v, is_seen, scale, peak, total, attended)
 
     attended = attended / total[:, None]
-    tl.store(out + heads[:, None] * HEAD_DIM + dim[None, :], attended.to(out.dtype.element_ty), mask=is_number)
+    tl.store(out + heads[:, None] * HEAD_DIM + dim[None, :], attended.to(out.dtype.element_ty), mask=in_bounds)

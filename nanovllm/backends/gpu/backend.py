@@ -1,6 +1,7 @@
 """TritonBackend: decode steps as CUDA graphs, other steps kernel by kernel, sampling on the device.
 
-GpuChoice builds it when an engine starts, and falls back to fewer features if something fails.
+GpuChoice builds it when an engine starts. If that fails, GpuChoice tries again without graphs, and then keeps plain
+operations.
 """
 
 import traceback
@@ -30,14 +31,14 @@ from .ops import Ops, triton_ops
 from .sampler import Sampling, params_on_device
 from .tiles import PREFILL_ROWS, DecodeWorkspace, SamplingWorkspace
 
-DEFAULT_SMS = 132  # multiprocessors of an H100 or H200, used when there is no device to ask
-TIMED_TOKENS = 2048
+DEFAULT_SMS = 132  # multiprocessors of an H100 or H200, assumed on a device that isn't a GPU
+TIMED_TOKENS = 2048  # length of the prompt that choose_prefill_rows() times
 
 
 class TritonBackend:
-    """A Backend of kernels, and of CUDA graphs of them.
+    """A Backend that runs fused kernels, and CUDA graphs of these kernels.
 
-    It swaps the layers of the plain backend's model for fused ones; close() swaps them back.
+    It replaces the LlamaModel inside the plain backend's model with a FusedModel; close() puts the LlamaModel back.
     """
 
     @torch.inference_mode()
@@ -52,20 +53,20 @@ class TritonBackend:
         timer: Timer | None = None,
         progress: bool = True,
     ) -> None:
-        """Compile all kernels, and capture graphs if there is a `capture`. With a `timer`, choose among kernels too.
+        """Compile all kernels, and capture graphs if `capture` is given. With a `timer`, also choose between kernels.
 
-        Raise whatever compiling and capturing raise. The model is unchanged then.
+        Raise any error from compiling or capturing, and leave the model unchanged in that case.
         """
         self._model, self._ops = model, ops
         self._block_size, self._device = kv_cache.block_size, kv_cache.blocks.device
         self._plain_model = model.model
         self._graphs: DecodeGraphs | None = None
-        self._newest = torch.zeros(max_rows, dtype=torch.int64, device=self._device)  # sampled by the latest step
-        self._decoded: DecodeOutput | None = None  # the latest step's, if it was a graph
+        self._latest_tokens = torch.zeros(max_rows, dtype=torch.int64, device=self._device)  # by row
+        self._decoded: DecodeOutput | None = None  # the latest step's output, if a graph computed it
         rotary, dtype, num_heads = model.model.rotary_emb, kv_cache.blocks.dtype, model.config.num_attention_heads
         cos, sin = rotary.cos.to(dtype), rotary.sin.to(dtype)  # [max_model_len, head_dim]
-        sms = num_multiprocessors(self._device)
-        context = KernelContext(ops, kv_cache.blocks, num_heads, cos, sin, sms, PREFILL_ROWS[0])
+        num_sms = num_multiprocessors(self._device)
+        context = KernelContext(ops, kv_cache.blocks, num_heads, cos, sin, num_sms, PREFILL_ROWS[0])
         linears = LinearDispatch(ops)
         fused = FusedModel(model.model, linears)
         model.register_module("model", fused)
@@ -79,8 +80,8 @@ class TritonBackend:
                     sizes = buckets(max_rows)
                     if timer is not None:
                         linears.choose(linear_layers(model), fused.normed_linears(), sizes, capture, timer)
-                    parts = model, linears, context, max_model_len, sizes, self._newest
-                    self._graphs = DecodeGraphs(*parts, capture, progress)
+                    arguments = model, linears, context, max_model_len, sizes, self._latest_tokens
+                    self._graphs = DecodeGraphs(*arguments, capture, progress)
         except BaseException:
             self.close()
             raise
@@ -96,7 +97,7 @@ class TritonBackend:
                 self._decoded = self._graphs.run(batch)
                 return Computed(self._decoded.hidden, list(range(len(batch) + 1)), self._decoded.logits)
             input_ids, positions, step = flatten(batch, self._block_size, self._device)
-            input_ids = fill_placeholders(input_ids, self._newest)
+            input_ids = fill_placeholders(input_ids, self._latest_tokens)
             hidden: Tensor = self._model(input_ids, positions, self._attention.plan(step))
         return Computed(hidden, step.query_start_loc)
 
@@ -114,15 +115,15 @@ class TritonBackend:
         return self
 
     def start_sampling(self, logits: Tensor, seqs: list[Sequence]) -> Callable[[], list[SampledToken]] | None:
-        """Start to sample, as SamplerAhead says. Return None for more rows than a step of decodes has."""
-        if len(seqs) > len(self._newest):
+        """Start sampling, as SamplerAhead describes. Return None if there are more than `max_rows` sequences."""
+        if len(seqs) > len(self._latest_tokens):
             return None
         tokens, sampling = self._start(logits, partial(sampling_rows, seqs))
-        self._newest[: len(seqs)].copy_(tokens)
+        self._latest_tokens[: len(seqs)].copy_(tokens)
         return sampling.read
 
     def _start(self, logits: Tensor, get_rows: Callable[[], list[SamplingRow]]) -> tuple[Tensor, Sampling]:
-        """Start to sample, and return the tokens, int64 [num_rows]. A graph has sampled its own logits already.
+        """Return the tokens, int64 [num_rows], and the Sampling that reads them. A graph samples its own logits.
 
         logits [num_rows, vocab_size]
         """
@@ -131,16 +132,16 @@ class TritonBackend:
             self._graphs.inputs.prepare()
             return self._decoded.tokens, sampling
         rows = get_rows()
-        tokens, out = self._newest.new_empty(len(rows)), logits.new_empty(len(rows), 2, dtype=torch.float32)
+        tokens, out = self._latest_tokens.new_empty(len(rows)), logits.new_empty(len(rows), 2, dtype=torch.float32)
         workspace = SamplingWorkspace(len(rows), logits.shape[1], logits.device)
         self._ops.sample_rows(logits, params_on_device(rows, logits.device), workspace, tokens, out)
         return tokens, Sampling(out)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context that launches kernels and graphs on `device`.
+    """Return a context that launches kernels and graphs on `device`, if it is a GPU.
 
-    A thread's current device is 0 by default, and kernels launch there wherever their tensors are.
+    A thread's current GPU is 0 by default, and kernels launch there even if their tensors are on another GPU.
     """
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -152,19 +153,19 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 def choose_prefill_rows(context: KernelContext, timer: Timer) -> int:
-    """Return which of PREFILL_ROWS makes a long prompt faster. It reads block 0 again and again, and writes nowhere."""
-    blocks, size = context.blocks, TIMED_TOKENS
+    """Return the fastest of PREFILL_ROWS for a long prompt. The timed step reads only block 0, and writes no block."""
+    blocks, num_tokens = context.blocks, TIMED_TOKENS
     if blocks.element_size() == 4:
         return PREFILL_ROWS[0]  # more rows of float32 don't fit into a program's registers
-    numbers = torch.zeros(size, dtype=torch.int64, device=blocks.device)
-    qkv = blocks.new_zeros(size, context.num_heads + 2 * blocks.shape[4], blocks.shape[5])
-    step = AttentionMetadata([0, size], [size], numbers[None], numbers + NO_SLOT, numbers[:0])
+    zeros = torch.zeros(num_tokens, dtype=torch.int64, device=blocks.device)
+    qkv = blocks.new_zeros(num_tokens, context.num_heads + 2 * blocks.shape[4], blocks.shape[5])
+    step = AttentionMetadata([0, num_tokens], [num_tokens], zeros[None], zeros + NO_SLOT, zeros[:0])
 
     def seconds(rows: int) -> float:
         attend = KernelAttention(context._replace(prefill_rows=rows)).plan(step)
 
         def run() -> None:
-            attend(0, qkv, numbers, None, None)
+            attend(0, qkv, zeros, None, None)
 
         run()  # compile the kernel first
         return min(timer(run) for _ in range(REPEATS))
@@ -175,11 +176,11 @@ def choose_prefill_rows(context: KernelContext, timer: Timer) -> int:
 def warm_up(model: LlamaForCausalLM, context: KernelContext, attention: KernelAttention) -> None:
     """Launch every kernel that a step may need, on padding rows, and wait for the results.
 
-    A kernel that can't be compiled fails here rather than in the first request. Triton compiles each variant of a
-    kernel (another dtype, another constant) on its first launch, so later requests never wait for the compiler.
+    Triton compiles each variant of a kernel (another dtype, another constant) on its first launch. After this call,
+    requests don't wait for the compiler, and a kernel that can't be compiled has already failed.
     """
     blocks, device = context.blocks, context.blocks.device
-    tables = torch.zeros(2, 2, dtype=torch.int64, device=device)  # steps read block 0, and write nowhere
+    tables = torch.zeros(2, 2, dtype=torch.int64, device=device)  # the step reads block 0, and writes no block
     slots = torch.full((3,), NO_SLOT, dtype=torch.int64, device=device)
     no_blocks = torch.empty(0, dtype=torch.int64)
     step = AttentionMetadata([0, 2, 3], [2, 1], tables, slots, no_blocks)  # a prefill of two tokens, and a decode
@@ -187,8 +188,8 @@ def warm_up(model: LlamaForCausalLM, context: KernelContext, attention: KernelAt
     logits = model.compute_logits(model(zeros, zeros, attention.plan(step)))  # [3, vocab_size]
     params = sampling_params(field_views(allocate_fields(SAMPLING_FIELDS, 3, device), SAMPLING_FIELDS), 3)
     sampled = torch.empty(3, 2, dtype=torch.float32, device=device)
-    for each in (logits, logits.float()):  # logits processors work in float32
-        context.ops.sample_rows(each, params, SamplingWorkspace(3, each.shape[1], device), zeros, sampled)
+    for scores in (logits, logits.float()):  # logits processors work in float32
+        context.ops.sample_rows(scores, params, SamplingWorkspace(3, scores.shape[1], device), zeros, sampled)
     for num_splits in (1, 2):
         table, lens = torch.zeros(2, 1, dtype=torch.int32, device=device)
         q = blocks.new_zeros(1, context.num_heads, blocks.shape[5])
@@ -197,8 +198,8 @@ def warm_up(model: LlamaForCausalLM, context: KernelContext, attention: KernelAt
     sampled.tolist()  # waits for the device
 
 
-class Build(Protocol):
-    """The constructor of a backend, with everything but the choice bound."""
+class BuildBackend(Protocol):
+    """The constructor of a backend, with all other arguments bound."""
 
     def __call__(self, ops: Ops, capture: Capture | None, timer: Timer) -> Backend: ...
 
@@ -206,11 +207,11 @@ class Build(Protocol):
 class GpuChoice(Kernels):
     """The choice between Triton's kernels, with or without CUDA graphs, and plain operations.
 
-    Kernels compile while the engine starts, so there is nothing to wait for later.
+    Kernels compile while the engine starts, so nothing has to wait for them later.
     """
 
-    def __init__(self, backend: str, is_eager: bool, runner: ModelRunner, build: Build) -> None:
-        """Replace the runner's plain backend with the one from `build` if `backend`, one of BACKENDS, allows it.
+    def __init__(self, backend: str, is_eager: bool, runner: ModelRunner, build: BuildBackend) -> None:
+        """Replace the runner's plain backend with one from `build`, if `backend`, one of BACKENDS, allows kernels.
 
         Raise ValueError if kernels are required and unavailable.
         """
@@ -219,19 +220,19 @@ class GpuChoice(Kernels):
         if backend == "numba":
             raise ValueError("attention_backend 'numba' is unavailable on a GPU: its kernels run on a CPU")
         if self.reason is None:
-            self._use_kernels(is_eager, runner, build)
+            self._try_kernels(is_eager, runner, build)
         if backend == "triton" and not self.uses_kernels:
             raise ValueError(f"attention_backend 'triton' is unavailable: {self.reason}")
 
     @property
     def description(self) -> str:
-        """Describe the choice, for the last line of a command."""
+        """Describe the choice in a few words, for a command's summary or the server's log."""
         if not self.uses_kernels:
             return super().description
         graphs = "CUDA graphs" if self.has_graphs else f"no graphs: {self.reason}"
         return f"kernels: triton {version('triton')}, {graphs}"
 
-    def _use_kernels(self, is_eager: bool, runner: ModelRunner, build: Build) -> None:
+    def _try_kernels(self, is_eager: bool, runner: ModelRunner, build: BuildBackend) -> None:
         try:
             ops = triton_ops()
         except ImportError as error:

@@ -1,4 +1,4 @@
-"""Capture: a recorder of launches, which a CUDA graph replays with a single call."""
+"""Capture: records the launches of a step as a CUDA graph, which replays them with a single call."""
 
 import weakref
 from collections import defaultdict
@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 Launcher = Callable[[], None]  # launches work on the device
-IDLE_STREAMS = defaultdict[int, list[torch.cuda.Stream]](list)  # by device, those of captures that are gone
+IDLE_STREAMS = defaultdict[int, list[torch.cuda.Stream]](list)  # by device, the streams of deleted CudaCaptures
 
 
 class Capture(Protocol):
@@ -25,14 +25,14 @@ class Capture(Protocol):
 class CudaCapture:
     """A Capture that records CUDA graphs. Graphs that share memory use one pool.
 
-    It has a stream of its own: torch creates its default capture stream once per process, on whichever device is
-    current at that moment. cuBLAS keeps 32 MiB for each stream that it has seen, so a new capture takes the stream of
-    one that is gone. Two live ones never share: since torch 2.13, the end of a graph frees that memory for all graphs
-    of its stream (pytorch#193402).
+    Each CudaCapture has its own stream: torch creates its default capture stream only once per process, on whichever
+    device is current at that moment. cuBLAS keeps 32 MiB for each stream that it has seen, so a new CudaCapture reuses
+    the stream of a deleted one. Two live ones never share a stream: since torch 2.13, deleting a graph frees cuBLAS's
+    memory for all graphs of the same stream (pytorch#193402).
     """
 
     def __init__(self) -> None:
-        self._first: torch.cuda.CUDAGraph | None = None  # its memory pool serves the others
+        self._first: torch.cuda.CUDAGraph | None = None  # graphs that share memory use this one's pool
         self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, step: Launcher, shares_memory: bool = True) -> Launcher:
@@ -55,5 +55,5 @@ class CudaCapture:
 
 
 def replay(graph: torch.cuda.CUDAGraph, capture: CudaCapture) -> None:
-    """Launch a graph. It holds its capture, whose stream must not serve another one before this graph is gone."""
+    """Launch a graph. Holding `capture` keeps its stream from being reused while the graph can be replayed."""
     graph.replay()

@@ -1,8 +1,8 @@
-"""CUDA graphs of decode steps: one launch per step, for a few numbers of rows (buckets).
+"""CUDA graphs of decode steps: one launch per step. A few batch sizes (buckets) have a graph each.
 
-A plain step of a small model launches about a thousand kernels, and each takes the host longer to launch than the
-device to run. A graph is recorded once and replayed with a single call: the same kernels at the same addresses. So
-inputs live in StepInputs, outputs in tensors that all graphs share, and a batch is padded to the next bucket.
+A plain step of a small model launches about a thousand kernels, and each takes longer to launch on the host than to run
+on the device. A graph is recorded once and replayed with a single call: it runs the same kernels on the same addresses.
+So inputs live in StepInputs, outputs in tensors that all graphs share, and a batch is padded to the next bucket.
 """
 
 import bisect
@@ -22,24 +22,24 @@ from .inputs import StepInputs, fill_placeholders, sampling_params
 from .model import LinearDispatch
 from .tiles import SamplingWorkspace
 
-MAX_ROWS = 512
+MAX_ROWS = 512  # larger batches run without a graph
 
 
 def buckets(max_rows: int) -> list[int]:
-    """Return the numbers of rows to capture, as vLLM chooses them. The last bucket has all rows.
+    """Return the batch sizes to capture, as vLLM chooses them. The last one is max_rows, or MAX_ROWS if that is less.
 
     >>> buckets(20), buckets(1), buckets(300)[-4:]
     ([1, 2, 4, 8, 16, 20], [1], [256, 272, 288, 300])
     """
-    most = min(max_rows, MAX_ROWS)
-    return sorted({size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most, 16)) if size < most} | {most})
+    last = min(max_rows, MAX_ROWS)
+    return sorted({size for size in (1, 2, 4, *range(8, 256, 8), *range(256, last, 16)) if size < last} | {last})
 
 
 class BucketedGraphs:
     """One graph per bucket, the largest captured first so that the others fit into its memory."""
 
     def __init__(self, step: Callable[[int], None], sizes: list[int], capture: Capture, progress: bool = True) -> None:
-        """Capture `step(rows)` for each size. It also runs once before each capture, so that kernels compile first."""
+        """Capture `step(rows)` for each size. Each size runs once before its capture, to compile its kernels."""
         self._sizes, self._replays = sizes, dict[int, Launcher]()
         for rows in tqdm(sizes[::-1], desc="capturing CUDA graphs", leave=False, disable=None if progress else True):
             try:
@@ -54,17 +54,17 @@ class BucketedGraphs:
         return self._sizes[-1]
 
     def run(self, num_rows: int) -> None:
-        """Replay the smallest bucket that has room for `num_rows`."""
+        """Replay the graph of the smallest bucket that has room for `num_rows`."""
         self._replays[self._sizes[bisect.bisect_left(self._sizes, num_rows)]]()
 
 
 class DecodeOutput(NamedTuple):
-    """The results of a step, one row per sequence of its batch."""
+    """The results of a step, with one row per sequence of the batch."""
 
     hidden: Tensor  # [num_seqs, hidden_size]
     logits: Tensor  # [num_seqs, vocab_size]
     tokens: Tensor  # int64 [num_seqs], from sample_rows()
-    sampled: Tensor  # float32 [num_seqs, 2], also
+    sampled: Tensor  # float32 [num_seqs, 2], each a token id and its log-probability
 
 
 class DecodeGraphs:
@@ -77,15 +77,15 @@ class DecodeGraphs:
         context: KernelContext,
         max_model_len: int,
         sizes: list[int],
-        newest: Tensor,
+        latest_tokens: Tensor,
         capture: Capture,
         progress: bool = True,
     ) -> None:
-        """Capture the steps of a model that has a FusedModel inside. Raise whatever the capture raises.
+        """Capture the steps of a model that contains a FusedModel. Raise any error from capturing.
 
-        A step reads the tokens for its placeholders from `newest`, int64 [at least max_rows].
+        Steps replace placeholders among their token ids with tokens from `latest_tokens`, int64 [at least max_rows].
         """
-        self._newest = newest
+        self._latest_tokens = latest_tokens
         self._model, self._linears, self._context, self.max_rows = model, linears, context, sizes[-1]
         blocks, config = context.blocks, model.config
         block_size, device = blocks.shape[3], blocks.device
@@ -102,22 +102,22 @@ class DecodeGraphs:
         self._graphs = BucketedGraphs(self._step, sizes, capture, progress)
 
     def run(self, batch: list[Scheduled]) -> DecodeOutput:
-        """Launch a step of at most max_rows sequences. The next step overwrites its results."""
+        """Launch a step of at most max_rows sequences. The next step overwrites the returned tensors."""
         try:
             self.inputs.fill(batch)
             self._graphs.run(len(batch))
         except BaseException:
             self.inputs.forget()
             raise
-        return DecodeOutput(*(each[: len(batch)] for each in self._outputs))
+        return DecodeOutput(*(tensor[: len(batch)] for tensor in self._outputs))
 
     def _step(self, rows: int) -> None:
-        """Compute the first `rows` rows, from inputs to outputs. Graphs record this."""
-        inputs, outputs = self.inputs.device, DecodeOutput(*(each[:rows] for each in self._outputs))
+        """Compute a step of `rows` rows, from inputs to sampled tokens. Graphs record this function."""
+        inputs, outputs = self.inputs.device, DecodeOutput(*(tensor[:rows] for tensor in self._outputs))
         tables, context_lens = self.inputs.block_tables(rows), inputs["context_lens"][:rows]
         decodes = DecodeMetadata(None, tables, context_lens, self._decode_workspaces[rows])
         attend = KernelAttend(self._context, inputs["slot_mapping"][:rows], decodes, None)
-        input_ids = fill_placeholders(inputs["input_ids"][:rows], self._newest)
+        input_ids = fill_placeholders(inputs["input_ids"][:rows], self._latest_tokens)
         outputs.hidden.copy_(self._model(input_ids, inputs["positions"][:rows], attend))
         self._linears(self._model.lm_head, outputs.hidden, out=outputs.logits)
         params, workspace = sampling_params(inputs, rows), self._sampling_workspace

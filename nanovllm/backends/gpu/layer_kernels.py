@@ -1,28 +1,30 @@
-"""A layer's kernels in Triton, apart from attention: norm, activation, rotation with the write to the pool, and gemv.
+"""Triton kernels for the rest of a layer: norm, activation, rotation with the write to the pool, and gemv.
 
-Each kernel rounds wherever the model's own operations round, so results match them bit for bit where sums allow it.
-Read attention_kernels.py first, which explains Triton. plain.py documents arguments and shapes.
+Each kernel rounds wherever the model's own operations round, so results are the same to the bit, unless numbers are
+summed in another order. Read attention_kernels.py first: it explains Triton. plain.py documents the arguments
+and their shapes.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .early_start import EARLY, start_next_and_wait
+from .early_start import EARLY_START_OPTIONS, start_next_and_wait
 from .plain import NormBefore
 from .tiles import MAX_GEMV_ROWS
 
-NORM_SIZE_PER_WARP = 512
+NORM_SIZE_PER_WARP = 512  # numbers of a row
 SILU_SIZE = 1024  # outputs per program
 GEMV_TILE = 4096  # weights per tile
-LONG_ROW, LONG_WIDTH = 4096, 2048  # weights; an H100 reads longer rows faster with 8 warps, and tiles of this width
+# In weights. An H100 reads rows longer than LONG_ROW faster with 8 warps and with tiles of LONG_WIDTH columns.
+LONG_ROW, LONG_WIDTH = 4096, 2048
 
 
-# RMSNorm, and the sum before it: a layer adds its result to the residual, and the next one starts by normalizing.
+# RMSNorm, and the addition before it: a layer's result is added to the residual, and the next layer normalizes the sum.
 #
 #     program r    row r:   residual + x -> residual    residual / rms * weight -> out
 #
-# A program holds a whole row: it needs every value for the sum of squares, and reads each one once.
+# A program holds a whole row: it needs every number for the sum of squares, and reads every number once.
 
 
 def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -33,7 +35,7 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float,
     width = triton.next_power_of_2(size)
     add_rms_norm_row[(rows,)](
         x, residual, weight, out, eps, SIZE=size, WIDTH=width, HAS_RESIDUAL=residual is not None,
-        num_warps=max(1, min(16, width // NORM_SIZE_PER_WARP)), **EARLY,
+        num_warps=max(1, min(16, width // NORM_SIZE_PER_WARP)), **EARLY_START_OPTIONS,
     )  # fmt: skip
 
 
@@ -51,21 +53,21 @@ def add_rms_norm_row(
     """Normalize one row. The sum, the quotient and the product are each rounded, as in the model."""
     start_next_and_wait()
     i = tl.arange(0, WIDTH)
-    is_number = i < SIZE
-    place = tl.program_id(0).to(tl.int64) * SIZE + i  # [WIDTH]
-    numbers = tl.load(x + place, mask=is_number, other=0.0).to(tl.float32)
+    in_bounds = i < SIZE
+    offsets = tl.program_id(0).to(tl.int64) * SIZE + i  # [WIDTH]
+    numbers = tl.load(x + offsets, mask=in_bounds, other=0.0).to(tl.float32)
     dtype: tl.constexpr = out.dtype.element_ty
     if HAS_RESIDUAL:
-        numbers = (numbers + tl.load(residual + place, mask=is_number, other=0.0).to(tl.float32)).to(dtype)
-        tl.store(residual + place, numbers, mask=is_number)
+        numbers = (numbers + tl.load(residual + offsets, mask=in_bounds, other=0.0).to(tl.float32)).to(dtype)
+        tl.store(residual + offsets, numbers, mask=in_bounds)
         numbers = numbers.to(tl.float32)
     factor = tl.rsqrt(tl.sum(numbers * numbers, 0) / SIZE + eps)
-    weights = tl.load(weight + i, mask=is_number, other=0.0).to(tl.float32)
-    tl.store(out + place, (weights * (numbers * factor).to(dtype).to(tl.float32)).to(dtype), mask=is_number)
+    weights = tl.load(weight + i, mask=in_bounds, other=0.0).to(tl.float32)
+    tl.store(out + offsets, (weights * (numbers * factor).to(dtype).to(tl.float32)).to(dtype), mask=in_bounds)
 
 
-# silu(gate) * up, with gate and up side by side in one tensor. Every output depends on two inputs alone, so a row can
-# be cut anywhere.
+# silu(gate) * up, with gate and up side by side in one tensor. Each output depends on only two inputs, so
+# a row can be split anywhere.
 #
 #     gate_up of row r    gate 0 .. 1023 | 1024 .. | up 0 .. 1023 | 1024 ..
 #     program r,0         x                        x                         -> out 0 .. 1023
@@ -78,7 +80,7 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
     assert gate_up.shape == (rows, 2 * size), (gate_up.shape, out.shape)
     assert gate_up.is_contiguous() and out.is_contiguous()
     silu_and_mul_part[(rows, triton.cdiv(size, SILU_SIZE))](
-        gate_up, out, SIZE=size, NUMBERS=SILU_SIZE, num_warps=4, **EARLY
+        gate_up, out, SIZE=size, OUTPUTS=SILU_SIZE, num_warps=4, **EARLY_START_OPTIONS
     )
 
 
@@ -87,20 +89,20 @@ def silu_and_mul_part(
     gate_up,  # [rows, 2 * size]
     out,  # [rows, size]
     SIZE: tl.constexpr,
-    NUMBERS: tl.constexpr,
+    OUTPUTS: tl.constexpr,  # outputs per program
 ):
     """Compute part of one row. Silu is rounded before the multiplication, as in the model."""
     start_next_and_wait()
-    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * NUMBERS + tl.arange(0, NUMBERS)
-    is_number = i < SIZE
+    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    in_bounds = i < SIZE
     dtype: tl.constexpr = out.dtype.element_ty
-    gate = tl.load(gate_up + row * 2 * SIZE + i, mask=is_number, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * SIZE + SIZE + i, mask=is_number, other=0.0).to(tl.float32)
+    gate = tl.load(gate_up + row * 2 * SIZE + i, mask=in_bounds, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * SIZE + SIZE + i, mask=in_bounds, other=0.0).to(tl.float32)
     silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    tl.store(out + row * SIZE + i, (silu * up).to(dtype), mask=is_number)
+    tl.store(out + row * SIZE + i, (silu * up).to(dtype), mask=in_bounds)
 
 
-# Everything between the qkv projection and attention in one kernel: norm of heads, rotation, write to the pool. A
+# One kernel does everything between the qkv projection and attention: norm of heads, rotation, write to the pool. A
 # program handles one row and one KV head: its group of query heads, its key and its value. With 4 query heads and 2 KV
 # heads:
 #
@@ -109,7 +111,7 @@ def silu_and_mul_part(
 #     program row,1             x    x         x         x       q2, q3 -> q_out    k1, v1 -> the row's slot
 #
 # A head rotates in pairs (x[i], x[i + head_dim / 2]), so a program holds a head as two halves. The model's own
-# operations would read and write every element of q and k about ten times, with a launch each.
+# operations would read and write every element of q and k about ten times, with a launch each time.
 
 
 def rotate_and_write(
@@ -137,16 +139,17 @@ def rotate_and_write(
         keys.stride(0), keys.stride(1),
         GROUP=group, HEADS=triton.next_power_of_2(group), HALF=head_dim // 2,
         HALF_WIDTH=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=blocks.shape[3], HAS_NORM=q_norm is not None,
-        num_warps=2, enable_fp_fusion=False,  # the compiler drops the rounding of a product that it fuses into a sum
-        **EARLY,
+        num_warps=2, enable_fp_fusion=False,  # a product fused into a sum would not be rounded
+        **EARLY_START_OPTIONS,
     )  # fmt: skip
 
 
 @triton.jit
 def normalize(first, second, weight, half, is_half, eps, SIZE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return RMSNorm of heads held as two halves. The quotient is rounded, multiplied, and rounded again.
+    """Normalize heads that are held as two halves. The quotient is rounded, multiplied by weights, and rounded.
 
-    first, second float32 [heads, HALF_WIDTH]; weight [SIZE], a pointer; half, is_half [HALF_WIDTH]
+    first, second float32 [heads, HALF_WIDTH]; weight [SIZE], a pointer; half [HALF_WIDTH], indices into a half;
+    is_half [HALF_WIDTH], False for padding
     """
     squares = tl.sum(first * first + second * second, 1) / SIZE  # [heads]
     factor = tl.rsqrt(squares + eps)[:, None]
@@ -159,7 +162,7 @@ def normalize(first, second, weight, half, is_half, eps, SIZE: tl.constexpr, DTY
 
 @triton.jit
 def rotate(first, second, cos, sin, DTYPE: tl.constexpr):
-    """Return rotated halves. Both products are rounded before the sum.
+    """Rotate heads that are held as two halves. Both products are rounded before the sum.
 
     first, second [heads, HALF_WIDTH]; cos, sin [1, HALF_WIDTH]
     """
@@ -171,10 +174,10 @@ def rotate(first, second, cos, sin, DTYPE: tl.constexpr):
 @triton.jit
 def load_rotated(
     heads,  # [heads, HALF_WIDTH], pointers to the first halves
-    is_number,  # same shape as heads
+    in_bounds,  # same shape as heads
     weight,  # [SIZE], the norm's, or None
-    half,  # [HALF_WIDTH]
-    is_half,  # [HALF_WIDTH]
+    half,  # [HALF_WIDTH], indices into a half
+    is_half,  # [HALF_WIDTH], False for padding
     cos,  # [1, HALF_WIDTH]
     sin,  # [1, HALF_WIDTH]
     eps,
@@ -182,9 +185,9 @@ def load_rotated(
     HAS_NORM: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Load heads, normalize them if there is a norm, and return them rotated, as two halves."""
-    first = tl.load(heads, mask=is_number, other=0.0).to(tl.float32)
-    second = tl.load(heads + SIZE // 2, mask=is_number, other=0.0).to(tl.float32)
+    """Load heads, normalize them if there is a norm, rotate them, and return them as two halves."""
+    first = tl.load(heads, mask=in_bounds, other=0.0).to(tl.float32)
+    second = tl.load(heads + SIZE // 2, mask=in_bounds, other=0.0).to(tl.float32)
     if HAS_NORM:
         first, second = normalize(first, second, weight, half, is_half, eps, SIZE, DTYPE)
     return rotate(first, second, cos, sin, DTYPE)
@@ -193,11 +196,11 @@ def load_rotated(
 @triton.jit(do_not_specialize=["positions", "slot_mapping"])
 def rotate_and_write_row(
     qkv,  # [rows, num_heads + 2 * num_kv_heads, head_dim]
-    cos,  # [max_model_len, head_dim], the two halves of a row are equal
+    cos,  # [max_model_len, head_dim]; the two halves of a row are equal
     sin,  # same shape as cos
     positions,  # int64 [rows]
     slot_mapping,  # int64 [rows]
-    keys,  # one layer's, [num_blocks, block_size, num_kv_heads, head_dim], output
+    keys,  # [num_blocks, block_size, num_kv_heads, head_dim], of one layer, output
     values,  # same shape as keys, output
     q_norm,  # [head_dim] or None
     k_norm,  # [head_dim] or None
@@ -212,57 +215,57 @@ def rotate_and_write_row(
     BLOCK_SIZE: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Process one row's query heads of one KV head, its key and its value."""
+    """Process one KV head of one row: its query heads, its key and its value."""
     start_next_and_wait()
     row, kv_head, num_kv_heads = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     DTYPE: tl.constexpr = q_out.dtype.element_ty
     SIZE: tl.constexpr = 2 * HALF
     slot = tl.load(slot_mapping + row)
-    is_row = slot >= 0  # a padding row loads nothing: its position may be any number
+    is_row = slot >= 0  # a padding row loads nothing, because its position may be any number
     head, half = tl.arange(0, HEADS), tl.arange(0, HALF_WIDTH)
     is_half = (half < HALF) & is_row  # [HALF_WIDTH]
-    angles = tl.load(positions + row, mask=is_row, other=0) * SIZE + half
-    c = tl.load(cos + angles, mask=is_half, other=0.0).to(DTYPE).to(tl.float32)[None, :]
-    s = tl.load(sin + angles, mask=is_half, other=0.0).to(DTYPE).to(tl.float32)[None, :]
+    angle_offsets = tl.load(positions + row, mask=is_row, other=0) * SIZE + half
+    c = tl.load(cos + angle_offsets, mask=is_half, other=0.0).to(DTYPE).to(tl.float32)[None, :]
+    s = tl.load(sin + angle_offsets, mask=is_half, other=0.0).to(DTYPE).to(tl.float32)[None, :]
 
-    qkv += row * (GROUP + 2) * num_kv_heads * SIZE  # this row's
+    qkv += row * (GROUP + 2) * num_kv_heads * SIZE  # now points to this row
     heads = (kv_head * GROUP + head)[:, None] * SIZE + half[None, :]  # [HEADS, HALF_WIDTH]
     is_query = (head < GROUP)[:, None] & is_half[None, :]
     first, second = load_rotated(qkv + heads, is_query, q_norm, half, is_half, c, s, eps, SIZE, HAS_NORM, DTYPE)
-    is_query = (head < GROUP)[:, None] & (half < HALF)[None, :]  # in a padding row too: it stores zeros
+    is_query = (head < GROUP)[:, None] & (half < HALF)[None, :]  # padding rows store zeros
     q_out += row * GROUP * num_kv_heads * SIZE
     tl.store(q_out + heads, first, mask=is_query)
     tl.store(q_out + heads + HALF, second, mask=is_query)
 
     key = (GROUP * num_kv_heads + kv_head) * SIZE + half[None, :]  # [1, HALF_WIDTH]
     is_key = is_half[None, :]
-    place = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride + kv_head * SIZE + half[None, :]
+    offsets = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride + kv_head * SIZE + half[None, :]
     first, second = load_rotated(qkv + key, is_key, k_norm, half, is_half, c, s, eps, SIZE, HAS_NORM, DTYPE)
-    tl.store(keys + place, first, mask=is_key)
-    tl.store(keys + place + HALF, second, mask=is_key)
+    tl.store(keys + offsets, first, mask=is_key)
+    tl.store(keys + offsets + HALF, second, mask=is_key)
 
     value = key + num_kv_heads * SIZE
-    tl.store(values + place, tl.load(qkv + value, mask=is_key), mask=is_key)
-    tl.store(values + place + HALF, tl.load(qkv + value + HALF, mask=is_key), mask=is_key)
+    tl.store(values + offsets, tl.load(qkv + value, mask=is_key), mask=is_key)
+    tl.store(values + offsets + HALF, tl.load(qkv + value + HALF, mask=is_key), mask=is_key)
 
 
 # A linear layer for one to four rows: each weight is read once, for all rows.
 #
 #     weight          size ............................
 #     outputs 0..3    program 0   tile, tile, tile ->     each program walks along its rows of the weight tile by tile,
-#     outputs 4..7    program 1   tile, tile, tile ->     and keeps one sum per row of x and column of the tile
+#     outputs 4..7    program 1   tile, tile, tile ->     with a sum for each row of x and each position in the tile
 #     ...
 #
-# In decode the weight is far larger than x, so memory sets the pace and tensor cores would idle. Libraries tune matmuls
-# for many rows, and with few rows their tiles waste bandwidth at some shapes. Programs are many and small here: a
-# multiprocessor reads fast only while several of its programs wait for memory.
+# In decode the weight is far larger than x, so memory bandwidth is the limit and tensor cores would idle. Libraries
+# tune matmuls for many rows, and for few rows, their tiles waste bandwidth at some shapes. Here, programs are small and
+# many: a multiprocessor reads fast only while several of its programs wait for memory.
 #
-# The norm before a layer takes a launch of its own, with a gap before it. For one row, each program can instead compute
-# the norm itself: it needs the whole row, which is small, and all programs together read it from the cache.
+# A separate norm before the layer would take another launch, with a gap before it. For one row, each program can
+# compute the norm itself: it needs the whole row of x, but that row is small, and programs read it from the cache.
 
 
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: NormBefore | None = None) -> None:
-    """Launch the kernel for plain.gemv(), for at most MAX_GEMV_ROWS rows."""
+    """Launch the kernel for plain.gemv(), for at most MAX_GEMV_ROWS rows, or one row if there is a norm."""
     (rows, size), outputs = x.shape, len(weight)
     assert 1 <= rows <= MAX_GEMV_ROWS, f"gemv takes 1 to {MAX_GEMV_ROWS} rows, got {rows}"
     assert weight.shape[1] == size and out.shape == (rows, outputs), (x.shape, weight.shape, out.shape)
@@ -271,16 +274,16 @@ def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: Norm
     if rows == 1:
         launch_row(x, weight, bias, out, norm, height, GEMV_TILE, is_gated=False)
         return
-    assert norm is None, "only a single row has its norm in the same kernel"
+    assert norm is None, "a norm can be fused only for a single row"
     multiply_rows[(triton.cdiv(outputs, height),)](
         x, weight, bias, out, outputs, NUM_ROWS=rows, ROWS=triton.next_power_of_2(rows), SIZE=size, HEIGHT=height,
         WIDTH=min(GEMV_TILE // height, triton.next_power_of_2(size)), HAS_BIAS=bias is not None,
-        num_warps=8 if rows > 2 else 4, **EARLY,
+        num_warps=8 if rows > 2 else 4, **EARLY_START_OPTIONS,
     )  # fmt: skip
 
 
 def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: NormBefore | None = None) -> None:
-    """Launch one kernel for plain.gated_gemv(): a program holds the rows of the weight for both gate and up."""
+    """Launch one kernel for plain.gated_gemv(): for its outputs, each program reads the rows of both gate and up."""
     size, outputs = x.shape[1], out.shape[1]
     assert x.shape == (1, size) and out.shape == (1, outputs), (x.shape, out.shape)
     assert weight.shape == (2 * outputs, size), (x.shape, weight.shape, out.shape)
@@ -298,7 +301,7 @@ def launch_row(
     tile: int,
     is_gated: bool,
 ) -> None:
-    """Launch multiply_row() with `tile` weights at a time for each of its outputs' parts."""
+    """Launch multiply_row() with tiles of `height` rows and `tile` weights, or LONG_WIDTH columns for long rows."""
     size, outputs = x.shape[1], out.shape[1]
     residual, total, norm_weight, eps = norm or (None, None, None, 0.0)
     assert norm is None or (norm.residual.is_contiguous() and norm.total.is_contiguous())
@@ -307,12 +310,12 @@ def launch_row(
     multiply_row[(triton.cdiv(outputs, height),)](
         x, weight, bias, out, outputs, residual, total, norm_weight, eps, SIZE=size, HEIGHT=height,
         WIDTH=width, ROW_WIDTH=row_width, HAS_BIAS=bias is not None, IS_GATED=is_gated, HAS_NORM=norm is not None,
-        num_warps=8 if is_long else 4, **EARLY,
+        num_warps=8 if is_long else 4, **EARLY_START_OPTIONS,
     )  # fmt: skip
 
 
 def outputs_per_program(outputs: int) -> int:
-    """Return the height of a tile: small enough for a thousand programs, 8 per multiprocessor, and at most 4.
+    """Return the height of a tile: at most 4, and small enough for about 1000 programs, 8 per multiprocessor.
 
     >>> outputs_per_program(576), outputs_per_program(2048), outputs_per_program(4096), outputs_per_program(128256)
     (1, 2, 4, 4)
@@ -322,7 +325,7 @@ def outputs_per_program(outputs: int) -> int:
 
 @triton.jit
 def load_tile(rows, is_row, start, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """Return WIDTH weights of each row from column `start` on, 0 past the end. rows [HEIGHT, 1], pointers."""
+    """Return WIDTH weights of each row from column `start` on, and 0 past the end. rows [HEIGHT, 1], pointers."""
     i = start + tl.arange(0, WIDTH)
     mask = is_row[:, None] & (i < SIZE)[None, :]
     return tl.load(rows + i[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
@@ -332,7 +335,7 @@ def load_tile(rows, is_row, start, SIZE: tl.constexpr, WIDTH: tl.constexpr):
 def multiply_row(
     x,  # [SIZE]
     weight,  # [outputs, SIZE]; if gated [2 * outputs, SIZE], the gate's rows first
-    bias,  # one number per row of the weight, or None
+    bias,  # [outputs] or [2 * outputs], like weight, or None
     out,  # [outputs]
     outputs,
     residual,  # [SIZE], or None
@@ -347,14 +350,14 @@ def multiply_row(
     IS_GATED: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Compute HEIGHT outputs of one row. Each thread owns the same columns of x and weight, so none are exchanged.
+    """Compute HEIGHT outputs for one row. A thread holds the same columns of x and weight, so threads exchange neither.
 
-    The next tile of the weight loads while this one is multiplied, and the first one loads while the kernel waits.
+    Each tile loads while the one before it is multiplied, and the first while the kernel waits for its inputs.
     """
     dtype: tl.constexpr = out.dtype.element_ty
     output = tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
     is_output = output < outputs
-    starts = output.to(tl.int64)[:, None] * SIZE  # [HEIGHT, 1], of the weight's rows
+    starts = output.to(tl.int64)[:, None] * SIZE  # [HEIGHT, 1], where rows of the weight start
     up_weight = weight + outputs.to(tl.int64) * SIZE
     sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
     up_sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
@@ -374,7 +377,7 @@ def multiply_row(
             ups, next_ups = next_ups, load_tile(up_weight + starts, is_output, start + WIDTH, SIZE, WIDTH)
         i = start + tl.arange(0, WIDTH)
         numbers = tl.load(x + i, mask=i < SIZE, other=0.0).to(tl.float32)  # [WIDTH]
-        if HAS_NORM:  # rounded like in add_rms_norm_row()
+        if HAS_NORM:  # rounded as in add_rms_norm_row()
             numbers = (numbers + tl.load(residual + i, mask=i < SIZE, other=0.0).to(tl.float32)).to(dtype)
             numbers = (numbers.to(tl.float32) * factor).to(dtype).to(tl.float32)
             numbers *= tl.load(norm_weight + i, mask=i < SIZE, other=0.0).to(tl.float32)
@@ -389,7 +392,7 @@ def multiply_row(
         up = tl.sum(up_sums, 1)
         if HAS_BIAS:
             up += tl.load(bias + outputs + output, mask=is_output, other=0.0).to(tl.float32)
-        gate = result.to(dtype).to(tl.float32)  # rounded where separate layers would round
+        gate = result.to(dtype).to(tl.float32)  # rounded as in separate kernels
         silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
         result = silu * up.to(dtype).to(tl.float32)
     tl.store(out + output, result.to(dtype), mask=is_output)
@@ -409,17 +412,17 @@ def multiply_rows(
     WIDTH: tl.constexpr,  # of a tile, in columns of the weight
     HAS_BIAS: tl.constexpr,
 ):
-    """Compute HEIGHT outputs of all rows of x. Products are summed in float32."""
+    """Compute HEIGHT outputs for all rows of x. Products are summed in float32."""
     start_next_and_wait()
     row, output = tl.arange(0, ROWS), tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
-    starts = output.to(tl.int64)[:, None] * SIZE  # [HEIGHT, 1], of the weight's rows
+    starts = output.to(tl.int64)[:, None] * SIZE  # [HEIGHT, 1], where rows of the weight start
     sums = tl.zeros([ROWS, HEIGHT, WIDTH], tl.float32)
     for start in tl.range(0, SIZE, WIDTH, loop_unroll_factor=2):
         i = start + tl.arange(0, WIDTH)
         is_weight = (output < outputs)[:, None] & (i < SIZE)[None, :]
-        is_number = (row < NUM_ROWS)[:, None] & (i < SIZE)[None, :]
+        in_bounds = (row < NUM_ROWS)[:, None] & (i < SIZE)[None, :]
         weights = tl.load(weight + starts + i[None, :], mask=is_weight, other=0.0).to(tl.float32)  # [HEIGHT, WIDTH]
-        numbers = tl.load(x + row[:, None] * SIZE + i[None, :], mask=is_number, other=0.0).to(tl.float32)  # [ROWS, ...]
+        numbers = tl.load(x + row[:, None] * SIZE + i[None, :], mask=in_bounds, other=0.0).to(tl.float32)  # [ROWS, ...]
         sums += numbers[:, None, :] * weights[None, :, :]
     result = tl.sum(sums, 2)  # [ROWS, HEIGHT]
     if HAS_BIAS:

@@ -1,21 +1,21 @@
 """FusedModel: a LlamaModel with four matmuls per layer, and five kernels between them.
 
-    residual += x, norm             one kernel instead of seven operations; for a single row, it may be part of the next
+    residual += x, norm             one kernel instead of seven operations; for a single row, qkv_proj may include it
     qkv_proj
-    norm of heads, rotation, write  one kernel instead of a dozen operations and the copy into the pool
+    norms of q and k, rotation      one kernel instead of a dozen operations; it also copies keys and values to the pool
     attention
     o_proj
     residual += x, norm
     gate_up_proj
-    silu(gate) * up                 one kernel; for a single row, part of gate_up_proj's
+    silu(gate) * up                 one kernel; for a single row, gate_up_proj may include it
     down_proj
 
 The weights, and the modules that hold them, belong to the plain model.
 
 LinearDispatch decides how each matmul runs. A step of one row uses each weight in a single multiplication, so memory
-bandwidth sets its pace. How close a library's matmul comes depends on the shape, the GPU and the library's version.
-Rather than encode a rule, the engine times each shape when it starts, and takes gemv or the library. For one row, gemv
-may compute the norm before it too, which saves a launch; that is timed as well.
+bandwidth is its limit. How close torch's matmul comes to that limit depends on the shape, the GPU and the version of
+cuBLAS. So the engine times each shape when it starts, and picks gemv or torch's matmul. For one row, gemv can also
+compute the norm before the layer, which saves a launch. This variant is timed too.
 """
 
 from collections.abc import Callable
@@ -32,19 +32,19 @@ from .ops import Ops
 from .plain import NormBefore
 from .tiles import MAX_GEMV_ROWS
 
-REPEATS = 5
-MAX_TIME_RATIO = 0.97  # gemv must be this much faster, or equally fast choices would vary from start to start
+REPEATS = 5  # the fastest one counts
+MAX_TIME_RATIO = 0.97  # gemv must save 3% of the time; otherwise near ties would be decided at random
 MatmulShape = tuple[int, int, int]  # rows of x, outputs, size of a row
-Timer = Callable[[Launcher], float]  # returns the seconds that the device takes for a step
+Timer = Callable[[Launcher], float]  # returns how many seconds the device takes for a step
 
 
 class LinearDispatch:
-    """A function that computes linear layers, by the library's matmul until choose() has timed gemv."""
+    """A callable that computes linear layers, with gemv where choose() found it faster, or else with torch's matmul."""
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
         self.gemv_shapes: set[MatmulShape] = set()
-        self.normed_shapes: set[MatmulShape] = set()  # those of one row whose gemv also computes the norm before it
+        self.normed_shapes: set[MatmulShape] = set()  # shapes where gemv also computes the norm before it
 
     def __call__(self, layer: nn.Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return layer(x), [rows, outputs], written to `out` if given. x is [rows, size]."""
@@ -64,7 +64,9 @@ class LinearDispatch:
     def after_norm(
         self, layer: nn.Linear, norm: RMSNorm, x: Tensor | None, residual: Tensor, is_gated: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Add x to the residual, and return the layer's result for the norm of the sum, and the sum.
+        """Add x, if any, to the residual, normalize the sum, apply the layer, and return its result and the sum.
+
+        The sum may overwrite the residual.
 
         x, residual and the sum are [rows, size]; the result is [rows, outputs], or if gated [rows, outputs / 2].
         """
@@ -78,7 +80,7 @@ class LinearDispatch:
         return out, before.total
 
     def norm(self, x: Tensor | None, residual: Tensor, norm: RMSNorm) -> Tensor:
-        """Add x to `residual` in place, and return the norm of the sum. All are [num_tokens, hidden_size]."""
+        """Add x, if any, to `residual` in place, and return the norm of the sum. All are [num_tokens, hidden_size]."""
         out = torch.empty_like(residual)
         if x is None:
             self._ops.add_rms_norm(residual, None, norm.weight, norm.eps, out)
@@ -89,10 +91,10 @@ class LinearDispatch:
     def choose(
         self, layers: list[nn.Linear], normed: "list[NormedLinear]", sizes: list[int], capture: Capture, timer: Timer
     ) -> None:
-        """Time gemv and the library's matmul for each shape, in graphs, where a launch costs next to nothing.
+        """Time gemv and torch's matmul for each shape, in graphs, as a decode step runs them.
 
-        One pass runs all layers of a shape in turn, so each weight has left the GPU's cache before its next use. Where
-        gemv wins for one row, the layers in `normed` are also timed with the norm before them.
+        One pass runs all layers of a shape in turn, so each weight has left the GPU's cache before its next use. If
+        gemv wins for one row, the layers in `normed` are timed again, with the norm in gemv and in its own kernel.
         """
 
         def seconds(one_pass: Launcher) -> float:
@@ -102,25 +104,25 @@ class LinearDispatch:
 
         for rows in (size for size in sizes if size <= MAX_GEMV_ROWS):
             for shape in {layer.weight.shape: None for layer in layers}:
-                same = [layer for layer in layers if layer.weight.shape == shape]
-                x = same[0].weight.new_zeros(rows, shape[1])
-                one_pass = partial(self._multiply_all, same, x, x.new_empty(rows, shape[0]))
-                library, gemv = (seconds(partial(one_pass, uses_gemv)) for uses_gemv in (False, True))
-                if gemv < MAX_TIME_RATIO * library:
+                same_shape = [layer for layer in layers if layer.weight.shape == shape]
+                x = same_shape[0].weight.new_zeros(rows, shape[1])
+                one_pass = partial(self._multiply_all, same_shape, x, x.new_empty(rows, shape[0]))
+                matmul_time, gemv_time = (seconds(partial(one_pass, uses_gemv)) for uses_gemv in (False, True))
+                if gemv_time < MAX_TIME_RATIO * matmul_time:
                     self.gemv_shapes.add((rows, *shape))
-        for row_shape in sorted(each for each in self.gemv_shapes if each[0] == 1):
+        for row_shape in sorted(shape for shape in self.gemv_shapes if shape[0] == 1):
             if after_norms := [each for each in normed if each.layer.weight.shape == row_shape[1:]]:
                 x = after_norms[0].layer.weight.new_zeros(1, row_shape[2])
-                separate = seconds(partial(self._pass_after_norm, after_norms, x))
+                separate_time = seconds(partial(self._multiply_after_norms, after_norms, x))
                 self.normed_shapes.add(row_shape)
-                if seconds(partial(self._pass_after_norm, after_norms, x)) >= MAX_TIME_RATIO * separate:
+                if seconds(partial(self._multiply_after_norms, after_norms, x)) >= MAX_TIME_RATIO * separate_time:
                     self.normed_shapes.remove(row_shape)
 
     def _multiply_all(self, layers: list[nn.Linear], x: Tensor, out: Tensor, uses_gemv: bool) -> None:
         for layer in layers:
             self._multiply(uses_gemv, layer, x, out)
 
-    def _pass_after_norm(self, layers: "list[NormedLinear]", x: Tensor) -> None:
+    def _multiply_after_norms(self, layers: "list[NormedLinear]", x: Tensor) -> None:
         for layer, norm, is_gated in layers:
             self.after_norm(layer, norm, x, x, is_gated)
 
@@ -163,19 +165,19 @@ class FusedModel(nn.Module):
         super().__init__()
         self.plain, self._linears = plain, linears
         self._layers = [layer for layer in plain.layers if isinstance(layer, LlamaDecoderLayer)]
-        assert len(self._layers) == len(plain.layers), "a layer of another class"
+        assert len(self._layers) == len(plain.layers), "every layer must be a LlamaDecoderLayer"
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: KernelAttend) -> Tensor:
         """Return the hidden states, [num_tokens, hidden_size]. `input_ids` and `positions` are int64 [num_tokens]."""
         residual = self.plain.embed_tokens(input_ids)  # [num_tokens, hidden_size]
-        x: Tensor | None = None  # not yet added to the residual
+        x: Tensor | None = None  # the latest layer's output, not yet added to the residual
         for layer in self._layers:
             attention, mlp = layer.self_attn, layer.mlp
             qkv, residual = self._linears.after_norm(attention.qkv_proj, layer.input_layernorm, x, residual)
             x = self._attention(attention, qkv, positions, attend)
             norm = layer.post_attention_layernorm
-            y, residual = self._linears.after_norm(mlp.gate_up_proj, norm, x, residual, is_gated=True)
-            x = self._linears(mlp.down_proj, y)
+            gated, residual = self._linears.after_norm(mlp.gate_up_proj, norm, x, residual, is_gated=True)
+            x = self._linears(mlp.down_proj, gated)
         return self._linears.norm(x, residual, self.plain.norm)
 
     def normed_linears(self) -> list[NormedLinear]:

@@ -1,4 +1,4 @@
-"""The operations of a step as one table."""
+"""A table of a step's operations, filled with plain functions or with functions that launch Triton kernels."""
 
 import os
 from collections.abc import Callable
@@ -24,8 +24,8 @@ PLAIN = Ops(*(getattr(plain, name) for name in Ops._fields))
 
 
 def triton_ops() -> Ops:
-    """Return the kernels. Raise ImportError if triton is not installed."""
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # triton 3.9 warns that it will be off by default
+    """Return the functions that launch kernels. Raise ImportError if triton is not installed."""
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # triton 3.9 warns that fusion will be off by default
     from .attention_kernels import paged_decode, paged_prefill
     from .layer_kernels import add_rms_norm, gated_gemv, gemv, rotate_and_write, silu_and_mul
     from .sampling_kernels import sample_rows

@@ -1,8 +1,9 @@
-"""The operations of a step in plain torch. Each has the arguments of the kernel that it stands for.
+"""The operations of a step in plain PyTorch. Each takes the same arguments as its kernel.
 
-Read these functions to learn what a kernel computes; read the kernel to learn how. They run on any device, one row at a
-time. Tests compare every kernel with its plain version here, and test the backend with the plain versions alone.
-Attention is computed in float32. Everything else rounds where the model's own layers round.
+Read these functions to learn what a kernel computes; read the kernel to learn how. They run on any device, with a loop
+over sequences in attention, and over rows in sampling. Tests compare every kernel with its plain version here, and run
+the backend with the plain versions. Attention is computed in float32. Everything else rounds where the model's own
+layers round.
 """
 
 from typing import NamedTuple
@@ -11,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..torch.sampler import RowParams, ban_improbable, race_all, race_likeliest
+from ..torch.sampler import RowParams, ban_improbable, sample_from_all, sample_from_top_k
 
 
 def paged_decode(
     q: Tensor, blocks: Tensor, layer: int, block_tables: Tensor, context_lens: Tensor, workspace: object, out: Tensor
 ) -> None:
-    """Write the attention of one query per row to `out`: zeros for a row with context length 0.
+    """Write the attention of one query per row to `out`. A row with context length 0 gets zeros.
 
     Only the kernel uses `workspace`.
 
@@ -37,22 +38,23 @@ def paged_prefill(
     query_start_loc: Tensor,
     context_lens: Tensor,
     tiles: Tensor,
-    rows: int,
+    rows_per_program: int,
     out: Tensor,
 ) -> None:
-    """Write the causal attention of each sequence that has a tile to `out`; leave the rows of other sequences alone.
+    """Write the causal attention of each sequence that has a tile to `out`; leave other sequences' rows unchanged.
 
-    A sequence's queries are the last tokens of its context. Only the kernel uses `rows`, which is one of PREFILL_ROWS.
+    A sequence's queries are the last tokens of its context. Only the kernel uses `rows_per_program`, one of
+    PREFILL_ROWS.
 
     q, out [num_tokens, num_heads, head_dim]; blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim];
     block_tables int32 [num_seqs, max_blocks]; query_start_loc int32 [num_seqs + 1]; context_lens int32 [num_seqs];
-    tiles int32 [num_tiles, 2], each a sequence and a row of q
+    tiles int32 [num_tiles, 2], each the index of a sequence and a row of q
     """
     starts = query_start_loc.tolist()
     for seq in sorted(set(tiles[:, 0].tolist())):
-        own = slice(starts[seq], starts[seq + 1])
+        tokens = slice(starts[seq], starts[seq + 1])
         k, v = gather(blocks, layer, block_tables[seq], int(context_lens[seq]))
-        out[own] = attend(q[own], k, v)
+        out[tokens] = attend(q[tokens], k, v)
 
 
 def gather(blocks: Tensor, layer: int, block_table: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
@@ -68,7 +70,7 @@ def gather(blocks: Tensor, layer: int, block_table: Tensor, context_len: int) ->
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return the causal attention of the last tokens of a context, [num_queries, num_heads, head_dim].
 
-    Each KV head serves num_heads / num_kv_heads query heads in a row.
+    Each KV head serves num_heads / num_kv_heads consecutive query heads.
 
     q [num_queries, num_heads, head_dim]; k, v [context_len, num_kv_heads, head_dim]
     """
@@ -110,17 +112,17 @@ def rotate_and_write(
     q, k, v = qkv[is_row].split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
-    angles = [x[positions[is_row]].to(qkv.dtype)[:, None] for x in (cos, sin)]  # [rows, 1, head_dim] each
+    cos, sin = (x[positions[is_row]].to(qkv.dtype)[:, None] for x in (cos, sin))  # [rows, 1, head_dim] each
     q_out.zero_()
-    q_out[is_row] = rotate(q, *angles)
+    q_out[is_row] = rotate(q, cos, sin)
     slots = slot_mapping[is_row]
     block, offset = slots // block_size, slots % block_size
-    blocks[block, layer, 0, offset] = rotate(k, *angles)
+    blocks[block, layer, 0, offset] = rotate(k, cos, sin)
     blocks[block, layer, 1, offset] = v
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return heads after rotary position embedding. x [rows, heads, head_dim]; cos, sin [rows, 1, head_dim]."""
+    """Apply rotary position embedding to heads. x [rows, heads, head_dim]; cos, sin [rows, 1, head_dim]."""
     first, second = x.chunk(2, dim=-1)  # [rows, heads, head_dim / 2] each
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -146,7 +148,7 @@ def silu_and_mul(gate_up: Tensor, out: Tensor) -> None:
 
 
 class NormBefore(NamedTuple):
-    """What happens to the single row x before its multiplication: add_rms_norm() to another place."""
+    """The arguments of a norm before gemv() of one row: add_rms_norm(), except that the sum goes to `total`."""
 
     residual: Tensor  # [1, size]
     total: Tensor  # [1, size], output: residual + x
@@ -155,7 +157,7 @@ class NormBefore(NamedTuple):
 
 
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: NormBefore | None = None) -> None:
-    """Write x @ weight.T + bias to `out`. The kernel takes at most MAX_GEMV_ROWS rows, and one if there is a norm.
+    """Write x @ weight.T + bias to `out`. The kernel takes at most MAX_GEMV_ROWS rows, or one if there is a norm.
 
     x [rows, size]; weight [outputs, size]; bias [outputs]; out [rows, outputs]
     """
@@ -176,18 +178,18 @@ def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm
 
 
 def sample_rows(logits: Tensor, params: RowParams, workspace: object, tokens: Tensor, out: Tensor) -> None:
-    """Choose the tokens that the plain sampler would. Temperature 0 is greedy, and ties then go to the lowest id.
+    """Choose the same tokens as the plain sampler. Temperature 0 is greedy, and ties then go to the lowest id.
 
-    Write them to `tokens`, and with their log-probabilities, of the raw logits, to `out`. The log-probability is NaN if
-    the row contains NaN or infinity, or nothing but -inf. Only the kernel uses `workspace`.
+    Write the tokens to `tokens`, and also to `out`, with their log-probabilities under the raw logits. The
+    log-probability is NaN if the row contains NaN or +inf, or only -inf. Only the kernel uses `workspace`.
 
     logits [rows, vocab_size]; tokens int64 [rows]; out float32 [rows, 2], each a token id and a log-probability
     """
     numbers = logits.float()
     tokens.copy_(numbers.argmax(dim=-1))
     for row in params.temperature[:, 0].nonzero()[:, 0].tolist():
-        one, own = numbers[row : row + 1], RowParams(*(column[row : row + 1] for column in params))
-        method = race_likeliest if 0 < own.top_k < numbers.shape[1] else race_all
-        tokens[row] = method(ban_improbable(one, own), own)[0]
+        one_row, one_params = numbers[row : row + 1], RowParams(*(column[row : row + 1] for column in params))
+        sample = sample_from_top_k if 0 < one_params.top_k < numbers.shape[1] else sample_from_all
+        tokens[row] = sample(ban_improbable(one_row, one_params), one_params)[0]
     logprobs = numbers.gather(1, tokens[:, None])[:, 0] - numbers.logsumexp(dim=-1)  # [rows]
     out.copy_(torch.stack((tokens.float(), logprobs), dim=1))

@@ -1,4 +1,4 @@
-"""Sampling on the device: one copy brings the parameters, and the host waits once per step, for the results."""
+"""Sampling on the device: one copy sends the parameters, and the host waits only once per step, for the results."""
 
 import math
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...requests.tokens import SampledToken, SamplingRow
-from ..torch.sampler import RowParams, no_probabilities, row_params
+from ..torch.sampler import RowParams, invalid_logits_message, row_params
 from .inputs import SAMPLING_FIELDS, allocate_fields, field_views, sampling_params
 
 
@@ -20,19 +20,19 @@ class Sampling:
     def read(self) -> list[SampledToken]:
         """Wait for the copy, but not for later steps, and return the tokens.
 
-        Raise FloatingPointError, naming the row, if a row has no probabilities.
+        Raise FloatingPointError, with the row's number, if a log-probability is not finite.
         """
         if self._copied is not None:
             self._copied.synchronize()
         sampled = [SampledToken(int(token), logprob) for token, logprob in self._copy.tolist()]
         for row, token in enumerate(sampled):
             if not math.isfinite(token.logprob):
-                raise FloatingPointError(no_probabilities(row))
+                raise FloatingPointError(invalid_logits_message(row))
         return sampled
 
 
 def params_on_device(rows: list[SamplingRow], device: torch.device) -> RowParams:
-    """Return the rows' parameters on the device, where one asynchronous copy brings them."""
+    """Return the rows' parameters on the device, sent by one asynchronous copy."""
     host = allocate_fields(SAMPLING_FIELDS, len(rows), torch.device("cpu"), is_pinned=device.type == "cuda")
     fields = field_views(host, SAMPLING_FIELDS)
     for name, column in row_params(rows, torch.device("cpu"))._asdict().items():

@@ -1,6 +1,6 @@
-"""The division of work that the kernels and their callers agree on, and the memory for partial results.
+"""How kernels divide their work among programs, and the memory for partial results.
 
-Everything here is plain Python that runs on the host: a kernel's launch never waits for a number from the device.
+Everything here is plain Python that runs on the host: no launch has to wait for a number from the device.
 """
 
 import math
@@ -14,7 +14,7 @@ NEARLY_FULL = 0.85  # as a share of a wave of programs
 PROGRAMS_PER_SM = 2  # one reads memory while the other computes
 CHUNKS_PER_PROGRAM = 16  # of the sampler's chunks, each of 128 logits
 MAX_GEMV_ROWS = 4  # the sums of more rows don't fit into registers
-PREFILL_ROWS = 64, 128  # of a program: a query takes one row for each query head that shares its KV head
+PREFILL_ROWS = 64, 128  # choices, per program; a query takes a row for each query head that shares a KV head
 
 
 class DecodeWorkspace:
@@ -24,7 +24,7 @@ class DecodeWorkspace:
         self, max_rows: int, num_heads: int, head_dim: int, num_splits: int, device: torch.device | str
     ) -> None:
         self.num_splits = num_splits
-        rows = max_rows if num_splits > 1 else 0  # a single split is the whole result
+        rows = max_rows if num_splits > 1 else 0  # the result of a single split is final
         self.parts = torch.empty(rows, num_heads, num_splits, head_dim, dtype=torch.float32, device=device)
         self.lses = torch.empty(max_rows, num_heads, num_splits, dtype=torch.float32, device=device)  # log2(sum(exp2))
 
@@ -42,11 +42,11 @@ class SamplingWorkspace:
 
 
 def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
-    """Return how many splits keep every multiprocessor busy. It depends on the batch alone, so a CUDA graph can fix it.
+    """Return how many splits keep every multiprocessor busy: always the same for a batch size, so graphs can record it.
 
-    Programs run in waves. If splits nearly fill one wave, as many are chosen as fit. Otherwise the last wave may be
-    nearly empty: 20 rows of 8 KV heads fill 0.6 of a wave, but with 3 splits each 1.8 waves. Then FlashAttention's
-    heuristic chooses the fewest splits whose waves are nearly as full as the fullest.
+    Programs run in waves. If the most splits that fit into one wave nearly fill it, return their number. Otherwise more
+    waves may fill the GPU better: 20 rows of 8 KV heads fill 0.6 of one wave, but with 3 splits each, 1.8 of two waves.
+    As in FlashAttention, return the fewest splits that fill their waves nearly as well as the best number of splits.
 
     >>> choose_splits(1, 8, 132), choose_splits(8, 8, 132), choose_splits(20, 8, 132), choose_splits(256, 8, 132)
     (33, 4, 3, 1)
@@ -60,7 +60,9 @@ def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
 
 
 def tile_size(width: int, itemsize: int) -> int:
-    """Return how many keys a program reads at a time: 16 KiB, small enough to have several tiles in flight.
+    """Return how many keys a program reads at a time: as many as fill 16 KiB, but at least 16 and at most 128.
+
+    Tiles of this size are small enough to have several in flight.
 
     >>> tile_size(128, 2), tile_size(128, 4), tile_size(16, 4), tile_size(256, 4)
     (64, 32, 128, 16)
@@ -78,9 +80,9 @@ def queries_per_tile(rows: int, group: int) -> int:
 
 
 def query_tiles(query_start_loc: list[int], seqs: list[int], queries: int) -> list[tuple[int, int]]:
-    """Return a (sequence, first row of q) pair for each tile of `queries` queries, for the sequences `seqs` of a step.
+    """Return a (sequence, first row of q) pair for each tile of `queries` queries of the sequences with indices `seqs`.
 
-    A sequence's last tile comes first: it sees the most keys, so it should start early.
+    A sequence's last tile comes first: its queries see the most keys, so it should start early.
 
     >>> query_tiles([0, 20, 21, 25], seqs=[0, 2], queries=8)
     [(0, 16), (0, 8), (0, 0), (2, 21)]

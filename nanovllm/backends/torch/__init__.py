@@ -1,4 +1,4 @@
-"""A step in plain PyTorch, on any device.
+"""The plain PyTorch backend, for any device.
 
-The engine runs with this folder alone, and the faster backends are tested against it. Start reading in model_runner.py.
+The engine can run without the faster backends, which are tested against this one. Start reading in model_runner.py.
 """

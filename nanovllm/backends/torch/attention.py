@@ -1,14 +1,14 @@
-"""Attention over tiles of blocks: all sequences attend to a few blocks each at a time, and the results are merged.
+"""Attention over tiles: each sequence attends to a few of its blocks at a time, and the results are merged.
 
     context    tile 0   tile 1       tile 2
-    A (18)     ####     #### ####    #### ##..       block size 4, tile size 16: one block each of three sequences,
-    B (11)     ####     #### ###.                    two blocks each of two, or four blocks of one
-    C (3)      ###.                                  . masked: the unused rest of a last block
+    A (18)     ####     #### ####    #### ##..       block size 4, tile size 16: a tile holds one block each of three
+    B (11)     ####     #### ###.                    sequences, two blocks each of two, or four blocks of one
+    C (3)      ###.                                  . masked: unused slots of a sequence's last block
 
-All decoding sequences share each tile. The fewer sequences reach that far, the more blocks each of them contributes,
-and always at least one. A tile is copied out of the pool before it is read, so attention needs memory for one or two
-tiles, however long the contexts are, and no operation runs once per sequence. The kernels in ../cpu and ../gpu go one
-step further and read the blocks in place.
+All decoding sequences whose contexts reach a tile share it: the fewer sequences, the more blocks of each, but always at
+least one. Each tile is copied out of the pool before use, so attention needs memory for only one or two tiles, however
+long the contexts are, and no operation runs once per decoding sequence. The kernels in ../cpu and ../gpu need no
+copies: they read the blocks in place.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...engine.kv_cache import KVCache
-from .online_softmax import Part, attend_part, merge_attn_states, merge_first
+from .online_softmax import Part, attend_part, merge_attn_states, merge_into_first_rows
 
 
 @dataclass(frozen=True)
@@ -28,30 +28,30 @@ class AttentionMetadata:
 
     query_start_loc: list[int]  # [num_seqs + 1]
     context_lens: list[int]  # [num_seqs], including the tokens of this step
-    block_tables: Tensor  # int64 [num_seqs, max_blocks], each padded with its own last block
+    block_tables: Tensor  # int64 [num_seqs, max_blocks], each row padded with its last block
     slot_mapping: Tensor  # int64 [num_tokens], slot of each token
     new_blocks: Tensor  # int64 [num_new_blocks], blocks whose first slot this step writes
 
 
 class Tile(NamedTuple):
-    """A few blocks of each decoding sequence whose context reaches that far: the `num_seqs` longest ones."""
+    """A few blocks of each of the `num_seqs` longest decoding sequences: the ones whose contexts reach this tile."""
 
     num_seqs: int
-    num_slots: int  # of each sequence
+    num_slots: int  # per sequence
     pieces: Tensor  # int64 [num_seqs, 2 * num_blocks], see KVCache.pieces()
-    mask: Tensor  # [num_seqs, 1, 1, num_slots], 0 in a context, -inf past its end
+    mask: Tensor  # [num_seqs, 1, 1, num_slots], 0 inside a context, -inf past its end
 
 
 class PagedAttention:
-    """The attention backend: plan() returns the `attend` of one step, for any mix of prompts, chunks and decodes."""
+    """The attention backend: plan() returns a step's attention function, for any mix of prompts, chunks and decodes."""
 
     def __init__(self, kv_cache: KVCache, tile_size: int) -> None:
-        """Set the size of a tile: `tile_size` slots over all sequences, but at least one block of each sequence."""
+        """Use tiles of `tile_size` slots that all sequences share, but with at least one block per sequence."""
         self._kv_cache = kv_cache
         self._tile_size = tile_size
 
     def plan(self, step: AttentionMetadata) -> "PagedAttend":
-        """Clear the blocks that are new in `step`, and return the step's `attend`."""
+        """Clear the blocks that are new in `step`, and return the step's attention function."""
         self._kv_cache.clear(step.new_blocks)
         return PagedAttend(self._kv_cache, self._tile_size, step)
 
@@ -59,7 +59,7 @@ class PagedAttention:
 class PagedAttend:
     """Attention for one step: a callable that all layers share.
 
-    Slots to write, decoding sequences and tiles are computed once, for all layers.
+    The slots to write, the decoding sequences and the tiles are computed once for all layers.
     """
 
     def __init__(self, kv_cache: KVCache, tile_size: int, step: AttentionMetadata) -> None:
@@ -76,26 +76,26 @@ class PagedAttend:
         self._tiles = self._decode_tiles(block_tables, [step.context_lens[i] for i in decodes])
 
     def _decode_tiles(self, block_tables: Tensor, context_lens: list[int]) -> list[Tile]:
-        """Return the tiles of all decoding sequences.
+        """Return the tiles that cover all decoding sequences.
 
-        `block_tables` is int64 [num_decodes, max_blocks]; `context_lens` [num_decodes] starts with the longest.
+        `block_tables` is int64 [num_decodes, max_blocks]; `context_lens` [num_decodes] is sorted, longest first.
         """
-        block_size, dtype, ends = self._kv_cache.block_size, self._kv_cache.dtype, self._tensor(context_lens)
+        block_size, dtype, lens = self._kv_cache.block_size, self._kv_cache.dtype, self._tensor(context_lens)
         tiles, start = [], 0
         while num_seqs := sum(context_len > start for context_len in context_lens):
-            num_blocks = min(self._blocks_of_each(num_seqs), -(-(context_lens[0] - start) // block_size))
+            num_blocks = min(self._blocks_per_seq(num_seqs), -(-(context_lens[0] - start) // block_size))
             num_slots = num_blocks * block_size
             assert num_slots > 0, "a tile reads at least one block"
             blocks = block_tables[:num_seqs, start // block_size :][:, :num_blocks]
-            positions = torch.arange(start, start + num_slots, device=ends.device)
-            is_past = positions >= ends[:num_seqs, None, None, None]  # [num_seqs, 1, 1, num_slots]
-            mask = torch.zeros(is_past.shape, dtype=dtype, device=ends.device).masked_fill_(is_past, float("-inf"))
+            positions = torch.arange(start, start + num_slots, device=lens.device)
+            is_past = positions >= lens[:num_seqs, None, None, None]  # [num_seqs, 1, 1, num_slots]
+            mask = torch.zeros(is_past.shape, dtype=dtype, device=lens.device).masked_fill_(is_past, float("-inf"))
             tiles.append(Tile(num_seqs, num_slots, self._kv_cache.pieces(blocks), mask))
             start += num_slots
         return tiles
 
-    def _blocks_of_each(self, num_seqs: int) -> int:
-        """Return how many blocks each sequence has in a tile that `num_seqs` sequences share."""
+    def _blocks_per_seq(self, num_seqs: int) -> int:
+        """Return the number of blocks per sequence in a tile that `num_seqs` sequences share."""
         return max(1, self._tile_size // (num_seqs * self._kv_cache.block_size))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -121,38 +121,38 @@ class PagedAttend:
 
         q, out [num_decodes, num_heads, head_dim]
         """
-        # A single query sees every key, so the heads of a KV head can serve as the query axis: no key is repeated.
+        # One query sees every key, so the query heads of a KV head can form the query axis: no key is repeated.
         grouped = torch.unflatten(q, 1, (num_kv_heads, -1))  # [num_decodes, num_kv_heads, group, head_dim]
         whole: Part | None = None
         for tile in self._tiles:
             k, v = self._kv_cache.read(layer, tile.pieces, tile.num_slots)  # [num_seqs, num_slots, num_kv_heads, ...]
             part = attend_part(grouped[: tile.num_seqs], k.transpose(1, 2), v.transpose(1, 2), tile.mask)
-            whole = part if whole is None else merge_first(whole, part)
+            whole = part if whole is None else merge_into_first_rows(whole, part)
         assert whole is not None, "no sequence decodes"
         return whole.out.flatten(1, 2).to(q.dtype)
 
     def _attend_chunk(
         self, layer: int, block_table: Tensor, context_len: int, q: Tensor, k: Tensor, v: Tensor
     ) -> Tensor:
-        """Attend with several tokens of one sequence: to each other first, then tile by tile to all earlier tokens.
+        """Compute attention for a chunk of one sequence: first within the chunk, then tile by tile over earlier tokens.
 
-        The chunk's own keys and values are in `k` and `v`, so only earlier ones are read from the pool. Heads that
-        share a KV head read it through views, so it is not repeated here either.
+        `k` and `v` hold the keys and values of the chunk, so only earlier ones are read from the pool. Query heads that
+        share a KV head read it through views, so no key is repeated.
         q, out [query_len, num_heads, head_dim]; k, v [query_len, num_kv_heads, head_dim];
-        block_table [max_blocks], which may be longer than the context
+        block_table [max_blocks], which may extend past the context
         """
         group = q.shape[1] // k.shape[1]
         grouped = torch.unflatten(q, 1, (-1, group)).permute(2, 1, 0, 3)  # [group, num_kv_heads, query_len, head_dim]
 
-        def for_group(x: Tensor) -> Tensor:  # x [num_keys, num_kv_heads, head_dim]
+        def expand_to_group(x: Tensor) -> Tensor:  # x [num_keys, num_kv_heads, head_dim]
             return x.transpose(0, 1).expand(group, -1, -1, -1)  # a view: [group, num_kv_heads, num_keys, head_dim]
 
-        whole = attend_part(grouped, for_group(k), for_group(v), is_causal=True)
-        num_computed, block_size, num_blocks = context_len - len(q), self._kv_cache.block_size, self._blocks_of_each(1)
+        whole = attend_part(grouped, expand_to_group(k), expand_to_group(v), is_causal=True)
+        num_computed, block_size, num_blocks = context_len - len(q), self._kv_cache.block_size, self._blocks_per_seq(1)
         for start in range(0, num_computed, num_blocks * block_size):
             blocks = block_table[start // block_size : -(-num_computed // block_size)][:num_blocks]
             keys, values = self._kv_cache.read(layer, self._kv_cache.pieces(blocks), num_computed - start)
-            whole = merge_attn_states(whole, attend_part(grouped, for_group(keys), for_group(values)))
+            whole = merge_attn_states(whole, attend_part(grouped, expand_to_group(keys), expand_to_group(values)))
         return whole.out.permute(2, 1, 0, 3).flatten(1, 2).to(q.dtype)
 
     def _tensor(self, values: list[int]) -> Tensor:

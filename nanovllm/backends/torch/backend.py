@@ -1,4 +1,4 @@
-"""The interface that computes a ModelRunner's steps, and its plain version. cpu/ and gpu/ implement it with kernels."""
+"""Backend, the interface that computes the steps of a ModelRunner, and TorchBackend, its version in plain PyTorch."""
 
 from array import array
 from collections.abc import Callable
@@ -19,33 +19,33 @@ from .sampler import sample
 
 
 class Computed(NamedTuple):
-    """The result of a step. Item i owns rows query_start_loc[i] .. query_start_loc[i + 1] - 1 of `hidden`."""
+    """The result of a step. Batch item i owns rows query_start_loc[i] .. query_start_loc[i + 1] - 1 of `hidden`."""
 
     hidden: Tensor  # [num_tokens, hidden_size]
     query_start_loc: list[int]  # [batch size + 1]
-    logits: Tensor | None = None  # [batch size, vocab_size], if they were computed too
+    logits: Tensor | None = None  # [batch size, vocab_size], or None if not computed yet
 
 
 class SamplerAhead(Protocol):
-    """A sampler whose tokens the device can use before the host has read them."""
+    """A sampler whose tokens the device can use before the host reads them."""
 
     def start_sampling(self, logits: Tensor, seqs: list[Sequence]) -> Callable[[], list[SampledToken]] | None:
-        """Start to sample a token for each row of `logits` [len(seqs), vocab_size]. Return a function that reads them.
+        """Start sampling a token for each row of `logits` [len(seqs), vocab_size]. Return a function that reads them.
 
-        In the next step, the placeholder_id ~i stands for the token of row i. Return None if the host must help.
+        In the next step, the placeholder_id ~i stands for the token of row i. Return None if sampling needs the host.
         """
         ...
 
 
 class Backend(Protocol):
-    """The parts of a step. Replace ModelRunner.backend only while no request is running."""
+    """The operations of a step. Replace ModelRunner.backend only while no request is running."""
 
     @property
     def ahead(self) -> SamplerAhead | None:
-        """The part that samples without the host, or None if steps run on the host."""
+        """The sampler that does not need the host, or None if the backend has none."""
 
     def compute(self, batch: list[Scheduled]) -> Computed:
-        """Compute the next tokens of each sequence."""
+        """Run the model on the tokens that are scheduled for each sequence."""
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Backend(Protocol):
         ...
 
     def sampling(self, computed: Computed) -> AbstractContextManager[None]:
-        """Return the context in which everything after the model runs, such as a thread count or a device."""
+        """Return a context manager for all work after the model, which may set the thread count or the device."""
         ...
 
     def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
@@ -77,7 +77,7 @@ class TorchBackend:
         attend = self._attention.plan(step)
 
         def attend_and_report(*args: Any) -> Tensor:
-            note_progress()  # in each layer: a step of many tokens takes long
+            note_progress()  # in each layer, because a step with many tokens takes a while
             return attend(*args)
 
         hidden: Tensor = self._model(input_ids, positions, attend_and_report)  # [num_tokens, hidden_size]
@@ -93,8 +93,8 @@ class TorchBackend:
         return sample(logits, rows)
 
 
-def ends_of(batch: list[Scheduled]) -> list[int]:
-    """Return the position at which each item ends: where its sequence continues in the next item or the next step."""
+def end_positions(batch: list[Scheduled]) -> list[int]:
+    """Return each item's end position, at which the next item or the next step continues the sequence."""
     ends: list[int] = []
     for i, (seq, num_tokens) in enumerate(batch):
         start = ends[-1] if i > 0 and batch[i - 1][0] is seq else seq.num_launched_tokens
@@ -103,20 +103,20 @@ def ends_of(batch: list[Scheduled]) -> list[int]:
 
 
 def flatten(batch: list[Scheduled], block_size: int, device: torch.device) -> tuple[Tensor, Tensor, AttentionMetadata]:
-    """Return the next tokens of all sequences as flat tensors.
+    """Return the scheduled tokens of all sequences as flat tensors.
 
-    They are input_ids and positions, int64 [num_tokens], and the step's metadata for attention. An item that continues
-    the one before counts as another sequence with the same blocks.
+    These are input_ids and positions, int64 [num_tokens], and the step's metadata for attention. An item that continues
+    the sequence of the item before it counts as a separate sequence with the same blocks.
     """
-    context_lens = ends_of(batch)
-    token_ids, rows, tables, new_blocks = list[int](), list[int](), list[list[int]](), list[int]()
+    context_lens = end_positions(batch)
+    token_ids, token_positions, tables, new_blocks = list[int](), list[int](), list[list[int]](), list[int]()
     for end, (seq, num_tokens) in zip(context_lens, batch, strict=True):
         start = end - num_tokens
         token_ids += seq.input_ids(num_tokens, start)
-        rows += range(start, end)
+        token_positions += range(start, end)
         tables.append(seq.block_table[: -(-end // block_size)])
         new_blocks += tables[-1][-(-start // block_size) :]
-    input_ids, positions = tensor_of(token_ids, device), tensor_of(rows, device)  # [num_tokens] each
+    input_ids, positions = tensor_of(token_ids, device), tensor_of(token_positions, device)  # [num_tokens] each
     block_tables = pad_tables(tables).to(device)
     seqs = tensor_of([i for i, (_, num_tokens) in enumerate(batch) for _ in range(num_tokens)], device)  # [num_tokens]
     step = AttentionMetadata(
@@ -130,9 +130,9 @@ def flatten(batch: list[Scheduled], block_size: int, device: torch.device) -> tu
 
 
 def pad_tables(tables: list[list[int]]) -> Tensor:
-    """Return the tables as int64 [num_seqs, max_blocks], each padded with its own last block.
+    """Return the block tables as int64 [num_seqs, max_blocks], each row padded with its last block.
 
-    They go through one flat array, because torch converts a list of lists number by number.
+    The tables are joined in one flat array first, because torch converts a list of lists one number at a time.
     """
     width, flat = max(len(table) for table in tables), array("q")
     for table in tables:
@@ -141,7 +141,7 @@ def pad_tables(tables: list[list[int]]) -> Tensor:
 
 
 def tensor_of(values: list[int], device: torch.device) -> Tensor:
-    """Return int64 numbers on a device."""
+    """Copy `values` to an int64 tensor on `device`, without waiting for a GPU."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=torch.int64, device=device)
     pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)

@@ -1,4 +1,4 @@
-"""ModelRunner runs the model on sequences, and samples one token for each of them."""
+"""ModelRunner runs the model on a batch of sequences, and samples a token for each of them."""
 
 from collections.abc import Callable
 from itertools import groupby
@@ -12,21 +12,21 @@ from ...llama import LlamaForCausalLM
 from ...profiling import step_range
 from ...requests.tokens import Logprob, RowOutput, SampledToken, SamplingRow
 from .attention import PagedAttention
-from .backend import Backend, Computed, SamplerAhead, TorchBackend, ends_of, tensor_of
+from .backend import Backend, Computed, SamplerAhead, TorchBackend, end_positions, tensor_of
 from .pooler import pool
 from .sampler import named_logprobs, sample, top_logprobs
 
-MAX_PROMPT_LOGITS = 1 << 24  # computed at a time for prompt_logprobs: a long chunk is split if the vocabulary is large
+MAX_PROMPT_LOGITS = 1 << 24  # logits computed at a time for prompt_logprobs: long chunks are split to save memory
 
 
 class SampledStep:
-    """A Pending for a step that the device computes. `read` waits for the tokens of the rows in `complete`."""
+    """A Pending for a step that still runs on the device. `read` waits for the tokens of the items in `complete`."""
 
-    def __init__(self, size: int, complete: list[int], read: Callable[[], list[SampledToken]]) -> None:
-        self._size, self._complete, self._read = size, complete, read
+    def __init__(self, num_items: int, complete: list[int], read: Callable[[], list[SampledToken]]) -> None:
+        self._num_items, self._complete, self._read = num_items, complete, read
 
     def tokens(self) -> list[RowOutput | None]:
-        tokens: list[RowOutput | None] = [None] * self._size
+        tokens: list[RowOutput | None] = [None] * self._num_items
         for i, token in zip(self._complete, self._read(), strict=True):
             tokens[i] = token
         return tokens
@@ -45,9 +45,9 @@ class ModelRunner:
         self.num_tokens = 0  # computed since the engine started
 
     def launch(self, batch: list[Scheduled]) -> FinishedStep | SampledStep:
-        """Run a step. If it raises, the result's tokens() raises the same error.
+        """Run a step. If it fails, tokens() of the result raises the error.
 
-        If the backend can sample without the host, return while the device computes.
+        If the backend can sample without the host, return while the device is still computing.
         """
         try:
             if self.backend.ahead is not None and not any(seq.must_read_first for seq, _ in batch):
@@ -58,7 +58,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _start(self, batch: list[Scheduled], ahead: SamplerAhead) -> SampledStep:
-        """Start a step that has no logits processors, embeddings or logprobs."""
+        """Start a step that needs no logits processors, embeddings or logprobs."""
         computed, complete = self.compute(batch), complete_items(batch)
         if not complete:
             return SampledStep(len(batch), [], list)
@@ -73,57 +73,57 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: list[Scheduled]) -> list[RowOutput | None]:
-        """Compute the next `num_tokens` tokens of each item, and sample the token that follows the last one.
+        """Run the model on the next `num_tokens` tokens of each item, and sample the token that follows them.
 
-        A sequence with pooling_params gets the embedding of its prompt instead. One that has more tokens to compute
-        gets None. This changes sequences only by adding prompt_logprobs and setting placeholder_id. The caller advances
+        A sequence with pooling_params gets the embedding of its prompt instead, and a sequence with more tokens to
+        compute gets None. Sequences change only in prompt_logprobs and placeholder_id: the caller advances
         num_computed_tokens and appends the sampled tokens.
         """
         computed, complete = self.compute(batch), complete_items(batch)
         pooled = {i: params for i in complete if (params := batch[i][0].pooling_params) is not None}
         complete = [i for i in complete if i not in pooled] if pooled else complete
-        tokens: list[RowOutput | None] = [None] * len(batch)
+        outputs: list[RowOutput | None] = [None] * len(batch)
         with step_range("sample"), self.backend.sampling(computed):
             if complete:
                 logits = self.compute_logits(computed, complete)  # [num_complete, vocab_size]
                 sampled = sample_with_logprobs(logits, [batch[i][0] for i in complete], self.backend.sample)
                 for i, token in zip(complete, sampled, strict=True):
-                    tokens[i], batch[i][0].placeholder_id = token, token.token_id
+                    outputs[i], batch[i][0].placeholder_id = token, token.token_id
             if pooled:
                 embeddings = pool(self._last_hidden(computed, [*pooled]), [*pooled.values()])
                 for i, embedding in zip(pooled, embeddings, strict=True):
-                    tokens[i] = embedding
+                    outputs[i] = embedding
             for i, (seq, _) in enumerate(batch):
                 if seq.awaits_prompt_logprobs:
                     hidden = computed.hidden[computed.query_start_loc[i] : computed.query_start_loc[i + 1]]
                     seq.add_prompt_logprobs(self._prompt_logprobs(seq, hidden))
-        return tokens
+        return outputs
 
     @torch.inference_mode()
     def compute(self, batch: list[Scheduled]) -> Computed:
-        """Run the model on a batch."""
+        """Run the model on a batch, and count the step and its tokens."""
         computed = self.backend.compute(batch)
         self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + computed.query_start_loc[-1]
         return computed
 
     @torch.inference_mode()
-    def compute_logits(self, computed: Computed, seqs: list[int]) -> Tensor:
-        """Return the logits [len(seqs), vocab_size] after the last token of the sequences with these batch indices."""
+    def compute_logits(self, computed: Computed, items: list[int]) -> Tensor:
+        """Return the logits [len(items), vocab_size] after the last token of the items with these batch indices."""
         if computed.logits is not None:
-            return computed.logits if len(seqs) == len(computed.logits) else computed.logits[seqs]
-        return self.backend.compute_logits(self._last_hidden(computed, seqs))
+            return computed.logits if len(items) == len(computed.logits) else computed.logits[items]
+        return self.backend.compute_logits(self._last_hidden(computed, items))
 
     def next_logits(self, batch: list[Scheduled]) -> Tensor:
-        """Run a step without sampling. Return the logits after the last token of each sequence."""
-        return self.compute_logits(self.compute(batch), list(range(len(batch))))  # [num_seqs, vocab_size]
+        """Run a step without sampling. Return the logits after the last token of each item."""
+        return self.compute_logits(self.compute(batch), list(range(len(batch))))  # [batch size, vocab_size]
 
     def _prompt_logprobs(self, seq: Sequence, hidden: Tensor) -> list[dict[int, Logprob]]:
         """Return the log-probabilities of the prompt tokens that this step predicts.
 
-        Each row of `hidden` [num_tokens, hidden_size] predicts the token after it. Tokens whose log-probabilities an
-        earlier step has added are skipped, because a preempted sequence computes its prompt twice.
+        Each row of `hidden` [num_tokens, hidden_size] predicts the token after it. A preempted sequence computes its
+        prompt again, so tokens that already have log-probabilities are skipped.
         """
-        start = max(len(seq.prompt_logprobs) - seq.num_computed_tokens, 0)  # the row before the next token
+        start = max(len(seq.prompt_logprobs) - seq.num_computed_tokens, 0)  # this row predicts the first missing one
         end = min(len(hidden), seq.num_prompt_tokens - 1 - seq.num_computed_tokens)
         vocab_size, count = self.model.config.vocab_size, seq.params.prompt_logprobs
         assert count is not None, "the request has no prompt_logprobs"
@@ -135,20 +135,20 @@ class ModelRunner:
             logprobs += top_logprobs(self.backend.compute_logits(rows), token_ids, vocab_size if count == -1 else count)
         return logprobs
 
-    def _last_hidden(self, computed: Computed, seqs: list[int]) -> Tensor:
-        """Return the hidden states [len(seqs), hidden_size] of the last tokens of these sequences."""
-        last_rows = tensor_of([computed.query_start_loc[i + 1] - 1 for i in seqs], self._device)  # [len(seqs)]
+    def _last_hidden(self, computed: Computed, items: list[int]) -> Tensor:
+        """Return the hidden states [len(items), hidden_size] of the last tokens of these items."""
+        last_rows = tensor_of([computed.query_start_loc[i + 1] - 1 for i in items], self._device)  # [len(items)]
         return computed.hidden[last_rows]
 
 
 def complete_items(batch: list[Scheduled]) -> list[int]:
-    """Return the indices of the items that a sampled token follows: their sequences have no more tokens to compute."""
-    ends = ends_of(batch)
+    """Return the indices of the items that need a sampled token: their sequences have no more tokens to compute."""
+    ends = end_positions(batch)
     return [i for i, (seq, _) in enumerate(batch) if ends[i] >= seq.num_tokens_with_placeholders]
 
 
 def sampling_rows(seqs: list[Sequence]) -> list[SamplingRow]:
-    """Return the sampler's input for each row. Further rows of a sequence follow the tokens of its draft."""
+    """Return the sampler's input for each row. A sequence with a draft has one more row for each draft token."""
     return [seq.sampling_row(num_ahead) for seq, rows in groupby(seqs) for num_ahead, _ in enumerate(rows)]
 
 
@@ -159,16 +159,16 @@ def sample_with_logprobs(
 ) -> list[SampledToken]:
     """Apply logits processors, then sample one token for each row of `logits` [len(seqs), vocab_size].
 
-    All logprobs are computed from the raw logits. Rows without processors and logprobs cost nothing beyond
+    All logprobs are computed from the raw logits. Rows that use neither processors nor logprobs cost nothing beyond
     sample_rows(). Raise FloatingPointError as sample() does, or ValueError if processors leave no token.
     """
     try:
-        tokens = sample_rows(process(logits, seqs), sampling_rows(seqs))
+        tokens = sample_rows(apply_logits_processors(logits, seqs), sampling_rows(seqs))
     except FloatingPointError:
         if not logits.float().logsumexp(dim=-1).isfinite().all():
             raise
-        names = "allowed_token_ids, bad_words, min_tokens, logit_bias, structured_outputs"
-        raise ValueError(f"no token is left to sample from after {names}") from None
+        parameters = "allowed_token_ids, bad_words, min_tokens, logit_bias, structured_outputs"
+        raise ValueError(f"no token is left to sample from after {parameters}") from None
     for row, seq in enumerate(seqs):
         if seq.logits_processors:
             raw = logits[row].float()  # [vocab_size]
@@ -182,13 +182,13 @@ def sample_with_logprobs(
             tokens[row] = tokens[row]._replace(logprobs=logprobs)
     for row, seq in enumerate(seqs):
         if seq.params.logprob_token_ids:
-            named = [*seq.params.logprob_token_ids, tokens[row].token_id]
-            tokens[row] = tokens[row]._replace(logprobs=named_logprobs(logits[row], named))
+            token_ids = [*seq.params.logprob_token_ids, tokens[row].token_id]
+            tokens[row] = tokens[row]._replace(logprobs=named_logprobs(logits[row], token_ids))
     return tokens
 
 
-def process(logits: Tensor, seqs: list[Sequence]) -> Tensor:
-    """Return the logits [num_seqs, vocab_size] after each row's logits processors, as a copy if there are any."""
+def apply_logits_processors(logits: Tensor, seqs: list[Sequence]) -> Tensor:
+    """Apply each row's logits processors to a copy of `logits` [num_seqs, vocab_size]. Without any, return `logits`."""
     if not any(seq.logits_processors for seq in seqs):
         return logits
     logits = logits.to(torch.float32, copy=True)

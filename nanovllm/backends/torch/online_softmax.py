@@ -24,8 +24,8 @@ class Part(NamedTuple):
 def merge_attn_states(a: Part, b: Part) -> Part:
     """Return attention to the keys of both parts.
 
-    Only differences of lse are exponentiated, because exp() of a large one overflows. The example merges two keys of
-    score 0 with the values 1 and 3 with one key of score 0 and the value 8.
+    Only differences between lse values are exponentiated, because exp() of a large lse overflows. In the example, all
+    scores are 0. Part `two` has two keys, with the values 1 and 3, and part `one` has one key, with the value 8.
 
     >>> two = Part(torch.tensor([[2.0]]), torch.tensor([2.0]).log())
     >>> one = Part(torch.tensor([[8.0]]), torch.tensor([1.0]).log())
@@ -37,11 +37,11 @@ def merge_attn_states(a: Part, b: Part) -> Part:
     return Part(a.out * share_a + b.out * share_b, lse)
 
 
-def merge_first(whole: Part, part: Part) -> Part:
-    """Return `whole` merged with `part`, which holds more keys for the first len(part.lse) rows of the batch."""
-    n = len(part.lse)
-    merged = merge_attn_states(Part(whole.out[:n], whole.lse[:n]), part)
-    return Part(torch.cat((merged.out, whole.out[n:])), torch.cat((merged.lse, whole.lse[n:])))
+def merge_into_first_rows(whole: Part, part: Part) -> Part:
+    """Return `whole` merged with `part`, which adds keys for only the first len(part.lse) rows of the batch."""
+    num_rows = len(part.lse)
+    merged = merge_attn_states(Part(whole.out[:num_rows], whole.lse[:num_rows]), part)
+    return Part(torch.cat((merged.out, whole.out[num_rows:])), torch.cat((merged.lse, whole.lse[num_rows:])))
 
 
 def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
@@ -51,16 +51,16 @@ def attend_part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_
     q [batch, heads, num_queries, head_dim]; k, v [batch, heads, num_keys, head_dim]
     """
     assert k.shape[-2] > 0, "each query must see at least one key"
-    if q.device.type == "cpu":  # the kernel behind F.scaled_dot_product_attention, which does not return lse
+    if q.device.type == "cpu":  # F.scaled_dot_product_attention calls this, but returns no lse
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, attn_mask=mask)
         return Part(out, lse)
     return attend_part_reference(q, k, v, mask, is_causal)
 
 
 def attend_part_reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, is_causal: bool = False) -> Part:
-    """Return the same as attend_part(), computed with public operations on any device.
+    """Return attention as attend_part() does, with PyTorch's public operations, on any device.
 
-    It holds all scores at once: float32 [batch, heads, num_queries, num_keys].
+    All scores are in memory at the same time: float32 [batch, heads, num_queries, num_keys].
     """
     scores = q.float() @ k.float().transpose(-1, -2) / math.sqrt(q.shape[-1])
     if mask is not None:

@@ -1,4 +1,4 @@
-"""The pooler: the embeddings of prompts, from the hidden states of their last tokens."""
+"""The pooler, which turns the hidden states of the prompts' last tokens into embeddings."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from ...requests.tokens import PoolerOutput
 def pool(hidden: Tensor, params: list[PoolingParams]) -> list[PoolerOutput]:
     """Return an embedding for each row of `hidden` [num_prompts, hidden_size], as vLLM's pooling of type "LAST" does.
 
-    Raise FloatingPointError if a row is not finite.
+    Raise FloatingPointError if a number in `hidden` is NaN or infinite.
 
     >>> from nanovllm import PoolingParams
     >>> pool(torch.tensor([[3.0, 4.0]]), [PoolingParams()])[0].embedding == torch.tensor([0.6, 0.8]).tolist()
@@ -20,6 +20,6 @@ def pool(hidden: Tensor, params: list[PoolingParams]) -> list[PoolerOutput]:
     assert len(hidden) == len(params), (hidden.shape, len(params))
     if not hidden.isfinite().all():
         raise FloatingPointError("the hidden state of the prompt's last token is NaN or infinite")
-    raw = torch.tensor([each.use_activation is False for each in params], device=hidden.device)  # [num_prompts]
-    embeddings = torch.where(raw.unsqueeze(1), hidden.float(), normalize(hidden.float(), dim=-1))
+    is_raw = torch.tensor([each.use_activation is False for each in params], device=hidden.device)  # [num_prompts]
+    embeddings = torch.where(is_raw.unsqueeze(1), hidden.float(), normalize(hidden.float(), dim=-1))
     return [PoolerOutput(embedding) for embedding in embeddings.tolist()]

@@ -1,8 +1,9 @@
-"""The sampler: one token for each row of logits, and log-probabilities of tokens.
+"""The sampler, which chooses a token for each row of logits, and computes log-probabilities.
 
-A row that is not greedy is drawn by an exponential race: the token with the largest p / Exp(1) wins, and each token
-wins with its probability p. Unlike inverting the cumulative distribution, a race is robust: noise of 1e-5 in the
-logits almost never changes the winner. It also needs no sort, which for 128,256 logits takes longer than all the rest.
+Unless a row is greedy, its token is sampled by an exponential race: the token with the largest p / Exp(1) wins, so each
+token wins with its probability p. Unlike inverting the cumulative distribution, a race is robust: noise of 1e-5 in the
+logits almost never changes the winner. A race also needs no sort, which takes longer than everything else together
+when the vocabulary has 128,256 tokens.
 """
 
 import hashlib
@@ -18,9 +19,9 @@ from torch.nn.functional import pad
 from ...requests.sampling_params import SamplingParams
 from ...requests.tokens import Logprob, SampledToken, SamplingRow
 
-MAX_IN_CACHE = 1 << 20  # logits handled at a time on a CPU: their intermediate results stay in its cache
-CHUNK = 128  # tokens that race as one, before they race each other
-SEGMENT = 32  # tokens that share a maximum in the search for the likeliest
+MAX_IN_CACHE = 1 << 20  # logits processed at a time on a CPU, so that intermediate results stay in its cache
+CHUNK = 128  # tokens per chunk: the chunks race first, then the tokens of the winning chunk
+SEGMENT = 32  # tokens per segment: the search for the likeliest tokens first compares the segments' maxima
 
 
 class RowParams(NamedTuple):
@@ -28,8 +29,8 @@ class RowParams(NamedTuple):
 
     temperature: Tensor
     top_k: Tensor
-    top_p: Tensor  # inf: no limit. (Rounding may push a sum of probabilities past 1.)
-    min_p_gap: Tensor  # how far below the largest logit a token's may be, at most 0; -inf: no limit
+    top_p: Tensor  # inf: no limit, even if rounding pushes a sum of probabilities past 1
+    min_p_gap: Tensor  # lowest allowed logit minus the largest one, at most 0; -inf: no limit
     key: Tensor  # int64, determines the row's noise
 
 
@@ -37,9 +38,9 @@ Method = Callable[[Tensor, RowParams], Tensor]  # logits [num_rows, vocab_size] 
 
 
 def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-    """Return one token for each row of `logits` [num_rows, vocab_size].
+    """Sample one token for each row of `logits` [num_rows, vocab_size].
 
-    Raise FloatingPointError with the row's number if its logits contain NaN or +inf, or nothing but -inf.
+    Raise FloatingPointError with the row's number if its logits contain NaN or +inf, or are all -inf.
     """
     assert logits.dim() == 2 and logits.shape[0] == len(rows), (logits.shape, len(rows))
     if logits.device.type == "mps":  # MPS has no float64, which the noise needs
@@ -51,28 +52,28 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
         logprobs = part.log_softmax(dim=-1)  # [size, vocab_size]
         for i, is_nan in enumerate(logprobs[:, 0].isnan().tolist()):  # one NaN in a row makes the whole row NaN
             if is_nan:
-                raise FloatingPointError(no_probabilities(start + i))
+                raise FloatingPointError(invalid_logits_message(start + i))
         tokens = choose(part, rows[start : start + size])  # [size]
         chosen = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
         sampled += [SampledToken(*pair) for pair in zip(tokens.tolist(), chosen.tolist(), strict=True)]
     return sampled
 
 
-def no_probabilities(row: int) -> str:
-    """Return the message of the FloatingPointError for `row`."""
+def invalid_logits_message(row: int) -> str:
+    """Return the message of the FloatingPointError for a row without valid probabilities."""
     return f"the logits of row {row} are NaN, infinite or all -inf: no token can be sampled"
 
 
 def choose(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
-    """Choose a token for each row, with one call for all rows that are sampled by the same method.
+    """Choose a token for each row, with one call per sampling method.
 
     logits float32 [num_rows, vocab_size] -> tokens int64 [num_rows]
     """
-    members: dict[Method, list[int]] = {}
+    rows_by_method: dict[Method, list[int]] = {}
     for i, row in enumerate(rows):
-        members.setdefault(method_for(row.params, logits.shape[1]), []).append(i)
+        rows_by_method.setdefault(method_for(row.params, logits.shape[1]), []).append(i)
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    for method, indices in members.items():
+    for method, indices in rows_by_method.items():
         selected = logits if len(indices) == len(rows) else logits[indices]
         params = row_params([rows[i] for i in indices], logits.device)
         tokens[indices] = method(ban_improbable(selected, params), params)
@@ -83,7 +84,7 @@ def method_for(params: SamplingParams, vocab_size: int) -> Method:
     """Return the function that samples rows with these parameters."""
     if params.temperature == 0:
         return greedy
-    return race_likeliest if 0 < params.top_k < vocab_size else race_all
+    return sample_from_top_k if 0 < params.top_k < vocab_size else sample_from_all
 
 
 def greedy(logits: Tensor, params: RowParams) -> Tensor:
@@ -112,7 +113,7 @@ def row_params(rows: list[SamplingRow], device: torch.device) -> RowParams:
 
 
 def min_p_gap(params: SamplingParams) -> float:
-    """Return the logarithm of min_p at the temperature: p / p_max is exp((logit - logit_max) / temperature).
+    """Return temperature * log(min_p), because p / p_max is exp((logit - logit_max) / temperature).
 
     >>> from nanovllm import SamplingParams
     >>> min_p_gap(SamplingParams(min_p=1)), min_p_gap(SamplingParams(min_p=0))
@@ -122,7 +123,7 @@ def min_p_gap(params: SamplingParams) -> float:
 
 
 def ban_improbable(logits: Tensor, params: RowParams) -> Tensor:
-    """Return the logits, with -inf for tokens less probable than min_p times the likeliest one (arXiv:2407.01082).
+    """Return the logits, with -inf for tokens whose probability is below min_p times the largest (arXiv:2407.01082).
 
     logits, out float32 [num_rows, vocab_size]
     """
@@ -134,10 +135,10 @@ def ban_improbable(logits: Tensor, params: RowParams) -> Tensor:
 # The race
 
 
-def race_all(logits: Tensor, params: RowParams) -> Tensor:
-    """Sample each row from all tokens, or from the fewest tokens whose probabilities sum to top_p.
+def sample_from_all(logits: Tensor, params: RowParams) -> Tensor:
+    """Sample each row from all tokens, or from the smallest set of tokens whose probabilities sum to top_p.
 
-    A row that draws a token outside that set draws again, from the likelier tokens only: with top_p 0.9, about one
+    A row that draws a token outside this set draws again, from likelier tokens only. With top_p 0.9, that is about one
     row in ten. logits float32 [num_rows, vocab_size] -> tokens int64 [num_rows]
     """
     probs = probs_in_chunks(logits, params)  # [num_rows, num_chunks, CHUNK]
@@ -147,9 +148,9 @@ def race_all(logits: Tensor, params: RowParams) -> Tensor:
         if not params.top_p[rows].isfinite().any():
             return tokens
         probs = keep_likelier(probs, tokens[rows])
-        before = probs.sum(dim=(1, 2))  # [len(rows)]
-        again = ((before >= params.top_p[rows, 0]) & (before > 0)).nonzero().squeeze(1)
-        rows, probs = rows[again], probs[again]
+        likelier = probs.sum(dim=(1, 2))  # [len(rows)], total probability of all likelier tokens
+        redrawn = ((likelier >= params.top_p[rows, 0]) & (likelier > 0)).nonzero().squeeze(1)
+        rows, probs = rows[redrawn], probs[redrawn]
         tokens[rows] = draw(probs, params.key[rows], attempt)
     raise AssertionError("count() never ends")
 
@@ -163,9 +164,9 @@ def probs_in_chunks(logits: Tensor, params: RowParams) -> Tensor:
 
 
 def draw(probs: Tensor, keys: Tensor, attempt: int) -> Tensor:
-    """Let the chunks race with the sums of their tokens, then the tokens of the winning chunk.
+    """Draw a token for each row: race the chunks by their total probabilities, then the tokens of the winning chunk.
 
-    The result is distributed exactly as in a race of all tokens, with far less noise to generate.
+    The result has the same distribution as a race of all tokens, but needs far less noise.
     probs float32 [num_rows, num_chunks, CHUNK]; keys [num_rows, 1] -> tokens [num_rows]
     """
     num_rows, num_chunks, _ = probs.shape
@@ -177,40 +178,41 @@ def draw(probs: Tensor, keys: Tensor, attempt: int) -> Tensor:
 
 
 def keep_likelier(probs: Tensor, tokens: Tensor) -> Tensor:
-    """Zero each row's token and every token that is less likely. Among equals, lower ids count as likelier.
+    """Return `probs` with zeros for each row's token and all less likely tokens.
 
+    Of equally likely tokens, the one with the lower id counts as likelier.
     probs, out [num_rows, num_chunks, CHUNK]; tokens [num_rows]
     """
     rows, chunks, places = torch.arange(len(probs), device=probs.device), tokens // CHUNK, tokens % CHUNK
-    own = probs[rows, chunks, places].unsqueeze(1)  # [num_rows, 1]
+    token_probs = probs[rows, chunks, places].unsqueeze(1)  # [num_rows, 1]
     is_ahead = torch.arange(probs.shape[1], device=probs.device) < chunks.unsqueeze(1)  # [num_rows, num_chunks]
-    # equals in earlier chunks count as likelier
-    least = torch.where(is_ahead, own.nextafter(torch.zeros_like(own)), own)
-    kept = torch.gt(probs, least.unsqueeze(2), out=torch.empty_like(probs)).mul_(probs)  # 1.0 or 0.0, times probs
-    same = probs[rows, chunks]  # [num_rows, CHUNK]
+    # keep equally likely tokens in earlier chunks, too: they have lower ids
+    bounds = torch.where(is_ahead, token_probs.nextafter(torch.zeros_like(token_probs)), token_probs)
+    kept = torch.gt(probs, bounds.unsqueeze(2), out=torch.empty_like(probs)).mul_(probs)  # 1.0 or 0.0, times probs
+    chunk_probs = probs[rows, chunks]  # [num_rows, CHUNK]
     is_ahead = torch.arange(CHUNK, device=probs.device) < places.unsqueeze(1)
-    kept[rows, chunks] += same * ((same == own) & is_ahead)
+    kept[rows, chunks] += chunk_probs * ((chunk_probs == token_probs) & is_ahead)
     return kept
 
 
-def race_likeliest(logits: Tensor, params: RowParams) -> Tensor:
-    """Sample each row from its top_k likeliest tokens, or from the fewest of them whose probabilities sum to top_p.
+def sample_from_top_k(logits: Tensor, params: RowParams) -> Tensor:
+    """Sample each row from its top_k likeliest tokens, or from the smallest set of them that sums to top_p.
 
     logits float32 [num_rows, vocab_size] -> tokens int64 [num_rows]
     """
-    return race_among(likeliest(logits, int(params.top_k.max())), logits, params)
+    return sample_among(likeliest(logits, int(params.top_k.max())), logits, params)
 
 
-def race_among(tokens: Tensor, logits: Tensor, params: RowParams) -> Tensor:
-    """Sample as race_likeliest() does, given at least the top_k likeliest tokens of each row, in order.
+def sample_among(tokens: Tensor, logits: Tensor, params: RowParams) -> Tensor:
+    """Sample like sample_from_top_k(), given at least the top_k likeliest tokens of each row, likeliest first.
 
     tokens int64 [num_rows, k]; logits float32 [num_rows, vocab_size] -> int64 [num_rows]
     """
     rank = torch.arange(tokens.shape[1], device=logits.device)  # [k]
     ordered = (logits.gather(1, tokens) / params.temperature).masked_fill(rank >= params.top_k, -math.inf)
     probs = ordered.softmax(dim=-1)  # [num_rows, k]
-    before = probs.cumsum(dim=-1) - probs  # of all likelier tokens
-    probs = probs.masked_fill((before >= params.top_p) & (rank > 0), 0)
+    likelier = probs.cumsum(dim=-1) - probs  # total probability of all likelier tokens
+    probs = probs.masked_fill((likelier >= params.top_p) & (rank > 0), 0)
     winners = (probs / exponential_noise(params.key, tokens)).argmax(dim=-1, keepdim=True)  # [num_rows, 1]
     return tokens.gather(1, winners).squeeze(1)
 
@@ -218,22 +220,22 @@ def race_among(tokens: Tensor, logits: Tensor, params: RowParams) -> Tensor:
 def likeliest(logits: Tensor, k: int) -> Tensor:
     """Return the k likeliest tokens of each row, likeliest first, lower ids first among equals: int64 [num_rows, k].
 
-    They are in the k segments with the largest maxima, so only those are searched.
+    All of them are in the k segments with the largest maxima, so only these segments are searched.
     logits float32 [num_rows, vocab_size]
     """
     if logits.shape[1] % SEGMENT:
         logits = pad(logits, (0, -logits.shape[1] % SEGMENT), value=-math.inf)
     maxima = logits.view(len(logits), -1, SEGMENT).amax(dim=-1)  # [num_rows, num_segments]
-    segments = first_in_order(maxima, torch.arange(maxima.shape[1], device=logits.device), k)  # [num_rows, at most k]
+    segments = ids_of_largest(maxima, torch.arange(maxima.shape[1], device=logits.device), k)  # [num_rows, at most k]
     places = torch.arange(SEGMENT, device=logits.device)
     tokens = (segments.unsqueeze(2) * SEGMENT + places).flatten(1)  # [num_rows, at most k * SEGMENT]
-    return first_in_order(logits.gather(1, tokens), tokens, k)
+    return ids_of_largest(logits.gather(1, tokens), tokens, k)
 
 
-def first_in_order(values: Tensor, ids: Tensor, k: int) -> Tensor:
+def ids_of_largest(values: Tensor, ids: Tensor, k: int) -> Tensor:
     """Return the ids of the k largest values of each row, the smallest ids first among equals.
 
-    A value and its id are packed into one integer that sorts like the pair: the float's bits above, minus the id below.
+    Each value and its id are packed into one integer that sorts like the pair: (bits of the value << 32) - id.
     values float32, ids int64 [num_rows, n]
     """
     bits = (values + 0.0).view(torch.int32)  # -0.0 becomes 0.0
@@ -246,13 +248,13 @@ def first_in_order(values: Tensor, ids: Tensor, k: int) -> Tensor:
 
 
 def noise_key(seed: int, sample_index: int, position: int) -> int:
-    """Return the 64 bits that determine a row's noise, independent of other rows and earlier steps."""
+    """Return the 64-bit key of a row's noise. It does not depend on other rows or earlier steps."""
     text = f"{seed},{sample_index},{position}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
 
 
 def exponential_noise(keys: Tensor, places: Tensor) -> Tensor:
-    """Return Exp(1) noise, float32 [num_rows, n], a function of key and place alone and the same on every device.
+    """Return Exp(1) noise, float32 [num_rows, n]. A number depends only on its key and place, on any device.
 
     The random numbers are splitmix64's (Steele, Lea and Flood, 2014).
     keys int64 [num_rows, 1]; places int64 [n] or [num_rows, n]
@@ -269,9 +271,9 @@ def exponential_noise(keys: Tensor, places: Tensor) -> Tensor:
 
 
 def top_logprobs(logits: Tensor, token_ids: list[int], num_logprobs: int) -> list[dict[int, Logprob]]:
-    """Return the `num_logprobs` likeliest tokens of each row in order, then the row's own if it is not among them.
+    """Return the `num_logprobs` likeliest tokens of each row in order, then the row's token if it is not among them.
 
-    logits [num_rows, vocab_size]; `token_ids` holds one id for each row.
+    logits [num_rows, vocab_size]; `token_ids` holds the token of each row.
 
     >>> [row] = top_logprobs(torch.tensor([[0.0, 1.0, -1.0]]), [2], num_logprobs=1)
     >>> {token: entry.rank for token, entry in row.items()}
@@ -283,10 +285,10 @@ def top_logprobs(logits: Tensor, token_ids: list[int], num_logprobs: int) -> lis
     for start in range(0, len(token_ids), size):
         part, part_ids = logits[start : start + size].float(), token_ids[start : start + size]
         logprobs = part.log_softmax(dim=-1)  # [size, vocab_size]
-        own = logprobs.gather(1, torch.tensor(part_ids, device=logits.device).unsqueeze(1))  # [size, 1]
-        ranks = 1 + (logprobs > own).sum(dim=-1)  # [size]
+        token_logprobs = logprobs.gather(1, torch.tensor(part_ids, device=logits.device).unsqueeze(1))  # [size, 1]
+        ranks = 1 + (logprobs > token_logprobs).sum(dim=-1)  # [size]
         top = likeliest(part, min(num_logprobs, logits.shape[1]))  # [size, num_logprobs]
-        columns = [column.tolist() for column in (own.squeeze(1), ranks, top, logprobs.gather(1, top))]
+        columns = [column.tolist() for column in (token_logprobs.squeeze(1), ranks, top, logprobs.gather(1, top))]
         for token_id, logprob, rank, tokens, values in zip(part_ids, *columns, strict=True):
             row = {token: Logprob(value, i) for i, (token, value) in enumerate(zip(tokens, values, strict=True), 1)}
             row.setdefault(token_id, Logprob(logprob, rank))
@@ -295,10 +297,10 @@ def top_logprobs(logits: Tensor, token_ids: list[int], num_logprobs: int) -> lis
 
 
 def named_logprobs(logits: Tensor, token_ids: list[int]) -> dict[int, Logprob]:
-    """Return the log-probabilities of these tokens in this order, from one row of `logits` [vocab_size]."""
+    """Return the log-probabilities and ranks of these tokens, in the same order. `logits` [vocab_size] is one row."""
     logprobs = logits.float().log_softmax(dim=-1)  # [vocab_size]
-    own = logprobs[token_ids]  # [num_tokens]
-    values, order = own.sort()
-    counts = torch.bucketize(logprobs, values).bincount(minlength=len(own) + 1)  # [num_tokens + 1], of likelier tokens
+    token_logprobs = logprobs[token_ids]  # [num_tokens]
+    values, order = token_logprobs.sort()
+    counts = torch.bucketize(logprobs, values).bincount(minlength=len(values) + 1)  # [num_tokens + 1], per interval
     ranks = 1 + counts.flip(0).cumsum(0).flip(0)[1:][order.argsort()]  # [num_tokens]
-    return dict(zip(token_ids, map(Logprob, own.tolist(), ranks.tolist()), strict=True))
+    return dict(zip(token_ids, map(Logprob, token_logprobs.tolist(), ranks.tolist()), strict=True))

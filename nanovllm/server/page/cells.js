@@ -5,14 +5,14 @@
  *     count      the number of holders
  *     bands      {seq, index, from, to, filled} for each holder: slots `from` to `to`, of which `filled` are written
  *     hash       of the cached text in it, or null
- *     origin     {seq, index, texts}: where that text comes from, if the page has seen it
+ *     origin     {seq, index, texts}: the sequence and block that computed the text, if the page has seen it
  *     isTouched  true if this step changed it
- *     isMarked   true if the page points at it
+ *     isMarked   true if the page highlights it
  */
 
 export const SLOTS_PER_SQUARE = 8; // stage 1 has no blocks: a square shows slots, and can be in two pieces
 
-/** Return the cells of the device's pool. `marked` are the blocks to point at. */
+/** Return the cells of the device's pool. `marked` are the blocks to highlight. */
 export function deviceCells(frame, events, marked = []) {
   const cells = frame.state.pool.unit === "slots" ? cellsOfPieces(frame) : cellsOfBlocks(frame);
   for (const block of touchedBlocks(events)) if (block in cells) cells[block].isTouched = true;
@@ -83,7 +83,7 @@ function touchedBlocks(events) {
   return blocks;
 }
 
-/** Return the share of the pool that is held. The timeline needs it for every step, and it is cheaper than totals(). */
+/** Return the share of the pool that is held. The timeline needs it for every step, and it costs less than totals(). */
 export function shareHeld({ pool, sequences, free }) {
   if (pool.unit === "blocks") return 1 - free.length / pool.num_blocks;
   return slotsHeld(Object.values(sequences)) / pool.num_blocks;

@@ -3,8 +3,8 @@
 import { byId, fill, make, makeSvg } from "./dom.js";
 
 const MILLISECONDS_PER_STEP = 450;
-const MAX_POINTS = 800; // of the strip, which has no more pixels
-const MIN_SHARE = 0.25; // of the pool: if less is held all the time, the strip is stretched
+const MAX_POINTS = 800; // of the strip, which is no wider in pixels
+const MIN_SHARE = 0.25; // if the run never holds this share of the pool, the strip is stretched
 
 // ---- the stages. They are radio buttons: Tab stops at the selected one, and arrow keys select another.
 
@@ -66,7 +66,7 @@ export function showStep(step, length) {
   byId("step").textContent = `${step} / ${length}`;
 }
 
-/** Offer the way back to the last step of a live run, or hide it if `secondsAgo` is null. */
+/** Show the button that returns to the last step of a live run, or hide it if `secondsAgo` is null. */
 export function showNow(secondsAgo) {
   byId("now").hidden = secondsAgo === null;
   if (secondsAgo !== null) byId("now").textContent = `${Math.round(secondsAgo)} s ago: go live`;
@@ -76,7 +76,7 @@ export function showNow(secondsAgo) {
 
 let timer = null;
 
-/** Play: `next()` moves on by one step, and returns false at the end. */
+/** Play. `next()` advances by one step, and returns false at the end. */
 export function play(next) {
   timer = setInterval(() => { if (!next()) stop(); }, MILLISECONDS_PER_STEP);
   showMotion(true);
@@ -90,7 +90,7 @@ export function stop() {
 
 export const isPlaying = () => timer !== null;
 
-/** Show whether the steps move by themselves. A screen reader reads a sentence only when they stand still. */
+/** Show whether the page is playing. A screen reader reads the sentence only while it is paused. */
 export function showMotion(isMoving) {
   byId("play").setAttribute("aria-label", isMoving ? "Pause" : "Play");
   byId("sentence").setAttribute("aria-live", isMoving ? "off" : "polite");
@@ -103,7 +103,7 @@ const answers = new Map(); // the reader's answer to each moment
 export const isAnswered = (moment) => answers.has(moment);
 export const clearQuiz = () => fill("quiz");
 
-/** Ask a question. `onAnswer` is called after the answer: the next step shows what happens. */
+/** Ask a question. `onAnswer` is called after the answer, and shows what happens in the next step. */
 export function ask(moment, onAnswer) {
   const buttons = moment.answers.map((text, i) => {
     const button = make("button", { type: "button" }, text);

@@ -1,8 +1,8 @@
-/* DOM helpers, and how a sequence looks everywhere on the page: its letter, its color and its pattern. */
+/* DOM helpers, and the look of a sequence everywhere on the page: its letter, color and pattern. */
 
 import { requestOf } from "./reducer.js";
 
-const NUM_COLORS = 8, NUM_SHADES = 3; // pool.css defines them; samples of one request are shades of one color
+const NUM_COLORS = 8, NUM_SHADES = 3; // defined in pool.css; samples of one request are shades of one color
 
 export const byId = (id) => document.getElementById(id);
 
@@ -53,7 +53,7 @@ function sampleOf(seq) {
   return match ? Number(match[1]) : null;
 }
 
-/** Count A to Z, then AA to ZZ, then from A again. A server's request ids are too long for a square. */
+/** Return A to Z, then AA to ZZ, then A again. A server's request ids are too long for a square. */
 function letterOf(place) {
   const i = place % (26 + 26 * 26), letter = (number) => String.fromCharCode(65 + number);
   return i < 26 ? letter(i) : letter(Math.floor(i / 26) - 1) + letter(i % 26);

@@ -7,11 +7,11 @@ import { endRun, now } from "./tape.js";
 // ---- HTTP: the API key, and server-sent events. An EventSource could send neither a key nor a prompt.
 
 const KEY_HINT = "Use a key that the server was started with (--api-key).";
-let key = ""; // forgotten when the page is closed
+let key = ""; // kept only until the page is closed
 
 const withKey = (headers = {}) => (key ? { ...headers, Authorization: `Bearer ${key}` } : headers);
 
-/** Ask for the server's key, and then call `retry()`. */
+/** Ask the user for an API key, and then call `retry()`. */
 function askForKey(retry) {
   const form = byId("key-form");
   form.hidden = false;
@@ -24,7 +24,7 @@ function askForKey(retry) {
   };
 }
 
-/** Yield {event, data} for each message of the response, until it ends. Raise the server's error, if it sent one. */
+/** Yield {event, data} for each message of the response, until it ends. Throw the server's error, if it sent one. */
 async function* messagesOf(response) {
   if (!response.ok) {
     const body = await response.json().catch(() => null);
@@ -46,10 +46,10 @@ async function* messagesOf(response) {
   }
 }
 
-// ---- /events. After a lost connection the page tries again, and a new snapshot continues the tape. A hidden page
-// disconnects: the engine reports events only while a page is watching.
+// ---- /events. If the connection is lost, the page reconnects, and a new snapshot continues the tape. A hidden page
+// disconnects, because the engine reports events only while a page is watching.
 
-const RETRY_SECONDS = [0.5, 1, 2, 5]; // before each try; the last one repeats
+const RETRY_SECONDS = [0.5, 1, 2, 5]; // before each attempt; the last value repeats
 const HIDDEN_SECONDS = 60;
 let connection = null, num_tries = 0, timer = null;
 
@@ -82,7 +82,7 @@ async function connect() {
   }
 }
 
-/** Feed the page with a message: the events of a tenth of a second. */
+/** Handle a message: the events of a tenth of a second. */
 function take(events) {
   showStatus("live");
   countRates(events);
@@ -120,7 +120,7 @@ const STATUS = {
   refused: "This server requires an API key",
   hidden: "Paused while hidden",
 };
-const RATE_SECONDS = 2; // over which the speed is averaged
+const RATE_SECONDS = 2; // the speed is an average over this time
 let recent = []; // [{time, tokens, steps}] per message
 let rateTimer = null, server = null, block_size = null;
 
@@ -163,11 +163,11 @@ function showRates() {
   byId("speed").textContent = byId("status").dataset.state === "live" ? rates : "";
 }
 
-// ---- a prompt: its text comes as it is generated, while its blocks are on the page
+// ---- a prompt: the page shows its text as it is generated, and its blocks
 
-let generation = null; // aborts the prompt that runs
+let generation = null; // the AbortController of the prompt that is running
 
-/** Prepare the prompt's form. Its button sends a prompt, or stops the one that runs. */
+/** Prepare the prompt's form. Its button sends a prompt, or stops the one that is running. */
 export function preparePrompt() {
   byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -203,7 +203,7 @@ async function send() {
   }
 }
 
-/** Read a chunk of the response into `answer`, and show its text. */
+/** Add a chunk of the response to `answer`, and show its text. */
 function read({ id, error, choices, usage }, answer, began) {
   if (error) throw new Error(error.message);
   chooseFirstBlock(id, answer);
@@ -214,7 +214,7 @@ function read({ id, error, choices, usage }, answer, began) {
   byId("answer").scrollTop = byId("answer").scrollHeight;
 }
 
-/** Select the request's first block as soon as the page has it, so that its table is drawn while it grows. */
+/** Select the request's first block as soon as it exists, so that the page draws the block table as it grows. */
 function chooseFirstBlock(id, answer) {
   const frame = liveFrame(), block = frame?.state.sequences[id]?.block_table[0];
   if (answer.tag || block === undefined) return;

@@ -1,4 +1,4 @@
-/* The page's start: it plays the runs that it contains, or follows the server that it comes from. */
+/* The entry point: play the runs that the page contains, or follow the server that the page comes from. */
 
 import { byId } from "./dom.js";
 import { goLive, preparePrompt } from "./live.js";
@@ -37,7 +37,7 @@ function foldQueues() {
 byId("play").addEventListener("click", playOrPause);
 byId("now").addEventListener("click", follow);
 byId("slider").addEventListener("input", ({ target }) => scrub(Number(target.value)));
-byId("slider").addEventListener("change", offerQuestion); // when the reader releases it
+byId("slider").addEventListener("change", offerQuestion); // when the reader releases the slider
 addEventListener("keydown", onKey);
 preparePrompt();
 foldQueues();

@@ -8,12 +8,12 @@ import { fill, label, make, tag } from "./dom.js";
 import { movePhrase } from "./words.js";
 
 const NUM_MOVES = 3;
-const MINOR_MOVES = ["cached", "free", "idle"]; // listed too, but they do not answer "who has it, and why?"
+const MINOR_MOVES = ["cached", "free", "idle"]; // also listed, but they don't explain who holds the block
 
 export const isHostBlock = (block) => String(block).startsWith("h");
 export const blockNumber = (block) => Number(String(block).replace("h", ""));
 
-/** A run's `sources` map the name of a function to {file, line, text}. `code` is one to show, if not the last mover. */
+/** `sources` maps a function's name to {file, line, text}. `code` names one to show instead of the last mover. */
 export function showPanel({ tape, sources }, step, block, cell, code = null) {
   const end = Math.min(step, tape.length), frame = tape.frameAt(end), { memory } = frame;
   const moves = lastMoves(tape, end, block);
@@ -58,7 +58,7 @@ function facts({ status, bands, count, origin }, block, { state, memory }) {
 
 // ---- its text
 
-/** Create a row of tokens for each different text in the block, with a box per slot. */
+/** Create a row of tokens, with a box per slot, for each distinct text in the block. */
 function makeTexts(frame, { bands, origin }) {
   const { pool, sequences } = frame.state, isSlots = pool.unit === "slots";
   const size = isSlots ? SLOTS_PER_SQUARE : pool.block_size;
@@ -82,7 +82,7 @@ function makeTokens(texts, num_slots) {
   return make("p", { class: "tokens" }, ...boxes);
 }
 
-/** Show spaces, line ends and the empty token that begins a text. A server without --show-text sends null. */
+/** Make spaces, line breaks and the empty first token visible. A server without --show-text sends null. */
 function visible(text) {
   if (text === null) return " ";
   return text === "" ? "‹s›" : text.replaceAll("\n", "⏎").replace(/^ /, "·");
@@ -90,7 +90,7 @@ function visible(text) {
 
 // ---- its last moves
 
-/** Return the block's events in the last steps as [{event, step}], the latest first: NUM_MOVES, if it has that many. */
+/** Return the block's last events as [{event, step}], the latest first: at least NUM_MOVES, if there are as many. */
 function lastMoves(tape, step, block) {
   const moves = [];
   for (; step > tape.first && moves.length < NUM_MOVES; step -= 1) {

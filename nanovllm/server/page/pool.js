@@ -1,5 +1,5 @@
 /* The pool on the page: squares with the arrows of a block table over them, a legend that explains the squares, and a
- * bar that shows how much of the pool is promised, held and used. Cells are those of cells.js.
+ * bar that shows how much of the pool is promised, held and used. cells.js computes the cells.
  */
 
 import { SLOTS_PER_SQUARE } from "./cells.js";
@@ -7,7 +7,7 @@ import { byId, fill, label, make, makeSvg, setColor } from "./dom.js";
 import { requestOf } from "./reducer.js";
 
 const MAX_SQUARES = 512; // a larger pool is painted on a canvas
-const MIN_ARROW_SIZE = 8; // pixels per block: between smaller ones an arrow is a blot
+const MIN_ARROW_SIZE = 8; // pixels per block; between smaller blocks, an arrow would be a blot
 
 /** A pool of the device or the host: a Grid, or a Field if it has too many blocks for one. */
 export class Tier {
@@ -39,10 +39,10 @@ let isTabbing = false; // true if the keyboard moved the focus
 addEventListener("keydown", ({ key }) => { if (key === "Tab") isTabbing = true; }, true);
 addEventListener("pointerdown", () => { isTabbing = false; }, true);
 
-/** A pool as a grid of squares. They are created once and then changed, so that changes animate and focus stays.
+/** A pool as a grid of squares. They are created once and then updated, so that changes are animated and focus is kept.
  *
- * Tab reaches one square, and the arrow keys reach the others from there (a roving tabindex). After a click on a square
- * the arrow keys still move through time.
+ * Tab reaches one square, and the arrow keys reach the others from there (a roving tabindex). After a click on a
+ * square, the arrow keys still move through time.
  */
 class Grid {
   /** `noun` names a square; `choose(block)` is called for a click or for Enter. */
@@ -88,7 +88,7 @@ class Grid {
     return { x: offsetLeft + offsetWidth / 2, y: offsetTop + offsetHeight * 0.74, size: offsetWidth };
   }
 
-  /** Return the boxes of the letters and of the places in a table, in pixels from the grid's corner. */
+  /** Return the boxes of the letters and of the numbers of places in a table, in pixels from the grid's corner. */
   nameBoxes() {
     const { left, top } = this.element.getBoundingClientRect(), place = (box) => Math.min(19, 0.48 * box.width);
     const boxOf = (x, y, width, height) => ({ x: x - left, y: y - top, width, height });
@@ -121,7 +121,7 @@ class Grid {
   }
 }
 
-/** Paint a square: a band per holder, filled as far as it is written, a letter and the number of holders. */
+/** Paint a square: a band per holder, filled as far as its slots are written, a letter, and the number of holders. */
 function paintSquare(square, { status, bands, count, origin, isTouched, isMarked }, memory, number = null) {
   const isShared = count > 1 && bands.every(({ from }) => from === 0); // stage 1's pieces are side by side instead
   const children = bands.map((band, i) => makeBand(band, isShared ? [i, bands.length] : [0, 1], memory));
@@ -135,7 +135,7 @@ function paintSquare(square, { status, bands, count, origin, isTouched, isMarked
   square.replaceChildren(...children);
 }
 
-/** Create a band in row `top` of `of`: the holders of a shared block are stacked. */
+/** Create a band in row `top` of `of` rows, because the holders of a shared block are stacked. */
 function makeBand({ seq, from, to, filled }, [top, of], memory) {
   const band = make("span", { class: "band" }, make("span", { class: "fill" }));
   const numbers = { from, to, filled, top, of };
@@ -144,7 +144,7 @@ function makeBand({ seq, from, to, filled }, [top, of], memory) {
   return band;
 }
 
-/** Create the trace of an idle block's text. The page may not have seen where it comes from. */
+/** Create the ghost of an idle block's text. The page may not have seen which sequence computed it. */
 function makeGhost(origin, memory) {
   const ghost = make("span", { class: "ghost" });
   if (!origin) return ghost;
@@ -153,7 +153,7 @@ function makeGhost(origin, memory) {
   return ghost;
 }
 
-/** Create a letter. The style sheet fits it into its square by its width in ems: a W is three times as wide as an I. */
+/** Create a letter. The style sheet fits it into its square by its width in ems, since a W is wider than an I. */
 const makeLetter = (text) => make("span", { class: "letter", style: `--ems:${widthOf(text)}` }, text);
 
 const ruler = make("canvas").getContext("2d"), widths = {};
@@ -163,7 +163,7 @@ function widthOf(text) {
   return (widths[text] ??= ruler.measureText(text).width / 100);
 }
 
-/** Return the request's letter for samples of one request, else the first holder's and a plus sign. */
+/** Return the request's letter if all holders are its samples, else the first holder's letter and a plus sign. */
 function sharedLabel(bands, memory) {
   const requests = new Set(bands.map(({ seq }) => requestOf(seq)));
   return requests.size === 1 ? label(memory, [...requests][0]) : `${label(memory, bands[0].seq)}+`;
@@ -180,7 +180,7 @@ function describe({ status, bands, count, origin }, memory) {
 
 // ---- a field of thousands of blocks
 
-/** A pool painted on a canvas: squares of a few pixels, with colors only. Otherwise like Grid. */
+/** A pool painted on a canvas: squares of a few pixels that show only colors. It is used like a Grid. */
 export class Field {
   constructor(canvas, noun, choose) {
     Object.assign(this, { element: canvas, noun, choose, num_squares: 0 });
@@ -196,7 +196,7 @@ export class Field {
     });
   }
 
-  /** The squares are small enough for a pool of `max_squares`. */
+  /** Make the squares small enough for a pool of `max_squares`. */
   shape(num_squares, max_squares) {
     Object.assign(this, { num_squares, max_squares });
     this.fit();
@@ -292,14 +292,14 @@ export class Field {
   }
 }
 
-/** Return true if two cells are painted alike, outlines excepted: they are painted over the squares. */
+/** Return true if two cells are painted alike, apart from outlines, which are painted over the squares. */
 function looksLike(cell, before) {
   return before !== undefined && cell.status === before.status && cell.count === before.count
     && cell.bands[0]?.seq === before.bands[0]?.seq && cell.bands[0]?.filled === before.bands[0]?.filled
     && cell.origin?.seq === before.origin?.seq;
 }
 
-/** Read the style sheet's current colors for a canvas: light and dark differ. */
+/** Read the style sheet's current colors for a canvas. They differ between light and dark mode. */
 function readPalette() {
   const root = getComputedStyle(document.documentElement), colors = {}, probe = make("span", { hidden: "" });
   const colorOf = (memory, seq) => {
@@ -345,10 +345,10 @@ export class Arrows {
   }
 }
 
-/** Create an arrow with a halo that keeps it visible on any color. It bows to its left, so there and back differ. */
+/** Create an arrow with a halo that keeps it visible on any color. It bends to its left, so there and back differ. */
 function makeArrow(a, b) {
   const dx = b.x - a.x, dy = b.y - a.y, length = Math.hypot(dx, dy) || 1;
-  const [x, y] = [(0.14 * a.size * dx) / length, (0.14 * a.size * dy) / length]; // there and back begin side by side
+  const [x, y] = [(0.14 * a.size * dx) / length, (0.14 * a.size * dy) / length]; // arrows there and back begin side by side
   const bow = length > 1.5 * a.size ? 0.12 : 0;
   const middle = `${(a.x + b.x) / 2 + dy * bow} ${(a.y + b.y) / 2 - dx * bow}`;
   const d = `M${a.x + x} ${a.y + y}Q${middle} ${b.x - x} ${b.y - y}`;
@@ -364,7 +364,7 @@ function makeArrowhead() {
 
 // ---- legend and meter
 
-/** Show the looks that a square can have in this run. */
+/** Explain the looks that a square can have in this run. */
 export function showLegend(tape) {
   const isSlots = tape.snapshot.pool.unit === "slots", canShare = tape.has("shared") || tape.has("hit");
   const idle = tape.snapshot.host ? "idle, or on the host" : "idle";

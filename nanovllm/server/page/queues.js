@@ -1,12 +1,12 @@
-/* The sequences: running, waiting and done, each with the end of its text. The prompt is pale, the output is not. */
+/* The sequences: running, waiting and done, each with the end of its text. Only the prompt is pale. */
 
 import { byId, fill, label, make, tag } from "./dom.js";
 import { waitReason } from "./words.js";
 
-const MAX_CHARACTERS = 90; // the end of a text is what moves
+const MAX_CHARACTERS = 90; // the end of the text, which is the part that changes
 const MAX_ROWS = 16, MAX_DONE = 40; // a server may have hundreds of sequences
 
-/** `marked` are the sequences to point at. */
+/** `marked` are the sequences to highlight. */
 export function showQueues(frame, events, selected, marked = []) {
   const { state, memory } = frame;
   for (const [id, reasonFor] of [["running", () => null], ["waiting", (seq) => reasonToWait(memory, seq, events)]]) {
@@ -59,13 +59,13 @@ function makeLastWords(texts, num_prompt_tokens) {
   return make("span", {}, given, output.slice(Math.max(0, cut - prompt.length)));
 }
 
-/** Return why a sequence waits. The engine reports it for the first one in the queue. */
+/** Return why a sequence waits, or null. The engine reports a reason only for the first one in the queue. */
 function reasonToWait(memory, seq, events) {
   const heldUp = events.find((event) => event.kind === "held_up" && event.seq === seq);
   return heldUp ? waitReason(heldUp, label(memory, seq)) : null;
 }
 
-/** Most sequences end normally; the others get a word. */
+/** Create a row for a finished sequence. A word tells if it did not end normally. */
 function makeDone(memory, seq) {
   const word = { abort: "aborted", error: "failed" }[memory.ended[seq]];
   return make("li", {}, tag(memory, seq), word ? make("span", { class: "facts" }, word) : null);

@@ -1,4 +1,4 @@
-/* The reader of the page: where they are, everything they can do, and the drawing of what they look at.
+/* The reader of the page: their position, everything they can do, and the drawing of the step they look at.
  *
  * The reader moves through time, plays, switches stages, selects a block and answers predictions. In a live run they
  * follow the last step until they look back.
@@ -17,7 +17,7 @@ import { addEvent, lastStep, runs } from "./tape.js";
 import { stepSentence } from "./words.js";
 import { marksAt, showVerdict } from "./yours.js";
 
-/** Where the reader is. `owner` is the sequence whose block the page selected for the reader; a click has none. */
+/** The reader's position. `owner` is the sequence whose block the page selected; null after the reader's click. */
 export const at = { stage: 0, step: 0, block: null, owner: null };
 
 const currentRun = () => runs[at.stage];
@@ -25,8 +25,8 @@ const currentRun = () => runs[at.stage];
 // ---- drawing
 
 let device, host, arrows;
-let drawnRun = null; // the run that the tiers are shaped for
-let drawnTime = null; // {first, length, num_kinds} that the timeline and the legend are shaped for
+let drawnRun = null; // the run for which the tiers were last shaped
+let drawnTime = null; // {first, length, num_kinds} for which the timeline and the legend were last shaped
 
 function prepare() {
   device = new Tier(byId("grid"), byId("field"), "block", choose);
@@ -36,7 +36,7 @@ function prepare() {
   addEventListener("pagehide", flushAddress);
 }
 
-/** Draw the step that the reader is at. */
+/** Draw the reader's step. */
 function show() {
   at.step = Math.max(at.step, currentRun().tape.first); // a live run forgets its oldest steps
   draw(currentRun(), at);
@@ -44,8 +44,8 @@ function show() {
   if (!currentRun().isLive) writeAddress();
 }
 
-/** Draw a run at a step. A server is faster than the eye: its page shows all steps after `since` together, and the
- * sentence covers those after `sentenceFrom`, or stays as it is for null.
+/** Draw a run at a step. A server is faster than the eye, so its page shows all steps after `since` together. The
+ * sentence covers those after `sentenceFrom`; for null, it doesn't change.
  */
 function draw(run, { step, block, since = step - 1, sentenceFrom = since }) {
   const { tape } = run, frame = tape.frameAt(step), { state } = frame, events = tape.eventsBetween(since, step);
@@ -122,7 +122,7 @@ export function goTo(step) {
   offerQuestion();
 }
 
-/** Ask the question of the next step's moment, or show the answer again if this step's question has been answered. */
+/** Ask the question about the next step, or show the answer again if this step's question has been answered. */
 export function offerQuestion() {
   const momentAt = (step) => currentRun().moments.find((moment) => moment.step === step);
   const now = momentAt(at.step), next = momentAt(at.step + 1);
@@ -130,14 +130,14 @@ export function offerQuestion() {
   else if (next && !isAnswered(next)) ask(next, () => goToMoment(next));
 }
 
-/** Go to a moment's question, or to its answer. Its block is selected with the answer, which it could give away. */
+/** Go to a moment's question, or to its answer. Select its block only with the answer, which it may give away. */
 function goToMoment(moment) {
   at.block = isAnswered(moment) ? moment.block : null;
   goTo(isAnswered(moment) ? moment.step : moment.step - 1);
   if (!isAnswered(moment)) ask(moment, () => goToMoment(moment)); // instead of the previous moment's answer
 }
 
-/** Follow the slider. At the end of a live run the reader follows the run again. */
+/** Move to the slider's step. At the end of a live run, follow the run again. */
 export function scrub(step) {
   stop();
   if (currentRun().isLive && step >= lastStep()) follow();
@@ -166,12 +166,12 @@ export function choose(block) {
   show();
 }
 
-/** Select the block of a sequence for a reader who has selected none. */
+/** Select a sequence's block, unless the reader has selected one. */
 export function chooseFor(owner, block) {
   if (at.block === null || at.owner !== null) Object.assign(at, { block, owner });
 }
 
-/** Deselect a block that the page selected for a sequence once another sequence has it. */
+/** Deselect a block that the page selected, once its sequence has lost it to another one. */
 function deselectLost({ running, sequences }) {
   const has = (seq) => sequences[seq]?.block_table.includes(at.block);
   if (at.owner === null || has(at.owner) || !running.some(has)) return;
@@ -189,7 +189,7 @@ export function open() {
 
 // ---- the address: #s5/31/b17 is stage 5, step 31, block 17; bh3 is block 3 of the host. #yours is a learner's run
 
-const ADDRESS_DELAY = 200; // milliseconds: a browser may refuse many changes in a short time
+const ADDRESS_DELAY = 200; // milliseconds; a browser may refuse many changes in a short time
 let addressTimer = null;
 
 function writeAddress() {
@@ -222,7 +222,7 @@ function restore() {
   goTo(at.step);
 }
 
-// ---- following a live run. A server may run 200 steps per second: the page is drawn at most once per message, and
+// ---- following a live run. A server may run 200 steps per second, so the page is drawn at most once per message, and
 // each sentence stays for a moment.
 
 const SENTENCE_MILLISECONDS = 1600, REST_MILLISECONDS = 4000;
@@ -233,7 +233,7 @@ let drawn = 0, read = 0, readTime = 0; // the last step that was drawn, the last
 const isFollowing = () => isOn && runs.at(-1)?.isLive === true;
 const updateMotion = () => showMotion(isPlaying() || isFollowing());
 
-/** Add an event of a live run, a snapshot first. A reader at the last step follows; one who looks back stays there. */
+/** Add an event of a live run. The first one is a snapshot. A reader who has looked back stays at their step. */
 export function feed(event) {
   const before = runs.at(-1);
   if (!addEvent(event)) return;
@@ -241,13 +241,13 @@ export function feed(event) {
   drawSoon();
 }
 
-/** Show what has happened since the last step: no more events come for now. */
+/** Show what has happened since the last step, because no more events come for now. */
 export function settle() {
   runs.at(-1).tape.settle();
   drawSoon();
 }
 
-/** Draw once, later. Drawing takes at most a quarter of the time. */
+/** Schedule one drawing. Drawing takes up at most a quarter of the time. */
 function drawSoon() {
   if (isDue) return;
   isDue = true;
@@ -274,7 +274,7 @@ function drawLast(time) {
   restTimer = setTimeout(() => rest(tape), SENTENCE_MILLISECONDS);
 }
 
-/** Nothing has come for a while: show the sentence for the remaining steps, and then that no request is running. */
+/** After a quiet moment, show the sentence for the remaining steps, and then that no request is running. */
 function rest(tape) {
   if (!isOn) return;
   if (read < tape.length) {
@@ -312,5 +312,5 @@ function followNewRun() {
   updateMotion();
 }
 
-/** Return the frame that a following reader sees, or null. */
+/** Return the frame that the reader sees, or null if they don't follow a live run. */
 export const liveFrame = () => (isFollowing() ? runs[0].tape.frameAt(at.step) : null);

@@ -1,4 +1,4 @@
-/* The reducer: the frame after an event, computed from the frame before it and the event alone. No DOM.
+/* The reducer: the frame after an event, computed only from the frame before it and the event. No DOM.
  *
  *     frame = advance(frame, event)
  *
@@ -9,7 +9,7 @@
  *     waiting, running   names, in queue order
  *     ref_counts         how many tables hold each block
  *     free               free blocks in the order in which they are taken: cached blocks are at the end
- *     cached             {block: hash} of the blocks that can be found again
+ *     cached             {block: hash} of the blocks in the prefix cache
  *     host_ref_counts, host_free, host_cached      the same for the host
  *     loading            {host block: device block} for each load in progress
  *     disk_loading       device blocks that are read from the disk
@@ -21,11 +21,11 @@
  *     prompts    {name: the number of prompt tokens}
  *     ended      {name: why it ended}
  *     origins    {hash: {seq, index, texts}}: the sequence and the block that first held a cached text
- *     on_disk    {hash: true} of the blocks that are known to have a file, the latest ones
+ *     on_disk    {hash: true} of the latest blocks that are known to have a file
  *
  * Frames are immutable: an event copies what it changes and shares the rest, so any frame can be kept as a keyframe.
- * There are two exceptions. Inside inPlace(), a list of thousands is copied once, not at each event. And `origins` only
- * ever grows, so all frames share it.
+ * There are two exceptions. Inside inPlace(), a list of thousands is copied once, not at each event. And all frames
+ * share `origins`, which only grows.
  */
 
 const MAX_ENDED = 64, MAX_ON_DISK = 10_000;
@@ -45,7 +45,7 @@ export function advance({ state, memory }, event) {
   return { state: after, memory: remember(memory, state, event, after) };
 }
 
-/** Run `play`, which advances through many events and keeps no frame but the last one. */
+/** Run `play`, which advances through many events and keeps only the last frame. */
 export function inPlace(play) {
   ownCopies = new Set();
   try {
@@ -109,13 +109,13 @@ const released = (state, { seq }) => withSequence(state, seq, { slots: null });
 /** Taken, shared or hit: the block gains a holder, and is in that holder's table. */
 function held(state, { block, seq, index }) {
   const block_table = [...state.sequences[seq].block_table];
-  while (block_table.length < index) block_table.push(null); // until that place's own event comes
+  while (block_table.length < index) block_table.push(null); // until the event for that place comes
   block_table[index] = block;
   const ref_counts = withItem(state.ref_counts, block, state.ref_counts[block] + 1);
   return { ref_counts, free: without(state.free, block), ...withSequence(state, seq, { block_table }) };
 }
 
-/** The block loses a holder. After a copy, the table has the new block in its place already. */
+/** The block loses a holder. After a copy, the table already has the new block in its place. */
 function givenBack(state, { block, seq }) {
   const block_table = state.sequences[seq].block_table.map((each) => (each === block ? null : each));
   while (block_table.length && block_table.at(-1) === null) block_table.pop();
@@ -132,7 +132,7 @@ const cached = (state, { block, hash }) => ({ cached: withItem(state.cached, blo
 const evicted = (state, { block }) => ({ cached: withoutKey(state.cached, block) });
 const hostEvicted = (state, { block }) => ({ host_cached: withoutKey(state.host_cached, block) });
 
-/** The host has the text, and moves it to the end of its queue: it is the most recently used. */
+/** The host already has the text. It moves the block to the end of its queue, as the most recently used one. */
 const renewed = (state, { to }) => ({ host_free: withLast(without(state.host_free, to), to) });
 const stored = (state, { to, hash }) => (
   { ...renewed(state, { to }), host_cached: withItem(state.host_cached, to, hash) });
@@ -264,7 +264,7 @@ function originIn({ sequences, pool }, block) {
 const originOf = (seq, index, texts, { block_size }) => (
   { seq, index, texts: texts.slice(index * block_size, (index + 1) * block_size) });
 
-/** Forget what can no longer be shown. A server's run has no end, but the page's memory must have one. */
+/** Forget what can no longer be shown. A server's run never ends, but the page's memory must stay bounded. */
 export function prune({ state, memory }) {
   const { sequences, cached, host_cached } = state;
   const hashes = new Set([...Object.values(cached), ...Object.values(host_cached)]);

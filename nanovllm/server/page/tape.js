@@ -4,14 +4,14 @@ import { shareHeld } from "./cells.js";
 import { advance, begin, inPlace, prune } from "./reducer.js";
 
 /** The runs that the page can show: one for each recorded stage, or the live one. */
-export const runs = []; // {name, title, idea, moments, sources, isLive, tape, verdict}; only a learner's has a verdict
-let hasEnded = false; // the live run: the next snapshot begins another one
+export const runs = []; // {name, title, idea, moments, sources, isLive, tape, verdict}; a learner's has a verdict
+let hasEnded = false; // true if the live run has ended, so that the next snapshot begins another one
 
-/** Add an event, and return true if there is more to show.
+/** Add an event. Return true if there is something new to show.
  *
  * A snapshot begins a run, and any other event belongs to the last run. `about` describes a recorded run; other runs
- * are live. A live run continues with a snapshot of the same pool, as after a lost connection. A snapshot of another
- * pool, or one after endRun(), replaces it.
+ * are live. A snapshot of the same pool, as after a lost connection, continues a live run. A snapshot of another pool,
+ * or one after endRun(), replaces it.
  */
 export function addEvent(event, about = null) {
   const last = runs.at(-1), isContinued = !about && !hasEnded && last?.isLive && last.tape.isOfSamePool(event);
@@ -52,10 +52,10 @@ export function* unpack({ kinds, strings }, { snapshot, events }) {
 
 export const now = () => performance.now() / 1000; // in seconds
 
-/** The events of a run, and a keyframe every 32 steps: the frame at any step takes at most 31 steps to compute.
+/** The events of a run, with a keyframe every 32 steps, so that any frame can be computed from at most 31 steps.
  *
- * A live tape keeps the last minutes, and no more than a page should hold: it drops its oldest steps, and begins with
- * the first keyframe that is left.
+ * A live tape keeps the last minutes, within a limit on memory. It drops its oldest steps, and then begins with the
+ * first keyframe that is left.
  */
 export class Tape {
   static KEYFRAME_INTERVAL = 32;
@@ -65,15 +65,15 @@ export class Tape {
   constructor(snapshot, { isLive = false } = {}) {
     this.snapshot = snapshot;
     this.first = 0; // the first step that is kept
-    this.kinds = new Set(); // of all events so far, forgotten ones too
+    this.kinds = new Set(); // of all events so far, including forgotten ones
     this.weight = 0;
     this.isLive = isLive;
     this.steps = []; // the events of each complete step; steps[0] is step first + 1
     this.openStep = []; // the events of the step in progress
     this.keyframes = [begin(snapshot)];
-    this.latest = { step: 0, frame: this.keyframes[0] }; // the frame that was computed last
+    this.latest = { step: 0, frame: this.keyframes[0] }; // the most recently computed frame
     this.heldShares = []; // after each step, as far as held() has computed them
-    this.times = [now()]; // when each step came
+    this.times = [now()]; // when each step arrived
     this.weights = [];
   }
 
@@ -93,7 +93,7 @@ export class Tape {
     return event.kind === "step";
   }
 
-  /** Show what has happened since the last step, without waiting for the next step: it may never come. */
+  /** Close the step in progress without waiting for its last event, which may never come. */
   settle() {
     if (this.openStep.length) this.closeStep();
   }
@@ -163,7 +163,7 @@ export class Tape {
     return this.latest.frame;
   }
 
-  /** Return the frame after `end`, from the one at an earlier step. `see` gets each frame in between: it keeps none. */
+  /** Return the frame after `end`, from the one at an earlier step. `see` gets each frame in between, and keeps none. */
   play({ step, frame }, end, see = () => {}) {
     return inPlace(() => {
       for (; step < end; step += 1) {

@@ -8,7 +8,7 @@ import { label } from "./dom.js";
 
 const MAX_WORDS = 14;
 
-/** Return the sentence for a step. `after` is the frame after it, `earlier` the events of the step before it. */
+/** Return the sentence for a step. `after` is the frame after it, and `earlier` has the previous step's events. */
 export function stepSentence(events, earlier, after) {
   const name = (seq) => label(after.memory, seq);
   const of = (kind) => events.filter((event) => event.kind === kind);
@@ -109,17 +109,17 @@ function scattered(ended, name, { waiting, sequences, pool }) {
 }
 
 const WAITS = {
-  piece: (who, { needed }) => `${who} waits: no free piece has ${needed} slots.`,
-  promise: (who, { needed, free }) => `${who} waits: it may need ${needed} blocks, but only ${free} are unpromised.`,
-  blocks: (who, { needed, free }) => `${who} waits: it needs ${needed} blocks, but only ${free} are free.`,
-  seat: (who) => `${who} waits: every seat is taken.`,
-  budget: (who) => `${who} waits: the token budget of this step is spent.`,
-  preemption: (who) => `${who} waits: a step that preempts admits no sequence.`,
-  batch: (who) => `${who} waits until the batch has finished.`,
+  piece: (name, { needed }) => `${name} waits: no free piece has ${needed} slots.`,
+  promise: (name, { needed, free }) => `${name} waits: it may need ${needed} blocks, but only ${free} are unpromised.`,
+  blocks: (name, { needed, free }) => `${name} waits: it needs ${needed} blocks, but only ${free} are free.`,
+  seat: (name) => `${name} waits: every seat is taken.`,
+  budget: (name) => `${name} waits: the token budget of this step is spent.`,
+  preemption: (name) => `${name} waits: a step that preempts admits no sequence.`,
+  batch: (name) => `${name} waits until the batch has finished.`,
 };
 
-/** Return why `who` is not admitted, from a "held_up" event. */
-export const waitReason = (event, who) => WAITS[event.why]?.(who, event) ?? `${who} waits.`;
+/** Return why the sequence called `name` is not admitted, from its "held_up" event. */
+export const waitReason = (event, name) => WAITS[event.why]?.(name, event) ?? `${name} waits.`;
 
 // ---- moves of a block
 
@@ -137,10 +137,10 @@ const GIVEN_BACK = {
   failed: "could not be admitted, and gave it back",
 };
 const MOVES = {
-  taken: (who, { why }) => `${who} ${TAKEN[why] ?? "took it"}`,
-  shared: (who) => `${who} shares it after the fork`,
-  hit: (who, { was }) => `${who} found it in the cache, where it was ${was}`,
-  given_back: (who, { why }) => `${who} ${GIVEN_BACK[why] ?? "gave it back"}`,
+  taken: (name, { why }) => `${name} ${TAKEN[why] ?? "took it"}`,
+  shared: (name) => `${name} shares it after the fork`,
+  hit: (name, { was }) => `${name} found it in the cache, where it was ${was}`,
+  given_back: (name, { why }) => `${name} ${GIVEN_BACK[why] ?? "gave it back"}`,
   free: () => "it went to the front of the free queue",
   idle: () => "it went to the back of the free queue, and stays cached",
   copied: (_, { from, to }) => `block ${from} was copied into block ${to}`,
@@ -148,17 +148,17 @@ const MOVES = {
   evicted: () => "it was evicted to make room",
   stored: (_, { to }) => `it was copied to block ${to} of the host`,
   renewed: () => "the host already had a copy, which is now its most recently used block",
-  loaded: (who) => `its contents were loaded from the host for ${who}`,
+  loaded: (name) => `its contents were loaded from the host for ${name}`,
   arrived: () => "the load finished",
   host_evicted: () => "the host evicted it to make room",
-  disk_loaded: (who) => `its contents are read from the disk for ${who}`,
+  disk_loaded: (name) => `its contents are read from the disk for ${name}`,
   disk_arrived: () => "the read finished",
   lost: () => "the file was damaged or gone, so its contents must be computed",
-  reserved: (who) => `${who} reserved these slots for its full length`,
-  released: (who) => `${who} gave these slots back`,
+  reserved: (name) => `${name} reserved these slots for its full length`,
+  released: (name) => `${name} gave these slots back`,
 };
 
-/** Return what an event did to a block, without a capital and a period. */
+/** Return what an event did to a block, as a phrase without a capital letter and a period. */
 export const movePhrase = (event, memory) => MOVES[event.kind](event.seq ? label(memory, event.seq) : "", event);
 
 // ---- grammar
@@ -177,7 +177,7 @@ function list(events, name) {
   return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0];
 }
 
-/** Return true if the host already has an evicted block, so nothing is copied. */
+/** Return true if the host already has a copy of an evicted block. */
 const isOnHost = ({ hash }, of) => of("renewed").some((event) => event.hash === hash);
 
 /** Return true if the sequence waited for the same reason in the step before. */

@@ -1,14 +1,14 @@
-/* A learner's run beside its stage's: how far both are the same, and where to look (notebooks/page/play.py). */
+/* A learner's run compared with its stage's: how far they agree, and where to look (notebooks/page/play.py). */
 
 import { fill, make } from "./dom.js";
 import { makeSource } from "./panel.js";
 
 const NOTHING = { blocks: [], seqs: [] };
 
-/** Return the blocks and the sequences to mark at a step: those by which the run parts from its stage's. */
+/** Return the blocks and the sequences to mark at a step: those in which the run differs from its stage's. */
 export const marksAt = (verdict, step) => (isOver(verdict, step) ? verdict : NOTHING);
 
-/** Show what is known at a step. Most runs have no verdict. */
+/** Show as much of the verdict as is known at a step. Most runs have none. */
 export function showVerdict(verdict, step) {
   if (!verdict) fill("yours");
   else if (!isOver(verdict, step) && !verdict.is_same) fill("yours", make("p", {}, "✓ The same so far."));

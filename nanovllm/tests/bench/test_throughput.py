@@ -13,7 +13,7 @@ import pytest
 from ... import LLM
 from ...__main__ import main
 from ...bench import floor
-from ...bench.engine import Run, numbers, serve
+from ...bench.engine import Run, serve, summarize_runs
 from ...bench.workload import Task, random_tasks, read_dataset
 from ...checkpoints.weights import load_model
 from ..testing.checkpoints import write_checkpoint
@@ -142,7 +142,7 @@ def test_json_goes_to_standard_output_and_the_table_to_standard_error(run):
 
 def test_speed_and_seconds_belong_to_the_same_run():
     runs = [Run([[7] * 12], [[seconds] * 12]) for seconds in (1.0, 3.0)]
-    assert (numbers(runs)["seconds"], numbers(runs)["tokens_per_second"]) == (2.0, 6.0)
+    assert (summarize_runs(runs)["seconds"], summarize_runs(runs)["tokens_per_second"]) == (2.0, 6.0)
 
 
 def test_bench_without_a_command_lists_all_of_them(capsys):

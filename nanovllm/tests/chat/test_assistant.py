@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from nanovllm.chat.assistant import AssistantParser, MessageDelta, read_message
 from nanovllm.chat.forced_calls import ForcedCall
-from nanovllm.chat.formats import MessageFormat, parsers_for
+from nanovllm.chat.formats import MessageFormat, formats_for
 from nanovllm.tests.testing.watch import num_lines
 
-HERMES = parsers_for(None, "hermes", None).for_prompt("", tool_names=["add", "find"])
-LLAMA = parsers_for(None, "llama3_json", None, ["<|python_tag|>", "<|x|>"]).for_prompt("", tool_names=["add", "find"])
-MISTRAL = parsers_for(None, "mistral", None, ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]).for_prompt("", tool_names=["add"])
-QWEN3 = parsers_for(None, "hermes", "qwen3").for_prompt("", tool_names=["add"])
-R1 = parsers_for(None, None, "deepseek_r1").for_prompt("")
+HERMES = formats_for(None, "hermes", None).for_prompt("", tool_names=["add", "find"])
+LLAMA = formats_for(None, "llama3_json", None, ["<|python_tag|>", "<|x|>"]).for_prompt("", tool_names=["add", "find"])
+MISTRAL = formats_for(None, "mistral", None, ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]).for_prompt("", tool_names=["add"])
+QWEN3 = formats_for(None, "hermes", "qwen3").for_prompt("", tool_names=["add"])
+R1 = formats_for(None, None, "deepseek_r1").for_prompt("")
 NAMED = MessageFormat(forced=ForcedCall({}, "add"))
 REQUIRED = MessageFormat(forced=ForcedCall({}))
 
@@ -296,7 +296,7 @@ def test_answer_in_json_streams_from_its_first_key():
 
 
 def test_without_parallel_calls_only_the_first_one_is_kept():
-    format = parsers_for(None, "hermes", None).for_prompt("", tool_names=["add"], parallel_tool_calls=False)
+    format = formats_for(None, "hermes", None).for_prompt("", tool_names=["add"], parallel_tool_calls=False)
     text = f"<tool_call>{ADD}</tool_call>" * 3
     assert whole(text, format) == streamed([*text], format) == ("", "", [("add", '{"a": 1}')])
 
@@ -308,8 +308,8 @@ def test_calls_of_mistral_have_short_ids():
 
 
 def test_thought_comes_before_a_forced_call():
-    parsers = parsers_for(None, None, "qwen3")
-    format = parsers.for_prompt("<think>\n", forced=ForcedCall({}, "add"))
+    formats = formats_for(None, None, "qwen3")
+    format = formats.for_prompt("<think>\n", forced=ForcedCall({}, "add"))
     assert whole('Hm {"b"}\n</think>\n\n{"a": 1}', format) == ('Hm {"b"}', "", [("add", '{"a": 1}')])
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from nanovllm.chat.assistant import read_message
 from nanovllm.chat.forced_calls import forced_call
-from nanovllm.chat.formats import REASONING_FORMATS, TOOL_FORMATS, parsers_for
+from nanovllm.chat.formats import REASONING_FORMATS, TOOL_FORMATS, formats_for
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "chat_templates"
-QWEN3 = parsers_for(None, "hermes", "qwen3")
+QWEN3 = formats_for(None, "hermes", "qwen3")
 
 
 @pytest.mark.parametrize(
@@ -28,16 +28,16 @@ QWEN3 = parsers_for(None, "hermes", "qwen3")
     ],
 )
 def test_auto_takes_the_formats_from_the_template(template, tools, reasoning):
-    parsers = parsers_for(template)
-    assert parsers.tools == (tools and TOOL_FORMATS[tools])
-    assert parsers.reasoning == (reasoning and REASONING_FORMATS[reasoning])
+    formats = formats_for(template)
+    assert formats.tool_format == (tools and TOOL_FORMATS[tools])
+    assert formats.reasoning_format == (reasoning and REASONING_FORMATS[reasoning])
 
 
 def test_unknown_parser_is_refused_with_the_known_names():
     with pytest.raises(ValueError, match="tool_call_parser must be one of auto, hermes, llama3_json, mistral, got 'x'"):
-        parsers_for("", "x")
+        formats_for("", "x")
     with pytest.raises(ValueError, match="reasoning_parser must be one of auto, qwen3, deepseek_r1, got 'x'"):
-        parsers_for("", None, "x")
+        formats_for("", None, "x")
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_prompt_decides_where_the_thought_begins(prompt, text, reasoning, conten
 
 
 def test_plain_output_needs_no_parser():
-    assert parsers_for("", None, None).for_prompt("Hi", tool_names=["add"]) is None
+    assert formats_for("", None, None).for_prompt("Hi", tool_names=["add"]) is None
     assert QWEN3.for_prompt("<think>\n\n</think>") is None
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from nanovllm import LLM, SamplingParams
 from nanovllm.chat.assistant import read_message
-from nanovllm.chat.formats import parsers_for
+from nanovllm.chat.formats import formats_for
 
 from ..testing.scripted_model import follow, write_scripted_checkpoint
 
@@ -30,11 +30,11 @@ def test_model_calls_a_tool_and_reads_its_result(family, form, tmp_path):
     llm = LLM(folder, chat_template=template, max_model_len=1024, kv_cache_tokens=2048, dtype="float32")
     follow({"Add to 1": CALLS[family], "it is 23": "So it is 23."}, llm.llm_engine)
     params = SamplingParams(temperature=0, max_tokens=128, skip_special_tokens=False)
-    parsers = parsers_for(template, special_tokens=["[TOOL_CALLS]", "<|python_tag|>"])
+    formats = formats_for(template, special_tokens=["[TOOL_CALLS]", "<|python_tag|>"])
 
     messages = [{"role": "user", "content": "Add to 1"}]
     (output,) = llm.chat(messages, params, tools=[ADD], use_tqdm=False)
-    message = read_message(output.outputs[0].text, parsers.for_prompt(output.prompt, tool_names=["add"]))
+    message = read_message(output.outputs[0].text, formats.for_prompt(output.prompt, tool_names=["add"]))
     (call,) = message.tool_calls
     assert (message.content, call.name, json.loads(call.arguments)) == ("", "add", {"a": 1})
 
@@ -43,5 +43,5 @@ def test_model_calls_a_tool_and_reads_its_result(family, form, tmp_path):
     messages.append({"role": "tool", "tool_call_id": call.id, "content": "it is 23"})
     (output,) = llm.chat(messages, params, tools=[ADD], use_tqdm=False)
     assert '{"a": 1}' in output.prompt
-    message = read_message(output.outputs[0].text, parsers.for_prompt(output.prompt, tool_names=["add"]))
+    message = read_message(output.outputs[0].text, formats.for_prompt(output.prompt, tool_names=["add"]))
     assert message.content == "So it is 23."

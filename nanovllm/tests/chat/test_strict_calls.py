@@ -7,7 +7,7 @@ import llguidance
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from nanovllm.chat.formats import parsers_for
+from nanovllm.chat.formats import formats_for
 
 TAGS = ["<eos>", "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -40,7 +40,7 @@ def follows(text: str, name: str, tags: list[str]) -> bool:
     tokens = tokenizer(*tags)
     vocabulary = llguidance.LLTokenizer(tokens.to_str(), eos_token=tokens.token_to_id("<eos>"))
     token_ids = {tag: tokens.token_to_id(tag) for tag in tags}
-    grammar = parsers_for(None, name, None, token_ids=token_ids).strict_grammar(FUNCTIONS)
+    grammar = formats_for(None, name, None, token_ids=token_ids).strict_grammar(FUNCTIONS)
     matcher: Any = llguidance.LLMatcher(vocabulary, grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return matcher.consume_tokens(tokens.encode(text).ids) and matcher.is_accepting()
@@ -102,5 +102,5 @@ def test_mistral_with_names(text, is_allowed):
 
 
 def test_no_grammar_without_strict_functions_or_a_format():
-    assert parsers_for(None, "hermes").strict_grammar([{"name": "add"}]) is None
-    assert parsers_for(None, None).strict_grammar(FUNCTIONS) is None
+    assert formats_for(None, "hermes").strict_grammar([{"name": "add"}]) is None
+    assert formats_for(None, None).strict_grammar(FUNCTIONS) is None

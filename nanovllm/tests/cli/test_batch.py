@@ -77,7 +77,7 @@ def test_results_match_the_engines(serve, checkpoint):
     [
         (("--ray",), "ray is not installed: pip install '.[ray]'"),
         (("--data-parallel-size", "2"), "--data-parallel-size is 2, but --ray is missing"),
-        (("--ray", "--trace", "t.jsonl"), "--trace watches an engine in this process"),
+        (("--ray", "--trace", "t.jsonl"), "--trace needs an engine in this process"),
     ],
 )
 def test_wrong_options_for_ray_are_an_error_in_a_line(serve, monkeypatch, flags, error):
@@ -360,7 +360,7 @@ def test_invalid_file_is_a_one_line_error_that_names_it(run, no_engine, tmp_path
 
 @pytest.mark.parametrize("file", ["/dev/zero", "-"])
 def test_endless_file_is_a_one_line_error(run, no_engine, monkeypatch, file):
-    monkeypatch.setattr(batch_files, "MAX_LINE", 1000)
+    monkeypatch.setattr(batch_files, "MAX_LINE_BYTES", 1000)
     with open("/dev/zero") as zeros:
         monkeypatch.setattr("sys.stdin", zeros)
         name = "standard input" if file == "-" else file
@@ -369,7 +369,7 @@ def test_endless_file_is_a_one_line_error(run, no_engine, monkeypatch, file):
 
 
 def test_lines_have_a_limit(run, no_engine, monkeypatch, tmp_path):
-    monkeypatch.setattr(batch_files, "MAX_LINE", 16)
+    monkeypatch.setattr(batch_files, "MAX_LINE_BYTES", 16)
     file = tmp_path / "a.jsonl"
     file.write_text('{"prompt": "ab"}\n')
     assert run("batch", str(file)) == (2, "", f"error: {file}: a line must have at most 16 bytes\n")

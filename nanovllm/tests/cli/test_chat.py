@@ -195,7 +195,7 @@ def text_of(token_ids: list[int]) -> str:
 
 
 def test_whole_turns_are_dropped_and_never_the_system_message():
-    conversation = Conversation(Letters(), None, room=40, system="S")
+    conversation = Conversation(Letters(), None, context_size=40, system="S")
     assert text_of(conversation.ask("one")[0]) == "sS. uone. "
     conversation.answer("1")
     assert text_of(conversation.ask("two")[0]) == "sS. uone. a1. utwo. "

@@ -108,7 +108,7 @@ def test_generate_has_the_defaults_that_its_help_states(given, max_model_len, nu
 
 def test_help_of_a_benchmark_states_its_own_defaults(capsys):
     assert main(["bench", "offload", "--help"]) == 0
-    assert "recomputing them, or by the faster way [default: load]" in " ".join(capsys.readouterr().out.split())
+    assert "(auto) choose the faster way [default: load]" in " ".join(capsys.readouterr().out.split())
 
 
 def test_serve_has_an_option_for_each_field_of_its_options(capsys):

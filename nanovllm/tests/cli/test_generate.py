@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ... import LLM, LLMEngine, SamplingParams
-from ...cli.generate import PROMPTS, print_stories
+from ...cli.generate import DEFAULT_PROMPTS, print_stories
 from ..testing.checkpoints import write_checkpoint
 from ..testing.engines import OPTIONS, UNMEASURED
 from ..testing.processes import Terminal, start
@@ -103,8 +103,8 @@ def test_speeds_of_loading_and_computing_are_printed_last(run):
 
 def test_six_built_in_prompts_are_the_default(run):
     status, out, _ = run("generate", *SIX)
-    assert status == 0 and len(PROMPTS) == 6
-    assert [out.index(prompt) for prompt in PROMPTS] == sorted(out.index(prompt) for prompt in PROMPTS)
+    assert status == 0 and len(DEFAULT_PROMPTS) == 6
+    assert [out.index(prompt) for prompt in DEFAULT_PROMPTS] == sorted(out.index(prompt) for prompt in DEFAULT_PROMPTS)
 
 
 def test_all_samples_of_a_prompt_are_printed(run):

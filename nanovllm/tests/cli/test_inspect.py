@@ -257,7 +257,7 @@ def test_known_name_needs_no_torch(tmp_path):
             ["/no/such/folder"],
             "the folder /no/such/folder does not exist, and '/no/such/folder' is not a name on the Hub",
         ),
-        (["llama-2-7b", "--max-model-len", "5000"], "max_model_len is 5000, but the model has 4096 positions"),
+        (["llama-2-7b", "--max-model-len", "5000"], "max_model_len is 5000, but the model's limit is 4096"),
         (["llama-2-7b", "--length", "5000"], "length must be at most 4096, the max_model_len, got 5000"),
         (["llama-2-7b", "--length", "0"], "--max-model-len and --length must be at least 1, got 0"),
         (["llama-2-7b", "--block-size", "0"], "Invalid value for '--block-size': 0 is not in the range x>=1."),

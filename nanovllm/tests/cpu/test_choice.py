@@ -15,7 +15,7 @@ from ...backends.cpu.backend import CpuChoice
 from ...backends.cpu.compiler import Variant
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.backend import TorchBackend
-from ...options.attention_backend import VARIABLE, backend_of
+from ...options.attention_backend import BACKEND_VARIABLE, backend_of
 from ..testing.engines import OPTIONS
 
 
@@ -62,7 +62,7 @@ PROMPT, PARAMS = [1, 5, 9], SamplingParams(max_tokens=3, temperature=0, ignore_e
 def kernels_folder(monkeypatch, tmp_path):
     """Compile nothing. The folder is complete if it has a file of that name."""
     COMPILERS.clear()
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(BACKEND_VARIABLE)
     monkeypatch.setattr(backend, "Compiler", FakeCompiler)
     monkeypatch.setattr(backend, "missing_requirement", lambda: None)
     monkeypatch.setattr(backend, "find_folder", lambda dtype: tmp_path)
@@ -86,10 +86,10 @@ def test_eager_and_the_environment_change_the_backend(monkeypatch):
     assert [backend_of(name, True) for name in (None, "auto", "torch")] == ["torch"] * 3
     with pytest.raises(ValueError, match=r"enforce_eager .* attention_backend 'numba'"):
         EngineArgs(attention_backend="numba", enforce_eager=True)
-    monkeypatch.setenv(VARIABLE, "torch")
+    monkeypatch.setenv(BACKEND_VARIABLE, "torch")
     assert [backend_of(name, False) for name in (None, "auto", "numba")] == ["torch", "torch", "numba"]
-    monkeypatch.setenv(VARIABLE, "fast")
-    with pytest.raises(ValueError, match=f"{VARIABLE} must be one of auto, numba, triton, torch, got 'fast'"):
+    monkeypatch.setenv(BACKEND_VARIABLE, "fast")
+    with pytest.raises(ValueError, match=f"{BACKEND_VARIABLE} must be one of auto, numba, triton, torch, got 'fast'"):
         backend_of("auto", False)
 
 
@@ -305,8 +305,8 @@ def test_the_command_shortens_spinning_unless_the_user_sets_it(name, monkeypatch
     for each in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(each, "1")  # to be restored
         monkeypatch.delenv(each)
-    command.shorten_spinning()
+    command.limit_openmp_spinning()
     assert os.environ.pop("GOMP_SPINCOUNT") == "1000"
     monkeypatch.setenv(name, "7")
-    command.shorten_spinning()
+    command.limit_openmp_spinning()
     assert os.environ[name] == "7" and len({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & {*os.environ}) == 1

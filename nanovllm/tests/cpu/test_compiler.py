@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ...backends.cpu import compiler
-from ...options.attention_backend import VARIABLE
+from ...options.attention_backend import BACKEND_VARIABLE
 from ..testing.processes import let_others_run
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -110,7 +110,7 @@ def test_a_folder_is_complete_if_it_has_all_files(tmp_path):
         (tmp_path / "kernels_1" / "step.1.nbc").write_bytes(damage)
         assert not compiler.is_complete(tmp_path)
     fill_by_hand(tmp_path)
-    (tmp_path / compiler.COMPLETE).write_text("{")
+    (tmp_path / compiler.MARKER).write_text("{")
     assert not compiler.is_complete(tmp_path)
 
 
@@ -258,7 +258,8 @@ def test_the_process_ends_with_its_owner_and_leaves_no_zombie(process, way):
 
 
 def run_script(script: str, home: Path, install: Path = PACKAGE.parent, **variables: str) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "NUMBA_CACHE_DIR")}
+    unset = (BACKEND_VARIABLE, "NUMBA_CACHE_DIR")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment |= {"XDG_CACHE_HOME": str(home), "PYTHONPATH": str(install), "OMP_NUM_THREADS": "2"} | variables
     command, pipe = [sys.executable, "-c", script], subprocess.PIPE
     return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe, cwd=home)

@@ -93,7 +93,7 @@ def test_four_numbers_of_sixteen_outputs_lie_side_by_side():
 
 @BOTH
 def test_parts_are_quantized_as_one_weight(bits, monkeypatch):
-    monkeypatch.setattr("nanovllm.quantization.AT_A_TIME", 32 * 64)
+    monkeypatch.setattr("nanovllm.quantization.NUMBERS_AT_A_TIME", 32 * 64)
     weight = torch.randn(150, 64)
     layer = QuantizedLinear(nn.Linear(64, 150, bias=False), AT_LOAD[bits])
     layer.quantize(weight.split([33, 1, 16, 100]))
@@ -103,7 +103,7 @@ def test_parts_are_quantized_as_one_weight(bits, monkeypatch):
 
 @ALL
 def test_a_format_holds_integers_exactly(format, monkeypatch):
-    monkeypatch.setattr("nanovllm.quantization.AT_A_TIME", 32 * 64)
+    monkeypatch.setattr("nanovllm.quantization.NUMBERS_AT_A_TIME", 32 * 64)
     integers = random_integers(75, 96, format)
     assert torch.equal(stored_linear(integers, format).dequantize(), floats_of(integers))
     if format.bits == 8:  # parts with larger groups fit too
@@ -121,7 +121,7 @@ def test_a_group_of_integers_may_be_longer_than_a_kernels():
 def test_rows_of_a_weight_are_those_of_the_whole(format):
     layer = stored_linear(random_integers(70, 64, format), format)
     numbers = torch.tensor([69, 0, 3, 3, 40])
-    assert torch.equal(layer.rows(numbers), layer.dequantize()[numbers])
+    assert torch.equal(layer.dequantize_rows(numbers), layer.dequantize()[numbers])
 
 
 # The kernels
@@ -270,7 +270,7 @@ def test_wrong_quantizations_are_errors(checkpoint):
     with pytest.raises(ValueError, match="quantization must be one of int8, int4, got 'awq'"):
         EngineArgs(model=checkpoint, quantization="awq")
     linear = nn.Linear(33, 64)
-    with pytest.raises(ValueError, match="a weight of 64 x 33 cannot be quantized: its rows need a multiple of 32"):
+    with pytest.raises(ValueError, match="a weight of 64 x 33 cannot be quantized: 33 is not a multiple of 32"):
         QuantizedLinear(linear, 8)
     config = ModelConfig.from_folder(checkpoint)
     with pytest.raises(ValueError, match="quantization 'int8' needs a CPU, got device meta"):

@@ -24,7 +24,7 @@ from ...backends.cpu.attention import SPLIT
 from ...backends.cpu.runner import StepRunner
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig
-from ...options.attention_backend import VARIABLE
+from ...options.attention_backend import BACKEND_VARIABLE
 from ..testing.engines import OPTIONS
 from ..testing.sequences import make_sequence
 from . import plain
@@ -199,8 +199,8 @@ def test_a_step_of_any_model_gives_the_plain_logits(dtype, models, workers, comp
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (([53], [[0]], [1]), r"token ids \[53\], of 53"),
-    (([-1], [[0]], [1]), r"token ids \[-1\], of 53"),
+    (([53], [[0]], [1]), r"token ids must be from 0 to 52, got \[53\]"),
+    (([-1], [[0]], [1]), r"token ids must be from 0 to 52, got \[-1\]"),
     (([1], [[0, 1, 2, 3, 4]], [17]), "at most 16 tokens are allowed, got 17"),
     (([1, 1], [[0], [1]], [4, 5]), "a context of 5 tokens in 4 slots"),
     (([], [], []), "a step needs at least one token per sequence"),
@@ -403,7 +403,7 @@ def test_an_engine_without_memory_for_kernels_uses_plain_operations(checkpoint, 
     def no_memory(self, workers, dtype):
         raise RuntimeError("can't allocate memory")
 
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(BACKEND_VARIABLE)
     monkeypatch.setattr(StepRunner, "_make_workspace", no_memory)
     llm = make(checkpoint, "auto")
     assert tokens(llm.generate([[5, 6, 7]], params())) == expected

@@ -58,9 +58,9 @@ def test_followers_get_every_message_until_one_of_them_fails(tmp_path):
     for message in (b"a", b"b"):
         followers.send(message)
     wait_until(lambda: all(path.exists() and path.read_bytes() == b"1 threads\na\nb\n" for path in files))
-    assert not followers.has_died
+    assert not followers.any_died
     followers.send(b"two")
-    assert followers.death() == "rank 2 has ended: ValueError: no memory" and followers.has_died
+    assert followers.death() == "rank 2 has ended: ValueError: no memory" and followers.any_died
     wait_until(lambda: not any(map(is_alive, pids)))
     wait_until(lambda: is_refused(followers))
     followers.end()
@@ -69,27 +69,27 @@ def test_followers_get_every_message_until_one_of_them_fails(tmp_path):
 
 @pytest.mark.full
 def test_follower_that_cannot_start_is_an_error_and_one_that_never_ends_is_killed(monkeypatch):
-    monkeypatch.setattr(module, "SECONDS_TO_EXIT", 0.1)
+    monkeypatch.setattr(module, "EXIT_TIMEOUT", 0.1)
     followers, pids = start(3)
     with pytest.raises(ChildProcessError, match=r"rank 2 has ended: ValueError: invalid literal .* 'no number'"):
         followers.run([sleep, Unreadable()])
-    assert followers.has_died
+    assert followers.any_died
     followers.end()
     assert not any(map(is_alive, pids))
 
 
 @pytest.mark.full
 def test_followers_that_end_when_they_are_asked_have_not_died(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "SECONDS_TO_EXIT", 60.0)
+    monkeypatch.setattr(module, "EXIT_TIMEOUT", 60.0)
     followers, pids = start(2)
     followers.run([partial(note, tmp_path / "one")])
     followers.end()
-    assert not any(map(is_alive, pids)) and not followers.has_died
+    assert not any(map(is_alive, pids)) and not followers.any_died
     assert (tmp_path / "one").read_bytes() == b"2 threads\nasked to exit\n"
 
 
 @pytest.mark.parametrize(("code", "end"), [("raise SystemExit(7)", "exit status 7"), ("raise_signal(9)", "signal 9")])
 def test_status_of_a_follower_that_is_still_ending_is_awaited(code, end, monkeypatch):
-    monkeypatch.setattr(module, "SECONDS_TO_LEARN", 60.0)
+    monkeypatch.setattr(module, "DEATH_TIMEOUT", 60.0)
     process = subprocess.Popen([sys.executable, "-c", f"from signal import raise_signal\n{code}"])
-    assert module.death_of(2, b"", process) == f"rank 2 has ended: {end}"
+    assert module.describe_exit(2, b"", process) == f"rank 2 has ended: {end}"

@@ -67,7 +67,7 @@ class RecordingExecutor:
 def recorded_engine(checkpoint: Path, executor: RecordingExecutor, **options: Any) -> LLMEngine:
     settings: dict[str, Any] = {"max_num_seqs": NUM_ROWS, "max_num_batched_tokens": 8192, "offload_policy": "recompute"}
     config = EngineConfig(str(checkpoint), kv_cache_tokens=NUM_ROWS * 256, **settings | options)
-    return LLMEngine(config, choose=chooser(lambda kv_cache: executor))
+    return LLMEngine(config, choose_executor=chooser(lambda kv_cache: executor))
 
 
 # Order

@@ -216,12 +216,12 @@ def test_keys_and_values_have_the_dtype_or_int8():
 
 
 def test_tiles_are_larger_where_operations_take_longer_to_start():
-    assert EngineConfig(device="cpu").slots_in_a_tile() == 4096
-    assert EngineConfig(device="cuda:0").slots_in_a_tile() == EngineConfig(device="mps").slots_in_a_tile() == 16384
+    assert EngineConfig(device="cpu").tile_slots() == 4096
+    assert EngineConfig(device="cuda:0").tile_slots() == EngineConfig(device="mps").tile_slots() == 16384
 
 
 def test_explicit_tile_size_is_used_on_every_device():
-    assert [EngineConfig(device=device, tile_size=48).slots_in_a_tile() for device in ("cpu", "cuda")] == [48, 48]
+    assert [EngineConfig(device=device, tile_size=48).tile_slots() for device in ("cpu", "cuda")] == [48, 48]
 
 
 # The pool

@@ -951,7 +951,7 @@ def test_folder_that_is_a_file_or_open_to_others_is_refused(make, tmp_path):
     (tmp_path / "disk").mkdir()
     for mode in (0o777, 0o770, 0o720, 0o730, 0o702, 0o1777):
         (tmp_path / "disk").chmod(mode)
-        with pytest.raises(ValueError, match="kv_disk_dir must be writable by its owner alone"):
+        with pytest.raises(ValueError, match="kv_disk_dir must be writable only by its owner"):
             make()
     for mode in (0o700, 0o755):
         (tmp_path / "disk").chmod(mode)

@@ -70,7 +70,7 @@ def test_options_reach_the_engine(checkpoint):
 
 def test_share_of_a_missing_gpu_is_a_warning(checkpoint, caplog):
     assert config(checkpoint, gpu_memory_utilization=0.8, device="cpu").gpu_memory_utilization is None
-    assert "gpu_memory_utilization is for cuda: on cpu" in caplog.text
+    assert "gpu_memory_utilization has no effect on cpu" in caplog.text
     with pytest.raises(ValueError, match="gpu_memory_utilization must be above 0 and at most 1, got 8"):
         config(checkpoint, gpu_memory_utilization=8, device="cpu")
 

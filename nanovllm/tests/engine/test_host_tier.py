@@ -52,7 +52,7 @@ def test_tier_has_blocks_of_the_devices_shape(dtype):
     tier = tier_of(filled(5, dtype), 7)
     assert tier.blocks.shape == (7, *SHAPE) and tier.blocks.dtype == dtype
     assert tier.blocks.device.type == "cpu" and tier.num_blocks == 7
-    assert (tier.num_blocks_stored, tier.num_blocks_loaded, tier.num_stores_loaded) == (0, 0, 0)
+    assert (tier.num_blocks_stored, tier.num_blocks_loaded, tier.num_useful_stores) == (0, 0, 0)
 
 
 def test_empty_tier_stores_nothing():
@@ -121,10 +121,10 @@ def test_loaded_stores_are_counted_once_each():
     store_all(tier, 3)
     for names in ([0], [0, 1]):
         load(tier, tier.hold([name(block) for block in names]), names), wait(tier)
-    assert (tier.num_blocks_stored, tier.num_blocks_loaded, tier.num_stores_loaded) == (3, 3, 2)
+    assert (tier.num_blocks_stored, tier.num_blocks_loaded, tier.num_useful_stores) == (3, 3, 2)
     for block in (3, 4, 2, 0):
         tier.store(block, name(block))
-    assert tier.num_blocks_stored > 3 and tier.num_stores_loaded == 2
+    assert tier.num_blocks_stored > 3 and tier.num_useful_stores == 2
 
 
 def test_failed_copy_leaves_everything_unchanged():

@@ -123,7 +123,7 @@ def test_int8_needs_little_more_than_a_byte_per_number():
     cache = int8_cache(4)
     assert cache.bytes_per_token == kv_bytes_per_token(model_config(num_layers=2, head_dim=48), 4, is_int8=True)
     assert cache.bytes_per_token == 2 * 2 * 2 * (48 + 4) and cache.blocks[0].is_contiguous()
-    with pytest.raises(ValueError, match="a head_dim of a multiple of 16, got 5 and 8"):
+    with pytest.raises(ValueError, match="a multiple of 16, got 5 and 8"):
         KVCache(model_config(), 4, 5, torch.float32, torch.device("cpu"), is_int8=True)
 
 

@@ -274,7 +274,7 @@ def test_events_of_stored_and_loaded_blocks(checkpoint):
 def test_observer_can_be_passed_to_the_constructor(checkpoint):
     recorder = Recorder()
     config = EngineConfig(str(checkpoint), kv_cache_tokens=64, offload_policy="recompute", skip_tokenizer_init=True)
-    engine = LLMEngine(config, observers=[recorder], choose=chooser(ScriptedExecutor))
+    engine = LLMEngine(config, observers=[recorder], choose_executor=chooser(ScriptedExecutor))
     engine.add_request("a", [1, 2], params(1))
     run_to_the_end(engine)
     assert recorder.kinds[0] == "add"

@@ -106,7 +106,7 @@ def engine_of(checkpoint, num_blocks: int = 8, block_size: int = 4, tier: type =
     lost = Lost(block_size)
     config = EngineConfig(str(checkpoint), skip_tokenizer_init=True, **size, **options)
     with patch.object(setup, "HostTier", tier):
-        engine = TieredEngine(config, observers=[lost], choose=chooser(CarefulExecutor))
+        engine = TieredEngine(config, observers=[lost], choose_executor=chooser(CarefulExecutor))
     engine.executor.engine, engine.lost = engine, lost
     return engine
 

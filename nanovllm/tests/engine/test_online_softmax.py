@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ...backends.torch.online_softmax import Part, attend_part, attend_part_reference, merge_attn_states, merge_first
+from ...backends.torch.online_softmax import (
+    Part,
+    attend_part,
+    attend_part_reference,
+    merge_attn_states,
+    merge_into_first_rows,
+)
 from ..testing.pools import HEAD_DIM, random_qkv
 
 HALF = [torch.bfloat16, torch.float16]
@@ -74,7 +80,7 @@ def test_parts_in_half_precision_are_merged_in_float32(dtype):
     torch.testing.assert_close(merged.out, exact.float())
 
 
-# merge_first
+# merge_into_first_rows
 
 
 @pytest.mark.parametrize("num", [1, 2, 3, 5])
@@ -83,7 +89,7 @@ def test_merge_first_changes_only_the_first_rows(num):
     scores = torch.randn(5, 3, 2, 9, generator=generator, dtype=torch.float64)
     values = torch.randn(5, 3, 9, 4, generator=generator, dtype=torch.float64)
     whole, part = parts_of(scores, values, [6])
-    merged = merge_first(whole, Part(part.out[:num], part.lse[:num]))
+    merged = merge_into_first_rows(whole, Part(part.out[:num], part.lse[:num]))
     expected = softmax_over(scores, values)
     assert_same(Part(merged.out[:num], merged.lse[:num]), Part(expected.out[:num], expected.lse[:num]))
     assert torch.equal(merged.out[num:], whole.out[num:]) and torch.equal(merged.lse[num:], whole.lse[num:])
@@ -93,7 +99,7 @@ def test_merge_first_changes_only_the_first_rows(num):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_merge_first_converts_the_other_rows_to_float32_exactly(dtype):
     whole, part = parts_of(*scored(9), [6], dtype)
-    merged = merge_first(whole, Part(part.out[:1], part.lse[:1]))
+    merged = merge_into_first_rows(whole, Part(part.out[:1], part.lse[:1]))
     assert merged.out.dtype == torch.float32
     assert torch.equal(merged.out[1], whole.out[1].float()) and torch.equal(merged.lse[1], whole.lse[1])
 

@@ -14,9 +14,9 @@ from ...backends.torch.sampler import (
     exponential_noise,
     likeliest,
     noise_key,
-    race_all,
-    race_likeliest,
     sample,
+    sample_from_all,
+    sample_from_top_k,
 )
 from ...llm import LLM
 from ...requests.sampling_params import SamplingParams
@@ -304,7 +304,7 @@ def test_likeliest_returns_the_first_tokens_of_a_stable_sort(vocab_size):
 @pytest.mark.parametrize("top_k, top_p", [(0, math.inf), (0, 0.9), (0, 0.5), (0, 0.05), (4, math.inf), (4, 0.8)])
 def test_each_token_has_the_probability_that_sorting_gives_it(vocab_size, top_k, top_p):
     logits = some_logits(2, vocab_size)
-    race = race_likeliest if top_k else race_all
+    race = sample_from_top_k if top_k else sample_from_all
     for row, chances in zip(logits, probs_by_sorting(logits, top_k, top_p), strict=True):
         tokens = race(row.expand(1500, -1), row_params(1500, 1.0, top_k, top_p))
         assert_chances(tokens, chances)
@@ -314,7 +314,7 @@ def test_each_token_has_the_probability_that_sorting_gives_it(vocab_size, top_k,
 @pytest.mark.parametrize("top_k, top_p", [(0, math.inf), (0, 0.3), (50, 0.95), (1000, 0.95)])
 def test_probabilities_are_right_in_a_large_vocabulary(top_k, top_p):
     logits = some_logits(2, 128_256)
-    race = race_likeliest if top_k else race_all
+    race = sample_from_top_k if top_k else sample_from_all
     for row, chances in zip(logits, probs_by_sorting(logits, top_k, top_p), strict=True):
         each = row_params(1200, 1.0, top_k, top_p)
         parts = (RowParams(*(column[i : i + 8] for column in each)) for i in range(0, 1200, 8))
@@ -324,7 +324,7 @@ def test_probabilities_are_right_in_a_large_vocabulary(top_k, top_p):
 @pytest.mark.parametrize("top_p", [0.0, 1e-30, 1e-9])
 def test_top_p_always_keeps_the_likeliest_token(top_p):
     logits = some_logits(50, 300)
-    for race, top_k in ((race_all, 0), (race_likeliest, 9)):
+    for race, top_k in ((sample_from_all, 0), (sample_from_top_k, 9)):
         assert torch.equal(race(logits, row_params(50, 1.0, top_k, top_p)), likeliest(logits, 1).squeeze(1))
 
 
@@ -365,7 +365,7 @@ def test_noise_keys_depend_on_every_bit_of_the_seed_on_sample_and_position():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_every_device_draws_the_same_tokens():
     logits = some_logits(40, 5000)
-    for race, top_k, top_p in ((race_all, 0, math.inf), (race_all, 0, 0.8), (race_likeliest, 40, 0.9)):
+    for race, top_k, top_p in ((sample_from_all, 0, math.inf), (sample_from_all, 0, 0.8), (sample_from_top_k, 40, 0.9)):
         each = row_params(40, 0.9, top_k, top_p)
         on_gpu = RowParams(*(column.cuda() for column in each))
         noise, gpu_noise = (
@@ -375,9 +375,9 @@ def test_every_device_draws_the_same_tokens():
         assert torch.equal(race(logits.cuda(), on_gpu).cpu(), race(logits, each))
 
 
-def test_first_in_order_tells_neighboring_floats_apart():
+def test_ids_of_largest_tells_neighboring_floats_apart():
     """Each value has the next larger float beside it, on both sides of 0 and of 2, where bit 30 changes."""
     values = torch.tensor([-1e30, -3.0, -2.0, -1.0, -1e-30, 1e-30, 1.0, 2.0, 3.0, 1e30])
     both = torch.stack([values, torch.nextafter(values, torch.tensor(math.inf))]).T.flatten()  # ascending
     ids = torch.arange(len(both)).roll(7)[None]
-    assert sampler.first_in_order(both[None], ids, len(both)).equal(ids.flip(1))
+    assert sampler.ids_of_largest(both[None], ids, len(both)).equal(ids.flip(1))

@@ -58,8 +58,8 @@ class KnowingDrafter(NgramDrafter):
         super().__init__(SpeculativeConfig.of(NGRAM))
         self._token_ids, self._rng = seq.prompt_token_ids + output, random.Random(seq.seed)
 
-    def propose(self, token_ids: list[int], most: int) -> list[int]:
-        draft = self._token_ids[len(token_ids) :][: min(most, 8)]
+    def propose(self, token_ids: list[int], max_tokens: int) -> list[int]:
+        draft = self._token_ids[len(token_ids) :][: min(max_tokens, 8)]
         return [token ^ (self._rng.random() < 1 / 8) for token in draft]
 
 
@@ -81,8 +81,8 @@ class KnowingDrafter(NgramDrafter):
 )
 def test_draft_is_what_followed_the_longest_ending(token_ids, expected):
     config = SpeculativeConfig("ngram", 3, prompt_lookup_max=3, prompt_lookup_min=2)
-    assert NgramDrafter(config).propose(token_ids, most=8) == expected
-    assert NgramDrafter(config).propose(token_ids, most=1) == expected[:1]
+    assert NgramDrafter(config).propose(token_ids, max_tokens=8) == expected
+    assert NgramDrafter(config).propose(token_ids, max_tokens=1) == expected[:1]
 
 
 def test_drafter_that_sees_the_text_grow_drafts_the_beginning_of_what_a_plain_search_finds():
@@ -96,7 +96,7 @@ def test_drafter_that_sees_the_text_grow_drafts_the_beginning_of_what_a_plain_se
             if starts:
                 expected = token_ids[starts[0] + size :][:8]
                 break
-        draft = drafter.propose(token_ids, most=8)
+        draft = drafter.propose(token_ids, max_tokens=8)
         assert draft == expected[: len(draft)]
 
 
@@ -104,25 +104,25 @@ def test_drafts_get_shorter_while_guesses_are_wrong_and_longer_while_they_are_ri
     drafter, token_ids, lengths = NgramDrafter(SpeculativeConfig.of(NGRAM)), [1, 2, *range(10, 30)], list[int]()
     for new in range(100, 120):  # the first guess is always 10
         token_ids += [1, 2]
-        lengths.append(len(drafter.propose(token_ids, most=8)))
+        lengths.append(len(drafter.propose(token_ids, max_tokens=8)))
         token_ids.append(new)
     assert lengths[0] == 8 and lengths[-1] == 0 and lengths == sorted(lengths, reverse=True)
     token_ids += [1, 2]
     for token_id in range(10, 24):  # guesses are right now, although none is drafted
-        drafter.propose(token_ids, most=8)
+        drafter.propose(token_ids, max_tokens=8)
         token_ids.append(token_id)
-    assert len(drafter.propose(token_ids, most=8)) >= 4
+    assert len(drafter.propose(token_ids, max_tokens=8)) >= 4
 
 
 def test_tokens_behind_a_wrong_guess_say_nothing_about_the_guesses_behind_it():
     """So a drafter that is asked after each token drafts as much as one that is asked now and then."""
     often, rarely = (NgramDrafter(SpeculativeConfig.of(NGRAM)) for _ in range(2))
     token_ids = [1, 2, *range(10, 30), 1, 2]
-    assert len(often.propose(token_ids, most=8)) == len(rarely.propose(token_ids, most=8)) == 8
+    assert len(often.propose(token_ids, max_tokens=8)) == len(rarely.propose(token_ids, max_tokens=8)) == 8
     for new in [*range(100, 108), 1, 2]:  # the guess was 10 to 17
         token_ids.append(new)
-        draft = often.propose(token_ids, most=8)
-    assert rarely.propose(token_ids, most=8) == draft == [10, 11, 12, 13, 14]
+        draft = often.propose(token_ids, max_tokens=8)
+    assert rarely.propose(token_ids, max_tokens=8) == draft == [10, 11, 12, 13, 14]
 
 
 # The same outputs
@@ -167,11 +167,11 @@ class History:
             self.options |= disk
         self.beams = start[:9] if num_seqs > 2 and rng.random() < 0.3 else None
 
-    def _params(self, most: int) -> SamplingParams:
+    def _params(self, max_tokens: int) -> SamplingParams:
         rng = self.rng
         special = [{}, {}, {}, {}, {"logprobs": 1}, {"repetition_penalty": 1.2}, {"min_tokens": 3}]
         return SamplingParams(
-            n=rng.choice([1, 1, 1, min(2, most)]),
+            n=rng.choice([1, 1, 1, min(2, max_tokens)]),
             temperature=rng.choice([0, 0, 0.1, 0.3, 1.0]),
             top_k=rng.choice([0, 0, 1, 2, 20]),
             top_p=rng.choice([1.0, 0.5, 0.9]),
@@ -371,8 +371,8 @@ def test_step_has_at_most_max_num_batched_tokens(loopy):
     engine = with_request(make_engine(loopy[0], max_num_batched_tokens=5), LOOP, params(40))
     run_to_the_end(engine)
     stats = engine.stats()
-    most = 5 * engine.executor.num_steps
-    assert stats.accepted_tokens > 5 and engine.executor.num_tokens <= most
+    max_tokens = 5 * engine.executor.num_steps
+    assert stats.accepted_tokens > 5 and engine.executor.num_tokens <= max_tokens
 
 
 def test_failed_draft_leaves_the_request_alone(loopy, monkeypatch):
@@ -535,5 +535,5 @@ def test_lookup_sizes_default_to_each_other_and_to_vllms():
         {"prompt_lookup_min": 2, "prompt_lookup_max": 4},
     ):
         config = SpeculativeConfig("ngram", 1, **given)
-        sizes.append((config.min_tokens, config.max_tokens))
+        sizes.append((config.min_suffix_tokens, config.max_suffix_tokens))
     assert sizes == [(5, 5), (3, 3), (7, 7), (2, 4)]

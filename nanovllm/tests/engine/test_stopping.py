@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ...engine.output_text import OutputText, RepetitionDetector
-from ...requests.sampling_params import MAX_STOP, RepetitionDetectionParams, SamplingParams
+from ...requests.sampling_params import MAX_STOP_CHARACTERS, RepetitionDetectionParams, SamplingParams
 
 
 class Characters:
@@ -67,7 +67,7 @@ def test_first_complete_stop_string_ends_a_random_text(seed, is_kept):
 
 
 def test_long_stop_strings_are_refused_with_both_numbers():
-    SamplingParams(stop=["a" * (MAX_STOP - 1), "b"])
-    for stop in ("a" * (MAX_STOP + 1), ["a" * MAX_STOP, "b"]):
+    SamplingParams(stop=["a" * (MAX_STOP_CHARACTERS - 1), "b"])
+    for stop in ("a" * (MAX_STOP_CHARACTERS + 1), ["a" * MAX_STOP_CHARACTERS, "b"]):
         with pytest.raises(ValueError, match=r"stop must have at most 4,096 characters .*, got 4,097"):
             SamplingParams(stop=stop)

@@ -144,7 +144,7 @@ def launch_all(shape: KernelShape) -> None:
 
 
 def print_resources(dtype: str, *sizes: str) -> None:
-    early_start.IS_EARLY = triton.language.constexpr(True)
+    early_start.CAN_START_EARLY = triton.language.constexpr(True)
     JITFunction.run = compile_launch
     launch_all(KernelShape(*map(int, sizes), getattr(torch, dtype)))
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...backends import choice as choice_module
 from ...backends.gpu import backend as backend_module
-from ...backends.gpu.backend import Build, GpuChoice, TritonBackend
+from ...backends.gpu.backend import BuildBackend, GpuChoice, TritonBackend
 from ...backends.gpu.capture import Capture, CudaCapture
 from ...backends.gpu.graphs import buckets
 from ...backends.gpu.inputs import HostBuffer, StepInputs
@@ -25,7 +25,7 @@ from ...backends.gpu.tiles import PREFILL_ROWS
 from ...beam_search import BeamSearchParams
 from ...engine.sequence import Sequence
 from ...llm import LLM
-from ...options.attention_backend import VARIABLE, backend_of
+from ...options.attention_backend import BACKEND_VARIABLE, backend_of
 from ...requests.outputs import RequestOutput
 from ...requests.pooling_params import PoolingParams
 from ...requests.sampling_params import SamplingParams
@@ -84,10 +84,10 @@ def make_llm(checkpoint, **options) -> LLM:
 
 
 def outputs_of(llm: LLM, params) -> list:
-    return ends_of(llm.generate(PROMPTS, params))
+    return end_positions(llm.generate(PROMPTS, params))
 
 
-def ends_of(outputs: list[RequestOutput]) -> list:
+def end_positions(outputs: list[RequestOutput]) -> list:
     return [(each.token_ids, each.finish_reason) for output in outputs for each in output.outputs]
 
 
@@ -100,7 +100,7 @@ def served(checkpoint) -> Callable[[str], list[RequestOutput]]:
 @pytest.fixture(scope="module")
 def expected(served) -> Callable[[str], list]:
     """Return a function that returns the same in the form of outputs_of()."""
-    return lambda params: ends_of(served(params))
+    return lambda params: end_positions(served(params))
 
 
 PARAMS = {
@@ -300,7 +300,7 @@ def test_tokens_match_if_each_token_of_a_draft_has_a_row(checkpoint, served, par
     capture = FakeCapture() if has_graphs else None
     use_kernels(fast, capture, max_rows=32)
     for _ in range(2):
-        assert outputs_of(fast, PARAMS[params]) == ends_of(outputs)
+        assert outputs_of(fast, PARAMS[params]) == end_positions(outputs)
     stats = fast.stats()
     assert 20 < stats.accepted_tokens < stats.draft_tokens
     assert capture is None or capture.num_replayed > 5
@@ -447,7 +447,7 @@ def test_a_failure_falls_back_and_gives_the_reason(
 
 
 def test_an_engine_on_a_gpu_builds_the_backend(checkpoint, monkeypatch):
-    builds = list[Build]()
+    builds = list[BuildBackend]()
     monkeypatch.setattr(choice_module, "GpuChoice", lambda backend, is_eager, runner, build: builds.append(build))
     engine = make_llm(checkpoint).llm_engine
     pool = copy(engine.kv_cache)
@@ -477,6 +477,6 @@ def test_requiring_an_unavailable_backend_is_an_error(fake_triton):
 
 
 def test_enforce_eager_drops_graphs_on_a_gpu_and_kernels_on_a_cpu(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(BACKEND_VARIABLE, raising=False)
     assert backend_of("auto", True) == "torch" and backend_of("auto", True, is_gpu=True) == "auto"
     assert backend_of("triton", True, is_gpu=True) == backend_of("triton", True) == "triton"

@@ -9,7 +9,7 @@ import torch
 from ...backends.gpu.ops import PLAIN, triton_ops
 from ...backends.gpu.sampler import Sampling, params_on_device
 from ...backends.gpu.tiles import SamplingWorkspace
-from ...backends.torch.sampler import CHUNK, no_probabilities, sample
+from ...backends.torch.sampler import CHUNK, invalid_logits_message, sample
 from ...requests.sampling_params import SamplingParams
 from ...requests.tokens import SamplingRow
 from .pools import DTYPES
@@ -99,7 +99,7 @@ def test_a_row_without_probabilities_is_named_in_the_error(run, params, value, p
         pytest.skip("a single -inf leaves the other tokens")
     logits = torch.randn(3, 3 * CHUNK, generator=torch.Generator().manual_seed(0))
     logits[1, place] = value
-    with pytest.raises(FloatingPointError, match=no_probabilities(1)):
+    with pytest.raises(FloatingPointError, match=invalid_logits_message(1)):
         run(logits, [SamplingRow(SamplingParams(**params), i, 0, 0) for i in range(3)])
 
 

@@ -170,7 +170,7 @@ def test_load_on_this_server(bench, served):
 def test_http_is_compared_with_the_engine_itself(bench, served, monkeypatch, is_own):
     if not is_own:
         monkeypatch.setattr(load, "own_server", lambda engine: nullcontext((served.url, "none")))
-    monkeypatch.setattr(load, "ALONE", 2)
+    monkeypatch.setattr(load, "NUM_SINGLES", 2)
     flags = ("--num-prompts", "2", "--input-len", "5", "--output-len", "4", "--rounds", "2", "--model", STORYTELLER)
     status, report, table, err = bench(*map(str, flags), *UNMEASURED, name="http")
     assert (status, err) == (0, "")
@@ -186,7 +186,7 @@ def test_http_is_compared_with_the_engine_itself(bench, served, monkeypatch, is_
 
 def test_throughput_is_the_median_of_the_rounds():
     turns = [load.HttpTurn(Run([[0] * 100], [[0.1, seconds]]), [seconds]) for seconds in (2.0, 1.0, 4.0)]
-    numbers = load.numbers_of(turns)
+    numbers = load.summarize_turns(turns)
     assert (numbers["tokens_per_second"], numbers["first_token_alone_ms"]["p50"]) == (50, 2000)
 
 
@@ -194,9 +194,9 @@ def test_prompts_are_unique():
     class Model:
         max_model_len, model_config = 100, type("Config", (), {"vocab_size": 50})
 
-    loads = load.make_loads(Model(), Http(rounds=2, num_prompts=4, input_len=10, output_len=6, spread=0.5))
+    loads = load.make_rounds(Model(), Http(rounds=2, num_prompts=4, input_len=10, output_len=6, spread=0.5))
     prompts = [tuple(task.prompt) for together, alone in loads for task in together + alone]
-    assert len(set(prompts)) == len(prompts) == 3 * (4 + load.ALONE)
+    assert len(set(prompts)) == len(prompts) == 3 * (4 + load.NUM_SINGLES)
 
 
 @pytest.mark.full

@@ -14,7 +14,7 @@ from ...requests.sampling_params import UNSUPPORTED as UNSUPPORTED_PARAMS
 from ...server.bodies import UNSUPPORTED, InvalidRequest, ParsedRequest
 from ...server.chat import CHAT, ChatCompletionRequest
 from ...server.completions import COMPLETIONS, CompletionRequest
-from ...server.limits import check_num_parts
+from ...server.limits import check_json_size
 from ...server.responses import RESPONSES, ResponsesRequest
 from ..testing.watch import num_calls
 
@@ -294,11 +294,11 @@ def test_body_must_be_an_object(body):
 @pytest.mark.parametrize("body", [b'{"a": [' + b"{}," * 140_000 + b"1]}", b"{" + b'"a":1,' * 140_000 + b'"b":1}'])
 def test_too_many_objects_and_fields_are_refused(body):
     with pytest.raises(InvalidRequest, match=r"has 140,00. objects, arrays and fields, and at most 131,072"):
-        check_num_parts(body)
+        check_json_size(body)
 
 
 def test_brackets_in_strings_do_not_count():
-    check_num_parts(b'{"a": "' + b"[{:" * 50_000 + b'\\"[", "b": []}')
+    check_json_size(b'{"a": "' + b"[{:" * 50_000 + b'\\"[", "b": []}')
 
 
 # Fields, translated for the engine

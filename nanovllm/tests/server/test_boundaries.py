@@ -13,12 +13,12 @@ from ...server.bodies import MAX_CHOICES, InvalidRequest
 from ...server.engine_process import Add
 from ...server.errors import ApiError, as_error, error_object
 from ...server.limits import (
-    MAX_PARTS,
+    MAX_JSON_PARTS,
     MIN_CHUNK_BYTES,
     CheckedConnection,
+    check_json_size,
     check_load,
     check_logprobs,
-    check_num_parts,
     check_size,
     last_response,
     max_num_tokens,
@@ -94,18 +94,18 @@ def test_request_with_a_length_and_chunks_is_refused():
     assert read_request(CheckedConnection(MOST), data) == 400
 
 
-@pytest.mark.parametrize(("count", "is_valid"), [(MAX_PARTS, True), (MAX_PARTS + 1, False)])
+@pytest.mark.parametrize(("count", "is_valid"), [(MAX_JSON_PARTS, True), (MAX_JSON_PARTS + 1, False)])
 def test_most_parts_of_a_body(count, is_valid):
     body = b"[" + b"{:" * ((count - 1) // 2) + b"[" * ((count - 1) % 2)
     assert limits.num_parts(body) == count
-    in_string = json.dumps({"prompt": '[{":' * MAX_PARTS}).encode()
-    check_num_parts(in_string)
+    in_string = json.dumps({"prompt": '[{":' * MAX_JSON_PARTS}).encode()
+    check_json_size(in_string)
     body += b'"[{:"'
     if is_valid:
-        check_num_parts(body)
+        check_json_size(body)
         return
-    with pytest.raises(InvalidRequest, match=f"{count:,} objects.* {MAX_PARTS:,} are allowed"):
-        check_num_parts(body)
+    with pytest.raises(InvalidRequest, match=f"{count:,} objects.* {MAX_JSON_PARTS:,} are allowed"):
+        check_json_size(body)
 
 
 # Sizes of requests

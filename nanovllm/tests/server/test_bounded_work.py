@@ -38,7 +38,7 @@ from ...server.info import DetokenizeRequest, TokenizeRequest
 from ...server.limits import check_size
 from ...server.options import ServerOptions
 from ...server.responses import ResponsesRequest
-from ...server.served_model import Tokens
+from ...server.served_model import TokenizedPrompt
 from ..testing.inside import LONG, inside, until
 
 PACKAGE = f"{Path(__file__).parents[2]}"
@@ -358,7 +358,7 @@ async def test_running_requests_get_tokens_while_a_large_body_is_added(checkpoin
 def test_usage_of_a_stream_costs_the_same_however_many_prompts_there_are():
 
     def usage(count: int) -> int:
-        body, prompts = ParsedRequest([], {}), [Tokens([5])] * count
+        body, prompts = ParsedRequest([], {}), [TokenizedPrompt([5])] * count
         request = Request(body, "m", prompts, SamplingParams(), "id", "id")
         request.usage()
         return work_of(request.usage).bytecodes

@@ -13,7 +13,7 @@ from ...llm_engine import LLMEngine
 from ...options.engine_args import EngineArgs
 from ...server.engine_client import EngineClient, start_engine
 from ...server.options import ServerOptions
-from ...server.run import address_of, listening_sockets, make_front
+from ...server.run import address_of, listening_sockets, make_api_server
 from ..testing.inside import LONG, SHORT, ThreadAsProcess, error_of, inside, until
 
 pytestmark = pytest.mark.anyio
@@ -144,7 +144,7 @@ async def test_process_of_a_stuck_engine_is_killed(checkpoint, tmp_path):
     pipe, process, progress = start_engine(args, build_stuck)
     ahead = 0.0
     engine = EngineClient(pipe, process, progress, lambda: time.monotonic() + ahead)
-    front = await make_front(str(checkpoint), args, options, None, engine)
+    front = await make_api_server(str(checkpoint), args, options, None, engine)
     with listening_sockets(options) as listeners:
         status = asyncio.create_task(front.run(*listeners))
         await until(lambda: all(server.started for server in front.servers), GUARD)

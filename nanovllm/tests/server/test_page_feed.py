@@ -54,7 +54,7 @@ class Engine:
     def watch(self, is_on: bool) -> None:
         self.calls.append(is_on)
         if is_on and self.is_quick:
-            self.feed.take([SNAPSHOT])
+            self.feed.add_events([SNAPSHOT])
 
 
 class Page:
@@ -78,7 +78,7 @@ class Page:
 
 async def test_engine_sends_events_only_while_there_are_viewers():
     engine = Engine()
-    engine.feed.take(life("late", 1))  # sent before the last viewer left
+    engine.feed.add_events(life("late", 1))  # sent before the last viewer left
     assert engine.calls == []
     page = await Page(engine.feed.enter()).read()
     assert engine.calls == [True] and page.kinds == ["snapshot"] and page.state.free == [*range(NUM_BLOCKS)]
@@ -89,9 +89,9 @@ async def test_engine_sends_events_only_while_there_are_viewers():
 async def test_second_viewer_starts_with_the_state_of_the_first():
     engine = Engine()
     first = await Page(engine.feed.enter()).read()
-    engine.feed.take(life("a", 1))
+    engine.feed.add_events(life("a", 1))
     await first.read()
-    engine.feed.take(life("b", 2))  # not sent yet: the second viewer must not get it twice
+    engine.feed.add_events(life("b", 2))  # not sent yet: the second viewer must not get it twice
     second = await Page(engine.feed.enter()).read()
     assert second.kinds == ["snapshot"] and second.state == first.state and second.state.running == ["a"]
     await first.read()
@@ -108,7 +108,7 @@ async def test_at_most_ten_batches_per_second():
     forward(1.0)
     numbers = []
     for step in range(1, NUM_BLOCKS):
-        engine.feed.take(life(f"r{step}", step))
+        engine.feed.add_events(life(f"r{step}", step))
         await turn()
         page.take(await page.viewer.next(0.0))
         numbers.append(len(page.state.running))
@@ -122,7 +122,7 @@ async def test_slow_viewer_starts_over(monkeypatch):
     engine = Engine()
     slow, quick = await Page(engine.feed.enter()).read(), await Page(engine.feed.enter()).read()
     for step in range(1, NUM_BLOCKS):
-        engine.feed.take(life(f"r{step}", step))
+        engine.feed.add_events(life(f"r{step}", step))
         await quick.read()
     await slow.read()
     assert slow.kinds == ["snapshot", "snapshot"], "its waiting events are dropped"
@@ -143,7 +143,7 @@ async def test_late_events_of_an_earlier_viewer_are_dropped():
     engine.feed.leave(engine.feed.enter())
     engine.is_quick = False
     page = Page(engine.feed.enter())
-    engine.feed.take([*life("old", 1), SNAPSHOT, *life("new", 1)])
+    engine.feed.add_events([*life("old", 1), SNAPSHOT, *life("new", 1)])
     await page.read()
     assert page.state.running == ["new"]
 
@@ -194,7 +194,7 @@ async def test_connection_starts_with_a_snapshot_and_ends_when_the_client_hangs_
 
 
 async def test_connection_sends_heartbeats_and_ends_with_the_engine(monkeypatch):
-    monkeypatch.setattr(live_page, "SECONDS_OF_SILENCE", 0.01)
+    monkeypatch.setattr(live_page, "KEEPALIVE_SECONDS", 0.01)
     engine, connection = Engine(), Connection()
     task = await open_stream(engine.feed, connection)
     await until(lambda: connection.body.endswith(b":\n\n"))

@@ -12,7 +12,7 @@ from ...options.engine_args import EngineArgs
 from ...server.engine_client import EngineClient, start_engine
 from ...server.options import ServerOptions
 from ...server.run import address_of as url_of
-from ...server.run import listening_socket, make_front
+from ...server.run import listening_socket, make_api_server
 from ..testing.inside import until
 from ..testing.raw_http import Raw
 from ..testing.served import STORYTELLER
@@ -76,7 +76,7 @@ def test_client_retries_after_the_engine_is_killed(served):
         args = EngineArgs(model=str(STORYTELLER), offload_policy="load")
         pipe, process, progress = start_engine(args, LLMEngine.from_engine_args)
         engine = EngineClient(pipe, process, progress)
-        front = await make_front(str(STORYTELLER), args, ServerOptions(), None, engine)
+        front = await make_api_server(str(STORYTELLER), args, ServerOptions(), None, engine)
         with listening_socket("127.0.0.1", 0) as listener:
             status = asyncio.create_task(front.run(listener))
             await until(lambda: all(server.started for server in front.servers))

@@ -102,7 +102,7 @@ class ScriptedExecutor:
 
 
 def chooser(executor: Callable[[KVCache], Executor]) -> Callable[[KVCache], tuple[Executor, Kernels]]:
-    """Return the argument `choose` of an engine with this executor."""
+    """Return the argument `choose_executor` of an engine with this executor."""
     return lambda kv_cache: (executor(kv_cache), Kernels("the executor is custom"))
 
 
@@ -115,7 +115,7 @@ def scripted_engine(checkpoint: Path, num_blocks: int, block_size: int = 4, **op
     }  # "auto" would measure
     settings |= options
     config = EngineConfig(str(checkpoint), block_size=block_size, kv_cache_tokens=num_blocks * block_size, **settings)
-    return LLMEngine(config, choose=chooser(ScriptedExecutor))
+    return LLMEngine(config, choose_executor=chooser(ScriptedExecutor))
 
 
 def executor_of(engine: LLMEngine) -> ScriptedExecutor:

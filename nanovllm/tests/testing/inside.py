@@ -22,7 +22,7 @@ from ...server import engine_process
 from ...server.engine_client import EngineClient
 from ...server.limits import HttpProtocol
 from ...server.options import ServerOptions
-from ...server.run import Front, address_of, listening_sockets, make_front
+from ...server.run import ApiServer, address_of, listening_sockets, make_api_server
 
 SECONDS = 600.0  # of a loop whose clock a test may move
 PAUSE = 0.005  # seconds between two looks of until()
@@ -43,7 +43,7 @@ class ThreadAsProcess(Thread):
 class Inside:
     """A server, and clients for its one or two addresses."""
 
-    front: Front
+    front: ApiServer
     engine: LLMEngine
     client: httpx.AsyncClient
     page: httpx.AsyncClient  # the same address, unless the page has its own
@@ -106,7 +106,7 @@ async def inside(
     thread.start()
     engine = EngineClient(pipe, thread, progress, clock)
     server = ServerOptions(**{"port": 0} | options)
-    front = await make_front(str(model), args, server, template, engine)
+    front = await make_api_server(str(model), args, server, template, engine)
     with listening_sockets(server) as listeners, patch.object(HttpProtocol, "data_received", recorded):
         status = asyncio.create_task(front.run(*listeners))
         async with AsyncExitStack() as stack:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ...host_memory import V1, V2
+from ...host_memory import V1_FILES, V2_FILES
 
 CGROUPS = Path("/sys/fs/cgroup")
 SECONDS = 600
@@ -17,7 +17,7 @@ Run = Callable[..., str]  # runs a program and returns its output
 
 def make_group(num_bytes: int) -> Path | None:
     """Make a group of either version, and return its folder, or None if this process may not make one."""
-    for mount, (limit, *_) in ((CGROUPS / "memory", V1), (CGROUPS, V2)):
+    for mount, (limit, *_) in ((CGROUPS / "memory", V1_FILES), (CGROUPS, V2_FILES)):
         folder = mount / f"nanovllm-test-{os.getpid()}"
         with suppress(OSError):
             folder.mkdir()

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import openai
 
-from ...options.attention_backend import VARIABLE
+from ...options.attention_backend import BACKEND_VARIABLE
 from .engines import UNMEASURED
 from .processes import REPOSITORY
 
@@ -65,7 +65,7 @@ def answer(response: httpx.Response) -> dict[str, Any]:
 def serving(*flags: str, module: str = "nanovllm", model: Path = STORYTELLER) -> Iterator[Served]:
     """Run a server on a free port inside a `with` block."""
     arguments = ["serve", str(model), "--port", "0", *UNMEASURED, *flags]
-    environment = os.environ | {VARIABLE: "torch", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    environment = os.environ | {BACKEND_VARIABLE: "torch", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments], env=environment, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
     )

@@ -120,8 +120,9 @@ def kernel_arguments(setup: Setup) -> dict[str, tuple[dict[str, Any], tuple[str,
     starts = [i * (context // 2) for i in range(rows + 1)]
     prefill = pool | lens | {"q": random(starts[-1], heads, size), "query_start_loc": whole(starts)}
     prefill |= {"out": zeros(starts[-1], heads, size)}
+    group = heads // kv_heads
     few, many = (
-        {"rows": each, "tiles": whole(query_tiles(starts, [*range(rows)], queries_per_tile(each, heads // kv_heads)))}
+        {"rows_per_program": each, "tiles": whole(query_tiles(starts, [*range(rows)], queries_per_tile(each, group)))}
         for each in PREFILL_ROWS
     )
     norm: dict[str, Any] = {

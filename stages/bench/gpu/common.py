@@ -20,7 +20,7 @@ import torch
 
 from nanovllm.bench.engine import free_memory
 from nanovllm.bench.harness import take_turns, timed
-from nanovllm.bench.report import aligned, shown
+from nanovllm.bench.report import align_columns, shown
 from stages.bench.models import SHAPE_135M, published, random_model
 from stages.s1_contiguous_cache.llama import ModelConfig
 
@@ -234,7 +234,7 @@ def as_markdown(rows: Mapping[str, Row]) -> str:
     names = dict.fromkeys(name for row in rows.values() for name in columns(row))
     cells = [["", *names], *([case, *(cell(row, name) for name in names)] for case, row in rows.items())]
     cells.insert(1, ["-" * max(map(len, column)) for column in zip(*cells, strict=True)])
-    return "\n".join(f"| {line} |" for line in aligned(cells, " | "))
+    return "\n".join(f"| {line} |" for line in align_columns(cells, " | "))
 
 
 def columns(row: Row) -> list[str]:

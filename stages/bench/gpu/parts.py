@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from nanovllm.bench.floor import Reading, device_bandwidth
+from nanovllm.bench.floor import Bandwidth, device_bandwidth
 from nanovllm.bench.harness import Spread, medians, repeated, with_spreads
 from nanovllm.bench.report import last_line
 from stages.bench import allocators, ranks
@@ -43,7 +43,7 @@ BLOCK_SIZE = 16
 def decode_steps(setup: Setup, report: PartReport) -> None:
     """Measure a step by model, context and batch, and the memory that it needs besides the pool."""
     batches, contexts = setup.size((1, 8, 32, 64, 128), (1, 2)), setup.size((128, 1024, 4096), (24,))
-    reading = Reading(setup.device, setup.size(None, 2**16))
+    reading = Bandwidth(setup.device, setup.size(None, 2**16))
     cases = {
         f"{model}, context {context}, batch {batch}": partial(
             row_of, setup, Case(model, setup.dtype, batch, context), reading
@@ -54,7 +54,7 @@ def decode_steps(setup: Setup, report: PartReport) -> None:
     report.table("A decode step, milliseconds, and how many times as fast stage 3 is (claim 10)", cases)
 
 
-def row_of(setup: Setup, case: Case, reading: Reading) -> Row:
+def row_of(setup: Setup, case: Case, reading: Bandwidth) -> Row:
     """Return the numbers of a case."""
     result = measure_case(case, setup.folder(case.model), STAGES, reading, str(setup.device), setup.size(3, 0.0))
     row = dict[str, Any]()

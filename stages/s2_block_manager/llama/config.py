@@ -5,15 +5,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # qwen2 is Qwen 2.5, too
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")  # Qwen 2.5 is qwen2
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Numbers that stretch rotary angles to a longer context, by the rule of Llama 3.1.
+    """Parameters that scale rotary angles for a longer context, by the rule of Llama 3.1.
 
-    The linear rule gives only a factor. With an original context of 0, every frequency is low and is divided by it.
+    The linear rule sets only `factor`, and divides all frequencies by that factor: with an original context of 0, they
+    all count as low.
     """
 
     factor: float
@@ -42,7 +43,7 @@ class ModelConfig:
     attention_output_bias: bool = False  # of o
     mlp_bias: bool = False
     qk_norm: bool = False  # a norm on each head of q and k, before rotation
-    sliding_window: int | None = None  # tokens that a token attends to; None: all before it
+    sliding_window: int | None = None  # number of tokens that a token attends to; None: all
     dtype: str = "float32"  # of the weights in the file
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -51,7 +52,7 @@ class ModelConfig:
     def from_folder(cls, folder: str | Path) -> "ModelConfig":
         """Read config.json, and end-of-text tokens from generation_config.json if there is one.
 
-        Raise ValueError if there is no config.json, or for a model that this engine does not run.
+        Raise ValueError if there is no config.json, or if the engine does not support the model.
         """
         path = Path(folder) / "config.json"
         if not path.exists():
@@ -60,9 +61,12 @@ class ModelConfig:
 
     @classmethod
     def from_entries(cls, config: dict[str, Any], generation: dict[str, Any]) -> "ModelConfig":
-        """Return the model of the entries of config.json and generation_config.json that are not null."""
+        """Return the config from the entries of config.json and generation_config.json that are not null.
+
+        Raise ValueError if the engine does not support the model.
+        """
         family, heads = config.get("model_type"), config["num_attention_heads"]
-        rope = config.get("rope_scaling") or config.get("rope_parameters", {})  # until transformers 5, and since
+        rope = config.get("rope_scaling") or config.get("rope_parameters", {})  # before and since transformers 5
         rope_type = rope.get("rope_type", rope.get("type", "default"))
         if family not in MODEL_TYPES or rope_type not in ROPE_TYPES or "quantization_config" in config:
             found = {"model_type": family, "rope_type": rope_type, "quantized": "quantization_config" in config}
@@ -87,7 +91,7 @@ class ModelConfig:
 
     @property
     def max_context_len(self) -> int:
-        """The longest text, in tokens. `attend` shows a token all tokens before it, so a sliding window limits it."""
+        """The longest text, in tokens. A sliding window limits it, because attention here covers all earlier tokens."""
         return min(self.max_position_embeddings, self.sliding_window or self.max_position_embeddings)
 
 
@@ -98,5 +102,5 @@ def read_entries(path: Path) -> dict[str, Any]:
 
 
 def named_like_fields(entries: dict[str, Any], dataclass: type) -> dict[str, Any]:
-    """Return the entries that have the name of a field."""
+    """Return the entries whose names are fields of `dataclass`."""
     return {field.name: entries[field.name] for field in fields(dataclass) if field.name in entries}

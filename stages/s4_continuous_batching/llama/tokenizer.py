@@ -1,12 +1,12 @@
-"""Tokenizer: text to token ids and back, with sentencepiece. StreamDecoder: token ids to text as they come."""
+"""Tokenizer: text to token ids and back, with sentencepiece. StreamDecoder: token ids to text as they arrive."""
 
 import re
 from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-REPLACEMENT = "\ufffd"  # stands for bytes that are not a whole character
-NUM_BEFORE = 5  # tokens before a new one that may change its text: the bytes of a character, and the word before it
+REPLACEMENT = "\ufffd"  # stands for bytes that do not form a complete character
+NUM_BEFORE = 5  # preceding tokens that can affect a new token's text: the bytes of a character, and the word before it
 
 
 class Tokenizer:
@@ -22,10 +22,11 @@ class Tokenizer:
         self._split = re.compile("(" + "|".join(map(re.escape, self.specials)) + ")")
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
-        """Return the token ids of `text`, after BOS.
+        """Return the token ids of `text`, after BOS if `add_bos` is set.
 
-        sentencepiece would spell the text "<s>" in ordinary pieces, so cut out special tokens first. Its dummy prefix,
-        the space before the first word, belongs to the start of the text only: elsewhere a newline takes it.
+        sentencepiece would encode the text "<s>" as ordinary pieces, so cut out special tokens first. It also puts a
+        space before each segment, which belongs only at the start of the text: elsewhere, encode a newline first to
+        absorb the space, and drop the newline's ids.
         """
         ids = [self.bos_token_id] if add_bos else []
         for i, segment in enumerate(self._split.split(text)):
@@ -37,23 +38,23 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: list[int]) -> str:
-        """Return the text of `token_ids`. Special tokens, and ids that are not in the vocabulary, have none."""
+        """Return the text of `token_ids`. Special tokens, and ids that are not in the vocabulary, have no text."""
         hidden = self.specials.values()
         return str(self._sp.decode([i for i in token_ids if 0 <= i < self._num_pieces and i not in hidden]))
 
 
 class StreamDecoder:
-    """The text of a growing list of token ids, piece by piece.
+    """An incremental decoder, which returns the text of a growing list of token ids piece by piece.
 
-    A token cannot be decoded alone: its leading space depends on the token before it, and a character may be spread
-    over several byte tokens. So decode the last tokens without and with the new ones: the difference is the new text
-    (as in the detokenizers of Text Generation Inference and vLLM).
+    A token cannot be decoded in isolation: its leading space depends on the token before it, and a character may span
+    several byte tokens. So decode the last tokens without and with the new ones: the difference is the new text (as in
+    the detokenizers of Text Generation Inference and vLLM).
 
-        | prompt and output ... | start: text is out, may change the next | end: text is not out yet |
+        | prompt and output ... | from _start: returned, can affect the next text | from _end: not returned yet |
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int]) -> None:
-        """Begin behind a prompt, so that the first word keeps its space."""
+        """Start after the prompt, so that the first word keeps its space."""
         self._tokenizer = tokenizer
         self._token_ids = list(prompt_token_ids)
         self._start, self._end = max(0, len(prompt_token_ids) - NUM_BEFORE), len(prompt_token_ids)
@@ -69,7 +70,7 @@ class StreamDecoder:
         return text
 
     def flush(self) -> str:
-        """Return the text that is left when no more tokens come: the bytes of an incomplete character."""
+        """Return the remaining text after the last token: the bytes of an incomplete character."""
         return self._new_text()
 
     def _new_text(self) -> str:

@@ -1,13 +1,15 @@
 """Llama and its close relatives on flat tokens: the part of an engine that never changes.
 
     hidden = model(input_ids, positions, attend)
-    logits = model.compute_logits(hidden[rows])
+    logits = model.compute_logits(hidden[rows])  # only for the tokens that the next tokens are sampled after
 
-The tokens of all sequences lie end to end, in one dimension. Everything here treats each token alone, except for
-attention, which is passed in: `attend` stores the keys and values of this step, and attends to what each token may see.
+The tokens of all sequences lie end to end, in one dimension. Everything here treats each token independently, except
+for attention, which the caller passes in: `attend` stores this step's keys and values, and lets each token attend to
+the tokens that it may see.
 
-Every matmul, norm, rotation and activation is a submodule, so a backend can swap it (packed, fused, sharded) without a
-change in this file. Names follow transformers' Llama. q, k and v are one matmul, and so are gate and up.
+Every matmul, norm, rotation and activation is a submodule, so a backend can replace it (packed, fused, sharded) without
+a change in this file. Names follow transformers' Llama, except that q, k and v are one matmul, qkv_proj, and gate and
+up another, gate_up_proj, as in vLLM.
 """
 
 import math
@@ -27,7 +29,7 @@ class Attend(Protocol):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, the division in float32 (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+    """x / rms(x) * weight, with the division in float32 (Zhang and Sennrich 2019, arXiv:1910.07467)."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -35,7 +37,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x, [num_tokens, size] or [num_tokens, any heads, size], normed over its last dimension."""
+        """Return x, [num_tokens, size] or [num_tokens, num_heads, size], normalized over its last dimension."""
         x32 = x.float()
         normed = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * normed.to(x.dtype)
@@ -44,7 +46,7 @@ class RMSNorm(nn.Module):
 def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
     """Return the angle by which one position rotates each pair of a head, float32 [head_dim / 2].
 
-    Llama 3.1 divides low frequencies by `factor`, keeps high ones, and interpolates between.
+    Llama 3.1 divides low frequencies by `factor`, keeps high ones, and interpolates in between.
 
     >>> rope_frequencies(4, 10000.0, None).tolist()
     [1.0, 0.009999999776482582]
@@ -57,7 +59,7 @@ def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -
         return frequencies
     rotations = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # in the original context
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = ((rotations - low) / (high - low)).clamp(0, 1)
+    keep = ((rotations - low) / (high - low)).clamp(0, 1)  # 1 for a high frequency, 0 for a low one
     return (1 - keep) * frequencies / scaling.factor + keep * frequencies
 
 
@@ -69,7 +71,7 @@ class RotaryEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig, max_model_len: int) -> None:
         super().__init__()
-        # on the CPU even under torch.device("meta"): no checkpoint brings these
+        # on the CPU even under torch.device("meta"), because checkpoints don't contain the cosines and sines
         frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         positions = torch.arange(max_model_len, dtype=torch.float32, device="cpu")
         angles = torch.outer(positions, frequencies).repeat(1, 2)  # for both halves of a head
@@ -85,7 +87,7 @@ class Rotate(nn.Module):
     """The rotation of each pair (x[i], x[i + head_dim / 2]) of a head by the angle of its position."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return x [num_tokens, any heads, head_dim] rotated; cos and sin are [num_tokens, 1, head_dim]."""
+        """Return x, [num_tokens, any number of heads, head_dim], rotated; cos and sin are [num_tokens, 1, head_dim]."""
         first, second = x.chunk(2, dim=-1)
         return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -100,7 +102,7 @@ class SiluAndMul(nn.Module):
 
 
 class LlamaAttention(nn.Module):
-    """Self-attention. Keys and values leave through `attend`, and are not seen here again."""
+    """Self-attention. It passes keys and values to `attend`, and does not keep them."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -117,13 +119,13 @@ class LlamaAttention(nn.Module):
         self.rotate = Rotate()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """Return the attention of x [num_tokens, hidden_size], of the same shape."""
+        """Return self-attention applied to x [num_tokens, hidden_size], in the same shape."""
         qkv = self.qkv_proj(x).unflatten(1, (-1, self.head_dim))  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
         qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
-        if self.qk_norm:  # each head by itself
+        if self.qk_norm:  # for each head separately
             q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
-        qk = self.rotate(qk, cos, sin)  # queries and keys in one go
+        qk = self.rotate(qk, cos, sin)  # queries and keys together
         q, k = qk.split((self.num_heads, self.num_kv_heads), dim=1)
         out = attend(self.layer, q, k, v)  # [num_tokens, num_heads, head_dim]
         assert out.shape == q.shape, f"attend turned {tuple(q.shape)} into {tuple(out.shape)}"
@@ -140,12 +142,12 @@ class LlamaMLP(nn.Module):
         self.act = SiluAndMul()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the feed-forward of x [num_tokens, hidden_size], of the same shape."""
+        """Return the MLP applied to x [num_tokens, hidden_size], in the same shape."""
         return self.down_proj(self.act(self.gate_up_proj(x)))
 
 
 class LlamaDecoderLayer(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to its input."""
+    """Attention and feed-forward, each applied to its normed input and added to the residual."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -161,7 +163,7 @@ class LlamaDecoderLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    """Embedding, layers and the last norm."""
+    """The embedding, the layers and the final norm."""
 
     def __init__(self, config: ModelConfig, max_model_len: int) -> None:
         super().__init__()
@@ -183,7 +185,7 @@ class LlamaForCausalLM(nn.Module):
     """Llama (Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288), Mistral, Qwen 2.5 and Qwen 3."""
 
     def __init__(self, config: ModelConfig, max_model_len: int | None = None) -> None:
-        """Build the model for texts of up to `max_model_len` tokens. Default: as long as it was trained for."""
+        """Build the model for texts of up to `max_model_len` tokens. Default: max_position_embeddings."""
         super().__init__()
         self.config = config
         self.model = LlamaModel(config, max_model_len or config.max_position_embeddings)
@@ -191,7 +193,7 @@ class LlamaForCausalLM(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Share the weight of the embedding with the head, if the config says so."""
+        """Share the embedding's weight with the head, if the config ties them."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 

@@ -1,4 +1,4 @@
-"""load_model: from safetensors, one file or several, to the model."""
+"""load_model: load one or several safetensors files into the model."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from .config import ModelConfig
 from .model import LlamaForCausalLM
 
-# our parameter: the tensors of the checkpoint that are stacked in it, in order
+# parameter of the model: the checkpoint's tensors that it stacks, in order
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -19,7 +19,7 @@ def load_model(
 ) -> LlamaForCausalLM:
     """Return the model of a checkpoint in `dtype` on `device`, for texts of up to `max_model_len` tokens.
 
-    Raise ValueError for a tensor that is missing or unknown; torch raises RuntimeError for one of a wrong shape.
+    Raise ValueError for a missing or unknown tensor; torch raises RuntimeError for a tensor of the wrong shape.
     """
     files = [safe_open(path, framework="pt") for path in sorted(Path(folder).glob("model*.safetensors"))]
     file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118
@@ -34,7 +34,7 @@ def load_model(
         state[name] = torch.cat([file_of.pop(part).get_tensor(part).to(device, dtype) for part in parts])
     if config.tie_word_embeddings:
         file_of.pop("lm_head.weight", None)  # the same as embed_tokens
-    unused = [name for name in file_of if not name.endswith("rotary_emb.inv_freq")]  # old checkpoints store it
+    unused = [name for name in file_of if not name.endswith("rotary_emb.inv_freq")]  # in old checkpoints
     if unused:
         raise ValueError(f"{folder}: the model of config.json has no tensor {unused[0]}")
     model.load_state_dict(state, strict=False, assign=True)  # only a tied head can be missing
@@ -43,7 +43,7 @@ def load_model(
 
 
 class NoInit(TorchFunctionMode):
-    """A mode that skips torch.nn.init: weights are replaced anyway, and its first call on the meta device is slow."""
+    """A mode that skips torch.nn.init. Weights are replaced anyway, and its first call on the meta device is slow."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -53,7 +53,7 @@ class NoInit(TorchFunctionMode):
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the tensors of the checkpoint that make up our parameter `name`, stacked along dimension 0.
+    """Return the names of the checkpoint's tensors that the parameter `name` stacks along dimension 0.
 
     >>> parts_of("mlp.gate_up_proj.weight")
     ['mlp.gate_proj.weight', 'mlp.up_proj.weight']
