@@ -8,8 +8,8 @@
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu   the package index for torch alone; this one has its CPU build
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run chat serve test test-all test-triton test-ray realmodel soak storm mutants clients setup notebooks notebook page open-page
-.PHONY: book exercise check play diff scoreboard measure peers gpu pins lint train clean FORCE
+.PHONY: help run chat serve test test-all test-triton test-ray realmodel soak storm mutants clients setup notebooks notebook page
+.PHONY: open-page book exercise check play diff scoreboard measure claims peers gpu pins lint train clean FORCE
 
 # $(value) and the environment protect these from expansion by make and the shell.
 override PROMPT := $(value PROMPT)
@@ -126,6 +126,10 @@ scoreboard: $(call needs,test) ## compare what each stage gains and costs; ARGS=
 measure: $(call needs,test) ## measure all figures of the course, about 15 minutes on an idle machine; ARGS="decode offload", ARGS=--resume
 	@$(PY) -m stages.bench $(or $(ARGS),all)
 	@$(PY) -m stages.tools.prose
+
+claims: $(call needs,test notebooks) ## run the texts' programs, time what must be timed, and print all claims with their verdicts
+	@$(PY) -m stages.bench claims > /dev/null
+	@$(PY) -m notebooks.helpers.claims
 
 peers: $(call needs,test) ## race vLLM, llama.cpp and transformers, about two hours on an idle machine; VLLM=python LLAMA=python
 	@$(PY) -m stages.bench.race_models $(addprefix --vllm ,$(VLLM)) $(addprefix --llama ,$(LLAMA)) $(ARGS)

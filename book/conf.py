@@ -45,7 +45,7 @@ LINK = re.compile(r"\[([^\[\]]*)\]\(([\w./-]+)\)")
 FOLDED = re.compile(r'"jupyter": \{\s*"source_hidden": true\s*\}')  # Jupyter's way to fold a cell's code
 CONTENTS = {
     "The path": "stages/README stages/s*/README stages/SCOREBOARD stages/VLLM stages/NEXT stages/SCALE stages/GPU",
-    "Notebooks": "notebooks/s* notebooks/nanovllm notebooks/beyond notebooks/routing notebooks/claims",
+    "Notebooks": "notebooks/s* notebooks/nanovllm notebooks/beyond notebooks/routing notebooks/claims book/errata",
     "The package": "nanovllm/README nanovllm/docs/* nanovllm/trace/EVENTS book/reference",
     "The project": "ARCHITECTURE CONTRIBUTING CHANGELOG tests/mutants/README models/storyteller/README",
 }

@@ -357,6 +357,14 @@ def test_each_table_is_saved_as_soon_as_it_is_measured(small, monkeypatch, capsy
     assert "tables:" in capsys.readouterr().err, "a progress bar"
 
 
+def test_claims_name_their_own_machine_and_are_saved_on_any(small):
+    before = {"machine": "other, float32", "measured": {"machine": "other", "tables": {"a": {"seconds": 1}}}, "a": {}}
+    results.write(before)
+    assert results.save("claims", {"claims": {"machine": results.host(), "own": {}}}, 1.0)
+    assert results.read() == before | {"claims": {"machine": results.host(), "own": {}}}
+    assert not results.save("a", {"a": {"gain": 1}}, 1.0) and results.read()["a"] == {}
+
+
 def test_figures_of_two_machines_are_not_mixed(small, capsys):
     old = {"a": {"gain": 3}, "measured": {"machine": "a large one", "tables": {"a": {"seconds": 1}}}}
     small.write_text(json.dumps(old))

@@ -58,6 +58,18 @@ def test_invalid_part_is_named(capsys):
     assert "PART must be one of 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, got 11" in capsys.readouterr().err
 
 
+# Counters
+
+
+def test_counters_are_read_from_what_ncu_prints():
+    metrics = ",".join(f'"{metric}"' for metric in parts.METRICS.values())
+    rows = ['"","","%","%"', '"0","attend_queries","10.0","90.0"', '"1","attend_queries","14.0","92.0"']
+    output = "\n".join(["==PROF== Connected", f'"ID","Kernel Name",{metrics}', *rows, "==PROF== Disconnected"])
+    assert parts.read_counters(output) == {"L2 hits": 12.0, "of the memory's bandwidth": 91.0}
+    with pytest.raises(ValueError, match="ncu counted nothing: ==ERROR== no permission"):
+        parts.read_counters("==ERROR== no permission")
+
+
 # Reports
 
 

@@ -13,8 +13,8 @@ from matplotlib.colors import to_rgb
 from torch.nn import functional as F
 
 from notebooks.helpers import pictures, s1, s2, s3, size, timing
-from stages.bench.claims import FirstInFirstOut
 from stages.bench.replay import Holder
+from stages.bench.texts.pools import FirstInFirstOut
 from stages.s2_block_manager.block_pool import BlockPool
 from stages.s2_block_manager.llama import ModelConfig
 from stages.s3_paged_attention.online_softmax import merge_attn_states

@@ -107,8 +107,10 @@ def test_names_exist():
 def test_measurements_are_generated():
     generated = [prose for prose in PROSE if prose.path.name == "DIFF.md"]  # chain.py check compares all of each
     assert all(prose.text.startswith("<!-- Made by `python stages/chain.py write`") for prose in generated)
+    errata = [prose for prose in PROSE if prose.path.name == "errata.md"]  # test_notebook_claims.py compares it
+    assert [prose.text.split(" (")[0] for prose in errata] == ["<!-- Made by `make claims`"]
     summaries = [prose for prose in PROSE if prose.path.name == "summary.md"]  # test_gpu_bench.py compares each
-    others = [prose for prose in PROSE if prose not in generated + summaries]
+    others = [prose for prose in PROSE if prose not in generated + errata + summaries]
     assert faults_of(others, lambda p: number_faults(p, DEFINITIONS.get(str(p.path.relative_to(ROOT)), []))) == {}
 
 

@@ -16,7 +16,8 @@ STAGES = [folder_of(name) for name in [*find_stages(ROOT), PACKAGE]]
 CONFIGURATION = [*(folder / "config.py" for folder in STAGES), *(folder_of(PACKAGE) / "options").glob("*.py")]
 CONFIGURATION += [folder_of(PACKAGE) / "vllm_names.py"]  # vLLM's platforms and profilers
 MEASURING = [*ROOT.glob("stages/bench/**/*.py"), *ROOT.glob("nanovllm/bench/**/*.py")]
-MAX_MEASURING_LINES = 4_600  # of code, without comments and docstrings
+MEASURING = [path for path in MEASURING if path.parent.name != "texts"]  # those programs are what is measured
+MAX_MEASURING_LINES = 4_720  # of code, without comments and docstrings
 
 
 def fixed_devices(tree: ast.Module) -> Iterator[str]:

@@ -15,6 +15,13 @@ from ..checkpoints.sizes import show_bytes, show_seconds
 from ..options.config import QUANTIZATIONS
 from .click_options import SIZE, choose_model, model_argument, usage_errors
 
+TIERS = {  # bytes per second, one way, at best: datasheets, not measurements
+    "NVLink 4": 450e9,
+    "PCIe 5.0 x16": 63e9,
+    "network, 400 Gb/s": 50e9,
+    "PCIe 4.0 x16": 32e9,
+    "NVMe, PCIe 4.0": 7e9,
+}
 DEFAULT_LENGTHS = (256, 1024, 4096, 16384, 65536)
 DIMENSION_NAMES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 
@@ -69,6 +76,7 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
     "--length", "lengths", type=SIZE, multiple=True, help="length of the sequences; may be given several times"
 )
 @click.option("--bandwidth", metavar="SIZE", help="memory bandwidth such as 3.35TB/s, to estimate the time of a step")
+@click.option("--tiers", is_flag=True, help="estimate how long a block and a sequence take over each kind of link")
 @click.option("--json", "as_json", is_flag=True, help="print the numbers as JSON")
 def inspect(name: str | None, model: str | None, revision: str | None, as_json: bool, **options: Any) -> int:
     """Calculate how much memory a model needs, and how many sequences fit in the rest.
@@ -124,6 +132,7 @@ def make_report(
     max_model_len: int | None,
     lengths: tuple[int, ...],
     bandwidth: str | None,
+    tiers: bool,
 ) -> dict[str, Any]:
     """Return the numbers that --json prints. `share` is the part of the memory for weights and KV cache.
 
@@ -175,7 +184,15 @@ def make_report(
         "sliding_window": model.sliding_window,
         "sequences": [sequences_that_fit(fit, length, bytes_per_second) for length in lengths],
     }
+    report |= {"tiers": [tier(fit, name, max(lengths)) for name in TIERS]} if tiers else {}
     return report | ({"seconds_per_token_alone": fit.step_bytes(1, 0) / bytes_per_second} if bytes_per_second else {})
+
+
+def tier(fit: sizes.Fit, name: str, length: int) -> dict[str, Any]:
+    """Return the least time of a block, and of the blocks of a sequence, over a link."""
+    seconds = fit.block_bytes / TIERS[name]
+    row = {"link": name, "bytes_per_second": TIERS[name], "length": length, "block_seconds": seconds}
+    return row | {"sequence_seconds": seconds * -(-length // fit.block_size)}
 
 
 def sequences_that_fit(fit: sizes.Fit, length: int, bandwidth: int | None) -> dict[str, Any]:
@@ -236,6 +253,11 @@ def as_table(model: str, report: dict[str, Any]) -> Iterator[str]:
             line += f"{show_seconds(row['step_seconds']):>14}{row['tokens_per_second']:11,.0f}"
         yield line
     yield f"Contiguous: a sequence reserves {report['max_model_len']:,} slots. In blocks: only those it fills."
+    if rows := report.get("tiers"):
+        yield f"\nover a link, at best:            a block   {rows[0]['length']:,} tokens"
+    for row in rows or ():
+        name = f"  {row['link']}, {row['bytes_per_second'] / 1e9:,.0f} GB/s"
+        yield f"{name:29}{1000 * row['block_seconds']:8.3f} ms{show_seconds(row['sequence_seconds']):>15}"
     if is_timed:
         yield "A step takes at least the time to read all weights, keys and values once."
         yield f"A single sequence takes at least {show_seconds(report['seconds_per_token_alone'])} per token."

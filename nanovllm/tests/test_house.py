@@ -284,7 +284,7 @@ CEILINGS = {
     "bench": 820,
     "chat": 400,
     "checkpoints": 2_430,
-    "cli": 1_490,
+    "cli": 1_510,
     "cluster": 330,
     "distributed": 410,
     "engine": 1_450,

@@ -1,38 +1,38 @@
 """The claims table: claims of five texts that must be timed. notebooks/claims.ipynb counts the others.
 
 A figure is the median of some rounds, and has a spread. Calls that are compared take turns. Locality, disk and
-roofline are in locality.py. Under a minute on two cores.
+roofline are in locality.py, and the programs of the texts in texts/. Under two minutes on two cores.
 """
 
 from argparse import Namespace
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
 
 from nanovllm.bench.harness import Scores, ratios, repeated, take_turns, timed, with_spreads
-from stages.bench import locality, replay
+from stages.bench import locality, results
 from stages.bench.engines import new_sequence, part, silent, stage, without_model
-from stages.bench.models import STORYTELLER, bytes_per_token
-from stages.bench.workloads import Traffic, traffic
-from stages.s1_contiguous_cache.slot_manager import SlotManager
+from stages.bench.models import STORYTELLER
+from stages.bench.texts import block_manager, first_fit, memory_pool
+from stages.bench.texts.pools import BitmapPool, FirstInFirstOut
 from stages.s2_block_manager.block_manager import BlockManager
 from stages.s2_block_manager.block_pool import BlockPool
 
-BLOCK, POOL, LONGEST = 16, 4096, 1024
+BLOCK, POOL = 16, 4096
 
 
 def measure(args: Namespace | None = None) -> dict[str, Any]:
     """Measure all parts on one thread, which makes times steadier."""
-    parts: list[Callable[[], Scores]] = [books, order, fork, moving]
-    parts += [locality.copies, locality.reads, locality.scattered, locality.roofline, locality.attention, locality.disk]
+    parts: list[Callable[[], Scores]] = [books, own, order, fork, defragment, singly]
+    parts += [locality.copies, locality.reads, locality.scattered, locality.roofline, locality.attention]
+    parts += [locality.layer, locality.chain, locality.disk]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return {"claims": {"threads": 1, **{measured.__name__: measured() for measured in parts}}}
+        measured = {part.__name__: part() for part in parts}
+        return {"claims": {"machine": results.host(), "threads": 1, **measured}}
     finally:
         torch.set_num_threads(threads)
 
@@ -46,55 +46,57 @@ def microseconds(calls: Mapping[str, Callable[[], object]], times: int, rounds: 
 # ---- bookkeeping
 
 
-def books(rounds: int = 9, times: int = 1000) -> dict[str, Any]:
-    """Return the microseconds of the bookkeeping, and of a tensor as large as a block: torch's, and a GPU's own."""
+def books(rounds: int = 9, times: int = 1000) -> Scores:
+    """Return the microseconds of our bookkeeping: a list and a bitmap of free blocks, and growth by a token."""
     config = part("s2", "llama").ModelConfig.from_folder(STORYTELLER)
-    pool, manager = BlockPool(POOL), block_manager(POOL)
-    requests = [Traffic(num_tokens, 1, 1) for num_tokens in (40, 200)]
-    short, long = (seq for seq, _ in replay.arrivals("s2", config, requests, longest=LONGEST))
-    manager.allocate(short)
-    numbers = BLOCK * bytes_per_token(config, torch.float32) // 4
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-    def allocate_and_free() -> None:
-        manager.allocate(long)
-        manager.free(long)
-
-    def tensor_of_device() -> None:
-        torch.empty(numbers, device=device)
-        torch.cuda.empty_cache()
-
+    inputs = part("s2", "input_processor").InputProcessor(config, None, 1024, seed=0)
+    pool, bits = BlockPool(block_manager.NUM_BLOCKS), BitmapPool(block_manager.NUM_BLOCKS)
+    manager, seq = BlockManager(POOL, BLOCK, silent("s2")), inputs.process("0", [1] * 40, stage("s2").SamplingParams())
+    manager.allocate(seq)
     calls: dict[str, Callable[[], object]] = {
         "take_one_and_return": lambda: pool.free_blocks(pool.get_new_blocks(1)),
-        "take_8_and_return": lambda: pool.free_blocks(pool.get_new_blocks(8)),
-        "framework_tensor": lambda: torch.empty(numbers, device=device),
-        "append_slot": lambda: manager.append_slot(short),
-        "allocate_200_and_free": allocate_and_free,
+        "bitmap_take_and_return": lambda: bits.free_blocks(bits.get_new_blocks(1)),
+        "append_slot": lambda: manager.append_slot(seq),
     }
-    if device.type == "cuda":
-        calls["device_tensor"] = tensor_of_device
-    return {"framework": device.type, **microseconds(calls, times, rounds)}
+    return microseconds(calls, times, rounds)
 
 
-def block_manager(num_blocks: int) -> BlockManager:
-    """Return a manager without an engine."""
-    return BlockManager(num_blocks, BLOCK, silent("s2"))
+def own(rounds: int = 9, times: int = 200) -> Scores:
+    """Return the microseconds of the texts' own programs.
+
+    `loop` is the benchmark of memory_pool.py, per operation that ran.
+    """
+    slab, manager = memory_pool.Slab(2 * memory_pool.GB, memory_pool.MB), block_manager.Manager()
+    calls: dict[str, Callable[[], object]] = {
+        "slab": lambda: slab.release(slab.allocate()[1]),
+        "can_allocate": lambda: manager.can_allocate(200),
+        "append": partial(manager.append, -1),
+    }
+    manager.allocate(-1, 1)
+    for num_operations in (1000, 5000):
+        _, pool, _ = first_fit.simulate(0, num_operations)
+        calls[f"first_fit_{len(pool.free)}"] = partial(take_and_return, pool)
+    for blocks in (13, 63, 256):
+
+        def allocate_and_free(blocks: int = blocks) -> None:
+            manager.allocate(blocks, blocks * BLOCK)
+            manager.free(blocks)
+
+        def fork_and_free(blocks: int = blocks) -> None:
+            manager.fork(1000 + blocks, 2000 + blocks)
+            manager.free(2000 + blocks)
+
+        manager.allocate(1000 + blocks, blocks * BLOCK)
+        calls |= {f"allocate_{blocks}": allocate_and_free, f"fork_{blocks}": fork_and_free}
+    loop = take_turns({"loop": timed(memory_pool.benchmark)}, rounds)
+    return microseconds(calls, times, rounds) | with_spreads(loop, 1e6 / sum(memory_pool.benchmark()))
 
 
-class FirstInFirstOut(BlockPool):
-    """A pool that returns the block that has been free for longest."""
-
-    free: Any  # a deque, whose left end is the front of the queue
-
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks)
-        self.free = deque(range(num_blocks))
-
-    def get_new_blocks(self, count: int) -> list[int]:
-        return [self.free.popleft() for _ in range(count)]
-
-    def free_blocks(self, blocks: list[int]) -> None:
-        self.free.extend(blocks)
+def take_and_return(pool: first_fit.FirstFit, size: int = 128) -> None:
+    """Take a piece of the mean size from the text's pool, and return it."""
+    offset = pool.allocate(size)
+    assert offset is not None, "a pool with room"
+    pool.release(offset, size)
 
 
 def write_in_turn(pool: BlockPool, memory: torch.Tensor, times: int = 100, count: int = 8) -> None:
@@ -156,37 +158,26 @@ def shape_of_70b() -> Any:
     return part("s5", "llama").ModelConfig(64, 8, 8, 80, 64, 8, 128)
 
 
-# ---- moving
+# ---- the texts' slow ways
 
 
-def moving(rounds: int = 5, num_steps: int = 1500) -> dict[str, Any]:
-    """Replay one traffic in blocks, and in pieces that are moved together whenever enough slots are free but scattered.
+def defragment(rounds: int = 5, count: int = 64) -> Scores:
+    """Return the milliseconds to defragment pieces of 1 to 8 MB behind a hole, and how many are copied."""
+    pieces, offset = memory_pool.Pieces(), 0
+    for i in range(count):
+        size = (1 + i % 8) * memory_pool.MB
+        pieces[i] = offset, size, torch.ones(size, dtype=torch.uint8)
+        offset += size
+    del pieces[0]
+    turns = take_turns({"ms": timed(lambda: memory_pool.defragment(pieces))}, rounds)
+    return with_spreads(turns, 1000) | {"copies": len(pieces), "mb": memory_pool.defragment(pieces)[1] / memory_pool.MB}
 
-    Return the microseconds per step for all Python code, and for copying the moved slots of real tensors.
-    """
-    config = part("s2", "llama").ModelConfig.from_folder(STORYTELLER)
-    requests = traffic(num_steps, seed=1)
 
-    def run(name: str, admits: Callable[[Any, Any], bool]) -> None:
-        """Replay the traffic in blocks of stage 2, or in pieces of stage 1."""
-        slots = block_manager(POOL // BLOCK) if name == "s2" else SlotManager(POOL, "request", LONGEST, silent("s1"))
-        replay.replay(slots, replay.arrivals(name, config, requests, LONGEST), num_steps, admits, reports=False)
-
-    compacting = replay.Compacting()
-    run("s1", compacting)
-    moved = compacting.moved
-    kv = torch.zeros(POOL, bytes_per_token(config, torch.float32) // 4)
-
-    def copies() -> None:
-        for slots in moved:
-            kv[:slots].copy_(kv[slots : 2 * slots])
-
-    calls = {
-        "blocks": timed(lambda: run("s2", BlockManager.can_promise)),
-        "pieces": timed(lambda: run("s1", replay.Compacting())),
-        "pieces_never_moved": timed(lambda: run("s1", SlotManager.can_allocate)),
-        "copies": timed(copies),
-    }
-    result = with_spreads(take_turns(calls, rounds), 1e6 / num_steps)
-    times = {"moves": len(moved), "slots_a_move": median(moved), "steps": num_steps}
-    return result | times | {"bytes_a_step": sum(moved) * kv[0].nbytes / num_steps}
+def singly(rounds: int = 5, num_tokens: int = 256) -> Scores:
+    """Return the time to prefill a prompt token by token, as process() does, relative to stage 4's prefill at once."""
+    params = stage("s4").SamplingParams(temperature=0, max_tokens=1)
+    calls: dict[Hashable, Callable[[], float]] = {}
+    for name, budget in (("singly", 1), ("at_once", num_tokens)):
+        llm = stage("s4").LLM(STORYTELLER, dtype="float32", max_num_batched_tokens=budget, max_num_seqs=1)
+        calls[name] = timed(partial(llm.generate, [[5] * num_tokens], params))
+    return ratios(take_turns(calls, rounds), {"singly_over_at_once": ("singly", "at_once")})

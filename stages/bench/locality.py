@@ -1,13 +1,18 @@
 """The cost of data placement: reads by piece size, scattered blocks, pinned copies, a disk, and a roofline."""
 
+import mmap
 import os
+import re
+import sys
 import tempfile
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from nanovllm.bench.floor import Bandwidth
@@ -67,6 +72,79 @@ def scattered(rounds: int = 11, sizes: tuple[int, ...] = (1, 4, 16, 64, 256), co
     pairs: Any = {str(size): ((size, "scattered"), (size, "in a row")) for size in sizes}
     pairs |= {f"{size}_over_16": ((size, "in a row"), (16, "in a row")) for size in sizes if size != 16}
     return ratios(take_turns(calls, rounds), pairs)
+
+
+# ---- pages of memory
+
+PAGES = ("2 MB", "4 KB")
+
+
+def pages(num_bytes: int, kind: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return zeros in private memory, in pages of this size as far as the system grants them.
+
+    A large page needs one entry of the TLB where 512 small ones need one each. A shared mapping never gets one.
+    """
+    advice = {"2 MB": mmap.MADV_HUGEPAGE, "4 KB": mmap.MADV_NOHUGEPAGE}[kind]
+    area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    area.madvise(advice)
+    memory = np.frombuffer(area, dtype=np.float32)
+    memory.fill(0)
+    return memory
+
+
+def huge_kb(memory: np.ndarray[Any, Any]) -> int:
+    """Return how many KB of a mapping are in large pages."""
+    maps = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(encoding="utf-8"))
+    for text in maps[1:]:
+        start, end = (int(part, 16) for part in text.split(maxsplit=1)[0].split("-"))
+        if start <= memory.ctypes.data < end:
+            return int(re.findall(r"^AnonHugePages: *(\d+)", text, re.MULTILINE)[0])
+    return 0
+
+
+def has_kernels() -> bool:
+    """Return whether a loop can be compiled, and pages chosen: both need Linux, and the first numba."""
+    return sys.platform == "linux" and find_spec("numba") is not None
+
+
+def layer(rounds: int = 155, num_tokens: int = 2048, heads: int = 32, sizes: tuple[int, ...] = (1, 16, 256)) -> Scores:
+    """Return the milliseconds in which the fourth text's kernel reads one layer of 7B, by block size and page size.
+
+    Keys and values are floats [slot, head, 128]. Heads are outside, tokens inside, and each token looks up its block.
+    The least of many rounds is what the machine can do.
+    """
+    if not has_kernels():
+        return {}
+    from stages.bench.texts.scattered_kernel import attend
+
+    calls, generator, shape = TimedCalls(), torch.Generator().manual_seed(0), (num_tokens, heads, 128)
+    query, out, huge = np.ones(shape[1:], np.float32), np.zeros(shape[1:], np.float32), dict[str, int]()
+    for kind in PAGES:
+        keys, values = (pages(int(np.prod(shape)) * 4, kind).reshape(shape) for _ in "kv")
+        huge[f"{kind}_huge_kb"] = huge_kb(keys)
+        for size in (num_tokens, *(size for size in sizes if num_tokens % size == 0)):
+            table = torch.randperm(num_tokens // size, generator=generator).numpy()
+            calls[f"{kind}_{'in_order' if size == num_tokens else size}"] = timed(
+                partial(attend, query, keys, values, table, size, out)
+            )
+    turns = take_turns(calls, rounds)
+    return figures({f"{key}_ms": [1000 * turn[key] for turn in turns] for key in calls}) | huge
+
+
+def chain(rounds: int = 9, num_bytes: int = 2**28, count: int = 2**16) -> Scores:
+    """Return the nanoseconds of a read of 64 bytes whose address is the result of the read before it, by page size."""
+    if not has_kernels():
+        return {}
+    from stages.bench.texts.scattered_kernel import follow
+
+    calls, length = TimedCalls(), num_bytes // 64
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(0)).numpy()
+    for kind in PAGES:
+        links = pages(num_bytes, kind).view(np.int64).reshape(length, 8)
+        links[order, 0] = np.roll(order, -1)
+        calls[kind] = timed(partial(follow, links, count))
+    turns = take_turns(calls, rounds)
+    return figures({f"{kind}_ns": [1e9 * turn[kind] / count for turn in turns] for kind in PAGES})
 
 
 # ---- limits of the machine, and how near steps come

@@ -303,3 +303,15 @@ def test_invalid_sizes():
     for text in ("", "GiB", "1iB", "1.2.3", "1 2", "٣", "1" * 400):
         with pytest.raises(ValueError, match="is not a size"):
             parse_size(text)
+
+
+def test_tiers_take_the_time_of_their_bytes(capsys):
+    """A block of 16 tokens of a 70B model has 5,242,880 bytes."""
+    assert main(["inspect", "llama-2-70b", "--memory", "80GB", "--weight-bits", "4", "--tiers", "--json"]) == 0
+    tiers = {row["link"]: row for row in json.loads(capsys.readouterr().out)["tiers"]}
+    assert tiers["NVMe, PCIe 4.0"]["block_seconds"] == pytest.approx(5_242_880 / 7e9)
+    assert tiers["NVLink 4"]["sequence_seconds"] == pytest.approx(256 * 5_242_880 / 450e9)  # of 4,096 tokens
+    assert main(["inspect", "llama-2-70b", "--memory", "80GB", "--weight-bits", "4", "--tiers"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  NVMe, PCIe 4.0, 7 GB/s        0.749 ms       191.7 ms" in lines
+    assert main(["inspect", "llama-2-70b", "--memory", "80GB"]) == 0 and "NVLink" not in capsys.readouterr().out

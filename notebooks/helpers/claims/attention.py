@@ -1,23 +1,23 @@
-"""Attention in parts (claim 9), the cost and gain of paging (10), where blocks lie (18), and a roofline (19)."""
+"""Attention in parts (claim 9), where blocks lie (18), what a step reads (34), a roofline (19), prefill singly (33)."""
 
 import itertools
-import mmap
+import math
 from functools import reduce
 
 import torch
 from matplotlib.figure import Figure
 
-from nanovllm.bench.harness import seconds_of
 from notebooks.helpers import pictures, s3, size
 from notebooks.helpers.claims.contiguous import CONFIG
-from notebooks.helpers.claims.findings import Finding, committed, finding, in_words
+from notebooks.helpers.claims.findings import Finding, GpuTable, committed, finding, not_measured, on_gpu, under
 from notebooks.helpers.pictures import ACCENT, GREY, USED, Line
 from stages.bench import locality
+from stages.bench.engines import stage
 from stages.bench.models import STORYTELLER
+from stages.bench.texts import cpp_engine
+from stages.bench.texts.paged_attention import softmax_error
 from stages.s3_paged_attention import LLM, SamplingParams
 from stages.s3_paged_attention.online_softmax import merge_attn_states
-
-DECODE = "decode.cases.storyteller_float32"
 
 # ---- softmax in parts
 
@@ -48,30 +48,15 @@ def finding_9() -> Finding:
         for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
         for way, widths in (("tiles", (64, 16)), ("whole", (num_tokens,)))
     }
-    holds = float(shown["float32_tiles"]) < 1e-5
-    return finding(9, num_tokens=num_tokens, **shown, holds="holds" if holds else "does not hold")
-
-
-# ---- the cost of paging
-
-
-def finding_10() -> Finding:
-    at_8, lost = map(committed, (f"{DECODE}_8_128.s3_over_s1", "claims.attention.s3_over_s1_4096"))
-    paged, pieces = (committed(f"{DECODE}_{key}_ms").value for key in ("32_128.s3", "8_128.s1"))
-    speeds = {
-        name: committed(f"claims.attention.{key}_bytes_per_second").text("{:.1f}", 1e-9)
-        for name, key in (("blocks", "s3_4096"), ("slices", "s1_4096"), ("read", "read"))
-    }
-    read, slices = (committed(f"claims.attention.{key}_bytes_per_second").value for key in ("read", "s1_4096"))
+    own = {"full": softmax_error(48, 48), "masked": softmax_error(38, 38), "old": softmax_error(38, 48)}
+    own["zeros"] = softmax_error(38, 48, 0.0)
     return finding(
-        10,
-        holds_as_worded=slices < read / 2,  # far from the memory's limit
-        **speeds,
-        at_8=at_8.text(),
-        lost=lost.text(),
-        gain=(32 / paged) / (8 / pieces),
-        costs=in_words(at_8, "costs speed", "costs nothing that the rounds can tell", "gains speed"),
-        bandwidth=in_words(lost, "is lost", "is the same within the rounds", "is gained"),
+        9,
+        holds_as_worded=max(own["full"], own["masked"]) < 1e-5 < 0.01 < min(own["old"], own["zeros"]),
+        num_tokens=num_tokens,
+        **shown,
+        **{name: f"{error:.1e}" for name, error in own.items()},
+        holds="holds" if float(shown["float32_tiles"]) < 1e-5 else "does not hold",
     )
 
 
@@ -98,37 +83,66 @@ def draw_reads(now: dict[str, float]) -> Figure:
     return fig
 
 
-def reads_by_page(num_bytes: int = 2**28, count: int = 2**16) -> dict[str, float]:
-    """Return the nanoseconds of a random read of 64 bytes, from memory in pages of 4 KB and of 2 MB.
-
-    A large page needs one entry of the TLB where 512 small ones need one each. The system may refuse large pages.
-    """
-    if not hasattr(mmap, "MADV_HUGEPAGE"):  # not Linux
-        return {}
-    rows, start = torch.randperm(num_bytes // 64)[:count], torch.zeros(1, dtype=torch.int64)
-    memories, times = {}, dict[str, list[float]]()
-    for name, advice in (("4 KB", mmap.MADV_NOHUGEPAGE), ("2 MB", mmap.MADV_HUGEPAGE)):
-        area = mmap.mmap(-1, num_bytes)
-        area.madvise(advice)
-        memories[name] = torch.frombuffer(area, dtype=torch.float32).view(-1, 16).fill_(1)
-    for name, memory in [*memories.items()] * 7:  # in turns
-        times.setdefault(name, []).append(seconds_of(lambda memory=memory: locality.read(memory, rows, start)))
-    return {name: 1e9 * min(seconds) / count for name, seconds in times.items()}
+def draw_addresses(num_tokens: int = 48) -> Figure:
+    """Draw where the fourth text's loop finds each token's key, in one piece and in scattered blocks."""
+    table = [5, 2, 7]
+    jump = cpp_engine.addresses(lambda token: token, 2)[1] // 1024
+    title = f"Each token's key of a head lies {jump} KB behind the one before, paged or not"
+    fig, (ax,) = pictures.figure(title, height=2.6)
+    series = {"in one piece": lambda token: token, "in scattered blocks": cpp_engine.through(table)}
+    colors = dict(zip(series, (USED, ACCENT), strict=True))
+    at = {name: [a / 2**20 for a in cpp_engine.addresses(slot_of, num_tokens)] for name, slot_of in series.items()}
+    lines = [Line(range(num_tokens), at[name], color=colors[name], style=".") for name in at]
+    pictures.lines(ax, lines, "token", "MB into the layer")
+    ax.yaxis.set_major_formatter("{x:g}")
+    pictures.legend(ax, colors)
+    return fig
 
 
-def finding_18(by_page: dict[str, float]) -> Finding:
+def finding_18() -> Finding:
+    small, layer = committed(f"claims.reads.{locality.PIECES[0]}"), under("claims.layer") or {}
+    least = {
+        (kind, way): layer.get(f"{kind}_{way}_ms_spread", [math.nan])[0]
+        for kind in locality.PAGES
+        for way in ("in_order", "256", "16", "1")
+    }
     known = {block: committed(f"claims.scattered.{block}") for block in (1, 16, 256)}
-    small = committed(f"claims.reads.{locality.PIECES[0]}")
+    chain = [committed(f"claims.chain.{kind}_ns").text("{:.0f}") for kind in locality.PAGES]
+    ratio = min(least[kind, "16"] / least[kind, "in_order"] for kind in locality.PAGES)
     return finding(
         18,
-        holds_as_worded=small.least > 1,
+        pieces=small.text(),
         least=locality.PIECES[0],
-        small=small.text(),
+        layer="; ".join(
+            f"pages of {kind}: " + ", ".join(f"{least[kind, way]:.1f}" for way in ("in_order", "256", "16", "1"))
+            for kind in locality.PAGES
+        ),
+        huge=f"{layer.get('2 MB_huge_kb', 0):,} KB of the keys",
+        chain=" and ".join(f"{ns} ns from pages of {kind}" for ns, kind in zip(chain, locality.PAGES, strict=True)),
         scattered=", ".join(f"{t.text()} times as long at block size {block}" for block, t in known.items()),
-        pages=" and ".join(f"{ns:.0f} ns from pages of {name}" for name, ns in by_page.items()) or "an unknown time",
-        piece=16 * CONFIG.num_key_value_heads * CONFIG.head_dim * 4,
-        costs=in_words(known[16], "nothing", "nothing that the rounds can tell", "time"),
+        costs="costs time" if ratio > 1.1 else "costs nothing that this machine shows",
+        by=ratio,
     )
+
+
+def keys_read(reservation: str, prompt: int) -> tuple[int, int]:
+    """Return the slots that stage 1 reserves for a prompt, and the keys of a layer that its next step reads."""
+    llm = stage("s1").LLM(STORYTELLER, dtype="float32", kv_cache_tokens=2048, reservation=reservation)
+    read, counts, observed = llm.kv_cache.read, list[int](), list[int]()
+
+    def counted(layer: int, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        counts.append(count)
+        observed.append(llm.kv_cache_manager.report().held)
+        return read(layer, start, count)
+
+    llm.kv_cache.read = counted
+    llm.generate([[3] * prompt], stage("s1").SamplingParams(temperature=0, max_tokens=2))
+    return observed[-1], counts[-1]
+
+
+def finding_34(prompt: int = 40) -> Finding:
+    (large, one), (small, two) = (keys_read(reservation, prompt) for reservation in ("max_model_len", "request"))
+    return finding(34, one == two and large > 10 * small, read=one, large=large, small=small)
 
 
 # ---- a roofline
@@ -151,13 +165,34 @@ def roofline() -> tuple[Figure, Finding]:
     s3.numbered_roofline(ax, arithmetic, bandwidth, steps)
     prefill, decode = ([share for n, share in reached.items() if n.startswith(kind)] for kind in ("prefill", "decode"))
     shown = "; ".join(f"{s3.in_words(n)} {work.intensity:.1f}, {reached[n]:.0%}" for n, (work, _) in steps.items())
+    share = not_measured(6)
+    if (one := on_gpu(6, "llama-2-7b")) and (small := on_gpu(6, "tinyllama-1.1b")):
+        shares = [
+            f"{name} {', '.join(share_of_floor(table, count) for count in (1, 8))}"
+            for name, table in (("7B", one), ("1.1B", small))
+        ]
+        share = f"{one.machine}, share of the time to read what a step must, at batch 1 and 8: {'; '.join(shares)}"
+    if ridge_gpu := on_gpu(4, "The two roofs"):
+        share += f"; its ridge is at {ridge_gpu.rows['device']['ridge, operations per byte']:.0f} operations per byte"
     return fig, finding(
         19,
+        gpu=share,
         steps=shown,
         ridge=ridge,
         longest=steps["prefill_512"][0].intensity,
         prefill=pictures.span(prefill),
         decode=pictures.span(decode),
-        holds="holds" if max(prefill) > 0.5 else "is not shown",
+        holds="holds" if max(prefill) > 0.5 else "is not shown here",
         binds="memory binds" if min(decode) > 0.5 else "overhead binds, not memory: a step is many small operations",
     )
+
+
+def share_of_floor(table: GpuTable, count: int) -> str:
+    """Return the share of the floor that decode steps of so many sequences reach."""
+    row = table.rows.get(f"{count} sequence{'s' * (count > 1)}: share of the floor")
+    return f"{row['nanovllm']:.0%}" if row else "-"
+
+
+def finding_33(num_tokens: int = 256) -> Finding:
+    ratio = committed("claims.singly.singly_over_at_once")
+    return finding(33, num_tokens=num_tokens, runs=cpp_engine.forwards(num_tokens, 1), ratio=ratio.text("{:.0f}"))

@@ -1,49 +1,28 @@
-"""A free list, a queue and a bitmap of free blocks (claims 5 and 21), steps that allocate nothing (11), moving (22)."""
+"""A list, a queue and a bitmap of free blocks (claims 5, 21, 31), steps that allocate nothing (11), moving (22)."""
 
 import itertools
 import random
 import statistics
 
+import torch
+
 from notebooks.helpers.allocations import Allocations
-from notebooks.helpers.claims.findings import Finding, committed, finding, in_words, under
-from stages.bench.claims import FirstInFirstOut
+from notebooks.helpers.claims.findings import (
+    Finding,
+    Timing,
+    committed,
+    finding,
+    in_words,
+    not_measured,
+    on_gpu,
+    spread,
+    under,
+)
 from stages.bench.engines import part, without_model
 from stages.bench.models import STORYTELLER
+from stages.bench.texts import first_fit, memory_pool
+from stages.bench.texts.pools import BitmapPool, FirstInFirstOut
 from stages.s2_block_manager.block_pool import BlockPool
-
-
-class BitmapPool:
-    """A pool on one number: bit b is 1 if block b is free. It takes the lowest free blocks.
-
-    A block costs one bit. The pool does not know in which order blocks were freed, and finding one reads all bits.
-    """
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks, self._free = num_blocks, (1 << num_blocks) - 1
-
-    @property
-    def num_free_blocks(self) -> int:
-        return self._free.bit_count()
-
-    def get_new_blocks(self, count: int) -> list[int]:
-        if count > self.num_free_blocks:
-            raise ValueError(f"{count} blocks are needed, {self.num_free_blocks} are free")
-        blocks = []
-        for _ in range(count):
-            lowest = self._free & -self._free
-            self._free ^= lowest
-            blocks.append(lowest.bit_length() - 1)
-        return blocks
-
-    def free_blocks(self, blocks: list[int]) -> None:
-        for block in blocks:
-            if self._free >> block & 1:
-                raise ValueError(f"block {block} is freed twice")
-            self._free |= 1 << block
-
-    def __str__(self) -> str:
-        """Return the bits, with block 0 on the left."""
-        return format(self._free, f"0{self.num_blocks}b")[::-1]
 
 
 def side_by_side() -> list[tuple[str, str, str]]:
@@ -88,34 +67,67 @@ def recently_written(num_blocks: int = 4096, recent: int = 256, times: int = 400
 # ---- findings
 
 
-def finding_5(recent: dict[str, float]) -> Finding:
-    one, tensor = committed("claims.books.take_one_and_return"), committed("claims.books.framework_tensor")
-    written, served = committed("claims.order.written"), committed("claims.order.served")
-    is_cuda = under("claims.books.framework") == "cuda"
+def finding_5() -> Finding:
+    loop, (allocations, frees) = committed("claims.own.loop"), memory_pool.benchmark()
+    done = allocations + frees
+    order = {name: committed(f"claims.order.{name}") for name in ("written", "served")}
+    gpu, ratios = not_measured(5), "both ratios are a GPU's"
+    if table := on_gpu(5, "Claim 5"):
+        speeds = {name: spread(row, "operations/s") for name, row in table.rows.items()}
+        shown = ", ".join(f"{name} {speed.text('{:,.0f}')}" for name, speed in speeds.items())
+        gpu = f"on {table.machine}, operations per second: {shown}"
+        if {"slab", "caching", "device's own"} <= speeds.keys():
+            times = [speeds["slab"].value / speeds[name].value for name in ("caching", "device's own")]
+            ratios = f"it is {times[0]:.1f} and {times[1]:.0f} times as fast as the others on {table.machine}"
     return finding(
         5,
-        holds_as_worded=2 / one.value > 0.833,
-        one=one.text(),
-        millions=2 / one.value,
-        allocator="caching" if is_cuda else "CPU",
-        tensor=tensor.value / one.value,
-        written=written.text(),
-        served=served.text(),
+        done=done,
+        printed=10_000 / done,
+        loop=loop.text("{:.2f}"),
+        true=f"{1e6 / loop.value:,.0f}",
+        shown=f"{10_000 / done * 1e6 / loop.value:,.0f}",
+        faster=in_words(loop._replace(value=loop.value * 0.833, least=loop.least * 0.833, largest=loop.largest * 0.833),
+                        "faster than", "as fast as", "slower than"),
+        written=order["written"].text(),
+        served=order["served"].text(),
+        gpu=gpu,
+        ratios=ratios,
+        to_writes=in_words(order["written"], "does not matter", "does not matter", "matters"),
+        to_llm=in_words(order["served"], "not", "not", "a little"),
+    )  # fmt: skip
+
+
+def finding_31(recent: dict[str, float]) -> Finding:
+    listed, bitmap = (committed(f"claims.books.{name}_and_return") for name in ("take_one", "bitmap_take"))
+    return finding(
+        31,
         recent=", ".join(f"{name} {share:.0%}" for name, share in recent.items()),
-        ratios="" if is_cuda else " (both ratios are a GPU's: make gpu PART=5)",
-        to_writes=in_words(written, "does not matter", "does not matter", "matters"),
-        to_llm=in_words(served, "not", "not", "a little"),
-        bitmap="as kind" if recent["bitmap"] > 0.8 * recent["free list"] else "not as kind",
+        listed=listed.text(),
+        bitmap=bitmap.text(),
+        kind="as kind" if recent["bitmap"] > 0.8 * recent["free list"] else "not as kind",
+        slower=bitmap.value / listed.value,
     )
 
 
 def finding_21() -> Finding:
-    names = {"one": "take_one_and_return", "append": "append_slot", "prompt": "allocate_200_and_free"}
-    times = {name: committed(f"claims.books.{key}") for name, key in names.items()}
-    step = committed("decode.cases.storyteller_float32_8_128.s2_ms")
-    share, texts = 8 * times["append"].value / (1000 * step.value), {name: t.text() for name, t in times.items()}
-    beyond = "takes longer than 10 us, and matters as little" if times["prompt"].value > 10 else "takes no longer"
-    return finding(21, share < 0.01, **texts, share=share, step=step.text("{:.1f}"), beyond=beyond)
+    def timing(name: str) -> Timing:
+        return committed(f"claims.own.{name}")
+
+    step, append = committed("decode.cases.storyteller_float32_8_128.s2_ms"), timing("append")
+    share, longest = 8 * append.value / (1000 * step.value), timing("allocate_256").value
+    ours = committed("claims.books.append_slot")
+    return finding(
+        21,
+        share < 0.01,
+        can_allocate=timing("can_allocate").text(),
+        append=append.text(),
+        allocate=", ".join(timing(f"allocate_{n}").text("{:.1f}") for n in (13, 63, 256)),
+        fork=", ".join(timing(f"fork_{n}").text("{:.1f}") for n in (13, 63, 256)),
+        ours=ours.text(),
+        share=share,
+        step=step.text("{:.1f}"),
+        beyond="long sequences take longer than 10 us" if longest > 20 else "none takes longer than 10 us",
+    )
 
 
 def finding_11(num_tokens: int = 64) -> Finding:
@@ -139,10 +151,23 @@ def finding_11(num_tokens: int = 64) -> Finding:
 
 
 def finding_22() -> Finding:
-    names = ("blocks", "pieces", "pieces_never_moved", "copies")
-    times = {name: committed(f"claims.moving.{name}") for name in names}
-    ratio = (times["pieces"].value + times["copies"].value) / times["blocks"].value
-    moving = under("claims.moving") or {"moves": 0, "steps": 0, "bytes_a_step": 0}
-    kb, texts = moving["bytes_a_step"] / 1e3, {name: t.text("{:.1f}") for name, t in times.items()}
-    holds = "holds" if ratio > 3 else "does not hold for this workload"
-    return finding(22, **texts, kb=kb, moves=moving["moves"], steps=moving["steps"], ratio=ratio, holds=holds)
+    """Count what the text's function copies on its own pool after 1,000 operations, and read its committed time."""
+    _, pool, held = first_fit.simulate(0, 1000)
+    pieces = {i: (offset, size, torch.empty(size)) for i, (offset, size) in enumerate(sorted(held))}  # a number a MB
+    copied = memory_pool.defragment(pieces)[1] // 4  # MB
+    timed, moving = committed("claims.defragment.ms"), under("claims.defragment") or {"copies": 0, "mb": 0}
+    gpu = not_measured(0)
+    if table := on_gpu(0, "The device"):
+        speed = table.rows["device"]["copy GB/s, read and written"]
+        gpu = f"{2 * copied * memory_pool.MB / 1e6 / speed:.0f} ms at the {speed:,.0f} GB/s of {table.machine}"
+    return finding(
+        22,
+        holds_as_worded=copied > 1000,
+        pieces=len(pieces),
+        regions=len(pool.free),
+        gb=copied / 1024,
+        gpu=gpu,
+        copies=moving["copies"],
+        mb=moving["mb"],
+        ms=timed.text("{:.0f}"),
+    )

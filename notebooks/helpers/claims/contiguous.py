@@ -1,18 +1,16 @@
-"""One contiguous piece per sequence: how much of it is used (claim 1), first fit (2), and requests in flight (20)."""
+"""One contiguous piece per sequence: how much is used (claim 1), first fit (2, 23), and requests in flight (20)."""
 
-import bisect
-import random
 import statistics
-from typing import NamedTuple
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from notebooks.helpers import pictures, s1
-from notebooks.helpers.claims.findings import Finding, finding
+from notebooks.helpers.claims.findings import Finding, committed, finding, not_measured, on_gpu
 from stages.bench import replay, timeline, workloads
 from stages.bench.engines import silent, without_model
 from stages.bench.models import STORYTELLER
+from stages.bench.texts import cpp_engine, first_fit
+from stages.bench.texts.first_fit import Moment
 from stages.s1_contiguous_cache import SamplingParams
 from stages.s1_contiguous_cache.input_processor import InputProcessor
 from stages.s1_contiguous_cache.llama import ModelConfig
@@ -24,23 +22,6 @@ CONFIG = ModelConfig.from_folder(STORYTELLER)
 
 
 # ---- the share in use
-
-
-def shares_by_distribution(count: int = 200_000, longest: int = 2048, mean: int = 256) -> list[tuple[float, float]]:
-    """Return the used share of what is reserved, at the end of a request and at a random moment.
-
-    There is a pair for each of four distributions of lengths with one mean: constant, uniform, exponential and
-    log-normal. A quarter of a sequence is its prompt; the rest comes a token per step. So a sequence lives for 3/4 of
-    its length in steps, and is 5/8 full on average. At a random moment one meets long sequences more often.
-    """
-    rng, pairs = np.random.default_rng(0), []
-    drawn = [np.ones(count), rng.uniform(0, 2, count), rng.exponential(1, count), rng.lognormal(0, 1.2, count)]
-    for lengths in drawn:
-        for _ in range(20):  # scale to the mean, with no length above the longest
-            lengths = np.clip(lengths * mean / lengths.mean(), 1, longest)
-        at_a_moment = (5 / 8 * lengths * lengths).sum() / (lengths * longest).sum()
-        pairs.append((float(lengths.mean() / longest), float(at_a_moment)))
-    return pairs
 
 
 def shares_by_policy(num_steps: int) -> dict[str, float]:
@@ -68,13 +49,12 @@ def shares_by_policy(num_steps: int) -> dict[str, float]:
     return shares
 
 
-def finding_1(by_distribution: list[tuple[float, float]], by_policy: dict[str, float]) -> Finding:
-    ends, moments = ([pair[i] for pair in by_distribution] for i in (0, 1))
+def finding_1(by_policy: dict[str, float]) -> Finding:
     *pieces, blocks = by_policy.values()
+    reserved, paged = cpp_engine.comparison()
     return finding(
         1,
-        empty=1 - max(ends),
-        at_a_moment=pictures.span(1 - x for x in moments),
+        example=f"{reserved:,.0f} MiB reserved, {paged:,.0f} MiB in blocks: {1 - paged / reserved:.1%} is empty",
         by_policy=", ".join(f"{share:.0%} ({name})" for name, share in by_policy.items()),
         within=sum(0.20 <= share <= 0.38 for share in pieces),
         under_60=sum(share < 0.6 for share in pieces),
@@ -85,101 +65,60 @@ def finding_1(by_distribution: list[tuple[float, float]], by_policy: dict[str, f
 
 # ---- first fit
 
-
-class Moment(NamedTuple):
-    """The pool after some operations."""
-
-    num_slots: int
-    pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each
-    full: float  # share of the pool that is held
-    fragmentation: float  # 1 - largest free piece / all free memory
-    peak: float  # of the fragmentation, so far
+AT = (100, 500, 1000, 5000)  # operations of the text's simulation
 
 
-class FirstFit:
-    """Stage 1's first fit on a sorted list of free pieces, which is fast enough for many runs."""
-
-    def __init__(self, num_slots: int) -> None:
-        self.free = [(0, num_slots)]  # (start, size)
-
-    def allocate(self, size: int) -> int | None:
-        """Return the start of the first free piece that is large enough, or None."""
-        for i, (start, room) in enumerate(self.free):
-            if room >= size:
-                self.free[i : i + 1] = [(start + size, room - size)] if room > size else []
-                return start
-        return None
-
-    def release(self, start: int, size: int) -> None:
-        """Free a piece, and join it with its free neighbors."""
-        i = bisect.bisect(self.free, (start,))
-        if i < len(self.free) and self.free[i][0] == start + size:
-            size += self.free.pop(i)[1]
-        if i and sum(self.free[i - 1]) == start:
-            i, start, size = i - 1, self.free[i - 1][0], size + self.free.pop(i - 1)[1]
-        self.free.insert(i, (start, size))
-
-
-SIZES = {  # what "random sizes" may mean; `x` is uniform in 0 .. 1
-    "uniform": lambda x: 1 + int(255 * x),
-    "log-uniform": lambda x: int(2 ** (8 * x)),
-}
-AT = ("1,000", "5,000")  # operations
-FREES = [0.4] * 5000 + [0.65] * 2400  # share of frees: the text's run, and then the pool drains
-
-
-def first_fit(law: str, seed: int, drains: bool = False, num_slots: int = 80 * 1024) -> dict[str, Moment]:
-    """Return 80 GB in slots of 1 MB after 1,000 and 5,000 operations, and drained to the level of the first moment."""
-    rng, pool, moments, peak = random.Random(seed), FirstFit(num_slots), dict[str, Moment](), 0.0
-    held = list[tuple[int, int]]()  # (start, size)
-    for operation, frees in enumerate(FREES[: None if drains else 5000], start=1):
-        if held and rng.random() < frees:
-            at = rng.randrange(len(held))
-            held[at], held[-1] = held[-1], held[at]
-            pool.release(*held.pop())
-        else:
-            size = max(SIZES[law](rng.random()), 1)
-            if (start := pool.allocate(size)) is not None:
-                held.append((start, size))
-        sizes = [size for _, size in pool.free]
-        full, fragmentation = 1 - sum(sizes) / num_slots, 1 - max(sizes, default=0) / max(sum(sizes), 1)
-        peak = max(peak, fragmentation)
-        name = f"{operation:,}" if operation <= 5000 else "drained"
-        if name in AT or (name == "drained" and full <= moments[AT[0]].full):
-            pieces = tuple((start, size, size) for start, size in sorted(held))
-            moments[name] = Moment(num_slots, pieces, full, fragmentation, peak)
-            if name == "drained":
-                break
-    return moments
-
-
-def draw_first_fit(moments: dict[str, Moment]) -> Figure:
+def draw_first_fit(moments: list[Moment]) -> Figure:
     """Draw the pool at three moments. The first and the last are equally full, and the measure differs."""
-    first, last = moments[AT[0]], moments["drained"]
+    first, _, last = moments
     title = (
         f"{first.full:.0%} full: the measure is {first.fragmentation:.0%}. "
         f"{last.full:.0%} full again: {last.fragmentation:.0%}"
     )
     fig, axes = pictures.figure(title, height=2.9, rows=3)
-    for ax, (name, at) in zip(axes, moments.items(), strict=True):
-        when = "drained again" if name == "drained" else f"after {name} operations"
+    names = ("after 1,000 operations", "after 5,000 operations", "drained again")
+    for ax, name, at in zip(axes, names, moments, strict=True):
         s1.strip(ax, at)
-        ax.set(title=f"{when}: {at.full:.0%} held, measure {at.fragmentation:.0%}", xticks=[])
+        ax.set(title=f"{name}: {at.full:.0%} held, measure {at.fragmentation:.0%}", xticks=[])
         pictures.bare(ax)
     return fig
 
 
-def finding_2(runs: dict[str, list[dict[str, Moment]]]) -> Finding:
-    """`runs` has the runs of each law, one per seed."""
-    median = {law: [statistics.median(run[at].peak for run in some) for at in AT] for law, some in runs.items()}
-    every = [run for some in runs.values() for run in some]
-    near = [run for run in every if abs(run[AT[0]].peak - 0.34) < 0.05 and abs(run[AT[1]].peak - 0.41) < 0.05]
+def finding_2(seeds: int) -> Finding:
+    """Run the text's simulation, the longest with half as many seeds."""
+    runs = [first_fit.simulate(seed, AT[-1] if seed < max(1, seeds // 2) else AT[-2])[0] for seed in range(seeds)]
+    long = [run for run in runs if len(run) == AT[-1]]
+    peaks = {n: [run[n - 1].peak for run in runs if len(run) >= n] for n in AT}
+    shown = [f"{statistics.median(peaks[n]):.1%} ({min(peaks[n]):.1%} to {max(peaks[n]):.1%})" for n in AT]
+    passed = [next(i for i, at in enumerate(run) if at.peak >= 0.34) for run in long]
+    refused = [next(i for i, at in enumerate(run) if at.is_refused) for run in long]
     return finding(
         2,
-        peaks="; ".join(f"{law} sizes {a:.1%} and {b:.1%}" for law, (a, b) in median.items()),
-        full=" and ".join(pictures.span(run[at].full for run in every) for at in AT),
-        near=len(near),
-        runs=len(every),
+        holds_as_worded=min(passed) > 1000,
+        peaks=", ".join(shown),
+        at_1000=shown[2],
+        passed=f"{min(passed) + 1:,} to {max(passed) + 1:,}",
+        passed_full=statistics.median(run[i].full for run, i in zip(long, passed, strict=True)),
+        refused=statistics.median(refused) + 1,
+        refused_full=statistics.median(run[i].full for run, i in zip(long, refused, strict=True)),
+        full=statistics.median(run[999].full for run in runs),
+        gloss=1 - 2 / 27.9,
+        of_device=27_900 / first_fit.DEVICE,
+    )
+
+
+def finding_23() -> Finding:
+    slab, few, many = (committed(f"claims.own.{key}") for key in ("slab", "first_fit_73", "first_fit_296"))
+    table = on_gpu(5, "Claim 5")
+    device = table and table.rows.get("device's own")
+    return finding(
+        23,
+        regions=[len(first_fit.simulate(0, num_operations)[1].free) for num_operations in (1000, 5000)],
+        slab=slab.text("{:.0f}", 1000),
+        few=few.text("{:.1f}"),
+        many=many.text("{:.1f}"),
+        gpu=f"{1e6 / device['operations/s']:.0f} us a call on {table.machine}" if table and device else not_measured(5),
+        slab_holds="near 100 ns" if slab.value < 0.3 else "slower than 100 ns here",
     )
 
 

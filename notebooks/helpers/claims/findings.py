@@ -1,4 +1,4 @@
-"""A finding: a claim of claims.toml, what was found, and a verdict, which may rest on figures of results.json."""
+"""A finding: a claim of claims.toml, the result, and a verdict. It may rest on figures of results.json and of a GPU."""
 
 import math
 import tomllib
@@ -7,38 +7,42 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from notebooks.helpers import pictures
-from stages.bench import results
+from stages.bench import gpu, results
+from stages.bench.gpu.common import read_results
 
 CLAIMS = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
 
 
 class Finding(NamedTuple):
-    """A claim, the texts that make it, the way it was tested, and the result."""
+    """A claim, the texts that make it, how it was tested (by a run, a clock, a GPU, or on paper), and the result."""
 
     number: int
     claim: str
     texts: str
+    by: str
     tested: str
     found: str
     verdict: str
+    errata: dict[str, str]  # by text: what to correct in it
 
 
 def finding(number: int, holds_as_worded: bool = True, **values: object) -> Finding:
-    """Return the finding about a claim. `values` fill the texts of what was found, and of the verdict.
+    """Return the finding about a claim. `values` fill the words of the result, of the verdict, and of the errata.
 
     `holds_as_worded` is the condition under which the fixed words of the verdict are true.
     """
     claim = CLAIMS["claims"][str(number)]
     assert holds_as_worded, f"the verdict on claim {number} is no longer true: {values}"
-    texts = "; ".join(CLAIMS["texts"][name] for name in claim["from"])
+    texts = "; ".join(CLAIMS["texts"][name]["title"] for name in claim["from"])
     found, verdict = (claim[key].format(**values) for key in ("found", "verdict"))
-    return Finding(number, claim["claim"], texts, claim["tested"], found, verdict)
+    errata = {name: words.format(**values) for name, words in claim.get("errata", {}).items()}
+    return Finding(number, claim["claim"], texts, claim["by"], claim["tested"], found, verdict, errata)
 
 
 def show(*findings: Finding) -> tuple[Finding, ...]:
     """Show findings below the cell, and return them."""
     parts = [
-        f"**{f.number}. {f.claim}**\n\n- from {f.texts}\n- tested: {f.tested}\n- found: {f.found}\n"
+        f"**{f.number}. {f.claim}**\n\n- from {f.texts}\n- {f.by}: {f.tested}\n- found: {f.found}\n"
         f"- **verdict: {f.verdict}**"
         for f in findings
     ]
@@ -48,8 +52,9 @@ def show(*findings: Finding) -> tuple[Finding, ...]:
 
 def table(findings: Sequence[Finding], shown: int = 3) -> str:
     """Return a table of all findings in order, with those after the first `shown` folded."""
-    head = "| | claim | from | how it was tested | found | verdict |\n|---|---|---|---|---|---|\n"
-    rows = [f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in f)} |" for f in sorted(findings)]
+    head = "| | claim | from | how | tested | found | verdict |\n|---|---|---|---|---|---|---|\n"
+    order = sorted(findings, key=lambda finding: finding.number)
+    rows = [f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in f[:-1])} |" for f in order]
     more = f"\n\n<details><summary>{len(rows) - shown} more</summary>\n\n{head}" + "\n".join(rows[shown:])
     return head + "\n".join(rows[:shown]) + (more + "\n\n</details>" if len(rows) > shown else "")
 
@@ -97,6 +102,13 @@ def committed(key: str) -> Timing:
     return Timing(value, *part.get(f"{name}_spread", (value, value)))
 
 
+def machines() -> str:
+    """Return the machines of the committed times."""
+    own, others = under("claims.machine"), under("machine")
+    same = own is None or str(others).startswith(own)
+    return f"Committed times are from {others}" + ("." if same else f", and those of this notebook's own from {own}.")
+
+
 def under(path: str) -> Any:
     """Return the part of results.json at a path, or None."""
     part: Any = results.read()
@@ -114,3 +126,37 @@ def in_words(timing: Timing, low: str, same: str, high: str) -> str:
     if math.isnan(timing.value):
         return "not measured yet"
     return same if timing.is_one else high if timing.value > 1 else low
+
+
+# ---- a GPU's figures
+
+GPUS = Path(gpu.__file__).parent  # a folder for each machine, with the files of `make gpu`
+Rows = dict[str, dict[str, Any]]
+
+
+class GpuTable(NamedTuple):
+    """A table of `make gpu`, and the name of the GPU."""
+
+    machine: str
+    rows: Rows
+
+
+def on_gpu(part: int, title: str) -> GpuTable | None:
+    """Return the newest table of a part whose title contains these words, without failed rows, or None."""
+    runs = [read_results(file) for file in sorted(GPUS.glob(f"*/part{part}.json"))]
+    for run in sorted(runs, key=lambda run: str(run.get("measured", "")), reverse=True):
+        for name, rows in run["tables"].items():
+            good = {key: row for key, row in rows.items() if "failed" not in row}
+            if title in name and good:
+                return GpuTable(run["machine"].split(",")[0], good)
+    return None
+
+
+def not_measured(part: int) -> str:
+    """Return the words for a GPU's figure that is still missing."""
+    return f"not measured (make gpu PART={part})"
+
+
+def spread(row: dict[str, Any], name: str) -> Timing:
+    """Return a number of a table's row with its spread."""
+    return Timing(row[name], *row.get(f"{name}_spread", (row[name], row[name])))

@@ -1,11 +1,13 @@
-"""Which sequence is preempted: four choices compared; and one threshold or two (claim 8)."""
+"""Which sequence is preempted: four choices compared (claim 32); and one threshold or two (8)."""
 
 import statistics
 from collections.abc import Callable
 
+from nanovllm import LLM
 from notebooks.helpers import s4, size
 from notebooks.helpers.claims.findings import Finding, finding
 from stages.bench.models import STORYTELLER
+from stages.bench.texts import attempt, block_manager
 from stages.s4_continuous_batching.block_manager import BlockManager
 from stages.s4_continuous_batching.config import EngineConfig
 from stages.s4_continuous_batching.observer import Observer
@@ -91,10 +93,14 @@ def finding_8() -> Finding:
     tolls = [s4.mean_toll(s4.overloaded(model, 512, seed, watermark=w) for seed in seeds) for w in (0.0, 0.01, 0.2)]
     tolls += [s4.mean_toll(s4.overloaded(model, 512, s, manager=PreemptsAbove95, watermark=0.2) for s in seeds)]
     stuck = {n: s4.gets_stuck(lambda n=n: s4.overloaded(model, n, 0, NeverPreempts)) for n in (512, 8206)}
+    reserved = block_manager.Manager().num_reserved
     outcome = ["gets stuck" if is_stuck else "ends" for is_stuck in stuck.values()]
     return finding(
         8,
-        holds_as_worded=stuck[512],  # without preemption, in spite of the watermark
+        holds_as_worded=stuck[512] and block_manager.pressure(0) > 0.80,  # stuck without preemption
+        reserved=reserved,
+        pressure=block_manager.pressure(0),
+        with_cached=block_manager.pressure(1500),
         small=outcome[0],
         large=outcome[1],
         for_100=tolls[1].for_100,
@@ -103,3 +109,9 @@ def finding_8() -> Finding:
         steps=tolls[3].steps / tolls[2].steps,
         two="do what one watermark of 20% does" if tolls[3].repeated <= tolls[1].repeated else "do not help",
     )
+
+
+def finding_32() -> Finding:
+    llm = LLM(STORYTELLER, kv_cache_tokens=512, attention_backend="torch", offload_policy="load")
+    error = attempt(lambda: llm.generate([[5]], priority=[1]))
+    return finding(32, error != "no error", error=error)

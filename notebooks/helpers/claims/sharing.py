@@ -3,9 +3,11 @@
 import random
 
 from notebooks.helpers import s6, size
-from notebooks.helpers.claims.findings import Finding, committed, finding, under
+from notebooks.helpers.claims.findings import Finding, committed, finding, not_measured, on_gpu, spread, under
 from stages.bench.engines import part, without_model
+from stages.bench.locality import BLOCK_OF_70B
 from stages.bench.models import STORYTELLER, storyteller_of
+from stages.bench.texts import memory_pool, paged_attention
 
 
 class RandomReader:
@@ -21,30 +23,44 @@ class RandomReader:
 # ---- the blocks that sharing saves
 
 
-def saved_by_two(tail: int, both: bool) -> float:
-    """Return the share of blocks that two requests save if they share 500 tokens, and one or both have a tail."""
-    shared = list(range(3, 503))
-    tails = ([4000 + i % 90 for i in range(tail)], [3900 - i % 90 for i in range(tail)] if both else [])
-    return s6.shared_blocks([shared + tails[0], shared + tails[1]], 16)
+def full_blocks_shared() -> tuple[int, int]:
+    """Return the blocks of prompts of 660 and 500 tokens that share 500, with and without stage 6's sharing."""
+    prompts = [[*range(3, 503), *range(1000, 1160)], [*range(3, 503)]]
+    alone = sum(-(-len(prompt) // 16) for prompt in prompts)
+    return alone - round(s6.shared_blocks(prompts, 16) * alone), alone
 
 
 def finding_12(count: int = 20) -> Finding:
-    tails = []
-    for share in (0.43, 0.42):
-        one, two = ([t for t in range(600) if round(saved_by_two(t, both), 2) == share] for both in (False, True))
-        tails.append(f"{share:.0%} with {one[0]} to {one[-1]} tokens of one's own, or {two[0]} to {two[-1]} of each")
-    traffic = s6.kinds(RandomReader(), count)
+    traffic, example, (held, alone) = (
+        s6.kinds(RandomReader(), count),
+        memory_pool.share_a_prompt(),
+        full_blocks_shared(),
+    )
     prompts = {kind: [ask.tokens for ask in some] for kind, some in traffic.items() if kind != "multi-turn"}
     saved = {kind: (s6.shared_blocks(some[:2], 16), s6.shared_blocks(some, 16)) for kind, some in prompts.items()}
-    shown = ", ".join(f"{kind} {a:.0%} and {b:.0%}" for kind, (a, b) in saved.items())
-    return finding(12, max(a for a, _ in saved.values()) <= 0.5, tails="; ".join(tails), count=count, saved=shown)
+    return finding(
+        12,
+        holds_as_worded=max(a for a, _ in saved.values()) <= 0.5 and example.held == 42,
+        example=f"{example.held} of {example.alone} blocks, {example.saved:.1%} fewer",
+        full=f"{held} of {alone}, {1 - held / alone:.1%} fewer",
+        count=count,
+        saved=", ".join(f"{kind} {a:.0%} and {b:.0%}" for kind, (a, b) in saved.items()),
+    )
 
 
 def finding_13() -> Finding:
     names = ("fork_200_and_free", "copy_one", "copy_seven", "copy_one_of_70b")
     times = {name: committed(f"claims.fork.{name}").text("{:.1f}") for name in names}
     beams = under("predict.s5.beams") or {"blocks": 0, "alone": 0, "ratio": float("nan")}
-    return finding(13, beams["ratio"] < 4, **times, beams=beams, needed=2 * 5.24e6 / 1.6e-6 / 1e12)
+    least = gpu = not_measured(0)
+    if table := on_gpu(0, "The device"):
+        speed = table.rows["device"]["copy GB/s, read and written"]
+        least = f"{2 * BLOCK_OF_70B / speed / 1000:.1f} us at the {speed:,.0f} GB/s at which {table.machine} copies"
+    gpu = not_measured(5)
+    if (table := on_gpu(5, "Claim 13")) and "70B" in table.rows:
+        gpu = f"{spread(table.rows['70B'], 'plain copy').text('{:.1f}')} us on {table.machine}"
+    needed = 2 * BLOCK_OF_70B / 1.6e-6 / 1e12
+    return finding(13, beams["ratio"] < 4, **times, beams=beams, needed=needed, least=least, gpu=gpu)
 
 
 # ---- hits
@@ -72,9 +88,13 @@ def finding_15() -> Finding:
     prompt, options = RandomReader().read(length), {"kv_cache_tokens": 2 * length, "max_num_batched_tokens": 512}
     engine = part("s6", "llm").LLM(storyteller_of(length + 64), dtype="float32", **options).llm_engine
     first, again = s6.serve(engine, [s6.Ask(0, prompt, 1), s6.Ask(1, prompt, 1)])
+    own = paged_attention.Blocks(length // 16)
+    own.allocate_cached(prompt)
+    left = length - own.allocate_cached(prompt)[1]
     return finding(
         15,
-        holds_as_worded=again.num_cached_tokens == length - 16,
+        holds_as_worded=again.num_cached_tokens == length - 16 and left == 0,
+        left=left,
         first=first.num_prompt_tokens - first.num_cached_tokens,
         again=again.num_prompt_tokens - again.num_cached_tokens,
         hits=again.num_cached_tokens // 16,

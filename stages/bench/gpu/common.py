@@ -86,6 +86,7 @@ class PartReport:
         machine = f"{name}, torch {torch.__version__}" + (", a tiny model" if setup.is_tiny else "")
         self._setup, self._file = setup, file_of(setup.out, number)
         self.results = read_results(self._file) or {"title": title, "machine": machine, "tables": {}, "notes": []}
+        self.results.setdefault("measured", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
         if not self._file.exists():
             print(f"# Part {number}: {title}\n\nMeasured on {machine}.\n", flush=True)
 

@@ -1,30 +1,36 @@
 """Parts 2 to 5, and 10: steps of the stages, copies between host and device, claims that a GPU decides, and ranks.
 
-Claim 5: a free list in Python does 833,000 operations per second, 7 times as many as the framework's caching allocator
-and 267 times as many as the device's own.
-Claim 10: paged attention costs 4% of the speed of one sequence (1,198 tokens per second instead of 1,247, at batch 8)
-and allows larger batches with 2 to 4 times the throughput.
+Claim 5: a slab in Python does 833,000 operations per second, 7 times as many as the framework's caching allocator and
+267 times as many as the device's own.
+Claim 10: paged attention costs 4% of the speed (1,198 tokens per second instead of 1,247, at batch 8) and allows larger
+batches with 2 to 4 times the throughput.
 Claim 13: copying a block takes 1.6 us on the device.
 Claim 16: swapping 4,096 tokens takes 46.8 ms, and recomputing them takes 1,024 ms; below about 256 tokens, recomputing
 can be cheaper.
 Claim 17: pinned memory copies 2 to 5 times as fast as pageable; a block of 5.24 MB takes 0.73 ms from a disk.
 Claim 19: prefill is compute-bound, decode memory-bound.
+Claim 28: more than 80% of the reads hit the L2 cache, and decode reaches 70% of the memory's bandwidth.
 """
 
+import csv
 import itertools
+import statistics
+import sys
 from collections.abc import Callable
 from functools import partial
+from shutil import which
 from typing import Any
 
 import torch
 
 from nanovllm.bench.floor import Bandwidth, device_bandwidth
 from nanovllm.bench.harness import Spread, medians, repeated, with_spreads
-from stages.bench import ranks
-from stages.bench.claims import books, shape_of_70b
+from nanovllm.bench.report import last_line
+from stages.bench import allocators, ranks
+from stages.bench.claims import shape_of_70b
 from stages.bench.decode_step import STAGES, Case, DecodeStep, measure_case
 from stages.bench.engines import silent
-from stages.bench.gpu.common import SHAPES, PartReport, Row, Setup
+from stages.bench.gpu.common import SHAPES, PartReport, Row, Setup, run
 from stages.bench.locality import BLOCK_OF_70B, copies, disk
 from stages.bench.models import num_parameters
 from stages.bench.offload import measure_first_token
@@ -54,7 +60,7 @@ def row_of(setup: Setup, case: Case, reading: Bandwidth) -> Row:
     row = dict[str, Any]()
     for name in (*(f"{stage}_ms" for stage in STAGES), "s3_over_s2", "s3_over_s1"):
         row |= {key: result[key] for key in (name, f"{name}_spread") if key in result}
-    row["s3 tokens/s"] = case.batch / (result["s3_ms"] / 1000)
+    row |= {f"{stage} tokens/s": case.batch / (result[f"{stage}_ms"] / 1000) for stage in ("s1", "s3")}
     if setup.is_cuda:
         row |= {f"{stage} MB beside": result[f"{stage}_extra_bytes"] / 1e6 for stage in STAGES}
     return row
@@ -189,8 +195,10 @@ def loads_beside_steps(setup: Setup, model: str) -> Row:
 
 def claims(setup: Setup, report: PartReport) -> None:
     """Measure allocators, copies of blocks, and swapping."""
-    piece = partial(books, setup.size(9, 1), setup.size(1000, 20))
-    report.table("Claim 5: take a piece and return it, us", {"piece": piece})
+    rounds, size, device = setup.size(5, 1), setup.size(5 * 2**20, 4096), str(setup.device)
+    tensors = partial(allocators.tensors, rounds, device, size, setup.size(10_000, 400))
+    loops = {"slab": partial(allocators.slab, rounds), "caching": partial(tensors, is_cached=True)}
+    report.table("Claim 5: the text's loop", loops | {"device's own": partial(tensors, is_cached=False)})
     shapes = {name: SHAPES[name] for name in setup.models} | setup.size({"70B": shape_of_70b()}, {})
     blocks = {name: partial(block_copies, setup, shape) for name, shape in shapes.items()}
     report.table("Claim 13: copy blocks on the device, us", blocks)
@@ -200,6 +208,40 @@ def claims(setup: Setup, report: PartReport) -> None:
         f"{n} tokens": partial(measure_first_token, setup.folder(model), setup.dtype, n, **options) for n in lengths
     }
     report.table("Claim 16: to the first token, loaded or recomputed, seconds", swaps)
+    counters(setup, report)
+
+
+METRICS = {  # of ncu
+    "L2 hits": "lts__t_sector_hit_rate.pct",
+    "of the memory's bandwidth": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+}
+
+
+def counters(setup: Setup, report: PartReport) -> None:
+    """Read a GPU's own counters of the kernel that attends to blocks, if ncu is installed and may read them."""
+    ncu = which("ncu")
+    if ncu is None:
+        report.note("ncu is not installed: claim 28 needs its counters.")
+        return
+    bench = ["-m", "stages.bench", "paged", "--contexts", "8192", "--batch-sizes", "8", "--rounds", "1"]
+    options = ["--csv", "--page", "raw", "--metrics", ",".join(METRICS.values()), "--launch-count", "20"]
+    command = [ncu, *options, "--kernel-name", "regex:attend", sys.executable, *bench]
+    report.table("Claim 28: counters of paged attention", {"8 x 8,192": partial(counted, command, setup.seconds_left)})
+
+
+def counted(command: list[str], seconds: float) -> Row:
+    """Run ncu, and return the mean of each counter in percent. Raise ValueError if it printed none."""
+    _, output = run(command, seconds)
+    return read_counters(output)
+
+
+def read_counters(output: str) -> Row:
+    """Return the mean of each counter in ncu's CSV output, which other lines may surround."""
+    lines = [line for line in output.splitlines() if line.startswith('"')]
+    rows = [row for row in csv.DictReader(lines) if row["ID"]]  # the first one has the units
+    if not rows:
+        raise ValueError(f"ncu counted nothing: {last_line(output)}")
+    return {name: statistics.mean(float(row[metric]) for row in rows) for name, metric in METRICS.items()}
 
 
 def block_copies(setup: Setup, shape: Any) -> Row:
