@@ -291,7 +291,7 @@ CEILINGS = {
     "llama": 290,
     "options": 460,
     "requests": 780,
-    "server": 2_580,
+    "server": 2_590,
     "tiers": 810,
     "trace": 850,
 }

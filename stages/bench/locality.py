@@ -84,9 +84,8 @@ def pages(num_bytes: int, kind: str) -> np.ndarray[Any, np.dtype[np.float32]]:
 
     A large page needs one entry of the TLB where 512 small ones need one each. A shared mapping never gets one.
     """
-    advice = {"2 MB": mmap.MADV_HUGEPAGE, "4 KB": mmap.MADV_NOHUGEPAGE}[kind]
     area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    area.madvise(advice)
+    area.madvise(mmap.MADV_HUGEPAGE if kind == "2 MB" else mmap.MADV_NOHUGEPAGE)
     memory = np.frombuffer(area, dtype=np.float32)
     memory.fill(0)
     return memory
@@ -152,13 +151,12 @@ def chain(rounds: int = 9, num_bytes: int = 2**28, count: int = 2**16) -> Scores
 
 def roofline(rounds: int = 7, size: int = 1024) -> Scores:
     """Return the speeds of a large multiplication and of memory, and the milliseconds of steps."""
-    a, b = torch.ones(size, size), torch.ones(size, size)
-    reading, calls = Bandwidth(), dict[str, Callable[[], object]]()
+    a, reading, calls = torch.ones(size, size), Bandwidth(), dict[str, Callable[[], object]]()
     for tokens in (32, 128, 512):
         calls[f"prefill_{tokens}_ms"] = step_of(1, tokens).computing(tokens)
     for batch, context in ((1, 128), (8, 128), (32, 128), (32, 960)):
         calls[f"decode_{batch}_{context}_ms"] = step_of(batch, context)
-    limits = {"read": timed(reading), "multiply": timed(lambda: a @ b)}
+    limits = {"read": timed(reading), "multiply": timed(lambda: a @ a)}
     turns = take_turns({name: timed(call) for name, call in calls.items()} | limits, rounds)
     series = {name: [1000 * turn[name] for turn in turns] for name in calls}
     series["bytes_per_second"] = [reading.num_bytes / turn["read"] for turn in turns]
