@@ -41,10 +41,15 @@ def token_ids(llm: LLM) -> list[int]:
 @pytest.fixture(scope="module")
 def expected(token_ids: list[int]) -> Tensor:
     """Return transformers' logits, with the file's weights dequantized to float32: [num_tokens, vocab_size]."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    path = find_known("smollm2", KNOWN["smollm2"])
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    path = str(find_known("smollm2", KNOWN["smollm2"]))
+    model = (
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(**load_gguf_checkpoint(path)["config"])).eval().float()
+    )
+    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    assert model.load_state_dict(tensors, strict=False).missing_keys in ([], ["lm_head.weight"])  # which is tied
     with torch.no_grad():
         return model(torch.tensor([token_ids])).logits[0]
 
