@@ -15,9 +15,9 @@ pytest.importorskip("matplotlib")
 
 from notebooks import helpers
 from notebooks.helpers.claims import (
+    allocators,
     attention,
     block_pools,
-    caching,
     errata,
     findings,
     host_memory,
@@ -26,13 +26,12 @@ from notebooks.helpers.claims import (
     profiling,
     sections,
     sharing,
-    slabs,
 )
-from notebooks.helpers.claims.caching import MB, CachingAllocator
 from stages.bench import claims, locality, results, texts
 from stages.bench.engines import silent
-from stages.bench.texts import first_fit, memory_pool, pools
-from stages.bench.texts.memory_pool import KB, Slabs
+from stages.bench.texts import cpp_engine, first_fit, memory_pool, pools
+from stages.bench.texts.caching_sketch import Block, CachingAllocator, by_text
+from stages.bench.texts.memory_pool import KB, MB, Slabs
 from stages.s1_contiguous_cache.slot_manager import SlotManager
 
 FOLDER = Path(helpers.__file__).parent / "claims"
@@ -65,9 +64,9 @@ def test_plan_of_80_gb_has_the_blocks_of_the_text():
 
 
 def test_uniform_sizes_leave_what_the_classes_leave():
-    served = slabs.serve(Slabs(), slabs.TRAFFIC["uniform up to 2 MB"], 600)
+    served = allocators.serve(Slabs(), allocators.TRAFFIC["uniform up to 2 MB"], 600)
     assert served.inside == pytest.approx(0.44, abs=0.02) and served.refused == 0 and served.in_use is None
-    served = slabs.serve(Slabs(), slabs.TRAFFIC["uniform up to 256 MB"], 600)
+    served = allocators.serve(Slabs(), allocators.TRAFFIC["uniform up to 256 MB"], 600)
     assert 0.05 < served.refused < 0.3 and served.in_use < 0.06
 
 
@@ -76,34 +75,34 @@ def test_uniform_sizes_leave_what_the_classes_leave():
 
 def test_blocks_split_and_merge():
     allocator = CachingAllocator(16 * MB)
-    allocator.free(allocator.allocate(8 * MB))
+    allocator.release(allocator.allocate(8 * MB))
     handles = [allocator.allocate(size * MB) for size in (2, 3)]
     assert allocator.snapshot() == [[(2 * MB, True), (3 * MB, True), (3 * MB, False)]]
     for handle in handles:
-        allocator.free(handle)
+        allocator.release(handle)
     assert allocator.snapshot() == [[(8 * MB, False)]]
 
 
 def test_empty_segments_are_collected_when_the_device_is_full():
     allocator = CachingAllocator(8 * MB)
     first, _ = allocator.allocate(2 * MB), allocator.allocate(2 * MB)
-    allocator.free(first)
+    allocator.release(first)
     allocator.allocate(6 * MB)
-    assert allocator.num_collections == 1 and allocator.reserved == 8 * MB
+    assert len(allocator.segments) == 2 and allocator.reserved == 8 * MB
     with pytest.raises(MemoryError, match="2,097,152 bytes are needed, 0 are left"):
         allocator.allocate(MB)
     assert allocator.held == 8 * MB
 
 
 def test_large_block_stays_whole_if_it_may_not_be_split():
-    assert caching.largest_after(None) == 598 and caching.largest_after(512 * MB) == 600
+    assert allocators.largest_after(None) == 598 and allocators.largest_after(512 * MB) == 600
 
 
 def test_random_history_keeps_segments_whole():
-    allocator, rng, handles = CachingAllocator(64 * MB), random.Random(0), list[caching.Handle]()
+    allocator, rng, handles = CachingAllocator(64 * MB), random.Random(0), list[Block]()
     for _ in range(400):
         if handles and rng.random() < 0.5:
-            allocator.free(handles.pop(rng.randrange(len(handles))))
+            allocator.release(handles.pop(rng.randrange(len(handles))))
         else:
             try:
                 handles.append(allocator.allocate(rng.randint(1, 8) * MB))
@@ -265,8 +264,8 @@ def test_program_prints_what_the_original_prints(cases, name, question, text, st
 def test_every_situation_has_words_and_a_figure(cases):
     assert len(PRINTED) == sum(map(len, cases.values()))
     assert all(case.question and case.text and case.remark for each in cases.values() for case in each)
-    with pytest.raises(AssertionError, match="the programs have"):
-        texts.as_cases(texts.WORDS["caching_sketch"], {"split": ("2 + 6",)})
+    with pytest.raises(KeyError, match="merged"):
+        texts.as_cases(texts.WORDS["caching_sketch"], {"parts": "2 + 6"})
 
 
 def test_stages_column_has_only_what_a_stage_printed(cases):
@@ -366,7 +365,7 @@ def test_profile_has_the_parts_of_a_step():
 
 
 def test_missing_figures_read_not_measured_yet():
-    assert findings.committed("claims.nothing.at_all").text() == "not measured yet"
+    assert f"{findings.committed('claims.nothing.at_all')}" == "not measured yet"
     assert findings.in_words(findings.committed("claims.nothing.at_all"), "a", "b", "c") == "not measured yet"
 
 
@@ -421,15 +420,15 @@ def test_a_new_run_changes_what_is_said_of_a_gpu(gpus):
 
 
 def test_roofline_follows_the_newest_steps(gpus):
-    assert "7B 83%, 77%; 1.1B 54%, 47%" in attention.roofline()[1].verdict
+    assert "7B 83%, 77%; 1.1B 54%, 47%" in attention.finding_19().verdict
     rows = {f"{name}: share of the floor": {"nanovllm": 0.9} for name in ("1 sequence", "8 sequences")}
     put(gpus / "new", 6, {"race --shape llama-2-7b": rows, "race --shape tinyllama-1.1b": rows})
-    assert "Fast GPU, share of the time" in (verdict := attention.roofline()[1].verdict) and "7B 90%, 90%" in verdict
+    assert "Fast GPU, share of the time" in (verdict := attention.finding_19().verdict) and "7B 90%, 90%" in verdict
 
 
 def test_cells_of_a_gpu_are_empty_until_it_has_run(gpus):
     """Claims 5, 10, 24, 27 and 28 have tables that no committed run has."""
-    empty = block_pools.finding_5(), paging.finding_10(), caching.finding_24(), paging.finding_28()
+    empty = block_pools.finding_5(), paging.finding_10(), allocators.finding_24(), paging.finding_28()
     assert all("not measured (make gpu PART=" in found.found for found in empty)
     assert "By batch: not measured" in paging.finding_27().found
     loops = {"slab": 9e5, "caching": 3e5, "device's own": 3e3}
@@ -445,7 +444,7 @@ def test_cells_of_a_gpu_are_empty_until_it_has_run(gpus):
     put(gpus / "new", 7, {"latency by batch": {"batch 8": {"p99 ms": 31}}})
     assert "3.0 and 300 times as fast as the others on Fast GPU" in block_pools.finding_5().verdict
     assert "batch 8: 1,500 in one piece, 1,400 in blocks" in paging.finding_10().found
-    assert "12.5% on Fast GPU" in caching.finding_24().found
+    assert "12.5% on Fast GPU" in allocators.finding_24().found
     assert "Fast GPU: L2 hits 12%, 91% of the memory's bandwidth" in paging.finding_28().found
     assert "batch 8" in paging.finding_27().found and "31" in paging.finding_27().found
 
@@ -472,17 +471,15 @@ def test_reads_are_compared_in_both_orders():
 @pytest.mark.full
 @pytest.mark.skipif(not locality.has_kernels(), reason="needs Linux and numba")
 def test_compiled_loop_attends_through_the_block_table():
-    from stages.bench.texts.scattered_kernel import attend, follow
-
     torch.manual_seed(0)
     q, k, v, table = torch.randn(2, 128), torch.randn(48, 2, 128), torch.randn(48, 2, 128), torch.tensor([2, 0, 1])
     out = torch.empty(2, 128)
-    attend(q.numpy(), k.numpy(), v.numpy(), table.numpy(), 16, out.numpy())
+    cpp_engine.attend(q.numpy(), k.numpy(), v.numpy(), table.numpy(), 16, out.numpy(), 48)
     in_order = [16 * block + slot for block in table.tolist() for slot in range(16)]
     scores = torch.einsum("hd,thd->ht", q, k[in_order]) / 128**0.5
     torch.testing.assert_close(out, torch.einsum("ht,thd->hd", scores.softmax(-1), v[in_order]))
     links = torch.tensor([[2, 0], [0, 0], [1, 0]]).numpy()
-    assert [follow(links, count) for count in (1, 2, 3)] == [2, 1, 0]
+    assert [locality.follow(links, count) for count in (1, 2, 3)] == [2, 1, 0]
     layer, chain = locality.layer(rounds=1, num_tokens=64, heads=2), locality.chain(1, num_bytes=2**16, count=64)
     assert {"2 MB_16_ms", "4 KB_in_order_ms"} <= layer.keys() and layer["4 KB_huge_kb"] == 0
     assert {"2 MB_ns", "4 KB_ns"} <= chain.keys()
@@ -491,14 +488,12 @@ def test_compiled_loop_attends_through_the_block_table():
 def test_benchmark_of_the_text_has_nothing_random():
     steps = list(memory_pool.benchmark_steps(400))
     assert steps[:100] == [None] * 100 and steps == list(memory_pool.benchmark_steps(400))
-    assert (
-        caching.peak_empty(steps, 5 * MB, caching.by_text) > 1 / 6 > caching.peak_empty(steps, 4 * MB, caching.by_text)
-    )
+    assert allocators.peak_empty(steps, 5 * MB, by_text) > 1 / 6 > allocators.peak_empty(steps, 4 * MB, by_text)
 
 
 def test_pieces_behind_a_hole_are_copied():
     pieces = {i: (4 * i, 4, torch.full((4,), float(i))) for i in (0, 2, 3)}
-    moved, copied = memory_pool.defragment(pieces)
+    moved, copied = memory_pool.compact(pieces)
     assert copied == 2 * 16 and [moved[i][0] for i in (0, 2, 3)] == [0, 4, 8]
     assert moved[0][2] is pieces[0][2] and moved[3][2] is not pieces[3][2] and bool((moved[3][2] == 3).all())
 
@@ -511,4 +506,4 @@ def test_timed_parts_have_spreads():
 
 
 def test_sizes_in_words():
-    assert slabs.in_words(512 * KB) == "512 KB"
+    assert allocators.in_words(512 * KB) == "512 KB"

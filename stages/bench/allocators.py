@@ -9,22 +9,20 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from nanovllm.bench.harness import Scores, Spread, seconds_of
-from stages.bench.texts import memory_pool
+from stages.bench.texts import ROOT, memory_pool
 
 UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def slab(rounds: int) -> Scores:
     """Return the operations per second of the text's slab: those that ran, before its pool was empty."""
-    done = sum(memory_pool.benchmark())
-    return Spread.of([done / seconds_of(memory_pool.benchmark) for _ in range(rounds)]).named("operations/s")
+    done = sum(memory_pool.run_benchmark())
+    return Spread.of([done / seconds_of(memory_pool.run_benchmark) for _ in range(rounds)]).named("operations/s")
 
 
 def tensors(rounds: int, device: str, num_bytes: int, num_operations: int, is_cached: bool) -> Scores:

@@ -13,11 +13,10 @@ import torch
 
 from nanovllm.bench.harness import Scores, ratios, repeated, take_turns, timed, with_spreads
 from stages.bench import locality, results
-from stages.bench.engines import new_sequence, part, silent, stage, without_model
+from stages.bench.engines import part, stage, without_model
 from stages.bench.models import STORYTELLER
-from stages.bench.texts import block_manager, first_fit, memory_pool
+from stages.bench.texts import block_manager, first_fit, in_stages, memory_pool, sequence
 from stages.bench.texts.pools import BitmapPool, FirstInFirstOut
-from stages.s2_block_manager.block_manager import BlockManager
 from stages.s2_block_manager.block_pool import BlockPool
 
 BLOCK, POOL = 16, 4096
@@ -48,10 +47,8 @@ def microseconds(calls: Mapping[str, Callable[[], object]], times: int, rounds: 
 
 def books(rounds: int = 9, times: int = 1000) -> Scores:
     """Return the microseconds of our bookkeeping: a list and a bitmap of free blocks, and growth by a token."""
-    config = part("s2", "llama").ModelConfig.from_folder(STORYTELLER)
-    inputs = part("s2", "input_processor").InputProcessor(config, None, 1024, seed=0)
     pool, bits = BlockPool(block_manager.NUM_BLOCKS), BitmapPool(block_manager.NUM_BLOCKS)
-    manager, seq = BlockManager(POOL, BLOCK, silent("s2")), inputs.process("0", [1] * 40, stage("s2").SamplingParams())
+    manager, seq = in_stages.block_manager("s2", POOL), sequence("s2", "0", [1] * 40)
     manager.allocate(seq)
     calls: dict[str, Callable[[], object]] = {
         "take_one_and_return": lambda: pool.free_blocks(pool.get_new_blocks(1)),
@@ -77,26 +74,26 @@ def own(rounds: int = 9, times: int = 200) -> Scores:
         _, pool, _ = first_fit.simulate(0, num_operations)
         calls[f"first_fit_{len(pool.free)}"] = partial(take_and_return, pool)
     for blocks in (13, 63, 256):
+        manager.allocate(blocks, blocks * BLOCK)
+        calls[f"allocate_{blocks}"] = partial(allocate_and_free, manager, blocks)
+        calls[f"fork_{blocks}"] = partial(fork_and_free, manager, parent=blocks)
+    loop = take_turns({"loop": timed(memory_pool.run_benchmark)}, rounds)
+    return microseconds(calls, times, rounds) | with_spreads(loop, 1e6 / sum(memory_pool.run_benchmark()))
 
-        def allocate_and_free(blocks: int = blocks) -> None:
-            manager.allocate(blocks, blocks * BLOCK)
-            manager.free(blocks)
 
-        def fork_and_free(blocks: int = blocks) -> None:
-            manager.fork(1000 + blocks, 2000 + blocks)
-            manager.free(2000 + blocks)
+def allocate_and_free(manager: block_manager.Manager, blocks: int) -> None:
+    manager.allocate(0, blocks * BLOCK)
+    manager.free(0)
 
-        manager.allocate(1000 + blocks, blocks * BLOCK)
-        calls |= {f"allocate_{blocks}": allocate_and_free, f"fork_{blocks}": fork_and_free}
-    loop = take_turns({"loop": timed(memory_pool.benchmark)}, rounds)
-    return microseconds(calls, times, rounds) | with_spreads(loop, 1e6 / sum(memory_pool.benchmark()))
+
+def fork_and_free(manager: block_manager.Manager, parent: int) -> None:
+    manager.fork(parent, 0)
+    manager.free(0)
 
 
 def take_and_return(pool: first_fit.FirstFit, size: int = 128) -> None:
     """Take a piece of the mean size from the text's pool, and return it."""
-    offset = pool.allocate(size)
-    assert offset is not None, "a pool with room"
-    pool.release(offset, size)
+    pool.release(pool.allocate(size), size)
 
 
 def write_in_turn(pool: BlockPool, memory: torch.Tensor, times: int = 100, count: int = 8) -> None:
@@ -124,9 +121,7 @@ def order(rounds: int = 9, num_blocks: int = 2048) -> Scores:
         llm.kv_cache_manager.pool = kind(num_blocks)
         calls["written", name] = timed(partial(write_in_turn, kind(num_blocks), memory))
         calls["served", name] = timed(partial(llm.generate, [[5] * 40] * 8, params))
-    pairs: dict[str, tuple[Hashable, Hashable]] = {
-        name: ((name, "first"), (name, "last")) for name in ("written", "served")
-    }
+    pairs: Any = {name: ((name, "first"), (name, "last")) for name in ("written", "served")}
     return ratios(take_turns(calls, rounds), pairs)
 
 
@@ -135,12 +130,10 @@ def fork(rounds: int = 9) -> Scores:
 
     A block of the 70B model is in fp16.
     """
-    engine = without_model("s5", model=str(STORYTELLER), dtype="float32", kv_cache_tokens=8192)
-    params, cache = stage("s5").SamplingParams(), part("s5", "kv_cache")
-    parent, child = (new_sequence("s5", engine.input_processor, name, [1] * 200, params) for name in "ab")
-    engine.kv_cache_manager.allocate(parent)
-    parent.num_computed_tokens = 199
-    manager, pool = engine.kv_cache_manager, engine.kv_cache
+    manager, (parent, child) = in_stages.forked(200, num_forks=1)
+    manager.free(child)
+    pool = without_model("s5", model=str(STORYTELLER), dtype="float32", kv_cache_tokens=8192).kv_cache
+    cache = part("s5", "kv_cache")
     large = cache.KVCache(shape_of_70b(), 4, BLOCK, torch.float16, pool.blocks.device)
     large.blocks.zero_()
     seven = [cache.BlockCopy(2 * i, 2 * i + 1) for i in range(200, 207)]  # of free blocks
@@ -169,8 +162,8 @@ def defragment(rounds: int = 5, count: int = 64) -> Scores:
         pieces[i] = offset, size, torch.ones(size, dtype=torch.uint8)
         offset += size
     del pieces[0]
-    turns = take_turns({"ms": timed(lambda: memory_pool.defragment(pieces))}, rounds)
-    return with_spreads(turns, 1000) | {"copies": len(pieces), "mb": memory_pool.defragment(pieces)[1] / memory_pool.MB}
+    turns = take_turns({"ms": timed(lambda: memory_pool.compact(pieces))}, rounds)
+    return with_spreads(turns, 1000) | {"copies": len(pieces), "mb": memory_pool.compact(pieces)[1] / memory_pool.MB}
 
 
 def singly(rounds: int = 5, num_tokens: int = 256) -> Scores:

@@ -19,6 +19,7 @@ from nanovllm.bench.floor import Bandwidth
 from nanovllm.bench.harness import Scores, figures, ratios, repeated, seconds_of, take_turns, timed, with_spreads
 from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
 from stages.bench.models import STORYTELLER, storyteller_of
+from stages.bench.texts import cpp_engine
 
 PIECES = (64, 512, 4096, 32_768, 262_144)  # bytes
 BLOCK_OF_70B = 16 * 2 * 80 * 8 * 128 * 2  # bytes: 16 tokens, 80 layers, keys and values of 8 heads of 128, fp16
@@ -114,8 +115,9 @@ def layer(rounds: int = 155, num_tokens: int = 2048, heads: int = 32, sizes: tup
     """
     if not has_kernels():
         return {}
-    from stages.bench.texts.scattered_kernel import attend
+    import numba
 
+    attend = numba.njit(fastmath=True)(cpp_engine.attend)
     calls, generator, shape = TimedCalls(), torch.Generator().manual_seed(0), (num_tokens, heads, 128)
     query, out, huge = np.ones(shape[1:], np.float32), np.zeros(shape[1:], np.float32), dict[str, int]()
     for kind in PAGES:
@@ -124,7 +126,7 @@ def layer(rounds: int = 155, num_tokens: int = 2048, heads: int = 32, sizes: tup
         for size in (num_tokens, *(size for size in sizes if num_tokens % size == 0)):
             table = torch.randperm(num_tokens // size, generator=generator).numpy()
             calls[f"{kind}_{'in_order' if size == num_tokens else size}"] = timed(
-                partial(attend, query, keys, values, table, size, out)
+                partial(attend, query, keys, values, table, size, out, num_tokens)
             )
     turns = take_turns(calls, rounds)
     return figures({f"{key}_ms": [1000 * turn[key] for turn in turns] for key in calls}) | huge
@@ -134,16 +136,24 @@ def chain(rounds: int = 9, num_bytes: int = 2**28, count: int = 2**16) -> Scores
     """Return the nanoseconds of a read of 64 bytes whose address is the result of the read before it, by page size."""
     if not has_kernels():
         return {}
-    from stages.bench.texts.scattered_kernel import follow
+    import numba
 
-    calls, length = TimedCalls(), num_bytes // 64
+    calls, length, compiled = TimedCalls(), num_bytes // 64, numba.njit(follow)
     order = torch.randperm(length, generator=torch.Generator().manual_seed(0)).numpy()
     for kind in PAGES:
         links = pages(num_bytes, kind).view(np.int64).reshape(length, 8)
         links[order, 0] = np.roll(order, -1)
-        calls[kind] = timed(partial(follow, links, count))
+        calls[kind] = timed(partial(compiled, links, count))
     turns = take_turns(calls, rounds)
     return figures({f"{kind}_ns": [1e9 * turn[kind] / count for turn in turns] for kind in PAGES})
+
+
+def follow(links: np.ndarray[Any, Any], count: int) -> int:
+    """Follow `count` links from row 0, and return the row at the end. links [rows, 8]; column 0 is the next row."""
+    at = 0
+    for _ in range(count):
+        at = links[at, 0]
+    return at
 
 
 # ---- limits of the machine, and how near steps come

@@ -1,7 +1,6 @@
 """Attention in parts (claim 9), where blocks lie (18), what a step reads (34), a roofline (19), prefill singly (33)."""
 
 import itertools
-import math
 from functools import reduce
 
 import torch
@@ -9,13 +8,13 @@ from matplotlib.figure import Figure
 
 from notebooks.helpers import pictures, s3, size
 from notebooks.helpers.claims.contiguous import CONFIG
-from notebooks.helpers.claims.findings import Finding, GpuTable, committed, finding, not_measured, on_gpu, under
+from notebooks.helpers.claims.findings import Finding, GpuTable, committed, finding, not_measured, on_gpu
 from notebooks.helpers.pictures import ACCENT, GREY, USED, Line
 from stages.bench import locality
 from stages.bench.engines import stage
 from stages.bench.models import STORYTELLER
 from stages.bench.texts import cpp_engine
-from stages.bench.texts.paged_attention import softmax_error
+from stages.bench.texts.paged_attention import softmax_errors
 from stages.s3_paged_attention import LLM, SamplingParams
 from stages.s3_paged_attention.online_softmax import merge_attn_states
 
@@ -41,15 +40,12 @@ def largest_errors(num_tokens: int) -> dict[tuple[torch.dtype, int], float]:
 
 
 def finding_9() -> Finding:
-    num_tokens = size(512, 128)
+    num_tokens, own, shown = size(512, 128), softmax_errors(), dict[str, str]()
     errors = largest_errors(num_tokens)
-    shown = {
-        f"{name}_{way}": f"{max(errors[dtype, width] for width in widths):.0e}"
-        for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
-        for way, widths in (("tiles", (64, 16)), ("whole", (num_tokens,)))
-    }
-    own = {"full": softmax_error(48, 48), "masked": softmax_error(38, 38), "old": softmax_error(38, 48)}
-    own["zeros"] = softmax_error(38, 48, 0.0)
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        shown[f"{name}_tiles"] = f"{max(errors[dtype, 64], errors[dtype, 16]):.0e}"
+        shown[f"{name}_whole"] = f"{errors[dtype, num_tokens]:.0e}"
     return finding(
         9,
         holds_as_worded=max(own["full"], own["masked"]) < 1e-5 < 0.01 < min(own["old"], own["zeros"]),
@@ -83,16 +79,14 @@ def draw_reads(now: dict[str, float]) -> Figure:
     return fig
 
 
-def draw_addresses(num_tokens: int = 48) -> Figure:
+def draw_addresses() -> Figure:
     """Draw where the fourth text's loop finds each token's key, in one piece and in scattered blocks."""
-    table = [5, 2, 7]
-    jump = cpp_engine.addresses(lambda token: token, 2)[1] // 1024
-    title = f"Each token's key of a head lies {jump} KB behind the one before, paged or not"
+    title = f"Each token's key of a head lies {cpp_engine.jump()} behind the one before, paged or not"
     fig, (ax,) = pictures.figure(title, height=2.6)
-    series = {"in one piece": lambda token: token, "in scattered blocks": cpp_engine.through(table)}
-    colors = dict(zip(series, (USED, ACCENT), strict=True))
-    at = {name: [a / 2**20 for a in cpp_engine.addresses(slot_of, num_tokens)] for name, slot_of in series.items()}
-    lines = [Line(range(num_tokens), at[name], color=colors[name], style=".") for name in at]
+    colors, lines = {"in one piece": USED, "in scattered blocks": ACCENT}, []
+    for color, slot_of in zip(colors.values(), (lambda token: token, cpp_engine.through([5, 2, 7])), strict=True):
+        at = [address / 2**20 for address in cpp_engine.addresses(slot_of, 48)]
+        lines.append(Line(range(48), at, color=color, style="."))
     pictures.lines(ax, lines, "token", "MB into the layer")
     ax.yaxis.set_major_formatter("{x:g}")
     pictures.legend(ax, colors)
@@ -100,44 +94,26 @@ def draw_addresses(num_tokens: int = 48) -> Figure:
 
 
 def finding_18() -> Finding:
-    small, layer = committed(f"claims.reads.{locality.PIECES[0]}"), under("claims.layer") or {}
-    least = {
-        (kind, way): layer.get(f"{kind}_{way}_ms_spread", [math.nan])[0]
-        for kind in locality.PAGES
-        for way in ("in_order", "256", "16", "1")
-    }
-    known = {block: committed(f"claims.scattered.{block}") for block in (1, 16, 256)}
-    chain = [committed(f"claims.chain.{kind}_ns").text("{:.0f}") for kind in locality.PAGES]
-    ratio = min(least[kind, "16"] / least[kind, "in_order"] for kind in locality.PAGES)
-    return finding(
-        18,
-        pieces=small.text(),
-        least=locality.PIECES[0],
-        layer="; ".join(
-            f"pages of {kind}: " + ", ".join(f"{least[kind, way]:.1f}" for way in ("in_order", "256", "16", "1"))
-            for kind in locality.PAGES
-        ),
-        huge=f"{layer.get('2 MB_huge_kb', 0):,} KB of the keys",
-        chain=" and ".join(f"{ns} ns from pages of {kind}" for ns, kind in zip(chain, locality.PAGES, strict=True)),
-        scattered=", ".join(f"{t.text()} times as long at block size {block}" for block, t in known.items()),
-        costs="costs time" if ratio > 1.1 else "costs nothing that this machine shows",
-        by=ratio,
-    )
+    def least(kind: str, way: str) -> float:
+        return committed(f"claims.layer.{kind}_{way}_ms").least
+
+    ratio = min(least(kind, "16") / least(kind, "in_order") for kind in locality.PAGES)
+    costs = "costs time" if ratio > 1.1 else "costs nothing that this machine shows"
+    return finding(18, least=locality.PIECES[0], costs=costs, by=ratio)
 
 
 def keys_read(reservation: str, prompt: int) -> tuple[int, int]:
     """Return the slots that stage 1 reserves for a prompt, and the keys of a layer that its next step reads."""
     llm = stage("s1").LLM(STORYTELLER, dtype="float32", kv_cache_tokens=2048, reservation=reservation)
-    read, counts, observed = llm.kv_cache.read, list[int](), list[int]()
+    read, observed = llm.kv_cache.read, list[tuple[int, int]]()
 
     def counted(layer: int, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        counts.append(count)
-        observed.append(llm.kv_cache_manager.report().held)
+        observed.append((llm.kv_cache_manager.report().held, count))
         return read(layer, start, count)
 
     llm.kv_cache.read = counted
     llm.generate([[3] * prompt], stage("s1").SamplingParams(temperature=0, max_tokens=2))
-    return observed[-1], counts[-1]
+    return observed[-1]
 
 
 def finding_34(prompt: int = 40) -> Finding:
@@ -148,37 +124,43 @@ def finding_34(prompt: int = 40) -> Finding:
 # ---- a roofline
 
 
-def roofline() -> tuple[Figure, Finding]:
-    """Draw the committed times of the storyteller's steps under the machine's roof, and return the finding too."""
+def roofs() -> tuple[float, float, dict[str, tuple[s3.Work, float]]]:
+    """Return the operations and the bytes per second of the machine, and the work and the seconds of each step."""
     arithmetic, bandwidth = (committed(f"claims.roofline.{name}_per_second").value for name in ("operations", "bytes"))
     rows = {f"prefill_{n}": [(n, n)] for n in (32, 128, 512)}
     rows |= {f"decode_{b}_{n}": [(1, n)] * b for b, n in ((1, 128), (8, 128), (32, 128), (32, 960))}
-    steps = {
-        name: (s3.work(CONFIG, tokens, itemsize=4), committed(f"claims.roofline.{name}_ms").value / 1000)
-        for name, tokens in rows.items()
-    }
-    ridge = arithmetic / bandwidth
+    seconds = {name: committed(f"claims.roofline.{name}_ms").value / 1000 for name in rows}
+    works = {name: (s3.work(CONFIG, tokens, itemsize=4), seconds[name]) for name, tokens in rows.items()}
+    return arithmetic, bandwidth, works
+
+
+def draw_roofline() -> Figure:
+    """Draw the committed times of the storyteller's steps under the machine's roof."""
+    arithmetic, bandwidth, steps = roofs()
+    title = f"The ridge of this machine is at {arithmetic / bandwidth:.1f} operations per byte"
+    fig, (ax,) = pictures.figure(title, height=3.4)
+    s3.numbered_roofline(ax, arithmetic, bandwidth, steps)
+    return fig
+
+
+def finding_19() -> Finding:
+    arithmetic, bandwidth, steps = roofs()
     reached = {
         n: work.operations / s / s3.roof(work.intensity, arithmetic, bandwidth) for n, (work, s) in steps.items()
     }
-    fig, (ax,) = pictures.figure(f"The ridge of this machine is at {ridge:.1f} operations per byte", height=3.4)
-    s3.numbered_roofline(ax, arithmetic, bandwidth, steps)
     prefill, decode = ([share for n, share in reached.items() if n.startswith(kind)] for kind in ("prefill", "decode"))
-    shown = "; ".join(f"{s3.in_words(n)} {work.intensity:.1f}, {reached[n]:.0%}" for n, (work, _) in steps.items())
-    share = not_measured(6)
+    shown = [f"{s3.in_words(n)} {work.intensity:.1f}, {reached[n]:.0%}" for n, (work, _) in steps.items()]
+    gpu = not_measured(6)
     if (one := on_gpu(6, "llama-2-7b")) and (small := on_gpu(6, "tinyllama-1.1b")):
-        shares = [
-            f"{name} {', '.join(share_of_floor(table, count) for count in (1, 8))}"
-            for name, table in (("7B", one), ("1.1B", small))
-        ]
-        share = f"{one.machine}, share of the time to read what a step must, at batch 1 and 8: {'; '.join(shares)}"
-    if ridge_gpu := on_gpu(4, "The two roofs"):
-        share += f"; its ridge is at {ridge_gpu.rows['device']['ridge, operations per byte']:.0f} operations per byte"
-    return fig, finding(
+        shares = f"7B {shares_of_floor(one)}; 1.1B {shares_of_floor(small)}"
+        gpu = f"{one.machine}, share of the time to read what a step must, at batch 1 and 8: {shares}"
+    if roof := on_gpu(4, "The two roofs"):
+        gpu += f"; its ridge is at {roof.rows['device']['ridge, operations per byte']:.0f} operations per byte"
+    return finding(
         19,
-        gpu=share,
-        steps=shown,
-        ridge=ridge,
+        gpu=gpu,
+        steps="; ".join(shown),
+        ridge=arithmetic / bandwidth,
         longest=steps["prefill_512"][0].intensity,
         prefill=pictures.span(prefill),
         decode=pictures.span(decode),
@@ -187,12 +169,11 @@ def roofline() -> tuple[Figure, Finding]:
     )
 
 
-def share_of_floor(table: GpuTable, count: int) -> str:
-    """Return the share of the floor that decode steps of so many sequences reach."""
-    row = table.rows.get(f"{count} sequence{'s' * (count > 1)}: share of the floor")
-    return f"{row['nanovllm']:.0%}" if row else "-"
+def shares_of_floor(table: GpuTable) -> str:
+    """Return the shares of the floor that decode steps of 1 and of 8 sequences reach."""
+    rows = (table.rows.get(f"{count}: share of the floor") for count in ("1 sequence", "8 sequences"))
+    return ", ".join(f"{row['nanovllm']:.0%}" if row else "-" for row in rows)
 
 
 def finding_33(num_tokens: int = 256) -> Finding:
-    ratio = committed("claims.singly.singly_over_at_once")
-    return finding(33, num_tokens=num_tokens, runs=cpp_engine.forwards(num_tokens, 1), ratio=ratio.text("{:.0f}"))
+    return finding(33, num_tokens=num_tokens, runs=cpp_engine.forwards(num_tokens, 1))

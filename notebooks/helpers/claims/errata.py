@@ -7,21 +7,11 @@ from notebooks.helpers.claims.findings import CLAIMS, Finding
 from stages.bench.texts import Case
 
 PAGE = Path(__file__).resolve().parents[3] / "book" / "errata.md"
-HEAD = """<!-- Made by `make claims` (notebooks/helpers/claims/errata.py). -->
-
-# Errata to five texts
-
-The course began with five texts, and we recommend all of them. They explain the memory of inference engines in few
-words, with code that you can run. That code is short because it explains, and most of its faults show up only with a
-second request. We wrote it [anew](../stages/bench/texts/memory_pool.py), step by step, ran it, tested the claims in
-[a notebook](../notebooks/claims.ipynb), and list here what we would correct. `make claims` writes this page. The copies
-that we have name neither an author nor an address.
-"""
 
 
 def page(findings: Iterable[Finding], cases: dict[str, list[Case]]) -> str:
     """Return the page."""
-    known, parts = sorted(findings, key=lambda finding: finding.number), [HEAD]
+    known, parts = sorted(findings, key=lambda finding: finding.number), [CLAIMS["head_of_errata"]]
     for name, text in CLAIMS["texts"].items():
         faults = [f"- {found.errata[name]} (Claim {found.number})" for found in known if name in found.errata]
         right = [line(case) for case in cases[name] if case.holds]

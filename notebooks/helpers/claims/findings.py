@@ -2,13 +2,15 @@
 
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from notebooks.helpers import pictures
 from stages.bench import gpu, results
 from stages.bench.gpu.common import read_results
+from stages.bench.texts import markdown_table
 
 CLAIMS = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
 
@@ -29,10 +31,12 @@ class Finding(NamedTuple):
 def finding(number: int, holds_as_worded: bool = True, **values: object) -> Finding:
     """Return the finding about a claim. `values` fill the words of the result, of the verdict, and of the errata.
 
-    `holds_as_worded` is the condition under which the fixed words of the verdict are true.
+    So do committed figures, as in {t[claims.fork.copy_one]:.1f}. `holds_as_worded` is the condition under which the
+    fixed words of the verdict are true.
     """
     claim = CLAIMS["claims"][str(number)]
     assert holds_as_worded, f"the verdict on claim {number} is no longer true: {values}"
+    values["t"] = Committed()
     texts = "; ".join(CLAIMS["texts"][name]["title"] for name in claim["from"])
     found, verdict = (claim[key].format(**values) for key in ("found", "verdict"))
     errata = {name: words.format(**values) for name, words in claim.get("errata", {}).items()}
@@ -52,11 +56,11 @@ def show(*findings: Finding) -> tuple[Finding, ...]:
 
 def table(findings: Sequence[Finding], shown: int = 3) -> str:
     """Return a table of all findings in order, with those after the first `shown` folded."""
-    head = "| | claim | from | how | tested | found | verdict |\n|---|---|---|---|---|---|---|\n"
-    order = sorted(findings, key=lambda finding: finding.number)
-    rows = [f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in f[:-1])} |" for f in order]
-    more = f"\n\n<details><summary>{len(rows) - shown} more</summary>\n\n{head}" + "\n".join(rows[shown:])
-    return head + "\n".join(rows[:shown]) + (more + "\n\n</details>" if len(rows) > shown else "")
+    head = ["", "claim", "from", "how", "tested", "found", "verdict"]
+    rows = [f[:-1] for f in sorted(findings, key=lambda finding: finding.number)]
+    folded = markdown_table(head, rows[shown:])
+    more = f"\n<details><summary>{len(rows) - shown} more</summary>\n\n{folded}\n</details>"
+    return markdown_table(head, rows[:shown]) + (more if rows[shown:] else "")
 
 
 # ---- committed figures
@@ -69,15 +73,16 @@ class Timing(NamedTuple):
     least: float
     largest: float
 
-    def text(self, form: str = "{:.2f}", scale: float = 1.0) -> str:
-        """Return the median with its spread.
+    def __format__(self, spec: str) -> str:
+        """Return the median with its spread. The format may end with a factor.
 
-        >>> Timing(2.0, 1.5, 3.0).text("{:.1f}")
-        '2.0 (1.5 to 3.0)'
+        >>> f"{Timing(2.0, 1.5, 3.0)}, {Timing(2.0, 1.5, 3.0):.0f*1000}"
+        '2.00 (1.50 to 3.00), 2000 (1500 to 3000)'
         """
         if math.isnan(self.value):
             return "not measured yet"
-        value, least, largest = (form.format(scale * number) for number in self)
+        form, _, factor = spec.partition("*")
+        value, least, largest = (format(float(factor or 1) * number, form or ".2f") for number in self)
         return f"{value} ({least} to {largest})"
 
     @property
@@ -90,16 +95,25 @@ class Timing(NamedTuple):
         return self.least <= 1 <= self.largest
 
 
+def spread(row: dict[str, Any], name: str) -> Timing:
+    """Return a number of a table's row with its spread. A ratio has a table of its own."""
+    value = row.get(name, math.nan)
+    if isinstance(value, dict):
+        return Timing(value["ratio"], value["least"], value["largest"])
+    return Timing(value, *row.get(f"{name}_spread", (value, value)))
+
+
 def committed(key: str) -> Timing:
     """Return a figure of results.json with its spread, as in committed("claims.fork.copy_one")."""
     path, name = key.rsplit(".", 1)
-    part = under(path)
-    if not isinstance(part, dict) or name not in part:
-        return Timing(math.nan, math.nan, math.nan)
-    value = part[name]
-    if isinstance(value, dict):
-        return Timing(value["ratio"], value["least"], value["largest"])
-    return Timing(value, *part.get(f"{name}_spread", (value, value)))
+    return spread(under(path) or {}, name)
+
+
+class Committed:
+    """The figures of results.json by their keys, for the words of claims.toml."""
+
+    def __getitem__(self, key: str) -> Timing:
+        return committed(key)
 
 
 def machines() -> str:
@@ -124,7 +138,7 @@ def in_words(timing: Timing, low: str, same: str, high: str) -> str:
     'slower'
     """
     if math.isnan(timing.value):
-        return "not measured yet"
+        return f"{timing}"
     return same if timing.is_one else high if timing.value > 1 else low
 
 
@@ -152,11 +166,14 @@ def on_gpu(part: int, title: str) -> GpuTable | None:
     return None
 
 
+def of_gpu(part: int, title: str, words: Callable[[str, Rows], str], missing: str = "") -> str:
+    """Return words about the machine and the rows of such a table, or others if it or one of its rows is missing."""
+    with suppress(KeyError):
+        if table := on_gpu(part, title):
+            return words(*table)
+    return missing or not_measured(part)
+
+
 def not_measured(part: int) -> str:
     """Return the words for a GPU's figure that is still missing."""
     return f"not measured (make gpu PART={part})"
-
-
-def spread(row: dict[str, Any], name: str) -> Timing:
-    """Return a number of a table's row with its spread."""
-    return Timing(row[name], *row.get(f"{name}_spread", (row[name], row[name])))

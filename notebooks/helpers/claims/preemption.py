@@ -1,13 +1,13 @@
 """Which sequence is preempted: four choices compared (claim 32); and one threshold or two (8)."""
 
-import statistics
 from collections.abc import Callable
+from statistics import mean
 
 from nanovllm import LLM
 from notebooks.helpers import s4, size
 from notebooks.helpers.claims.findings import Finding, finding
 from stages.bench.models import STORYTELLER
-from stages.bench.texts import attempt, block_manager
+from stages.bench.texts import attempt, block_manager, markdown_table
 from stages.s4_continuous_batching.block_manager import BlockManager
 from stages.s4_continuous_batching.config import EngineConfig
 from stages.s4_continuous_batching.observer import Observer
@@ -15,6 +15,7 @@ from stages.s4_continuous_batching.scheduler import Scheduler, SchedulerOutput
 from stages.s4_continuous_batching.sequence import Sequence
 
 Order = Callable[[Sequence], int]
+MODEL = str(STORYTELLER)
 
 ORDERS: dict[str, Order] = {  # of the running sequences: the last one is preempted first
     "the newest (stage 4)": lambda seq: int(seq.request_id),
@@ -37,19 +38,13 @@ def preempting(order: Order) -> type[Scheduler]:
 
 def compare(blocks: int, seeds: int) -> str:
     """Return a table of the same requests, all at once and more than the pool holds, for each choice of victim."""
-    rows = ""
+    head, rows = "preempted, preemptions, of a request again, computed twice, steps, longest wait for a first token", []
     for name, order in ORDERS.items():
-        scheduler = preempting(order)
-        runs = [s4.overloaded(str(STORYTELLER), blocks, seed, scheduler, watermark=0.0) for seed in range(seeds)]
-        toll, wait = s4.mean_toll(runs), statistics.mean(max(s4.ttft(run)) for run in runs)
-        rows += (
-            f"| {name} | {toll.preemptions:.0f} | {toll.repeated:.0f} | {toll.computed_twice:.0%} | {toll.steps:,.0f} "
-            f"| {wait:,.0f} |\n"
-        )
-    return (
-        "| preempted | preemptions | of a request again | computed twice | steps | longest wait for a first token |\n"
-        "|---|---|---|---|---|---|\n" + rows
-    )
+        runs = [s4.overloaded(MODEL, blocks, seed, preempting(order), watermark=0.0) for seed in range(seeds)]
+        toll, wait = s4.mean_toll(runs), mean(max(s4.ttft(run)) for run in runs)
+        counts = f"{toll.preemptions:.0f}", f"{toll.repeated:.0f}", f"{toll.computed_twice:.0%}"
+        rows.append((name, *counts, f"{toll.steps:,.0f}", f"{wait:,.0f}"))
+    return markdown_table(head.split(", "), rows)
 
 
 # ---- one threshold, or two
@@ -89,22 +84,21 @@ class NeverPreempts(Scheduler):
 
 
 def finding_8() -> Finding:
-    model, seeds = str(STORYTELLER), range(size(2, 1))
-    tolls = [s4.mean_toll(s4.overloaded(model, 512, seed, watermark=w) for seed in seeds) for w in (0.0, 0.01, 0.2)]
-    tolls += [s4.mean_toll(s4.overloaded(model, 512, s, manager=PreemptsAbove95, watermark=0.2) for s in seeds)]
-    stuck = {n: s4.gets_stuck(lambda n=n: s4.overloaded(model, n, 0, NeverPreempts)) for n in (512, 8206)}
-    reserved = block_manager.Manager().num_reserved
-    outcome = ["gets stuck" if is_stuck else "ends" for is_stuck in stuck.values()]
+    seeds = range(size(2, 1))
+    tolls = [s4.mean_toll(s4.overloaded(MODEL, 512, seed, watermark=w) for seed in seeds) for w in (0.0, 0.01, 0.2)]
+    tolls += [s4.mean_toll(s4.overloaded(MODEL, 512, s, manager=PreemptsAbove95, watermark=0.2) for s in seeds)]
+    stuck = [s4.gets_stuck(lambda n=n: s4.overloaded(MODEL, n, 0, NeverPreempts)) for n in (512, 8206)]
+    small, large = ("gets stuck" if is_stuck else "ends" for is_stuck in stuck)
     return finding(
         8,
-        holds_as_worded=stuck[512] and block_manager.pressure(0) > 0.80,  # stuck without preemption
-        reserved=reserved,
-        pressure=block_manager.pressure(0),
-        with_cached=block_manager.pressure(1500),
-        small=outcome[0],
-        large=outcome[1],
+        holds_as_worded=stuck[0] and block_manager.pressure_of(0) > 0.80,  # stuck without preemption
+        reserved=block_manager.watermark(),
+        pressure=block_manager.pressure_of(0),
+        with_cached=block_manager.pressure_of(1500),
+        small=small,
+        large=large,
         for_100=tolls[1].for_100,
-        for_100_large=s4.mean_toll([s4.overloaded(model, 8206, 0)]).for_100,
+        for_100_large=s4.mean_toll([s4.overloaded(MODEL, 8206, 0)]).for_100,
         repeated=[toll.repeated for toll in tolls],
         steps=tolls[3].steps / tolls[2].steps,
         two="do what one watermark of 20% does" if tolls[3].repeated <= tolls[1].repeated else "do not help",

@@ -9,6 +9,7 @@ from statistics import median
 from nanovllm import LLM, SamplingParams
 from stages.bench.counting import silent_stderr
 from stages.bench.models import STORYTELLER
+from stages.bench.texts import markdown_table
 
 RECIPE = Path(__file__).parents[3] / "nanovllm" / "docs" / "tracing.md"
 PARTS = ("schedule", "launch", "sample", "update")
@@ -41,9 +42,9 @@ def profile(batch: int = 8, steps: int = 10) -> tuple[list[tuple[str, float]], l
 
 def table(parts: list[tuple[str, float]], operations: list[tuple[str, int, float]], shown: int = 6) -> str:
     """Return both as Markdown. An operation's time includes the operations that it calls."""
-    lines = "".join(f"| `{name}` | | {us:,.0f} |\n" for name, us in parts)
-    lines += "".join(f"| {name} | {calls} | {us:,.0f} |\n" for name, calls, us in operations[:shown])
-    return "| part, or operation | calls per step | us per step |\n|---|---|---|\n" + lines
+    rows = [(f"`{name}`", "", f"{us:,.0f}") for name, us in parts]
+    rows += [(name, str(calls), f"{us:,.0f}") for name, calls, us in operations[:shown]]
+    return markdown_table(["part, or operation", "calls per step", "us per step"], rows)
 
 
 def recipe() -> str:

@@ -3,7 +3,7 @@
 import random
 
 from notebooks.helpers import s6, size
-from notebooks.helpers.claims.findings import Finding, committed, finding, not_measured, on_gpu, spread, under
+from notebooks.helpers.claims.findings import Finding, Rows, finding, of_gpu, spread, under
 from stages.bench.engines import part, without_model
 from stages.bench.locality import BLOCK_OF_70B
 from stages.bench.models import STORYTELLER, storyteller_of
@@ -13,70 +13,53 @@ from stages.bench.texts import memory_pool, paged_attention
 class RandomReader:
     """A source of random tokens instead of prose: only prefixes that are meant to be shared are equal."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self._rng = random.Random(seed)
+    def __init__(self) -> None:
+        self._rng = random.Random(0)
 
     def read(self, count: int) -> list[int]:
         return [self._rng.randrange(3, 4096) for _ in range(count)]
 
 
-# ---- the blocks that sharing saves
-
-
-def full_blocks_shared() -> tuple[int, int]:
-    """Return the blocks of prompts of 660 and 500 tokens that share 500, with and without stage 6's sharing."""
-    prompts = [[*range(3, 503), *range(1000, 1160)], [*range(3, 503)]]
-    alone = sum(-(-len(prompt) // 16) for prompt in prompts)
-    return alone - round(s6.shared_blocks(prompts, 16) * alone), alone
-
-
 def finding_12(count: int = 20) -> Finding:
-    traffic, example, (held, alone) = (
-        s6.kinds(RandomReader(), count),
-        memory_pool.share_a_prompt(),
-        full_blocks_shared(),
-    )
-    prompts = {kind: [ask.tokens for ask in some] for kind, some in traffic.items() if kind != "multi-turn"}
-    saved = {kind: (s6.shared_blocks(some[:2], 16), s6.shared_blocks(some, 16)) for kind, some in prompts.items()}
+    prompts = [[*range(3, 503), *range(1000, 1160)], [*range(3, 503)]]  # 660 and 500 tokens share 500
+    alone = sum(-(-len(prompt) // 16) for prompt in prompts)
+    held, example = alone - round(s6.shared_blocks(prompts, 16) * alone), memory_pool.share_a_prompt()
+    saved = dict[str, tuple[float, float]]()
+    for kind, asks in s6.kinds(RandomReader(), count).items():
+        if kind != "multi-turn":
+            saved[kind] = tuple(s6.shared_blocks([ask.tokens for ask in some], 16) for some in (asks[:2], asks))
     return finding(
         12,
-        holds_as_worded=max(a for a, _ in saved.values()) <= 0.5 and example.held == 42,
+        holds_as_worded=max(two for two, _ in saved.values()) <= 0.5 and example.held == 42,
         example=f"{example.held} of {example.alone} blocks, {example.saved:.1%} fewer",
         full=f"{held} of {alone}, {1 - held / alone:.1%} fewer",
         count=count,
-        saved=", ".join(f"{kind} {a:.0%} and {b:.0%}" for kind, (a, b) in saved.items()),
+        saved=", ".join(f"{kind} {two:.0%} and {all_of_them:.0%}" for kind, (two, all_of_them) in saved.items()),
     )
 
 
 def finding_13() -> Finding:
-    names = ("fork_200_and_free", "copy_one", "copy_seven", "copy_one_of_70b")
-    times = {name: committed(f"claims.fork.{name}").text("{:.1f}") for name in names}
-    beams = under("predict.s5.beams") or {"blocks": 0, "alone": 0, "ratio": float("nan")}
-    least = gpu = not_measured(0)
-    if table := on_gpu(0, "The device"):
-        speed = table.rows["device"]["copy GB/s, read and written"]
-        least = f"{2 * BLOCK_OF_70B / speed / 1000:.1f} us at the {speed:,.0f} GB/s at which {table.machine} copies"
-    gpu = not_measured(5)
-    if (table := on_gpu(5, "Claim 13")) and "70B" in table.rows:
-        gpu = f"{spread(table.rows['70B'], 'plain copy').text('{:.1f}')} us on {table.machine}"
-    needed = 2 * BLOCK_OF_70B / 1.6e-6 / 1e12
-    return finding(13, beams["ratio"] < 4, **times, beams=beams, needed=needed, least=least, gpu=gpu)
+    def least(machine: str, rows: Rows) -> str:
+        speed = rows["device"]["copy GB/s, read and written"]
+        return f"{2 * BLOCK_OF_70B / speed / 1000:.1f} us at the {speed:,.0f} GB/s at which {machine} copies"
 
-
-# ---- hits
-
-
-def hit_rates(count: int) -> dict[str, float]:
-    """Serve five kinds of traffic in stage 6 without a model, one request at a time."""
-    rates = {}
-    for kind, asks in s6.kinds(RandomReader(), count).items():
-        engine = without_model("s6", model=str(STORYTELLER), dtype="float32", kv_cache_tokens=8192)
-        rates[kind] = s6.hit_rate(s6.serve(engine, asks))
-    return rates
+    beams = under("predict.s5.beams")
+    return finding(
+        13,
+        holds_as_worded=beams["ratio"] < 4,
+        beams=beams,
+        needed=2 * BLOCK_OF_70B / 1.6e-6 / 1e12,
+        least=of_gpu(0, "The device", least),
+        gpu=of_gpu(5, "Claim 13", lambda gpu, rows: f"{spread(rows['70B'], 'plain copy'):.1f} us on {gpu}"),
+    )
 
 
 def finding_14(count: int = 20) -> Finding:
-    rates = hit_rates(count)  # in the order of the text, from the highest to none
+    """Serve five kinds of traffic in stage 6 without a model, one request at a time."""
+    rates = {}  # in the order of the text, from the highest to none
+    for kind, asks in s6.kinds(RandomReader(), count).items():
+        engine = without_model("s6", model=str(STORYTELLER), dtype="float32", kv_cache_tokens=8192)
+        rates[kind] = s6.hit_rate(s6.serve(engine, asks))
     in_order = [*rates.values()] == sorted(rates.values(), reverse=True) and rates["unique"] == 0
     shown = ", ".join(f"{kind} {rate:.0%}" for kind, rate in rates.items())
     return finding(14, in_order, rates=shown, rest=2000 / 0.92 - 2000)
@@ -88,9 +71,7 @@ def finding_15() -> Finding:
     prompt, options = RandomReader().read(length), {"kv_cache_tokens": 2 * length, "max_num_batched_tokens": 512}
     engine = part("s6", "llm").LLM(storyteller_of(length + 64), dtype="float32", **options).llm_engine
     first, again = s6.serve(engine, [s6.Ask(0, prompt, 1), s6.Ask(1, prompt, 1)])
-    own = paged_attention.Blocks(length // 16)
-    own.allocate_cached(prompt)
-    left = length - own.allocate_cached(prompt)[1]
+    left = length - paged_attention.hits_of_second(prompt)
     return finding(
         15,
         holds_as_worded=again.num_cached_tokens == length - 16 and left == 0,

@@ -1,25 +1,25 @@
 """The texts' own programs, written anew, step by step: a file for each subject, in the order of the texts.
 
-A file has the text's logic, and cases(), which runs it beside a stage's own parts. A comment marks each step where the
-two part. run() runs the cases in another process, with a time limit. Start with memory_pool.py.
+A file has the text's logic, and a function for each situation of cases.toml. It returns what the text's program
+prints, or that and a stage's answer, which comes from in_stages.py. A comment marks each step where the two part. run()
+runs the situations in another process, with a time limit. Start with memory_pool.py.
 """
 
 import json
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from stages.bench.engines import new_sequence, part, stage
 from stages.bench.models import STORYTELLER
+from stages.tools.prose import markdown
 
 ROOT = Path(__file__).parents[3]
-
-
-Cases = dict[str, tuple[str, ...]]  # what the text's program printed, and what a stage did, by the keys of cases.toml
-WORDS = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
+WORDS = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))  # by program, and by case
+NAMES, PROGRAMS = WORDS.pop("names"), WORDS.pop("programs")  # by the text's name in claims.toml
 
 
 class Case(NamedTuple):
@@ -32,38 +32,21 @@ class Case(NamedTuple):
     holds: bool = False  # as the text says
 
 
-PROGRAMS = {  # by the text's name in claims.toml
-    "memory_pool": ("memory_pool", "caching_sketch"),
-    "layout": ("memory_layout",),
-    "pointer": ("block_manager", "prefix_index", "pointer_level"),
-    "blog": ("paged_attention",),
-    "solves": ("cpp_engine",),
-}
-
-NAMES = {
-    "memory_pool": "Memory Pool Management",
-    "layout": "PagedAttention: memory layout",
-    "pointer": "vLLM v1 Block Manager",
-    "blog": "paged attention",
-    "solves": "How PagedAttention Solves the Memory Fragmentation Problem",
-}
-
-
 def run(*names: str, seconds: float = 60) -> dict[str, list[Case]]:
     """Run programs in a process of their own, and return the cases of each. Raise TimeoutExpired after `seconds`."""
     command = [sys.executable, "-m", "stages.bench.texts", *names]
     done = subprocess.run(command, cwd=ROOT, timeout=seconds, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the programs ended with status {done.returncode}: {done.stderr}")
-    return {name: as_cases(WORDS[name], cases) for name, cases in json.loads(done.stdout).items()}
+    return {name: as_cases(WORDS[name], printed) for name, printed in json.loads(done.stdout).items()}
 
 
-def as_cases(words: dict[str, dict[str, Any]], cases: Cases) -> list[Case]:
+def as_cases(words: dict[str, dict[str, Any]], printed: dict[str, Any]) -> list[Case]:
     """Put the words of cases.toml around what the programs printed."""
-    assert [*words] == [*cases], f"cases.toml has {[*words]}, the programs have {[*cases]}"
+    rows = {key: answer if isinstance(answer, list) else (answer, "-") for key, answer in printed.items()}
     return [
-        Case(words[key]["question"], row[0], row[1] if row[1:] else "-", words[key]["remark"], "holds" in words[key])
-        for key, row in cases.items()
+        Case(each["question"], f"{rows[key][0]}", f"{rows[key][1]}", each["remark"], each.get("holds", False))
+        for key, each in words.items()
     ]
 
 
@@ -75,8 +58,12 @@ def run_all(seconds: float = 60) -> dict[str, list[Case]]:
 
 def table(cases: list[Case]) -> str:
     """Return cases as Markdown."""
-    rows = "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in case[:4])} |\n" for case in cases)
-    return "| | the text's program printed | a stage printed | what to note |\n|---|---|---|---|\n" + rows
+    return markdown_table(["", "the text's program printed", "a stage printed", "what to note"], [c[:4] for c in cases])
+
+
+def markdown_table(header: list[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table whose cells may contain anything."""
+    return markdown.table(header, [[str(cell).replace("|", r"\|") for cell in row] for row in rows])
 
 
 def rounded(error: float) -> str:

@@ -1,5 +1,6 @@
 """*How PagedAttention Solves the Memory Fragmentation Problem*: its process(), attention, blocks and metrics."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,12 +8,12 @@ import numpy as np
 import torch
 
 from stages.bench.engines import silent
-from stages.bench.texts import Cases, attempt, rounded, sequence
+from stages.bench.texts import in_stages, rounded, sequence
+from stages.bench.texts.pools import BitmapPool
 from stages.s1_contiguous_cache.slot_manager import SlotManager
-from stages.s2_block_manager.block_manager import BlockManager
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
-OF_7B = (32, 2048, 32, 128)  # layers, tokens, KV heads, head size
+Array = np.ndarray[Any, Any]
+LAYERS, LONGEST, HEADS, DIM = 32, 2048, 32, 128  # of 7B
 
 
 def forwards(num_prompt: int, num_output: int) -> int:
@@ -21,25 +22,33 @@ def forwards(num_prompt: int, num_output: int) -> int:
     return first + num_output
 
 
-# ---- its attention, as a plain loop
+# ---- its attention, which locality.py compiles
 
 
-def attention(q: Floats, keys: Floats, values: Floats, slot_of: Callable[[int], int], count: int) -> Floats:
-    """Attend to `count` tokens: heads outside, tokens inside. `slot_of` returns the slot of a token.
+def attend(query: Array, keys: Array, values: Array, table: Array, block_size: int, out: Array, count: int) -> None:
+    """Attend to `count` tokens: heads outside, tokens inside, each token through the block table.
 
-    q [num_heads, head_dim]; keys, values [num_slots, num_kv_heads, head_dim] -> [num_heads, head_dim]
+    query, out [heads, dim]; keys, values [slots, kv_heads, dim]; table [blocks], which is not checked
     """
-    out = np.zeros_like(q)
-    heads_per_kv = len(q) // keys.shape[1]
-    for head, query in enumerate(q):
-        kv_head, scores = head // heads_per_kv, np.zeros(count, dtype=np.float32)
+    heads, dim = query.shape
+    scores, total, scale = np.empty(count, np.float32), np.empty(dim, np.float32), np.float32(1 / math.sqrt(dim))
+    for head in range(heads):
+        q, kv_head = query[head], head * keys.shape[1] // heads
         for token in range(count):
-            scores[token] = query @ keys[slot_of(token), kv_head] / np.sqrt(np.float32(len(query)))
+            key = keys[table[token // block_size] * block_size + token % block_size, kv_head]
+            score = np.float32(0)
+            for i in range(dim):
+                score += q[i] * key[i]
+            scores[token] = score * scale
         weights = np.exp(scores - scores.max())
         weights /= weights.sum()
+        total[:] = 0
         for token in range(count):
-            out[head] += weights[token] * values[slot_of(token), kv_head]
-    return out
+            value = values[table[token // block_size] * block_size + token % block_size, kv_head]
+            weight = weights[token]
+            for i in range(dim):
+                total[i] += weight * value[i]
+        out[head] = total
 
 
 def through(table: list[int], block_size: int = 16) -> Callable[[int], int]:
@@ -51,93 +60,79 @@ def through(table: list[int], block_size: int = 16) -> Callable[[int], int]:
     return lambda token: table[token // block_size] * block_size + token % block_size
 
 
-def largest_difference() -> float:
-    """Return how far its paged attention is from torch's, on 40 tokens in scattered blocks."""
-    rng, slot_of = np.random.default_rng(0), through([5, 2, 7])
-    q, keys, values = (rng.standard_normal(shape, dtype=np.float32) for shape in ((8, 32), (128, 2, 32), (128, 2, 32)))
-    in_order = [slot_of(token) for token in range(40)]
-    k, v = (torch.from_numpy(x[in_order]).transpose(0, 1) for x in (keys, values))
-    right = torch.nn.functional.scaled_dot_product_attention(torch.from_numpy(q)[:, None], k, v, enable_gqa=True)
-    return float(np.abs(attention(q, keys, values, slot_of, 40) - right[:, 0].numpy()).max())
-
-
-def addresses(slot_of: Callable[[int], int], count: int, shape: tuple[int, int, int, int] = OF_7B) -> list[int]:
-    """Return the byte at which each token's key begins, for one head."""
-    return [4 * slot_of(token) * shape[2] * shape[3] for token in range(count)]
+def addresses(slot_of: Callable[[int], int], count: int) -> list[int]:
+    """Return the byte at which each token's key begins, for one head of a layer of 7B."""
+    return [4 * slot_of(token) * HEADS * DIM for token in range(count)]
 
 
 # ---- its blocks, and its metrics
 
 
-class Bits:
-    """The text's BlockManager: a bit for each block, searched from the start, and rollback."""
-
-    def __init__(self, num_blocks: int) -> None:
-        self.free = [True] * num_blocks
-
-    def allocate_block(self) -> int:
-        """Return a block, or -1."""
-        for block, is_free in enumerate(self.free):
-            if is_free:
-                self.free[block] = False
-                return block
-        return -1
-
-    def allocate_sequence(self, num_tokens: int) -> list[int]:
-        blocks = list[int]()
-        for _ in range(-(-num_tokens // 16)):
-            blocks.append(self.allocate_block())
-            if blocks[-1] < 0:
-                self.free_blocks(blocks[:-1])
-                return []
-        return blocks
-
-    def free_blocks(self, blocks: list[int]) -> None:
-        for block in blocks:
-            self.free[block] = True
+def allocate_sequence(pool: BitmapPool, num_tokens: int) -> list[int]:
+    """Take blocks one by one from a bit for each, searched from the start, or return them all and say []."""
+    blocks = list[int]()
+    for _ in range(-(-num_tokens // 16)):
+        if pool.num_free_blocks == 0:
+            pool.free_blocks(blocks)
+            return []
+        blocks += pool.get_new_blocks(1)
+    return blocks
 
 
-def kv_bytes(layers: int, tokens: int, heads: int, dim: int) -> int:
-    """Return the bytes of keys and values in fp32. The text multiplies its four `int`s first, in 32 bits."""
-    product = (layers * tokens * heads * dim + 2**31) % 2**32 - 2**31
+def kv_bytes(num_tokens: int) -> int:
+    """Return the bytes of keys and values of 7B in fp32. The text multiplies its four `int`s first, in 32 bits."""
+    product = (LAYERS * num_tokens * HEADS * DIM + 2**31) % 2**32 - 2**31
     return product * 4 * 2
 
 
 def comparison() -> tuple[float, float]:
     """Return the MiB of the text's example: reserved, and in blocks."""
-    layers, longest, *rest = OF_7B
-    return kv_bytes(layers, longest, *rest) / 2**20, kv_bytes(layers, 256 // 16 * 16, *rest) / 2**20
+    return kv_bytes(LONGEST) / 2**20, kv_bytes(256 // 16 * 16) / 2**20
 
 
-def comparison_of_stages() -> tuple[float, float]:
-    """Return the same, from the slots that stages 1 and 2 hold."""
-    layers, longest, heads, dim = OF_7B
-    slots = SlotManager(longest, "max_model_len", longest, silent("s1"))
-    blocks = BlockManager(longest // 16, 16, silent("s2"))
-    for name, manager in (("s1", slots), ("s2", blocks)):
-        manager.allocate(sequence(name, "a", [1] * 256))
-    held = [manager.report().held for manager in (slots, blocks)]
-    return held[0] * layers * heads * dim * 8 / 2**20, held[1] * layers * heads * dim * 8 / 2**20
+# ---- cases
 
 
-def cases() -> Cases:
-    (reserved, paged), ours, pool, stage = (
-        comparison(),
-        comparison_of_stages(),
-        Bits(4),
-        BlockManager(4, 16, silent("s2")),
+def example() -> tuple[str, str]:
+    reserved, paged = comparison()
+    slots, blocks = SlotManager(LONGEST, "max_model_len", LONGEST, silent("s1")), in_stages.block_manager("s2", 128)
+    slots.allocate(sequence("s1", "a", [1] * 256))
+    blocks.allocate(sequence("s2", "a", [1] * 256))
+    piece, held = (kv_bytes(manager.report().held) / 2**20 for manager in (slots, blocks))
+    return (
+        f"{reserved:,.0f} MiB reserved, {paged:,.0f} MiB in blocks, {1 - paged / reserved:.1%} less",
+        f"{piece:,.0f} MiB in stage 1, {held:,.0f} MiB in stage 2",
     )
-    refused, jump = pool.allocate_sequence(96), addresses(lambda token: token, 2)
-    attempt(lambda: stage.allocate(sequence("s2", "a", [1] * 96)))
-    return {
-        "example": (
-            f"{reserved:,.0f} MiB reserved, {paged:,.0f} MiB in blocks, {1 - paged / reserved:.1%} less",
-            f"{ours[0]:,.0f} MiB in stage 1, {ours[1]:,.0f} MiB in stage 2",
-        ),
-        "rollback": (f"{sum(pool.free)}; it returns {refused}", f"{len(stage.pool.free)}"),
-        "attention": (rounded(largest_difference()),),
-        "jump": (f"{(jump[1] - jump[0]) // 1024} KB",),
-        "singly": (f"{forwards(256, 1)} times",),
-        "empty": (f"{forwards(0, 0):,}",),
-        "overflow": (f"{kv_bytes(32, 32_768, 32, 128)}",),
-    }
+
+
+def rollback() -> tuple[str, int]:
+    pool = BitmapPool(4)
+    refused = allocate_sequence(pool, 96)
+    return f"{pool.num_free_blocks}; it returns {refused}", in_stages.free_after_refusal()
+
+
+def attention() -> str:
+    rng, table = np.random.default_rng(0), [5, 2, 7]
+    q, keys, values = (rng.standard_normal(shape, dtype=np.float32) for shape in ((8, 32), (128, 2, 32), (128, 2, 32)))
+    in_order, out = [*map(through(table), range(40))], np.zeros_like(q)
+    k, v = (torch.from_numpy(x[in_order]).transpose(0, 1) for x in (keys, values))
+    right = torch.nn.functional.scaled_dot_product_attention(torch.from_numpy(q)[:, None], k, v, enable_gqa=True)
+    attend(q, keys, values, np.array(table), 16, out, 40)
+    return rounded(float(np.abs(out - right[:, 0].numpy()).max()))
+
+
+def jump() -> str:
+    first, second = addresses(lambda token: token, 2)
+    return f"{(second - first) // 1024} KB"
+
+
+def singly() -> str:
+    return f"{forwards(256, 1)} times"
+
+
+def empty() -> str:
+    return f"{forwards(0, 0):,}"
+
+
+def overflow() -> int:
+    return kv_bytes(32_768)

@@ -12,7 +12,7 @@ class FirstFit:
     """The text's allocator: `free` lists (offset, size) of each free region, in order."""
 
     def __init__(self, size: int = DEVICE) -> None:
-        self.free = [(0, size)]
+        self.size, self.free = size, [(0, size)]
 
     def allocate(self, size: int) -> int | None:
         """Return the offset of the first region that is large enough, or None."""
@@ -42,15 +42,19 @@ class FirstFit:
         sizes = [size for _, size in self.free]
         return 1 - max(sizes) / sum(sizes) if sizes else 0.0
 
+    @property
+    def full(self) -> float:
+        """The share of the pool that is held."""
+        return 1 - sum(size for _, size in self.free) / self.size
+
 
 class Moment(NamedTuple):
     """The pool after an operation. The fields that s1.strip() draws come first."""
 
     num_slots: int  # MB
     pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each
-    full: float  # share of the pool that is held
+    full: float
     fragmentation: float
-    num_regions: int
 
 
 class Operation(NamedTuple):
@@ -67,7 +71,7 @@ def simulate(seed: int, num_operations: int) -> tuple[list[Operation], FirstFit,
     for _ in range(num_operations):
         is_refused = run_one(rng, pool, held, FREES)
         peak = max(peak, pool.fragmentation)
-        operations.append(Operation(peak, 1 - sum(size for _, size in pool.free) / DEVICE, is_refused))
+        operations.append(Operation(peak, pool.full, is_refused))
     return operations, pool, held
 
 
@@ -85,21 +89,14 @@ def run_one(rng: random.Random, pool: FirstFit, held: list[tuple[int, int]], fre
     return offset is None
 
 
-def drained(seed: int = 0) -> Iterator[Moment]:
+def drained() -> Iterator[Moment]:
     """Yield the pool after 1,000 and 5,000 operations, and when it is as full as at first after more frees."""
-    rng, pool, held = random.Random(seed), FirstFit(), list[tuple[int, int]]()
-
-    def moment() -> Moment:
-        full = 1 - sum(size for _, size in pool.free) / DEVICE
-        pieces = tuple((offset, size, size) for offset, size in sorted(held))
-        return Moment(DEVICE, pieces, full, pool.fragmentation, len(pool.free))
-
-    for operations in (1000, 4000):
+    rng, pool, held, levels = random.Random(0), FirstFit(), list[tuple[int, int]](), list[float]()
+    for operations in (1000, 4000, 0):
         for _ in range(operations):
             run_one(rng, pool, held, FREES)
-        if operations == 1000:
-            first = moment()
-        yield moment()
-    while moment().full > first.full:
-        run_one(rng, pool, held, 0.65)
-    yield moment()
+        while not operations and pool.full > levels[0]:
+            run_one(rng, pool, held, 0.65)
+        levels.append(pool.full)
+        pieces = tuple((offset, size, size) for offset, size in sorted(held))
+        yield Moment(DEVICE, pieces, pool.full, pool.fragmentation)

@@ -2,51 +2,26 @@
 
 import torch
 
-from stages.bench.engines import silent
-from stages.bench.texts import Cases, attempt, rounded, sequence
-from stages.bench.texts.prefix_index import admit, cached_manager
-from stages.s2_block_manager.block_manager import BlockManager
+from stages.bench.texts import attempt, in_stages, rounded, sequence
+from stages.bench.texts.prefix_index import BLOCK, Index
 
-BLOCK = 16
+STORY, OTHER, SAME, LONG = ([*range(*ends)] for ends in ((3, 19), (100, 116), (200, 216), (3, 4099)))
 
 
-class Blocks:
-    """The text's BlockManager, and its prefix cache."""
+class Blocks(Index):
+    """The text's BlockManager, and its prefix cache. A freed block table keeps its blocks."""
 
-    def __init__(self, num_blocks: int, block_size: int = BLOCK) -> None:
-        self.block_size, self.free_ids, self.counts = block_size, list(range(num_blocks)), [0] * num_blocks
-        self.index = dict[int, int]()
-
-    def append_slot(self, table: list[int], num_tokens: int) -> None:
-        last = (num_tokens - 1) // self.block_size
+    def append_slot(self, table: list[int], num_tokens: int, block_size: int = BLOCK) -> None:
+        last = (num_tokens - 1) // block_size
         if last >= len(table):
-            table.append(self._take())  # without asking whether a block is free
+            table += self.take()  # without asking whether a block is free
         elif self.counts[table[last]] > 1:
             getattr(self, "_copy_on_write")(table, last)  # noqa: B009  (the text has no such method)
 
-    def free(self, table: list[int]) -> None:
-        for block in table:  # the table keeps them
-            self.counts[block] -= 1
-            if self.counts[block] == 0:
-                self.free_ids.append(block)
-
-    def allocate_cached(self, tokens: list[int]) -> tuple[list[int], int]:
+    def allocate(self, tokens: list[int]) -> tuple[list[int], int]:
         """Look up each block by the hash of its own tokens. Return the table and the number of cached tokens."""
-        table, cached = list[int](), 0
-        for start in range(0, len(tokens), self.block_size):
-            key = hash(tuple(tokens[start : start + self.block_size]))
-            if key in self.index:
-                self.counts[self.index[key]] += 1
-                cached += self.block_size  # of a short block, too
-            else:
-                self.index[key] = self._take()
-            table.append(self.index[key])
-        return table, cached
-
-    def _take(self) -> int:
-        block = self.free_ids.pop()
-        self.counts[block] = 1
-        return block
+        starts = range(0, len(tokens), BLOCK)
+        return self.look_up([hash(tuple(tokens[start : start + BLOCK])) for start in starts])
 
 
 def online_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_keys: int) -> torch.Tensor:
@@ -64,86 +39,89 @@ def online_softmax(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_keys: 
     return out / total
 
 
-def softmax_error(num_keys: int, num_slots: int, filler: float | None = None) -> float:
-    """Return the relative error of online softmax over `num_slots` slots, of which `num_keys` have keys.
-
-    The others have `filler`, or old data.
-    """
+def softmax_errors() -> dict[str, float]:
+    """Return the relative error of online softmax over full blocks, and where the last of 3 blocks has 6 of 16 keys."""
     torch.manual_seed(0)
-    q, k, v = torch.randn(64), torch.randn(48, 64), torch.randn(48, 64)
-    right = (k[:num_keys].double() @ q.double() / 8).softmax(0) @ v[:num_keys].double()
-    if filler is not None:
-        k[num_keys:], v[num_keys:] = filler, filler
-    result = online_softmax(q, k.view(-1, BLOCK, 64), v.view(-1, BLOCK, 64), num_slots)
-    return ((result - right).norm() / right.norm()).item()
+    q, old_k, old_v = torch.randn(64), torch.randn(48, 64), torch.randn(48, 64)
+    zero_k, zero_v = (torch.cat([old[:38], torch.zeros(10, 64)]) for old in (old_k, old_v))
+    errors = dict[str, float]()
+    for name, k, v, num_keys, num_slots in (
+        ("full", old_k, old_v, 48, 48),
+        ("old", old_k, old_v, 38, 48),
+        ("zeros", zero_k, zero_v, 38, 48),
+        ("masked", old_k, old_v, 38, 38),
+    ):
+        right = (k[:num_keys].double() @ q.double() / 8).softmax(0) @ v[:num_keys].double()
+        result = online_softmax(q, k.view(-1, BLOCK, 64), v.view(-1, BLOCK, 64), num_slots)
+        errors[name] = ((result - right).norm() / right.norm()).item()
+    return errors
 
 
-def cases() -> Cases:
-    errors = {
-        "48 tokens": softmax_error(48, 48),
-        "38, empty slots hold old data": softmax_error(38, 48),
-        "38, empty slots hold zeros": softmax_error(38, 48, 0.0),
-        "38, empty slots masked": softmax_error(38, 38),
-    }
-    return {
-        "full_pool": full_pool(),
-        "shared": (shared(),),
-        "freed_again": (freed_again(),),
-        "softmax": ("; ".join(f"{name}: {rounded(error)}" for name, error in errors.items()),),
-        **prefixes(),
-    }
+# ---- cases
 
 
 def full_pool() -> tuple[str, str]:
-    """Append a fifth token where there is one block of 4 slots."""
-    text, ours, seq = Blocks(1, 4), BlockManager(1, 4, silent("s2")), sequence("s2", "a", [1] * 4)
-    table = list[int]()
-    text.append_slot(table, 1)
+    text, table = Blocks(1), list[int]()
+    ours, seq = in_stages.block_manager("s2", 1, 4), sequence("s2", "a", [1] * 4)
+    text.append_slot(table, 1, 4)
     ours.allocate(seq)
-    seq.token_ids.append(1)
-    return attempt(lambda: text.append_slot(table, 5)), attempt(lambda: ours.append_slot(seq))
+    return attempt(lambda: text.append_slot(table, 5, 4)), attempt(lambda: in_stages.append(ours, seq))
 
 
 def shared() -> str:
-    """Append a token to a shared block."""
     text, table = Blocks(4), list[int]()
     text.append_slot(table, 1)
-    text.counts[table[0]] = 2
+    text.share(table)
     return attempt(lambda: text.append_slot(table, 2))
 
 
 def freed_again() -> str:
-    """Free a sequence twice: at once, and after another one has taken its block."""
     text, table, next_one = Blocks(1), list[int](), list[int]()
     text.append_slot(table, 1)
-    text.free(table)
-    text.free(table)
+    text.release(table)
+    text.release(table)
     once, text.counts[0] = text.counts[0], 0
     text.append_slot(next_one, 1)
-    text.free(table)
+    text.release(table)
     return f"a count of {once}; {text.free_ids.count(next_one[0])} free block, which the other one still has"
 
 
-def prefixes() -> Cases:
-    """Count hits of a hash that leaves out what comes before a block."""
-    story, other, same, long = (
-        [*range(start, start + count)] for start, count in ((3, 16), (100, 16), (200, 16), (3, 4096))
+def softmax() -> str:
+    error = {name: rounded(error) for name, error in softmax_errors().items()}
+    return (
+        f"48 tokens: {error['full']}; 38, empty slots hold old data: {error['old']}; "
+        f"38, empty slots hold zeros: {error['zeros']}; 38, empty slots masked: {error['masked']}"
     )
-    text, short, freed, whole, manager = Blocks(8), Blocks(8), Blocks(2), Blocks(512), cached_manager(8)
-    first, second = sequence("s6", "a", story + same), sequence("s6", "b", other + same)
-    admit(manager, first)
-    first.num_computed_tokens = 32
-    manager.cache_blocks(first, 32)
-    admit(manager, second)
-    text.allocate_cached(story + same)
-    short.allocate_cached(long[:40])
-    freed.free(freed.allocate_cached(story + same)[0])
-    freed.allocate_cached(other + long[300:316])
-    whole.allocate_cached(long)
-    return {
-        "other_beginning": (f"{text.allocate_cached(other + same)[1]}", f"{second.num_computed_tokens}"),
-        "repeated": (f"{len({*Blocks(8).allocate_cached(story * 3)[0]})}",),
-        "tail": (f"{short.allocate_cached(long[:40])[1]}",),
-        "retaken": (f"{freed.allocate_cached(story + same)[1]}",),
-        "none_left": (f"{4096 - whole.allocate_cached(long)[1]}",),
-    }
+
+
+def other_beginning() -> tuple[int, int]:
+    text, ours = Blocks(8), in_stages.prefix_cache(8)
+    text.allocate(STORY + SAME)
+    in_stages.serve(ours, STORY + SAME)
+    return text.allocate(OTHER + SAME)[1], in_stages.admit(ours, OTHER + SAME).num_computed_tokens
+
+
+def repeated() -> int:
+    return len({*Blocks(8).allocate(STORY * 3)[0]})
+
+
+def hits_of_second(prompt: list[int]) -> int:
+    """Return how many tokens of a prompt count as cached when it comes again."""
+    text = Blocks(512)
+    text.allocate(prompt)
+    return text.allocate(prompt)[1]
+
+
+def tail() -> int:
+    return hits_of_second(LONG[:40])
+
+
+def retaken() -> int:
+    text = Blocks(2)
+    text.release(text.allocate(STORY + SAME)[0])
+    text.allocate(OTHER + LONG[300:316])
+    return text.allocate(STORY + SAME)[1]
+
+
+def none_left() -> int:
+    return 4096 - hits_of_second(LONG)

@@ -1,17 +1,13 @@
 """*vLLM v1 Block Manager*: its KVCacheManager, its offloading pipeline, and its scheduling loop."""
 
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from stages.bench.engines import silent, without_model
+from stages.bench.engines import without_model
 from stages.bench.models import STORYTELLER
-from stages.bench.texts import Cases, attempt, sequence
-from stages.s2_block_manager.block_manager import BlockManager
+from stages.bench.texts import attempt, in_stages, sequence
 from stages.s4_continuous_batching import SamplingParams
 
 BLOCK = 16
@@ -23,20 +19,17 @@ BLOCK = 16
 class KVCacheManager:
     """The text's manager: ids 0 .. num_gpu - 1 on the GPU, the next num_cpu on the host, the highest on top.
 
-    A number stands for a block's data. With `is_mended`, a block of the host keeps its row: its id - num_gpu.
+    A number stands for a block's data in all layers. With `is_mended`, a block of the host keeps its row: its id -
+    num_gpu.
     """
 
-    def __init__(self, num_gpu: int, num_cpu: int, num_layers: int = 4, is_mended: bool = False) -> None:
+    def __init__(self, num_gpu: int, num_cpu: int, is_mended: bool = True) -> None:
         self.num_gpu, self.is_mended, self.counts = num_gpu, is_mended, [0] * (num_gpu + num_cpu)
         self.free_ids = {"gpu": list(range(num_gpu)), "cpu": list(range(num_gpu, num_gpu + num_cpu))}
-        self.gpu, self.cpu = torch.zeros(num_layers, num_gpu), torch.zeros(num_layers, num_cpu)
-        self.tables = dict[int, list[int]]()
+        self.gpu, self.cpu, self.tables = torch.zeros(num_gpu), torch.zeros(num_cpu), dict[int, list[int]]()
 
     def alloc(self, seq: int, num_tokens: int) -> list[int]:
-        count = -(-num_tokens // BLOCK)
-        if count > len(self.free_ids["gpu"]):
-            raise RuntimeError("out of GPU blocks")
-        self.tables[seq] = table = [self.free_ids["gpu"].pop() for _ in range(count)]
+        self.tables[seq] = table = [self.free_ids["gpu"].pop() for _ in range(-(-num_tokens // BLOCK))]
         for block in table:
             self.counts[block] = 1
         return table
@@ -51,32 +44,22 @@ class KVCacheManager:
         """Return the row of a block of the host. The text's changes with every allocation."""
         return cpu_id - (self.num_gpu if self.is_mended else len(self.free_ids["gpu"]))
 
-    def offload(self, seq: int) -> None:
-        def copy(new: int, old: int) -> None:
-            for cpu, gpu in zip(self.cpu, self.gpu, strict=True):
-                cpu[self.row(new)].copy_(gpu[old])
-
-        self._move(seq, "cpu", copy)
-
-    def restore(self, seq: int) -> None:
-        def copy(new: int, old: int) -> None:
-            for cpu, gpu in zip(self.cpu, self.gpu, strict=True):
-                gpu[new].copy_(cpu[self.row(old)])
-
-        self._move(seq, "gpu", copy)
-
-    def _move(self, seq: int, to: str, copy: Callable[[int, int], None]) -> None:
-        moved, other = list[int](), "gpu" if to == "cpu" else "cpu"
-        for block in self.tables[seq]:
+    def move(self, seq: int, to: str) -> None:
+        """Offload a sequence to "cpu", or restore it to "gpu"."""
+        moved, old = list[int](), self.tables[seq]
+        for block in old:
             if not self.free_ids[to]:  # the ids in `moved` are lost
                 raise RuntimeError(f"no free {to.upper()} blocks")
             new = self.free_ids[to].pop()
-            copy(new, block)
+            if to == "cpu":
+                self.cpu[self.row(new)] = self.gpu[block]
+            else:
+                self.gpu[new] = self.cpu[self.row(block)]
             self.counts[new] = 1
             moved.append(new)
-        for block in self.tables[seq]:  # shared blocks, too
+        for block in old:  # shared blocks, too
             self.counts[block] = 0
-            self.free_ids[other].append(block)
+        self.free_ids["gpu" if to == "cpu" else "cpu"] += old
         self.tables[seq] = moved
 
     def gpu_utilization(self) -> float:
@@ -85,62 +68,70 @@ class KVCacheManager:
         return (total - num_free) / max(total, 1)
 
 
-def its_example(is_mended: bool) -> tuple[KVCacheManager, list[str], str]:
-    """Follow the text's example: 100 tokens. Return the manager, what it prints, and how it ends."""
-    text, printed = KVCacheManager(1024, 2048, is_mended=is_mended), list[str]()
+def follow_example(text: KVCacheManager) -> tuple[list[str], str]:
+    """Follow the text's example: 100 tokens. Return what it prints, and how it ends."""
+    printed, data = list[str](), torch.arange(1.0, 8)
 
     def note() -> None:
-        printed.append("{}/{}".format(*(len(text.free_ids[where]) for where in ("gpu", "cpu"))))
+        printed.append(f"{len(text.free_ids['gpu'])}/{len(text.free_ids['cpu'])}")
 
     def run() -> None:
-        table = text.alloc(0, 100)
-        text.gpu[:, table] = torch.arange(1.0, len(table) + 1)
+        text.gpu[text.alloc(0, 100)] = data
         note()
-        for move in (text.offload, text.restore):
-            move(0)
+        for to in ("cpu", "gpu"):
+            text.move(0, to)
             note()
-        intact = int((text.gpu[0, text.tables[0]] == torch.arange(1.0, len(table) + 1)).sum())
+        intact = int((text.gpu[text.tables[0]] == data).sum())
         text.free(0)
         note()
-        printed.append(f"{intact} of {len(table)} blocks intact")
+        printed.append(f"{intact} of {len(data)} blocks intact")
 
-    return text, printed, attempt(run)
+    error = attempt(run)
+    return printed, error
 
 
-def failing_pools() -> str:
-    """Return how many pools fail at their first offload."""
+def example() -> str:
+    text = KVCacheManager(1024, 2048, is_mended=False)
+    printed, error = follow_example(text)
+    lost, kept = 2048 - len(text.free_ids["cpu"]), len(text.tables[0])
+    return f"{', '.join(printed)}, then {error}; {lost} block of the host is lost, {kept} stay in the table"
+
+
+def any_pool() -> str:
     pools = [(gpu, cpu, held) for gpu in (8, 64, 1024) for cpu in (1, 8, 64, 512, 1024, 2048) for held in range(1, 6)]
     failed = 0
     for gpu, cpu, held in pools:
-        text = KVCacheManager(gpu, cpu, num_layers=1)
+        text = KVCacheManager(gpu, cpu, is_mended=False)
         text.alloc(0, held * BLOCK)
-        failed += attempt(partial(text.offload, 0)).startswith("IndexError")
+        failed += attempt(partial(text.move, 0, "cpu")).startswith("IndexError")
     return f"{failed} of {len(pools)}"
 
 
-def utilization() -> tuple[str, str]:
-    """Return the utilization of a GPU whose blocks are all held."""
-    text, ours = KVCacheManager(64, 64), BlockManager(64, BLOCK, silent("s2"))
+def mended() -> str:
+    printed, error = follow_example(KVCacheManager(1024, 2048))
+    return f"{', '.join(printed)}; {error}"
+
+
+def utilization() -> tuple[float, float]:
+    text, ours = KVCacheManager(64, 64), in_stages.block_manager("s2", 64)
     text.alloc(0, 64 * BLOCK)
     ours.allocate(sequence("s2", "a", [1] * 64 * BLOCK))
     report = ours.report()
-    return f"{text.gpu_utilization()}", f"{report.held / report.num_slots}"
+    return text.gpu_utilization(), report.held / report.num_slots
 
 
 def short_host() -> str:
-    """Offload three blocks to a host with two, and return what is left."""
-    text = KVCacheManager(8, 2, is_mended=True)
+    text = KVCacheManager(8, 2)
     text.alloc(0, 3 * BLOCK)
-    error = attempt(lambda: text.offload(0))
+    error = attempt(lambda: text.move(0, "cpu"))
     return f"{len(text.free_ids['cpu'])} of 2 ({error})"
 
 
-def shared_block() -> str:
-    """Offload one of two sequences that share a block, and return where the block is then."""
-    text = KVCacheManager(8, 8, is_mended=True)
+def shared() -> str:
+    text = KVCacheManager(8, 8)
     text.tables[1] = table = list(text.alloc(0, BLOCK))
     text.counts[table[0]] = 2
-    text.offload(0)
+    text.move(0, "cpu")
     given = text.alloc(2, 8 * BLOCK)
     text.free(1)
     freed = "free under the latter" if table[0] in text.free_ids["gpu"] else "still held"
@@ -148,133 +139,99 @@ def shared_block() -> str:
 
 
 def twice() -> str:
-    """Offload a sequence twice."""
-    text = KVCacheManager(8, 8, is_mended=True)
+    text = KVCacheManager(8, 8)
     text.alloc(0, BLOCK)
-    text.offload(0)
-    return attempt(lambda: text.offload(0))
+    text.move(0, "cpu")
+    return attempt(lambda: text.move(0, "cpu"))
 
 
 # ---- offloading pipeline
 
-
-class Streams:
-    """A stand-in for a device: each stream does its work in order, and the default stream gets to its work first."""
-
-    def __init__(self) -> None:
-        self.selected = "default"
-        self.queues = {"default": deque[Callable[[], object]](), "offload": deque[Callable[[], object]]()}
-
-    @contextmanager
-    def current_stream(self, stream: str) -> Iterator[str]:
-        yield self.selected  # as torch's: it returns the current stream, and selects none
-
-    @contextmanager
-    def stream(self, stream: str) -> Iterator[None]:
-        before, self.selected = self.selected, stream
-        yield
-        self.selected = before
-
-    def launch(self, work: Callable[[], object]) -> None:
-        self.queues[self.selected].append(work)
-
-    def synchronize(self) -> None:
-        for queue in self.queues.values():
-            while queue:
-                queue.popleft()()
+CURRENT = {"current_stream": "default", "stream": "offload"}  # in a `with` of each call: the first only asks
 
 
-def pipeline(select: str, holds_until_copied: bool) -> tuple[dict[str, int], float]:
+def pipeline(select: str, holds_until_copied: bool) -> tuple[int, int, float]:
     """Offload block 0, which contains 7, while another sequence takes a block and writes -1 to it.
 
-    Return the copies on each stream, and what the host has in the end.
+    Each stream does its work in order, and the default stream gets to its work first. Return the copies on the default
+    and on the offload stream, and what the host has in the end.
     """
-    device, gpu, cpu, free = Streams(), torch.tensor([7.0, 0.0]), torch.zeros(1), [1]
-    with getattr(device, select)("offload"):
-        device.launch(lambda: cpu.copy_(gpu[:1]))
+    gpu, cpu, free = torch.tensor([7.0, 0.0]), torch.zeros(1), [1]
+    streams: dict[str, list[Callable[[], object]]] = {"default": [], "offload": []}
+    streams[CURRENT[select]].append(lambda: cpu.copy_(gpu[:1]))
+    on_default, on_offload = (len(work) for work in streams.values())
     if not holds_until_copied:
         free.append(0)  # before the event of the copy has passed
-    copies = {name: len(queue) for name, queue in device.queues.items()}
     block = free.pop()
-    device.launch(lambda: gpu[block].fill_(-1))
-    device.synchronize()
-    return copies, cpu.item()
+    streams["default"].append(lambda: gpu[block].fill_(-1))
+    for work in streams["default"] + streams["offload"]:
+        work()
+    return on_default, on_offload, cpu.item()
+
+
+def stream() -> str:
+    default, offload, stored = pipeline("current_stream", holds_until_copied=False)
+    return f"{default} on the default stream, {offload} there; {stored:g} arrives"
+
+
+def early() -> str:
+    early, late = (pipeline("stream", holds_until_copied=holds)[-1] for holds in (False, True))
+    return f"{early:g}; {late:g} if the block is held until its copy has ended"
 
 
 # ---- scheduling loop
 
 
-@dataclass
 class Loop:
-    """The text's _schedule(). A request is a name, and holds some blocks. The victim, our choice, is the last one."""
+    """The text's _schedule(). A request is a name, and holds `size` blocks. The victim is our choice."""
 
-    num_free: int
-    swapped: list[str] = field(default_factory=list)
-    running: list[str] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
-    num_blocks: dict[str, int] = field(default_factory=dict)  # that each has or needs
-    asked: list[str] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
+    def __init__(self, num_free: int, size: int, swapped: str = "", running: str = "", waiting: str = "") -> None:
+        self.num_free, self.size, self.asked, self.calls = num_free, size, list[str](), list[str]()
+        self.swapped, self.running, self.waiting = list(swapped), list(running), list(waiting)
 
     def schedule(self, victim: int = -1) -> None:
         """Every loop edits the list that it walks, so the next one is skipped."""
         for name in self.swapped:
-            if self.num_blocks[name] <= self.num_free:
-                self._start(name, self.swapped, "restore")
+            if self.size <= self.num_free:
+                self.start(name, self.swapped, "restore")
         for name in self.running:
             self.asked.append(name)
             if self.num_free == 0:  # no room for a token: nothing appends one here, either
-                loser = self.running.pop(victim)
-                self.swapped.append(loser)
-                self.num_free += self.num_blocks[loser]
-                self.calls.append(f"offload {loser}")
+                self.swapped.append(self.running.pop(victim))
+                self.num_free += self.size
+                self.calls.append(f"offload {self.swapped[-1]}")
         for name in self.waiting:
-            if self.num_blocks[name] > self.num_free:
+            if self.size > self.num_free:
                 break
-            self._start(name, self.waiting, "admit")
+            self.start(name, self.waiting, "admit")
 
-    def _start(self, name: str, source: list[str], call: str) -> None:
+    def start(self, name: str, source: list[str], call: str) -> None:
         source.remove(name)
         self.running.append(name)
-        self.num_free -= self.num_blocks[name]
+        self.num_free -= self.size
         self.calls.append(f"{call} {name}")
 
 
 def resumed() -> tuple[str, str]:
-    """Return which of eight requests start in one step, if there is room for all."""
-    names, started = [str(number) for number in range(8)], []
-    for queue in ("swapped", "waiting"):
-        text = Loop(100, **{queue: list(names)}, num_blocks=dict.fromkeys(names, 1))
+    names = "01234567"
+    swapped, waiting = Loop(100, 1, swapped=names), Loop(100, 1, waiting=names)
+    for text in (swapped, waiting):
         text.schedule()
-        started.append(text.running)
+    assert swapped.running == waiting.running, "swapped and waiting requests start alike"
     engine = without_model("s4", model=str(STORYTELLER), kv_cache_tokens=1600)
     for name in names:
         engine.add_request(name, [3] * 10, SamplingParams(max_tokens=4))
     engine.step()
-    assert started[0] == started[1], "swapped and waiting requests start alike"
-    return ", ".join(started[0]), ", ".join(seq.request_id for seq in engine.scheduler.running)
+    return ", ".join(waiting.running), ", ".join(seq.request_id for seq in engine.scheduler.running)
 
 
-def cases() -> Cases:
-    (text, printed, error), (_, mended, end) = its_example(is_mended=False), its_example(is_mended=True)
-    lost, kept = 2048 - len(text.free_ids["cpu"]), len(text.tables[0])
-    copies, stored = pipeline("current_stream", holds_until_copied=False)
-    early, late = (pipeline("stream", holds_until_copied=holds)[1] for holds in (False, True))
-    full = Loop(0, running=list("abc"), num_blocks=dict.fromkeys("abc", 2))
+def skipped() -> str:
+    full = Loop(0, 2, running="abc")
     full.schedule(victim=0)
-    tight = Loop(2, swapped=["a"], running=["b"], num_blocks={"a": 2, "b": 2})
+    return ", ".join(full.asked)
+
+
+def back_and_forth() -> str:
+    tight = Loop(2, 2, swapped="a", running="b")
     tight.schedule()
-    return {
-        "example": (f"{', '.join(printed)}, then {error}; {lost} block of the host is lost, {kept} stay in the table",),
-        "any_pool": (failing_pools(),),
-        "mended": (f"{', '.join(mended)}; {end}",),
-        "utilization": utilization(),
-        "short_host": (short_host(),),
-        "shared": (shared_block(),),
-        "twice": (twice(),),
-        "stream": (f"{copies['default']} on the default stream, {copies['offload']} there; {stored:g} arrives",),
-        "early": (f"{early:g}; {late:g} if the block is held until its copy has ended",),
-        "resumed": resumed(),
-        "skipped": (", ".join(full.asked),),
-        "back_and_forth": (", ".join(tight.calls),),
-    }
+    return ", ".join(tight.calls)

@@ -1,9 +1,36 @@
-"""Other ways to keep free blocks, which two texts compare with a stack: a bitmap and a queue."""
+"""The ways to keep free blocks: the texts' stack with counts, and a bitmap and a queue, which two texts compare."""
 
 from collections import deque
 from typing import Any
 
 from stages.s2_block_manager.block_pool import BlockPool
+
+
+class Stack:
+    """The pool of four texts: a stack of free ids, the highest on top, and a count of owners for each block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.free_ids, self.counts = list(range(num_blocks)), [0] * num_blocks
+
+    def take(self, count: int = 1) -> list[int]:
+        """Take blocks one by one. Where too few are free, the error loses those before it."""
+        blocks = [self.free_ids.pop() for _ in range(count)]
+        for block in blocks:
+            self.counts[block] = 1
+        return blocks
+
+    def share(self, blocks: list[int]) -> list[int]:
+        """Return the same blocks for another owner."""
+        for block in blocks:
+            self.counts[block] += 1
+        return list(blocks)
+
+    def release(self, blocks: list[int]) -> None:
+        """Take an owner from each block, and push those without one."""
+        for block in blocks:
+            self.counts[block] -= 1
+            if self.counts[block] == 0:
+                self.free_ids.append(block)
 
 
 class BitmapPool:
