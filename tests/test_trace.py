@@ -13,7 +13,7 @@ from nanovllm.tests.testing.trace import documented_whys
 from nanovllm.trace import Tracer, read_trace, states, traced
 from nanovllm.trace import replay as replaying
 from nanovllm.trace.chrome import convert
-from nanovllm.trace.events import COMMON, KEYS, WITHOUT_BY
+from nanovllm.trace.events import COMMON_KEYS, KEYS, WITHOUT_BY
 from tests.chrome_format import check_format
 from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, full
 from tests.history import play_traced
@@ -132,7 +132,7 @@ def test_each_kind_of_event_occurs_from_its_stage_on_with_exactly_its_keys(stage
         expected -= ONLY_FIRST
     assert forms_of.keys() - {"pools"} == expected  # "pools" depends on whether a step failed
     for kind, forms in forms_of.items():
-        assert forms == {frozenset({*KEYS[kind], *COMMON} - ({"by"} if kind in WITHOUT_BY else set()))}
+        assert forms == {frozenset({*KEYS[kind], *COMMON_KEYS} - ({"by"} if kind in WITHOUT_BY else set()))}
 
 
 @each_stage()
