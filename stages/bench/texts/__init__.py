@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from stages.bench.engines import new_sequence, part, stage
 from stages.bench.models import STORYTELLER
-from stages.tools.prose import markdown
 
 ROOT = Path(__file__).parents[3]
 WORDS = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))  # by program, and by case
@@ -63,7 +62,9 @@ def table(cases: list[Case]) -> str:
 
 def markdown_table(header: list[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a Markdown table whose cells may contain anything."""
-    return markdown.table(header, [[str(cell).replace("|", r"\|") for cell in row] for row in rows])
+    lines = [[str(cell).replace("|", r"\|") for cell in row] for row in (header, *rows)]
+    lines.insert(1, ["---"] * len(header))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def rounded(error: float) -> str:
