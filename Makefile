@@ -40,7 +40,7 @@ help: ## list the targets
 run: $(call needs,core) ## generate a story with nanovllm, or with STAGE=3; PROMPT="Once upon a time" ARGS="--device cuda"
 	@$(PY) -m $(ENGINE) $(ARGS) $${PROMPT:+-- "$$PROMPT"}
 
-chat: $(call needs,gguf) ## chat with a real model, SmolLM2 135M, which is downloaded once (93 MB); ARGS="--temperature 0"
+chat: $(call needs,gguf) ## chat with a real model, SmolLM2 135M, which is downloaded once; ARGS="--temperature 0"
 	@$(PY) -m nanovllm chat smollm2 $(ARGS)
 
 serve: $(call needs,serve) ## start an OpenAI-compatible server with a live page of its memory; ARGS="--port 8001"
@@ -70,7 +70,7 @@ test-triton: .venv-triton/.complete ## test the GPU kernels on the CPU, in Trito
 test-ray: .venv-ray/.complete ## test batches and replicas on a local Ray cluster, in an environment of its own, with kills
 	@$(TESTING) .venv-ray/bin/python -m pytest --part all nanovllm/tests/cluster nanovllm/cluster $(ARGS)
 
-realmodel: $(call needs,test) ## compare SmolLM2 135M with transformers, and use it as people do; it is downloaded once (93 MB)
+realmodel: $(call needs,test) ## compare SmolLM2 135M with transformers, and use it as people do; it is downloaded once
 	@$(TESTING) HF_HUB_OFFLINE=1 $(PY) -m pytest nanovllm/tests/realmodel.py $(ARGS)
 
 soak: $(call needs,test) ## check a million random steps of the stages, and a million of the package with injected faults; ARGS="--stage s7 --steps 100000 --seed 1"

@@ -11,7 +11,7 @@ _last_progress = c_double(math.inf)  # a time, on a clock that processes share; 
 
 
 def share_progress(last_progress: c_double, clock: Callable[[], float] = time.monotonic) -> None:
-    """From now on, store the time of progress in `last_progress`, in memory shared with the process that checks it."""
+    """Store the time of progress in `last_progress` from now on, memory shared with the process that checks it."""
     global _last_progress, _clock
     _last_progress, _clock = last_progress, clock
 

@@ -210,7 +210,7 @@ class EngineConfig:
 
     @property
     def overlaps_steps(self) -> bool:
-        """Whether a step is launched before the previous step's tokens are read: async_scheduling or its default.
+        """True if a step is launched before the previous step's tokens are read: async_scheduling or its default.
 
         With several ranks on a CPU, it is False, so that all ranks are in the same step if one of them fails.
         """

@@ -58,7 +58,7 @@ class Moment(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """What one operation of the simulation leaves behind."""
+    """The state of the simulation after one operation."""
 
     peak: float  # of the fragmentation, so far
     full: float
