@@ -199,18 +199,18 @@ def attend_int8(
         if tile > start:
             find_places(shape, pool, layer, kv, table, tile, end, places)
         copy_scales(shape, pool, layer, kv, table, tile, count, floats(scratch.scales))
-        r = 0
+        highest, r = highest_scale(scratch, count), 0
         while rows - r >= ROWS:
             four = (r, r + 1, r + 2, r + 3)
-            attend_rows(four, group, before, pool, shape, places, count, scratch, out, peaks, sums)
+            attend_rows(four, group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
             r += ROWS
         if rows - r == 3:
             three = (r, r + 1, r + 2)
-            attend_rows(three, group, before, pool, shape, places, count, scratch, out, peaks, sums)
+            attend_rows(three, group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
         if rows - r == 2:
-            attend_rows((r, r + 1), group, before, pool, shape, places, count, scratch, out, peaks, sums)
+            attend_rows((r, r + 1), group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
         if rows - r == 1:
-            attend_rows((r,), group, before, pool, shape, places, count, scratch, out, peaks, sums)
+            attend_rows((r,), group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
 
 
 @kernel
@@ -282,13 +282,14 @@ def prefetch_lines(pool: Memory, place: int, size: int) -> None:
 @kernel
 def attend_rows(
     rows: tuple[int, ...], group: int, before: int, pool: int, shape: Int8Pool, places: Memory, count: int,
-    scratch: Scratch, out: Memory, peaks: Memory, sums: Memory,
+    highest: float, scratch: Scratch, out: Memory, peaks: Memory, sums: Memory,
 ) -> None:  # fmt: skip
     """Attend to a tile of keys with up to four rows of q, and rescale earlier sums to the new peak.
 
-    The query of rows[i] sees the first before + rows[i] // group keys of the tile.
+    The query of rows[i] sees the first before + rows[i] // group keys of the tile. `highest` is highest_scale() of the
+    whole tile.
     """
-    count, size = min(count, before + rows[-1] // group), shape.head_dim
+    whole, count, size = count, min(count, before + rows[-1] // group), shape.head_dim
     scores, scales, bytes_of = floats(scratch.scores), floats(scratch.scales), octets(pool)
     uppers = starts_of(rows, 2 * QUAD * size)
     for t in range(0, count, WIDTH):
@@ -308,7 +309,9 @@ def attend_rows(
             score = where_below(lane_numbers(), seen, multiply(found[j], load(scales, t)), splat(MASKED))
             store(scores, j * TILE + t, score)
     for j in range(len(rows)):
-        weigh(j, rows[j], before + rows[j] // group, count, scratch, peaks, sums)
+        row_sees = before + rows[j] // group
+        row_highest = highest if row_sees >= whole else highest_scale(scratch, row_sees)
+        weigh(j, rows[j], row_highest, count, scratch, peaks, sums)
     kept, new = splats(floats(scratch.factors), 0, rows), splats(floats(scratch.factors), ROWS, rows)
     shift, starts, by_row = shape.block_size * size, starts_of(rows, size), starts_of(numbered(rows), 2 * TILE)
     for i in range(0, size, WIDTH):
@@ -323,19 +326,30 @@ def attend_rows(
 
 
 @kernel
-def weigh(j: int, row: int, seen: int, count: int, scratch: Scratch, peaks: Memory, sums: Memory) -> None:
+def highest_scale(scratch: Scratch, seen: int) -> float:
+    """Return the highest of the values' scales of a tile's first `seen` keys, or NaN if one is NaN.
+
+    Weights are rounded by it. Keys that a row doesn't see have no say, because other keys may come later.
+    """
+    highest = zeros()
+    for t in range(0, seen, WIDTH):
+        scale = load(floats(scratch.scales), TILE + t)
+        highest = maximum_or_nan(highest, where_below(lane_numbers(), splat(np.float32(seen - t)), scale, zeros()))
+    result: float = largest_or_nan(highest)
+    return result
+
+
+@kernel
+def weigh(j: int, row: int, highest: float, count: int, scratch: Scratch, peaks: Memory, sums: Memory) -> None:
     """Turn a row's scores into weights times the values' scales, in two bytes each, and set the row's factors.
 
-    `j` is the row's place in the scratch space, and `row` its number in q. Only the scales of the `seen` keys decide
-    how the weights are rounded, because other keys may come later.
+    `j` is the row's place in the scratch space, and `row` its number in q. `highest` is highest_scale() of its keys.
     """
     scores, scales = at(floats(scratch.scores), j * TILE), at(floats(scratch.scales), TILE)
-    tops, scales_seen, total = splat(MASKED), zeros(), zeros()
+    tops, total = splat(MASKED), zeros()
     for t in range(0, count, WIDTH):
         tops = maximum(tops, load(scores, t))
-        scale = where_below(lane_numbers(), splat(np.float32(seen - t)), load(scales, t), zeros())
-        scales_seen = maximum_or_nan(scales_seen, scale)
-    peak, highest = largest_of(tops), largest_or_nan(scales_seen)
+    peak = largest_of(tops)
     per_step = HIGHEST_WEIGHT / highest if highest > 0 else np.float32(0)
     for t in range(0, count, WIDTH):
         weight = exp_of(add(load(scores, t), splat(-peak)))
