@@ -77,8 +77,10 @@ def test_two_engines_race_on_one_file(small, tmp_path, monkeypatch):
     out, llama = tmp_path / "peers.json", write_fake_peer(tmp_path)
     short = ("--rounds", "1", "--jobs", "1,2", "--max-model-len", "64", "--attention-backend", "torch")
     monkeypatch.setattr(bench_peers, "DECODE_LENGTH", 8)
+    out.write_text(json.dumps([{"model": "7M"}, {"model": "Tiny, Q8_0 file"}, {"model": "removed"}]))
     race_models.main(["--models", "tiny", "--llama", llama, "--out", str(out), "--", *short])
-    [report] = json.loads(out.read_text())
+    other, report = json.loads(out.read_text())
+    assert other == {"model": "7M"}, "a model that is not raced keeps its report"
     assert report["file"] == "Q8_0" and list(report["measured"]) == ["nanovllm", "llama.cpp Q8_0"]
     text = peers.table_of(report)
     assert "| tokens per second | nanovllm | share of the floor | llama.cpp Q8_0 | share of the floor |" in text

@@ -226,10 +226,10 @@ UNIFIED = 'json.loads(sys.argv[3])["kv_unified"]'
 PRELOADED = '"libiomp5.so" in os.environ.get("LD_PRELOAD", "")'
 
 
-def answers(is_fast: str) -> str:
-    """Return the code of a peer that is twice as fast if an expression is true, and that counts its jobs in a file."""
+def answers(is_fast: str, slow: float = 0.25) -> str:
+    """Return the code of a peer with two speeds, whose steps take 0.125 or `slow` seconds. It notes them in a file."""
     lengths = 'lengths = json.loads(line)["lengths"]'
-    count = f"step = 0.125 if {is_fast} else 0.25; open('jobs', 'a').write(f'{{step}} ')"
+    count = f"step = 0.125 if {is_fast} else {slow}; open('jobs', 'a').write(f'{{step}} ')"
     return ANSWERS.replace(lengths, f"{lengths}; {count}").replace("0.25 * i", "step * i")
 
 
@@ -254,11 +254,17 @@ def test_each_job_counts_at_the_best_setting_of_an_engine(run, tmp_path, fake, m
     assert counts == (2 * (1 + 1 + 3) + 1 + 3, 2 * (1 + 1)), "a slow one serves a warm-up and one job"
 
 
-def test_settings_that_are_close_race_all_rounds(run, tmp_path, fake, monkeypatch):
+@pytest.mark.parametrize("best", ["false", "true"])
+def test_settings_that_are_close_race_all_rounds(run, tmp_path, fake, monkeypatch, best):
     monkeypatch.chdir(tmp_path)
-    flags = ("--rounds", "3", "--jobs", "2", "--no-transformers")
-    assert run("race", *flags, "--peer", f"llama.cpp={fake(answers('True'))},a.gguf")[0] == 0
-    assert Path("jobs").read_text().split() == ["0.125"] * 2 * (1 + 1 + 3)
+    flags = ("--rounds", "3", "--jobs", "2", "--no-transformers", "--json", "report.json")
+    code = answers(f"{UNIFIED} == {best.title()}", slow=0.13)
+    assert run("race", *flags, "--peer", f"llama.cpp={fake(code)},a.gguf")[0] == 0
+    steps = Path("jobs").read_text().split()
+    assert steps.count("0.125") == steps.count("0.13") == 1 + 1 + 3
+    report = json.loads(Path("report.json").read_text())
+    assert report["variants"]["llama.cpp"]["2 sequences"]["best"] == f"kv_unified={best}"
+    assert report["measured"]["llama.cpp"]["2 sequences: tokens per second"]["median"] == 16.0
 
 
 def test_libraries_are_preloaded_from_the_peers_environment(run, tmp_path, fake, monkeypatch):
@@ -293,14 +299,16 @@ def test_prompts_are_questions_in_the_models_template(checkpoint, tmp_path):
         peers.with_questions(llm, peers.named_jobs("--jobs", "33", 320)[0])
 
 
-def test_questions_are_served_without_a_prefix_cache(run, tmp_path, fake):
+def test_questions_are_served_without_a_prefix_cache(run, tmp_path, fake, monkeypatch):
+    engines: list[LLM] = []
+    monkeypatch.setattr(peers, "load_llm", lambda options: engines.append(LLM(**options)) or engines[0])
     model, file = write_checkpoint(tmp_path / "model", max_position_embeddings=512), tmp_path / "report.json"
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
     flags = ("--written", "--rounds", "1", "--jobs", "2", "--no-transformers", "--json", str(file))
     status, _, err = run("race", *flags, "--peer", f"llama.cpp={fake()},a.gguf", model=model)
     assert (status, err) == (0, "")
     report = json.loads(file.read_text())
-    assert report["settings"]["written"] is True
+    assert report["settings"]["written"] is True and not engines[0].config.enable_prefix_caching
     shares = report["agreement"]["llama.cpp"]["2 sequences"]["shares"]
     assert len(shares) == 2 and all(0 <= share < 1 for share in shares), "the fake peer writes one token"
 
@@ -394,6 +402,10 @@ class FakeLlamaCpp:
         logits[self.logits[row]] = 1.0
         return ctypes.pointer(logits)
 
+    def llama_init_from_model(self, model, params):
+        self.params = params
+        return MagicMock()
+
     def llama_batch_init(self, *sizes):
         return self.batch
 
@@ -420,3 +432,4 @@ def test_llama_cpp_gets_each_token_once_in_a_free_slot(monkeypatch):
             text.append(sum(text) % 11)
         assert new == text[len(prompt) :]
     assert [len(each) for each in times] == lengths and c.slots == {} and c.most_slots == 2
+    assert c.params.kv_unified is True
