@@ -1,9 +1,9 @@
 """Race the package against vLLM, llama.cpp and transformers: `make peers VLLM=PYTHON LLAMA=PYTHON`.
 
 A step's time depends on shapes alone, so most models have random weights: of the storyteller's shape and of two
-published ones. Each is written for transformers and vLLM, as a GGUF file in bfloat16, and as llama.cpp's own quantized
-copies of that file. In other races, this engine and llama.cpp read the same GGUF file: quantized copies of the largest
-shape, and SmolLM2, a trained model, which answers questions.
+published ones. Each is written for transformers and vLLM, as a GGUF file in bfloat16, and, unless it is large, as
+llama.cpp's own quantized copies of that file. In other races, this engine and llama.cpp read the same GGUF file:
+quantized copies of the largest shape, and SmolLM2, a trained model, which answers questions.
 
 `python -m stages.bench race` races the engines, and notebooks/peers.json gets a report for each model. `--models` races
 some of them, and keeps the reports of the others.
@@ -43,13 +43,14 @@ class Model(NamedTuple):
     shape: str  # of random weights; or the name of a known model
     jobs: str
     file_type: str = ""  # of the one GGUF file that this engine and llama.cpp read
+    copies: tuple[str, ...] = COPIES
 
 
 MODELS = {
     "smollm2": Model("SmolLM2 135M, Q4_1 file", "smollm2", f"{JOBS} --rounds 3 --busy-jobs 1", "Q4_1"),
     "7M": Model("7M", "storyteller", BUSY),
     "135M": Model("135M", "smollm2-135m", BUSY),
-    "1.1B": Model("1.1B", "tinyllama-1.1b", JOBS),
+    "1.1B": Model("1.1B", "tinyllama-1.1b", JOBS, copies=()),  # fewer engines, which share the memory
     **{
         f"1.1B-{type}": Model(f"1.1B, {type} file", "tinyllama-1.1b", FILE_JOBS, type)
         for type in ("Q8_0", "Q5_K_M", "Q4_K_M")
@@ -74,7 +75,7 @@ def formats(model: Model, args: argparse.Namespace, parent: Path) -> list[str]:
     peers = [f"vllm={args.vllm}"] if args.vllm else []
     if args.llama:
         peers.append(f"llama.cpp:BF16={args.llama},{original}")
-        for type in COPIES:
+        for type in model.copies:
             quantize_gguf(original, type, parent / f"{type}.gguf", args.llama)
             peers.append(f"llama.cpp:{type}={args.llama},{parent / type}.gguf")
     return ["--model", str(folder), "--formats", "int8,int4", *(part for peer in peers for part in ("--peer", peer))]

@@ -210,9 +210,9 @@ def agreements(engine: str, by_job: dict[str, dict[str, Any]]) -> Iterator[str]:
     for job, agreement in by_job.items():
         if not job.startswith("prompt "):  # those are random tokens
             shares = agreement["shares"]
-            same = f"{sum(share == 1 for share in shares)} of {len(shares)} outputs are the same"
+            same = f"the same greedy output for {sum(share == 1 for share in shares)} of {len(shares)}"
             mean = f"{sum(shares) / len(shares):.0%} of an output comes before the first different token"
-            yield f"- {title_of(engine, '')}, {job}: {same}; {mean}."
+            yield f"- {title_of(engine, '')}, {job}: {same}; on average, {mean}."
 
 
 def times(spread: dict[str, float]) -> str:
