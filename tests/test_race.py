@@ -1,19 +1,24 @@
 """The race with other engines: files for llama.cpp hold the same weights, and one command writes all reports."""
 
 import json
+import re
+from typing import Any
 
 import pytest
 import torch
 
 from models.training import gguf_files
 from nanovllm import LLM
+from nanovllm.bench import floor
 from nanovllm.bench.floor import Floor
 from nanovllm.checkpoints.gguf import read_header
 from nanovllm.checkpoints.model_config import read_model_config
+from stages.bench import peers as bench_peers
 from stages.bench import race_models
 from stages.bench.models import storyteller_of
 from stages.bench.peers import PeerSpec
 from stages.tools.prose import peers
+from tests.fake_peer import write_fake_peer
 
 gguf = pytest.importorskip("gguf")
 
@@ -48,7 +53,88 @@ def test_file_for_llama_cpp_has_the_weights_of_the_folder(tmp_path):
 @pytest.mark.full
 def test_one_command_writes_a_report_for_each_model(tmp_path):
     out = tmp_path / "peers.json"
-    race_models.main(["--models", "7M", "--out", str(out), "--", "--rounds", "1", "--jobs", "1", "--no-transformers"])
-    [report] = json.loads(out.read_text())
+    out.write_text(json.dumps([{"model": "1.1B"}, {"model": "7M"}, {"model": "removed"}]))
+    short = ("--rounds", "1", "--jobs", "1", "--prompts", "", "--busy-jobs", "", "--no-transformers")
+    race_models.main(["--models", "7M", "--out", str(out), "--", *short])
+    report, other = json.loads(out.read_text())
     assert report["model"] == "7M" and list(report["measured"]) == ["nanovllm", "nanovllm int8", "nanovllm int4"]
+    assert other == {"model": "1.1B"}, "a model that is not raced keeps its report"
     assert "7M" in peers.picture([report]) and "1 sequence" in peers.table_of(report)
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """Keep unpacked files in a folder of the test, and measure little memory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(floor, "NUM_BYTES", 1 << 20)
+    monkeypatch.setattr(race_models, "quantize_gguf", lambda original, type, file, python: file.symlink_to(original))
+    monkeypatch.setattr(race_models, "gguf_of", lambda shape: tmp_path / "original.gguf")
+    gguf_files.write_gguf(storyteller_of(64), tmp_path / "original.gguf")
+
+
+def test_two_engines_race_on_one_file(small, tmp_path, monkeypatch):
+    monkeypatch.setitem(race_models.MODELS, "tiny", race_models.Model("Tiny, Q8_0 file", "storyteller", "", "Q8_0"))
+    out, llama = tmp_path / "peers.json", write_fake_peer(tmp_path)
+    short = ("--rounds", "1", "--jobs", "1,2", "--max-model-len", "64", "--attention-backend", "torch")
+    monkeypatch.setattr(bench_peers, "DECODE_LENGTH", 8)
+    out.write_text(json.dumps([{"model": "7M"}, {"model": "Tiny, Q8_0 file"}, {"model": "removed"}]))
+    race_models.main(["--models", "tiny", "--llama", llama, "--out", str(out), "--", *short])
+    other, report = json.loads(out.read_text())
+    assert other == {"model": "7M"}, "a model that is not raced keeps its report"
+    assert report["file"] == "Q8_0" and list(report["measured"]) == ["nanovllm", "llama.cpp Q8_0"]
+    text = peers.table_of(report)
+    assert "| tokens per second | nanovllm | share of the floor | llama.cpp Q8_0 | share of the floor |" in text
+    assert re.search(
+        r"\n\| 2 sequences \| [\d,]+ \(.*\) \| \d+% \| 8 \(8 to 8\) \| \d+% \| kv_unified=(true|false) \| ", text
+    )
+    assert "greedy output" not in text, "the tokens of random weights say nothing"
+
+
+def test_file_and_engine_have_the_same_floor(small, tmp_path):
+    file = tmp_path / "original.gguf"
+    llm = LLM(file, dtype="bfloat16", kv_cache_tokens=64)
+    assert Floor.of(llm) == PeerSpec("llama.cpp", "python", str(file)).floor(llm)
+
+
+# What a person reads
+
+
+def report_of_settings(**more: Any) -> dict[str, Any]:
+    spread = {"median": 2.0, "least": 1.0, "largest": 3.0}
+    row = {f"1 sequence{key}": spread for key in (peers.SPEED, peers.SPEEDUP)} | {f"1 sequence{peers.SHARE}": 0.25}
+    machine = {"dtype": "bfloat16", "threads": 2, "device": "cpu", "torch": "2"}
+    report = {"model": "X", "machine": machine, "measured": {"nanovllm": row, "llama.cpp Q8_0": row}, "settings": {}}
+    return report | more
+
+
+VARIANTS = {
+    "variants": {"llama.cpp Q8_0": {"1 sequence": {"best": "kv_unified=true", "speeds": {}}}},
+    "advice": {"llama.cpp": {"kv_unified=false": "the library", "kv_unified=true": "the server"}},
+}
+
+
+def test_settings_and_their_sources_are_named():
+    report = report_of_settings(**VARIANTS)
+    assert "llama.cpp with kv_unified=false (the library), or with kv_unified=true (the server)" in (
+        peers.settings_text([report])
+    )
+    assert "llama.cpp ran each job with kv_unified=false or with kv_unified=true" in peers.picture([report])
+    assert "| fastest with | 1 sequence |\n|---|---|\n| llama.cpp Q8_0 | kv_unified=true |" in peers.table_of(report)
+    assert "a fifth" not in peers.picture([report]) + peers.settings_text([report])
+
+
+def test_race_with_one_setting_says_so():
+    old, new = report_of_settings(), report_of_settings(**VARIANTS)
+    for reports in ([old], [new, old]):
+        assert "up to a fifth longer" in peers.picture(reports) and "up to a fifth longer" in peers.settings_text(
+            reports
+        )
+
+
+def test_outputs_of_a_trained_model_are_compared():
+    agreement = {"llama.cpp Q8_0": {"1 sequence": {"shares": [1.0, 0.5], "margin": 0.1}}}
+    report = report_of_settings(**VARIANTS, file="Q8_0", agreement=agreement, settings={"written": True})
+    text = peers.table_of(report)
+    row = "| 1 sequence | 2 (1 to 3) | 25% | 2 (1 to 3) | 25% | kv_unified=true | the same (1.00 to 3.00) |"
+    assert row in text
+    assert "llama.cpp Q8_0, 1 sequence: the same greedy output for 1 of 2; on average, 75% of an output comes" in text

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from safetensors import safe_open
 
 from stages.s1_contiguous_cache.llama import ModelConfig
 
-FILE_TYPES = {"Q8_0": 7, "Q4_0": 2, "Q4_K_M": 15}  # llama.cpp's numbers
+FILE_TYPES = {"Q8_0": 7, "Q4_0": 2, "Q4_K_M": 15, "Q5_K_M": 17}  # llama.cpp's numbers
 QUANTIZE = """
 import sys, llama_cpp
 source, target, number = sys.argv[1:]
@@ -56,14 +55,9 @@ def write_gguf(folder: Path, file: Path) -> None:
     writer.close()
 
 
-def llama_files(folder: Path, python: str, parent: Path) -> Iterator[tuple[str, Path]]:
-    """Write the model as GGUF in each type, and yield the type's name and the file."""
-    original = parent / "BF16.gguf"
-    write_gguf(folder, original)
-    yield "BF16", original
-    for name, number in FILE_TYPES.items():
-        file = parent / f"{name}.gguf"
-        done = subprocess.run([python, "-c", QUANTIZE, str(original), str(file), str(number)], capture_output=True)
-        if done.returncode:
-            sys.exit(f"llama.cpp could not quantize {folder.name} to {name}: {done.stderr.decode()[-300:]}")
-        yield name, file
+def quantize_gguf(original: Path, type: str, file: Path, python: str) -> None:
+    """Write a copy of a GGUF file in one of FILE_TYPES, with the llama.cpp of another interpreter."""
+    command = [python, "-c", QUANTIZE, str(original), str(file), str(FILE_TYPES[type])]
+    done = subprocess.run(command, capture_output=True)
+    if done.returncode:
+        sys.exit(f"llama.cpp could not quantize {original} to {type}: {done.stderr.decode()[-300:]}")

@@ -30,6 +30,18 @@ def dataset() -> Any:
     return option(None, f"a file of requests to send instead of random ones: {lines}", metavar="FILE")
 
 
+def whole_numbers(name: str, text: str) -> list[int]:
+    """Return a list of numbers separated by commas. Raise ValueError, naming the option, for anything else.
+
+    >>> whole_numbers("--contexts", "1000,8000")
+    [1000, 8000]
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"{name} must be whole numbers of at least 1, separated by commas, got {text!r}")
+    return list(map(int, parts))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """Random prompts, all served at the same time."""
@@ -56,7 +68,7 @@ class Throughput(Workload):
 class Latency:
     """Serve a few requests on an idle engine, repeatedly."""
 
-    batch_size: int = count(1, "requests at a time")
+    batch_size: str = option("1", "requests at a time; several numbers make a column each", metavar="N,N")
     input_len: int = count(32, "tokens in each random prompt")
     output_len: int = count(64, "tokens in each output")
     rounds: int = rounds(7)

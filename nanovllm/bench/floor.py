@@ -2,10 +2,12 @@
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 
+from ..checkpoints.gguf import stored_tensors
 from ..checkpoints.sizes import parameters, weight_bits
 from .harness import seconds_of
 from .workload import Task
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from ..llm import LLM
 
 NUM_BYTES, REPEATS = 1 << 28, 7  # bytes per read, more than a processor's caches hold; number of reads
+EMBEDDING = "model.embed_tokens.weight"
 GPU_SIZE_FACTOR = 16  # a GPU would read fewer bytes in less time than the launch takes
 
 
@@ -63,6 +66,10 @@ class Floor(NamedTuple):
 def weight_bytes(llm: "LLM", quantization: str | None = None) -> int:
     """Return how many bytes of weights a step reads: all but the embedding, unless it is also the head."""
     model, itemsize = llm.model_config, llm.llm_engine.dtype.itemsize
+    stored = {} if quantization or llm.config.quantization else stored_tensors(Path(llm.config.model))
+    if stored:  # a GGUF file: it keeps its bits
+        skipped = None if model.tie_word_embeddings else EMBEDDING
+        return sum(each.num_bytes for name, each in stored.items() if name != skipped)
     parts, bits = parameters(model), weight_bits(model, quantization or llm.config.quantization, itemsize)
     unread = 0 if model.tie_word_embeddings else parts["embedding"] * itemsize
     return round(sum(parts.values()) * bits / 8) - unread

@@ -10,7 +10,7 @@ from typing import Any
 from ..llm import LLM
 from ..options.config import POOL_SIZES
 from ..tiers.cost_model import measure as measure_cost
-from .bench_options import Latency, Offload, Prefix, Throughput
+from .bench_options import Latency, Offload, Prefix, Throughput, whole_numbers
 from .engine import Run, load_llm, serve, summarize_runs
 from .floor import Floor, device_bandwidth, floor_note
 from .harness import Spread, ratio, take_turns
@@ -49,24 +49,38 @@ def throughput(
         tasks = [Task(llm.tokenizer.encode(text), num_tokens) for text, num_tokens in requests]
         shown_settings = {name: value for name, value in shown_settings.items() if name not in ("input_len", "spread")}
         shown_settings |= {"num_prompts": len(tasks)}
-    return compare("throughput", llm, tasks, options.rounds, shown_settings, peers)
+    return compare("throughput", llm, {"": tasks}, options.rounds, shown_settings, peers)
 
 
 def latency(engine: dict[str, Any], options: Latency, peers: Peers = no_peers) -> Report:
-    """Serve a few random prompts on an idle engine."""
+    """Serve a few random prompts on an idle engine, for each batch size."""
+    sizes, lengths = whole_numbers("--batch-size", options.batch_size), (options.input_len, options.output_len)
+    if not sizes:
+        raise ValueError("--batch-size must have at least one number")
     llm = load_llm(engine)
-    tasks = random_tasks(llm.model_config.vocab_size, options.batch_size, options.input_len, options.output_len)
-    return compare("latency", llm, tasks, options.rounds, settings(options), peers)
+    suffixes = [f", batch {size}" if len(sizes) > 1 else "" for size in sizes]
+    batches = [random_tasks(llm.model_config.vocab_size, size, *lengths) for size in sizes]
+    return compare("latency", llm, dict(zip(suffixes, batches, strict=True)), options.rounds, settings(options), peers)
 
 
-def compare(name: str, llm: LLM, tasks: list[Task], rounds: int, settings: dict[str, Any], peers: Peers) -> Report:
-    """Serve the tasks with this engine and its peers, which take turns."""
-    check_lengths(tasks, llm.max_model_len)
-    own_call: dict[str, Call] = {OURS: partial(serve, llm, tasks)}
-    with peers(llm, tasks) as (peer_calls, notes):
-        results = take_turns({**own_call, **peer_calls}, rounds, title=name)
+def compare(
+    name: str, llm: LLM, batches: Mapping[str, list[Task]], rounds: int, settings: dict[str, Any], peers: Peers
+) -> Report:
+    """Serve each batch with this engine and its peers, which take turns. A batch's key ends its columns' names."""
+    for tasks in batches.values():
+        check_lengths(tasks, llm.max_model_len)
+    rounds_of, notes = dict[str, list[dict[str, Run]]](), dict[str, None]()
+    for suffix, tasks in batches.items():
+        own_call: dict[str, Call] = {OURS: partial(serve, llm, tasks)}
+        with peers(llm, tasks) as (peer_calls, more):
+            rounds_of[suffix] = take_turns({**own_call, **peer_calls}, rounds, title=f"{name}{suffix}")
+        notes |= dict.fromkeys(more)
     bandwidth = device_bandwidth(llm.llm_engine.device)
-    measured = scores(results, tasks, Floor.of(llm), bandwidth)
+    measured = {
+        f"{engine}{suffix}": numbers
+        for suffix, results in rounds_of.items()
+        for engine, numbers in scores(results, batches[suffix], Floor.of(llm), bandwidth).items()
+    }
     return report_of(name, settings, machine(llm), measured, [NOTE, floor_note(bandwidth), *notes])
 
 

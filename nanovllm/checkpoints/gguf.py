@@ -119,10 +119,14 @@ class GgufTensors:
         return data
 
 
+def stored_tensors(folder: Path) -> dict[str, Stored]:
+    """Return the tensors of a GGUF file by their names in safetensors. Return {} if the folder has no such file."""
+    return {name: Stored(*row) for name, row in Entries.read_if_exists(folder / TABLE_NAME).values.items()}
+
+
 def tensor_types(folder: Path) -> dict[str, int]:
     """Return the number of tensors of each type, most frequent first. Return {} if the folder has no GGUF file."""
-    table = Entries.read_if_exists(folder / TABLE_NAME).values
-    return dict(Counter(Stored(*row).type for row in table.values()).most_common())
+    return dict(Counter(stored.type for stored in stored_tensors(folder).values()).most_common())
 
 
 def unpack(path: Path) -> Path:

@@ -281,7 +281,7 @@ CEILINGS = {
     "backends/cpu": 2_690,
     "backends/gpu": 1_580,
     "backends/torch": 540,
-    "bench": 820,
+    "bench": 850,
     "chat": 400,
     "checkpoints": 2_430,
     "cli": 1_510,

@@ -48,6 +48,7 @@ class Peers:
     transformers: bool = option(True, "measure transformers too, if it is installed")
     formats: str = option("", "measure this engine with quantized weights too: int8, int4 or both", metavar="NAME,NAME")
     jobs: str = option("mixed,1,2,4", JOBS)
+    written: bool = option(False, "written questions in the model's chat template, instead of random tokens")
     prompts: str = option("", "lengths of prompts whose first token is timed", metavar="N,N")
     busy_jobs: str = option("", "more jobs, beside another process that computes all the time", metavar="JOB,JOB")
     contexts: str = option("", "context lengths at which to measure decode steps too", metavar="N,N")
@@ -125,15 +126,3 @@ class Routing:
         "requests per second, as a Poisson process, in shares of what an engine serves without a cache",
         type=ABOVE_0,
     )
-
-
-def whole_numbers(name: str, text: str) -> list[int]:
-    """Return a list of numbers separated by commas. Raise ValueError, naming the option, for anything else.
-
-    >>> whole_numbers("--contexts", "1000,8000")
-    [1000, 8000]
-    """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"{name} must be whole numbers of at least 1, separated by commas, got {text!r}")
-    return list(map(int, parts))

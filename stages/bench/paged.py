@@ -27,13 +27,14 @@ from nanovllm.backends.gpu.capture import CudaCapture
 from nanovllm.backends.gpu.model import seconds_on_gpu
 from nanovllm.backends.gpu.ops import PLAIN, Ops, triton_ops
 from nanovllm.backends.gpu.tiles import DecodeWorkspace, choose_splits
+from nanovllm.bench.bench_options import whole_numbers
 from nanovllm.bench.floor import device_bandwidth
 from nanovllm.bench.harness import ratio, take_turns, timed
 from nanovllm.bench.report import Report, failure_reported, machine_of, report_of
 from nanovllm.checkpoints.sizes import SHAPES, Shape
 from nanovllm.engine.block_manager import cdiv
 from nanovllm.options.config import EngineConfig, default_device
-from stages.bench.options import Paged, whole_numbers
+from stages.bench.options import Paged
 
 CONTIGUOUS, SDPA, VARLEN = "contiguous", "sdpa", "varlen"
 VARLEN_BLOCK_SIZE = 256

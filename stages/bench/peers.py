@@ -1,6 +1,7 @@
 """This engine next to others with the same weights: all of them take turns serving the same jobs.
 
-Each other engine runs in a process of its own, by an interpreter that has it; workers/worker.py has the protocol.
+Each other engine runs in a process of its own, by an interpreter that has it; workers/worker.py has the protocol. An
+engine with several settings in VARIANTS has a process for each, and each job counts at the best of them.
 
 At long contexts, this engine decodes alone, from prompts that it doesn't compute.
 """
@@ -11,21 +12,25 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from ctypes.util import find_library
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
 
+from nanovllm.bench.bench_options import whole_numbers
 from nanovllm.bench.engine import Run, load_llm, serve
 from nanovllm.bench.floor import Floor, device_bandwidth
 from nanovllm.bench.harness import Spread, ratio, take_turns
 from nanovllm.bench.report import OURS, Report, has_random_weights, last_line, machine, report_of, settings
 from nanovllm.bench.workload import Task, check_lengths, mixed_tasks, random_tasks
+from nanovllm.checkpoints.chat_template import render_chat
 from nanovllm.checkpoints.gguf import Stored, read_header
 from nanovllm.checkpoints.model_config import read_model_config
 from nanovllm.checkpoints.sizes import kv_bytes_per_token
@@ -34,7 +39,7 @@ from nanovllm.llm import LLM
 from nanovllm.options.config import POOL_SIZES, EngineConfig
 from nanovllm.options.engine_args import EngineArgs
 from nanovllm.requests.sampling_params import SamplingParams
-from stages.bench.options import Peers, whole_numbers
+from stages.bench.options import Peers
 from stages.bench.workers.worker import Settings
 
 UNQUANTIZED = "nanovllm, KV cache in the dtype"  # this engine again, at long contexts
@@ -42,19 +47,64 @@ LOADERS = {"vllm": "serve_vllm:load", "llama.cpp": "serve_llama_cpp:load"}  # a 
 LOADERS |= {"transformers": "serve_transformers:load", "transformers-batch": "serve_transformers:load_batch"}
 OWN_LOADER = "serve_nanovllm:load"
 WORKER = Path(__file__).with_name("workers") / "worker.py"
+QUESTIONS = Path(__file__).with_name("questions.txt")  # each asks for a long answer
 PACKAGE_PARENT = Path(__file__).parents[2]
 NEEDS_FILE = ("llama.cpp",)
 LENGTHS = 512  # max_model_len is rounded up to a multiple of it: vLLM compiles for a minute for each new length
 DECODE_LENGTH, WARM_UP_TOKENS = 128, 8
 NUM_STEPS = 8  # decode steps at a long context
+READ = ("read", "")  # the measurement of memory, which takes turns with the engines
 MAX_IDLE_SHARE = 0.05  # of a core, while other engines compute
 
 
 class Entrant(NamedTuple):
-    """An engine in a race."""
+    """An engine in a race, with one of its settings."""
 
     serve: Callable[[Sequence[Task]], Run]
     floor: Floor
+
+
+class Variant(NamedTuple):
+    """A setting of a peer that is worth a try, and the people who recommend it."""
+
+    name: str = ""
+    advice: str = ""
+    settings: Mapping[str, Any] = MappingProxyType({})  # for the worker
+    libraries: tuple[str, ...] = ()  # to preload, without "lib" and suffix
+    least_seats: int = 1  # with fewer sequences at a time, it changes nothing
+
+
+VARIANTS = {
+    "llama.cpp": (
+        Variant("kv_unified=false", "the default of llama.cpp's library"),
+        Variant(
+            "kv_unified=true",
+            "the default of llama-server, unless a number of slots is given",
+            {"kv_unified": True},
+            least_seats=2,
+        ),
+    ),
+    "vllm": (
+        Variant("nothing preloaded", "vLLM as pip installs it"),
+        Variant(
+            "tcmalloc and libiomp5 preloaded",
+            "vLLM's log, and its installation guide for CPUs",
+            libraries=("tcmalloc_minimal", "iomp5"),
+        ),
+    ),
+}
+PLAIN = Variant()
+CLOSE = 0.9  # a variant races all rounds if it is at least this fast, compared with its engine's fastest one
+
+
+def find_libraries(python: str, names: Sequence[str]) -> list[str]:
+    """Return the libraries that are installed, in the interpreter's environment or else on the system."""
+    root, found = Path(python).absolute().parent.parent, list[str]()
+    for name in names:
+        places = ("lib", "lib/python*/site-packages/*", "lib/python*/site-packages/*/libs")
+        files = (str(file) for place in places for file in sorted(root.glob(f"{place}/lib{name}*.so*")))
+        found += filter(None, [next(files, None) or find_library(name)])
+    return found
 
 
 class PeerSpec(NamedTuple):
@@ -86,6 +136,17 @@ class PeerSpec(NamedTuple):
     def title(self) -> str:
         """The engine's name in the report."""
         return f"{self.name} {self.label}".strip()
+
+    def variants(self, seats: int) -> tuple[list[Variant], list[str]]:
+        """Return the variants to try with so many sequences at a time, and a note for each that isn't possible."""
+        usable, notes = list[Variant](), list[str]()
+        for variant in VARIANTS.get(self.name, (PLAIN,)):
+            if len(find_libraries(self.python, variant.libraries)) < len(variant.libraries):
+                names = " and ".join(f"lib{name}" for name in variant.libraries)
+                notes.append(f"{self.title} was not tried with {variant.name}: {names} must be installed")
+            elif seats >= variant.least_seats:
+                usable.append(variant)
+        return usable, notes
 
     def tensors(self) -> dict[str, Stored]:
         """Return the tensors of its file, or none if it has no file that can be read here."""
@@ -132,14 +193,18 @@ def peer_settings(llm: LLM, *jobs: Sequence[Task], **more: Any) -> Settings:
 class PeerProcess:
     """A peer's process. It waits for input while others are measured. All errors are ValueErrors that name the peer."""
 
-    def __init__(self, spec: PeerSpec, settings: Settings) -> None:
+    def __init__(self, spec: PeerSpec, settings: Settings, variant: Variant = PLAIN) -> None:
         """Start the process, and wait until its engine is loaded."""
         self.name = spec.title
         self._stderr = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # close() closes it
         settings = settings._replace(file=spec.file, quantization=spec.label if spec.name == OURS else None)
+        settings = settings._replace(**variant.settings)
         command = [spec.python, str(WORKER), LOADERS.get(spec.name, OWN_LOADER), json.dumps(settings._asdict())]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._stderr}
         environment = os.environ | {"OMP_NUM_THREADS": str(settings.threads)}
+        if variant.libraries:
+            given = filter(None, [os.environ.get("LD_PRELOAD")])
+            environment["LD_PRELOAD"] = ":".join([*find_libraries(spec.python, variant.libraries), *given])
         if spec.name == OURS:
             environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")])
         try:
@@ -223,7 +288,11 @@ def peers(engine: dict[str, Any], options: Peers) -> Report:
     specs = peer_specs(options.peer, options.transformers, formats)
     config = EngineArgs(**engine).engine_config()
     jobs = make_jobs(options, read_model_config(config.model, config.hf_overrides).vocab_size)
+    if options.written:  # the template's words are the same in all prompts, and peers have no prefix cache
+        engine = engine | {"enable_prefix_caching": False}
     llm = load_llm(engine | with_room(engine, jobs))
+    if options.written:
+        jobs = [job if job.is_own or job.kind == "prompt" else with_questions(llm, job) for job in jobs]
     num_slots = llm.llm_engine.kv_cache.num_blocks * config.block_size
     for job in jobs:
         check_lengths(job.tasks, llm.max_model_len)
@@ -234,7 +303,8 @@ def peers(engine: dict[str, Any], options: Peers) -> Report:
     if options.contexts and llm.llm_engine.kv_cache.is_int8:
         room = with_room(engine, jobs) | dict.fromkeys(POOL_SIZES) | {"kv_cache_tokens": num_slots}
         unquantized = load_llm(engine | room | {"kv_cache_dtype": "auto"})
-    shown = ("jobs", "rounds", *(name for name in ("formats", "prompts", "busy_jobs", "contexts") if given[name]))
+    others = ("written", "formats", "prompts", "busy_jobs", "contexts")
+    shown = ("jobs", "rounds", *(name for name in others if given[name]))
     return compare(llm, specs, jobs, options.rounds, {name: given[name] for name in shown}, unquantized)
 
 
@@ -261,6 +331,17 @@ def named_jobs(option: str, text: str, vocab_size: int) -> list[Job]:
     return jobs
 
 
+def with_questions(llm: LLM, job: Job) -> Job:
+    """Return the job with a written question in each prompt, in the model's chat template."""
+    questions, tokenizer, tasks = QUESTIONS.read_text().splitlines(), llm.get_tokenizer(), list[Task]()
+    if len(job.tasks) > len(questions):
+        raise ValueError(f"--written has {len(questions)} questions, but {job.name} need {len(job.tasks)}")
+    for task, question in zip(job.tasks, questions, strict=False):
+        text = render_chat(tokenizer, [{"role": "user", "content": question}])
+        tasks.append(task._replace(prompt=tokenizer.encode(text, add_special_tokens=False)))
+    return job._replace(tasks=tasks)
+
+
 def with_room(engine: dict[str, Any], jobs: Sequence[Job]) -> dict[str, Any]:
     """Return options for long contexts: a pool for any of the jobs, unless its size is given, and all in one step."""
     batches = [len(job.tasks) for job in jobs if job.is_own]
@@ -281,39 +362,83 @@ def compare(
     Long prompts are a group of their own, because room for many sequences of that length would fill the memory.
     `other` is the same engine with another KV cache, which takes part at long contexts.
     """
-    versions, says = dict[str, str](), list[str]()
+    versions, notes = dict[str, str](), list[str]()
     own = {OURS: llm} | ({} if other is None else {UNQUANTIZED: other})
-    measured: dict[str, dict[str, Any]] = {name: {} for name in (*own, *(spec.title for spec in specs))}
+    log = Log({name: {} for name in (*own, *(spec.title for spec in specs))}, defaultdict(dict), defaultdict(dict))
     shared = [job for job in jobs if not job.is_own]
     for group in ([job for job in shared if job.kind != "prompt"], [job for job in shared if job.kind == "prompt"]):
         with ExitStack() as stack:
-            engines = {OURS: Entrant(partial(serve, llm, detokenize=False), Floor.of(llm))}
+            engines = {OURS: {"": Entrant(partial(serve, llm, detokenize=False), Floor.of(llm))}}
             for spec in specs if group else ():
                 wanted = peer_settings(llm, *(job.tasks for job in group))
-                process = stack.enter_context(closing(PeerProcess(spec, wanted)))
-                versions[spec.title] = described(spec, process.version)
-                engines[spec.title] = Entrant(process.serve, spec.floor(llm))
+                variants, reasons = spec.variants(wanted.max_num_seqs)
+                notes += [reason for reason in reasons if reason not in notes]
+                engines[spec.title] = {}
+                for variant in variants:
+                    process = stack.enter_context(closing(PeerProcess(spec, wanted, variant)))
+                    versions[spec.title] = described(spec, process.version)
+                    engines[spec.title][variant.name] = Entrant(process.serve, spec.floor(llm))
             for job in group:
-                says += race(llm, job, engines, rounds, measured)
+                notes += race(llm, job, engines, rounds, log)
     for job in (job for job in jobs if job.is_own):
-        alone = {name: Entrant(partial(serve_as_computed, each), Floor.of(each)) for name, each in own.items()}
-        says += race(llm, job, alone, rounds, measured)
-    return report_of("race", named, machine(llm) | versions, measured, says)
+        alone = {name: {"": Entrant(partial(serve_as_computed, each), Floor.of(each))} for name, each in own.items()}
+        notes += race(llm, job, alone, rounds, log)
+    tried = {spec.name: VARIANTS[spec.name] for spec in specs if spec.title in log.variants}
+    advice = {name: {each.name: each.advice for each in own} for name, own in tried.items()}
+    more = {"variants": log.variants, "advice": advice, "agreement": log.agreement}
+    return report_of("race", named, machine(llm) | versions, log.measured, notes, **more)
 
 
-def race(
-    llm: LLM, job: Job, engines: Mapping[str, Entrant], rounds: int, measured: dict[str, dict[str, Any]]
-) -> list[str]:
-    """Serve a job with each engine, add the numbers to `measured`, and return notes."""
-    for each in engines.values():
-        each.serve([task.shortened(WARM_UP_TOKENS) for task in job.tasks])
-    calls: dict[str, Callable[[], Any]] = {name: partial(each.serve, job.tasks) for name, each in engines.items()}
-    calls["read"] = partial(device_bandwidth, llm.llm_engine.device)
+class Log(NamedTuple):
+    """What a report says of each engine, by title."""
+
+    measured: dict[str, dict[str, Any]]  # by number
+    variants: dict[str, dict[str, Any]]  # by job: the best variant, and the speeds of all
+    agreement: dict[str, dict[str, Any]]  # by job
+
+
+def race(llm: LLM, job: Job, engines: Mapping[str, Mapping[str, Entrant]], rounds: int, log: Log) -> Iterator[str]:
+    """Serve a job with each engine, add the numbers of its best variant to `log`, and yield notes.
+
+    If an engine has several variants, each serves the job once; those that come close to the best race all rounds.
+    """
+    calls: dict[tuple[str, str], Callable[[], Any]] = {}
+    for name, entrants in engines.items():
+        for variant, each in entrants.items():
+            each.serve([task.shortened(WARM_UP_TOKENS) for task in job.tasks])
+            calls[name, variant] = partial(each.serve, job.tasks)
     with busy_process() if job.is_busy else nullcontext():
-        results = take_turns(calls, rounds, warm_ups=0, title=job.name)
-    for name, each in engines.items():
-        measured[name] |= numbers(each.floor, job, name, results)
-    return [f"{job.name}: {line}" for line in conclusions(llm, Floor.of(llm), job, results)]
+        [trial] = take_turns({key: call for key, call in calls.items() if len(engines[key[0]]) > 1}, 1, warm_ups=0)
+        speeds = {key: [job.speed(run)] for key, run in trial.items()}
+        racing = {key: call for key, call in calls.items() if key not in trial or is_close(key, speeds)}
+        racing[READ] = partial(device_bandwidth, llm.llm_engine.device)
+        results = take_turns(racing, rounds, warm_ups=0, title=job.name)
+    del racing[READ]
+    speeds |= {key: [job.speed(each[key]) for each in results] for key in racing}
+    medians = {key: statistics.median(speeds[key]) for key in racing}
+    best = {name: max((key for key in racing if key[0] == name), key=medians.__getitem__) for name in engines}
+    shown = [{name: each[key] for name, key in best.items()} | {"read": each[READ]} for each in results]
+    for name, (_, variant) in best.items():
+        log.measured[name] |= numbers(engines[name][variant].floor, job, name, shown)
+        if len(engines[name]) > 1:
+            spreads = {each: Spread.of(speeds[name, each])._asdict() for each in engines[name]}
+            log.variants[name][job.name] = {"best": variant, "speeds": spreads}
+            yield f"{job.name}: {name} is fastest with {variant}"
+        if name != OURS and not job.is_own and not has_random_weights(llm):  # each engine makes its own random weights
+            log.agreement[name][job.name] = agreement(llm, job.tasks, shown[-1][OURS], shown[-1][name])._asdict()
+    runs = {" with ".join(filter(None, key)): [each[key] for each in results] for key in racing}
+    for line in (*floor_notes(Floor.of(llm), job, shown), *agreement_notes(job, log), *idle_notes(runs)):
+        yield f"{job.name}: {line}"
+
+
+def is_close(key: tuple[str, str], speeds: Mapping[tuple[str, str], Sequence[float]]) -> bool:
+    """Return whether a variant is nearly as fast as the fastest one of its engine.
+
+    >>> speeds = {("a", "x"): [10.0], ("a", "y"): [9.5], ("a", "z"): [8.0], ("b", "x"): [99.0]}
+    >>> [is_close(key, speeds) for key in speeds]
+    [True, True, False, True]
+    """
+    return speeds[key][0] >= CLOSE * max(own[0] for (name, _), own in speeds.items() if name == key[0])
 
 
 @contextmanager
@@ -353,17 +478,25 @@ def numbers(floor: Floor, job: Job, name: str, results: Sequence[Mapping[str, An
     return shown
 
 
-def conclusions(llm: LLM, floor: Floor, job: Job, results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield notes: the floor, how far the tokens agree, and engines that were busy out of turn."""
+def floor_notes(floor: Floor, job: Job, results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what this engine has to read, and how fast memory is."""
     if job.kind != "prompt":
         bandwidth, kv_bytes = statistics.median(each["read"] for each in results), floor.num_bytes(job.tasks, 0)
         read = f"weights of {floor.step_bytes / 1e9:.3g} GB and {kv_bytes / 1e9:.3g} GB of keys and values"
         yield f"the floor is {job.num_steps} steps that read {read}, at {bandwidth / 1e9:.1f} GB/s"
-    runs = {name: [each[name] for each in results] for name in results[0] if name != "read"}
+
+
+def agreement_notes(job: Job, log: Log) -> Iterator[str]:
+    """Yield how far each engine's tokens agree with this engine's."""
+    for name, by_job in log.agreement.items():
+        if job.name in by_job:
+            yield f"{name}: {Agreement(**by_job[job.name]).text()}"
+
+
+def idle_notes(runs: Mapping[str, Sequence[Run]]) -> Iterator[str]:
+    """Yield the engines that were busy out of turn."""
     total = sum(run.seconds for own in runs.values() for run in own)
     for name, own in runs.items():
-        if name != OURS and not job.is_own and not has_random_weights(llm):  # each engine makes its own random weights
-            yield f"{name}: {agreement(llm, job.tasks, runs[OURS][-1], own[-1])}"
         used, others = sum(run.idle_cpu_seconds for run in own), total - sum(run.seconds for run in own)
         if others and used > MAX_IDLE_SHARE * others:
             yield f"{name} used {used / others:.0%} of a core while other engines computed"
@@ -372,21 +505,38 @@ def conclusions(llm: LLM, floor: Floor, job: Job, results: Sequence[Mapping[str,
 # ---- the same tokens?
 
 
-def agreement(llm: LLM, tasks: Sequence[Task], own: Run, other: Run) -> str:
-    """Say how many outputs are equal, and how near to a tie the others were at their first different token.
+class Agreement(NamedTuple):
+    """How far two engines' outputs agree. After their first difference they continue different texts."""
 
-    After that token the engines continue different texts, so nothing can be compared there.
+    shares: list[float]  # of each output's tokens, up to its end, those before the first difference
+    margin: float  # where outputs first differ, the two best logits are at most this far apart; 0 if none differs
+
+    def text(self) -> str:
+        """Return the agreement as a note.
+
+        >>> Agreement([1.0, 1.0], 0.0).text()
+        'the tokens of all 2 requests are the same'
+        """
+        equal = sum(share == 1 for share in self.shares)
+        if equal == len(self.shares):
+            return f"the tokens of all {equal} requests are the same"
+        same = f"the tokens of {equal} of {len(self.shares)} requests are the same"
+        return f"{same}; where the others first differ, the two best logits are at most {self.margin:.2g} apart"
+
+
+def agreement(llm: LLM, tasks: Sequence[Task], own: Run, other: Run) -> Agreement:
+    """Return how far the outputs of two engines agree.
+
+    Benchmarks ignore EOS, but the tokens after this engine's EOS aren't compared.
     """
-    texts = []
+    shares, texts = list[float](), list[list[int]]()
     for task, ours, theirs in zip(tasks, own.tokens, other.tokens, strict=True):
-        places = (place for place, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1])
-        if (place := next(places, None)) is not None:
+        end = next((i for i, token in enumerate(ours, start=1) if token in llm.model_config.eos_token_ids), len(ours))
+        place = next((i for i in range(end) if ours[i] != theirs[i]), end)
+        shares.append(place / end)
+        if place < end:
             texts.append(task.prompt + ours[:place])
-    if not texts:
-        return f"the tokens of all {len(tasks)} requests are the same"
-    equal, margin = len(tasks) - len(texts), max(margins(llm, texts))
-    same = f"the tokens of {equal} of {len(tasks)} requests are the same"
-    return f"{same}; where the others first differ, the two best logits are at most {margin:.2g} apart"
+    return Agreement(shares, max(margins(llm, texts)) if texts else 0.0)
 
 
 def margins(llm: LLM, texts: Sequence[list[int]]) -> list[float]:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from nanovllm.bench.bench_options import whole_numbers
 from nanovllm.bench.engine import load_llm, serve
 from nanovllm.bench.harness import percentiles
 from nanovllm.bench.report import Report, machine, report_of, settings
@@ -36,7 +37,7 @@ from nanovllm.options.config import EngineConfig
 from nanovllm.requests.outputs import RequestOutput
 from nanovllm.requests.sampling_params import SamplingParams
 from nanovllm.requests.tokens import SampledToken
-from stages.bench.options import Routing, whole_numbers
+from stages.bench.options import Routing
 
 ROUTERS: dict[str, Callable[[], Router[int]]] = {
     "round robin": RoundRobin,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from nanovllm.backends.torch.backend import end_positions
+from nanovllm.bench.bench_options import whole_numbers
 from nanovllm.bench.engine import Run, load_llm, serve
 from nanovllm.bench.harness import ratio, take_turns
 from nanovllm.bench.report import Report, machine, report_of, settings
@@ -17,7 +18,7 @@ from nanovllm.engine.executor import Executor, Pending, Scheduled
 from nanovllm.engine.sequence import Sequence
 from nanovllm.llm import LLM
 from nanovllm.requests.tokens import RowOutput, SampledToken
-from stages.bench.options import Speculation, whole_numbers
+from stages.bench.options import Speculation
 
 BEGINNINGS = ("Once upon a time", "One day, Tom", "The little dog", "Lily and her mom")
 

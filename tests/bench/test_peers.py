@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -21,7 +22,7 @@ from nanovllm.tests.testing.checkpoints import write_checkpoint
 from nanovllm.tests.testing.engines import OPTIONS
 from stages.bench import peers
 from stages.bench.options import Peers
-from stages.bench.peers import WORKER, Job, PeerSpec, agreement, conclusions, margins, numbers, peer_specs
+from stages.bench.peers import WORKER, Agreement, Job, PeerSpec, agreement, idle_notes, margins, numbers, peer_specs
 from stages.bench.workers import serve_llama_cpp
 from tests.fake_peer import ANSWERS, write_fake_peer
 
@@ -35,6 +36,7 @@ def fake(tmp_path):
 def small(monkeypatch):
     monkeypatch.setattr(floor, "NUM_BYTES", 1 << 20)
     monkeypatch.setattr(peers, "DECODE_LENGTH", 8)
+    monkeypatch.setattr(peers, "find_library", lambda name: None)
     monkeypatch.setattr(peers, "mixed_tasks", lambda vocab_size: mixed_tasks(vocab_size, 3, low=2, high=9))
 
 
@@ -185,31 +187,130 @@ def test_decoding_begins_when_every_request_has_its_first_token():
     assert (run.seconds, run.tokens_per_second) == (4.0, 1.5)
 
 
-def test_engine_that_is_busy_out_of_turn_is_reported(checkpoint):
+def test_engine_that_is_busy_out_of_turn_is_reported():
     calm, busy = (Run([[1, 2]], [[1.0, 2.0]], idle_cpu_seconds=used) for used in (0.01, 1.0))
-    rounds, llm = [{"nanovllm": calm, "vllm": busy, "read": 1.0}], LLM(checkpoint, **OPTIONS)
-    lines = conclusions(llm, Floor.of(llm), Job("1 sequence", [Task([1], 2)], "decode"), rounds)
-    assert [line for line in lines if "core" in line] == ["vllm used 50% of a core while other engines computed"]
+    notes = idle_notes({"nanovllm": [calm], "vllm": [busy]})
+    assert [*notes] == ["vllm used 50% of a core while other engines computed"]
 
 
 def test_tokens_are_compared_up_to_the_first_difference(checkpoint):
     llm = LLM(checkpoint, **OPTIONS)
     tasks = [Task([5, 6, 7], 4), Task([9, 8], 3)]
     own = serve(llm, tasks, detokenize=False)
-    assert agreement(llm, tasks, own, own) == "the tokens of all 2 requests are the same"
+    assert agreement(llm, tasks, own, own) == Agreement([1.0, 1.0], 0.0)
     other = Run([own.tokens[0][:2] + [0, 0], own.tokens[1]], own.times)
     [margin] = margins(llm, [[5, 6, 7, *own.tokens[0][:2]]])
-    assert (
-        f"of 1 of 2 requests are the same; where the others first differ, the two best logits are at most {margin:.2g}"
-        in (agreement(llm, tasks, own, other))
-    )
-    assert margin > 0
+    result = agreement(llm, tasks, own, other)
+    assert result == Agreement([0.5, 1.0], margin) and margin > 0
+    assert result.text().startswith("the tokens of 1 of 2 requests are the same; where the others first differ, ")
+    assert result.text().endswith(f"the two best logits are at most {margin:.2g} apart")
+
+
+def test_tokens_after_the_end_of_a_text_are_not_compared(checkpoint):
+    llm, times = LLM(checkpoint, **OPTIONS), [[1.0, 2.0, 3.0, 4.0]]
+    [end] = llm.model_config.eos_token_ids
+    own = Run([[5, end, 6, 7]], times)
+    assert agreement(llm, [Task([5], 4)], own, Run([[5, end, 8, 9]], times)) == Agreement([1.0], 0.0)
+    assert agreement(llm, [Task([5], 4)], own, Run([[5, 8, 8, 9]], times)).shares == [0.5]
 
 
 def test_mixed_tasks_are_the_same_on_every_machine():
     tasks = mixed_tasks(320)
     assert [(len(task.prompt), task.num_output_tokens) for task in tasks[:2]] == [(232, 114), (210, 243)]
     assert (len(tasks), sum(task.num_output_tokens for task in tasks)) == (32, 4259)
+
+
+# Settings of other engines
+
+UNIFIED = 'json.loads(sys.argv[3])["kv_unified"]'
+PRELOADED = '"libiomp5.so" in os.environ.get("LD_PRELOAD", "")'
+
+
+def answers(is_fast: str, slow: float = 0.25) -> str:
+    """Return the code of a peer with two speeds, whose steps take 0.125 or `slow` seconds. It notes them in a file."""
+    lengths = 'lengths = json.loads(line)["lengths"]'
+    count = f"step = 0.125 if {is_fast} else {slow}; open('jobs', 'a').write(f'{{step}} ')"
+    return ANSWERS.replace(lengths, f"{lengths}; {count}").replace("0.25 * i", "step * i")
+
+
+def test_each_job_counts_at_the_best_setting_of_an_engine(run, tmp_path, fake, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "report.json"
+    flags = ("--rounds", "3", "--jobs", "mixed,2", "--prompts", "20", "--no-transformers", "--json", str(file))
+    llama = f"llama.cpp:Q8_0={fake(answers(f'{UNIFIED} == (len(lengths) == 3)'))},a.gguf"  # the mixed job has three
+    status, out, err = run("race", *flags, "--peer", llama)
+    report = json.loads(file.read_text())
+    assert (status, err) == (0, "")
+    own = report["variants"]["llama.cpp Q8_0"]
+    best = {job: own[job]["best"] for job in own}
+    assert best == {"mixed": "kv_unified=true", "2 sequences": "kv_unified=false"}, "a prompt alone needs no choice"
+    assert "mixed: llama.cpp Q8_0 is fastest with kv_unified=true\n" in out
+    speeds = {name: spread["median"] for name, spread in own["2 sequences"]["speeds"].items()}
+    assert speeds == {"kv_unified=false": 16.0, "kv_unified=true": 8.0}
+    assert report["measured"]["llama.cpp Q8_0"]["2 sequences: tokens per second"]["median"] == 16.0
+    assert report["advice"]["llama.cpp"]["kv_unified=true"].startswith("the default of llama-server")
+    steps = Path("jobs").read_text().split()
+    counts = steps.count("0.125"), steps.count("0.25")
+    assert counts == (2 * (1 + 1 + 3) + 1 + 3, 2 * (1 + 1)), "a slow one serves a warm-up and one job"
+
+
+@pytest.mark.parametrize("best", ["false", "true"])
+def test_settings_that_are_close_race_all_rounds(run, tmp_path, fake, monkeypatch, best):
+    monkeypatch.chdir(tmp_path)
+    flags = ("--rounds", "3", "--jobs", "2", "--no-transformers", "--json", "report.json")
+    code = answers(f"{UNIFIED} == {best.title()}", slow=0.13)
+    assert run("race", *flags, "--peer", f"llama.cpp={fake(code)},a.gguf")[0] == 0
+    steps = Path("jobs").read_text().split()
+    assert steps.count("0.125") == steps.count("0.13") == 1 + 1 + 3
+    report = json.loads(Path("report.json").read_text())
+    assert report["variants"]["llama.cpp"]["2 sequences"]["best"] == f"kv_unified={best}"
+    assert report["measured"]["llama.cpp"]["2 sequences: tokens per second"]["median"] == 16.0
+
+
+def test_libraries_are_preloaded_from_the_peers_environment(run, tmp_path, fake, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bin").mkdir()
+    python, flags = write_fake_peer(tmp_path / "bin", answers(PRELOADED)), ("--rounds", "1", "--jobs", "2")
+    status, out, _ = run("race", *flags, "--no-transformers", "--peer", f"vllm={python}")
+    assert status == 0 and "vllm was not tried with tcmalloc and libiomp5 preloaded: libtcmalloc_minimal and" in out
+    libs = tmp_path / "lib/python3.11/site-packages/vllm/libs"
+    libs.mkdir(parents=True)
+    (libs / "libtcmalloc_minimal.so.4").touch()
+    (tmp_path / "lib/libiomp5.so").touch()
+    status, out, _ = run("race", *flags, "--no-transformers", "--peer", f"vllm={python}", "--json", "report.json")
+    assert status == 0 and "was not tried" not in out
+    assert json.loads(Path("report.json").read_text())["variants"]["vllm"]["2 sequences"]["best"].startswith("tcmalloc")
+
+
+# Written questions
+
+
+def test_prompts_are_questions_in_the_models_template(checkpoint, tmp_path):
+    write_checkpoint(tmp_path, max_position_embeddings=512)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{{ messages[0].content }}{% if add_generation_prompt %} A:{% endif %}"
+    )
+    llm = LLM(tmp_path, **OPTIONS)
+    questions = peers.QUESTIONS.read_text().splitlines()
+    job = peers.with_questions(llm, peers.named_jobs("--jobs", "2", 320)[0])
+    assert [llm.get_tokenizer().decode(task.prompt) for task in job.tasks] == [f"{text} A:" for text in questions[:2]]
+    assert {task.num_output_tokens for task in job.tasks} == {peers.DECODE_LENGTH} and job.kind == "decode"
+    with pytest.raises(ValueError, match=f"{len(questions)} questions, but 33 sequences need 33"):
+        peers.with_questions(llm, peers.named_jobs("--jobs", "33", 320)[0])
+
+
+def test_questions_are_served_without_a_prefix_cache(run, tmp_path, fake, monkeypatch):
+    engines: list[LLM] = []
+    monkeypatch.setattr(peers, "load_llm", lambda options: engines.append(LLM(**options)) or engines[0])
+    model, file = write_checkpoint(tmp_path / "model", max_position_embeddings=512), tmp_path / "report.json"
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    flags = ("--written", "--rounds", "1", "--jobs", "2", "--no-transformers", "--json", str(file))
+    status, _, err = run("race", *flags, "--peer", f"llama.cpp={fake()},a.gguf", model=model)
+    assert (status, err) == (0, "")
+    report = json.loads(file.read_text())
+    assert report["settings"]["written"] is True and not engines[0].config.enable_prefix_caching
+    shares = report["agreement"]["llama.cpp"]["2 sequences"]["shares"]
+    assert len(shares) == 2 and all(0 <= share < 1 for share in shares), "the fake peer writes one token"
 
 
 # Long contexts
@@ -301,6 +402,10 @@ class FakeLlamaCpp:
         logits[self.logits[row]] = 1.0
         return ctypes.pointer(logits)
 
+    def llama_init_from_model(self, model, params):
+        self.params = params
+        return MagicMock()
+
     def llama_batch_init(self, *sizes):
         return self.batch
 
@@ -316,7 +421,8 @@ class FakeLlamaCpp:
 
 def test_llama_cpp_gets_each_token_once_in_a_free_slot(monkeypatch):
     monkeypatch.setattr(serve_llama_cpp, "MAX_BATCH", 8)
-    settings = SimpleNamespace(max_num_seqs=2, max_model_len=8, file="model.gguf", dtype="bfloat16", threads=1)
+    sizes = {"max_num_seqs": 2, "max_model_len": 8, "threads": 1}
+    settings = SimpleNamespace(**sizes, file="model.gguf", dtype="bfloat16", kv_unified=True)
     made = serve_llama_cpp.Context(c := FakeLlamaCpp(), np, settings)
     prompts, lengths = [[1, 2, 3], [4, 5], [6], [7, 8, 9]], [3, 1, 4, 2]
     tokens, times = made.serve(prompts, lengths)
@@ -326,3 +432,4 @@ def test_llama_cpp_gets_each_token_once_in_a_free_slot(monkeypatch):
             text.append(sum(text) % 11)
         assert new == text[len(prompt) :]
     assert [len(each) for each in times] == lengths and c.slots == {} and c.most_slots == 2
+    assert c.params.kv_unified is True

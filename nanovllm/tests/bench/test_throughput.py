@@ -110,7 +110,22 @@ def test_prompts_and_a_dataset_exclude_each_other(run, tmp_path):
 
 def test_latency_serves_a_few_requests(bench):
     report, _ = bench("latency", "--batch-size", "2", *SMALL)
-    assert report["settings"]["batch_size"] == 2 and report["measured"]["nanovllm"]["steps"] == 3
+    assert report["settings"]["batch_size"] == "2" and report["measured"]["nanovllm"]["steps"] == 3
+
+
+def test_latency_has_percentiles_for_each_batch_size(bench):
+    report, table = bench("latency", "--batch-size", "1,3", *SMALL)
+    assert [*report["measured"]] == ["nanovllm, batch 1", "nanovllm, batch 3"]
+    assert [numbers["tokens"] for numbers in report["measured"].values()] == [3, 9]
+    for numbers in report["measured"].values():
+        assert [*numbers["between_tokens_ms"]] == ["p50", "p90", "p99"] and 0 < numbers["floor_share"] < 1
+    assert "p50 / p90 / p99" in table and re.search(r"\n *between tokens ms( +[\d.]+ / [\d.]+ / [\d.]+){2}\n", table)
+
+
+@pytest.mark.parametrize("sizes", ["0", "1,x", "-1", ","])
+def test_batch_size_must_be_whole_numbers(run, sizes):
+    status, out, err = run("bench latency", "--batch-size", sizes)
+    assert (status, out) == (2, "") and "--batch-size must " in err and err.count("\n") == 1
 
 
 def test_prefix_hits_a_cached_beginning(bench):

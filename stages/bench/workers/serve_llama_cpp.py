@@ -42,7 +42,7 @@ class Context:
         self._vocab_size = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model))
         params = c.llama_context_default_params()
         params.n_ctx, params.n_batch = settings.max_num_seqs * settings.max_model_len, self._max_batch
-        params.n_seq_max = settings.max_num_seqs
+        params.n_seq_max, params.kv_unified = settings.max_num_seqs, settings.kv_unified
         params.n_threads = params.n_threads_batch = settings.threads
         if settings.dtype == "float32":
             params.type_k = params.type_v = F32

@@ -33,6 +33,7 @@ class Settings(NamedTuple):
     temperature: float = 0.0
     quantization: str | None = None  # for another process of this engine
     max_seconds: float | None = None  # then a job ends with the tokens it has
+    kv_unified: bool = False  # llama.cpp: all sequences share one cache
 
 
 def main(loader: str, settings: str) -> None:

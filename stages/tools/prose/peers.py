@@ -8,11 +8,20 @@ from xml.sax.saxutils import escape
 
 from stages.tools.prose.markdown import table
 
-PICTURE, REPORT, PAGE = "peers.svg", "peers.json", "benchmarking.md"
+PICTURE, REPORT, PAGE = "peers.svg", "peers.json", "race.md"
 FILE = Path(__file__).resolve().parents[3] / "notebooks" / REPORT
 OWN = "nanovllm"
-SPEED, FIRST_TOKEN = ": tokens per second", ": first token ms"
-COLUMNS = {"1 sequence": "one sequence", "mixed": "32 requests of mixed lengths"}  # jobs in the picture
+SPEED, FIRST_TOKEN, SHARE = ": tokens per second", ": first token ms", ": share of the floor"
+SPEEDUP, TO_FIRST_TOKEN = f": {OWN}'s speedup", ": ms to its first token"
+COLUMNS = {  # jobs in the picture: the first two that a report has
+    "1 sequence": "one sequence",
+    "mixed": "32 requests of mixed lengths",
+    "16 sequences": "16 sequences",
+}
+ONE_SETTING = (  # lines for reports that were made before the race tried several settings
+    "This race ran llama.cpp with one setting for all jobs. With another one, kv_unified=true, its bar for 32 requests",
+    "of mixed lengths is up to a fifth longer.",
+)
 NAMES = {"vllm": "vLLM", "transformers": "transformers generate", "transformers-batch": "transformers generate_batch"}
 WIDTH, LEFT, GAP, RIGHT = 780, 214, 20, 56  # of the picture, of the names, between columns, and of a column's numbers
 BAR, ROW = 12, 19
@@ -34,6 +43,11 @@ class Bar(NamedTuple):
     largest: float
 
 
+def dtype_of(report: Report) -> str:
+    """Return the format of the weights of engines whose names don't say it."""
+    return str(report.get("file") or report["machine"]["dtype"])
+
+
 def title_of(engine: str, dtype: str) -> str:
     """Return the name of an engine, with the format of its weights.
 
@@ -51,7 +65,7 @@ def picture(reports: list[Report]) -> str:
     """Return the picture as SVG, readable on light and dark pages."""
     parts, y, room = list[str](), 8, (WIDTH - LEFT - GAP) / 2 - RIGHT
     for report in reports:
-        jobs = [job for job in COLUMNS if job + SPEED in report["measured"][OWN]]
+        jobs = [job for job in COLUMNS if job + SPEED in report["measured"][OWN]][:2]
         y += 22
         parts.append(f'<text x="12" y="{y}" class="title">{escape(report["model"])}</text>')
         for column, job in enumerate(jobs):
@@ -64,13 +78,14 @@ def picture(reports: list[Report]) -> str:
         for name in report["measured"]:
             y += ROW
             label = 'class="ours"' if name.split()[0] == OWN else ""
-            title = escape(title_of(name, report["machine"]["dtype"]))
+            title = escape(title_of(name, dtype_of(report)))
             parts.append(f'<text x="{LEFT - 10}" y="{y - 1}" text-anchor="end" {label}>{title}</text>')
         y += 6
-    parts.append(
-        f'<text x="12" y="{y + 24}">Tokens per second; the thin line spans all rounds. {where(reports)}</text>'
-    )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 36}" width="{WIDTH}" role="img">'
+    lines = [f"Tokens per second; the thin line spans all rounds. {where(reports)}", *settings_lines(reports)]
+    for line in lines:
+        y += 18
+        parts.append(f'<text x="12" y="{y + 6}">{escape(line)}</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 18}" width="{WIDTH}" role="img">'
     title = "<title>Tokens per second of nanovllm, vLLM, llama.cpp and transformers</title>"
     return "\n".join([head, title, STYLE, *parts, "</svg>"]) + "\n"
 
@@ -86,7 +101,48 @@ def draw(bar: Bar, x: float, y: float, scale: float, is_ours: bool) -> Iterator[
 
 def where(reports: list[Report]) -> str:
     machine = reports[0]["machine"]
-    return escape(f"{machine['threads']} threads, device {machine['device']}.")
+    return f"{machine['threads']} threads, device {machine['device']}."
+
+
+# ---- the settings
+
+
+def settings_lines(reports: list[Report]) -> list[str]:
+    """Return the lines that name the settings of other engines, for the picture."""
+    if has_one_setting(reports):
+        return [*ONE_SETTING]
+    engines = {NAMES.get(name, name): " or with ".join(own) for name, own in advice_of(reports).items()}
+    return [f"{name} ran each job with {settings}, whichever was faster." for name, settings in engines.items()]
+
+
+def settings_block(results: Results) -> str:
+    """Return what README.md says of the settings."""
+    return settings_text(json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def settings_text(reports: list[Report]) -> str:
+    """Return lines that name the settings of other engines, and the people who recommend them."""
+    if has_one_setting(reports):
+        return "\n".join(ONE_SETTING) + "\n"
+    lines = ["Each job counts at the faster setting of an engine:"]
+    for name, own in advice_of(reports).items():
+        lines.append(f"- {NAMES.get(name, name)} with " + ", or with ".join(f"{s} ({who})" for s, who in own.items()))
+    return "\n".join(lines) + "\n"
+
+
+def has_one_setting(reports: list[Report]) -> bool:
+    """Return whether llama.cpp ran with one setting for all jobs."""
+    raced = [each for each in reports if any(name.startswith("llama.cpp") for name in each["measured"])]
+    return not all(each.get("variants") for each in raced)
+
+
+def advice_of(reports: list[Report]) -> dict[str, dict[str, str]]:
+    """Return the settings of each engine, with the people who recommend them."""
+    advice: dict[str, dict[str, str]] = {}
+    for report in reports:
+        for name, own in report.get("advice", {}).items():
+            advice[name] = advice.get(name, {}) | own
+    return advice
 
 
 # ---- the table
@@ -98,16 +154,75 @@ def peers_block(results: Results) -> str:
 
 
 def table_of(report: Report) -> str:
-    """Return the table of a model."""
+    """Return the tables of a model: the speeds, and the settings of other engines at which each job was fastest."""
+    if report.get("file"):
+        return table_of_file(report)
     machine, measured = report["machine"], report["measured"]
     jobs = [name for name in measured[OWN] if name.endswith((SPEED, FIRST_TOKEN))]
-    heads = [name.removesuffix(SPEED).replace(FIRST_TOKEN, ": ms to its first token") for name in jobs]
+    heads = [name.removesuffix(SPEED).replace(FIRST_TOKEN, TO_FIRST_TOKEN) for name in jobs]
     rows = [
         [title_of(name, machine["dtype"]), *(shown(row.get(job)) for job in jobs)] for name, row in measured.items()
     ]
-    versions = [f"{name} {machine[name]}" for name in measured if name in machine]
+    text = f"{heading(report)}\n\n{table(['tokens per second', *heads], rows)}"
+    variants = report.get("variants", {})
+    raced = [job.removesuffix(SPEED).removesuffix(FIRST_TOKEN) for job in jobs]
+    best = [
+        [title_of(name, machine["dtype"]), *(own[job]["best"] if job in own else "–" for job in raced)]
+        for name, own in variants.items()
+    ]
+    return text + ("\n" + table(["fastest with", *raced], best) if best else "")
+
+
+def heading(report: Report) -> str:
+    """Return a line with the model, the machine and the engines' versions."""
+    machine = report["machine"]
+    versions = [f"{name} {machine[name]}" for name in report["measured"] if name in machine]
     note = f"{machine['threads']} threads, device {machine['device']}, torch {machine['torch']}; {'; '.join(versions)}."
-    return f"**{report['model']}**: {note}\n\n{table(['tokens per second', *heads], rows)}"
+    return f"**{report['model']}**: {note}"
+
+
+def table_of_file(report: Report) -> str:
+    """Return the table of a file that this engine and others read: a row per job, and whether their tokens agree."""
+    measured, variants = report["measured"], report.get("variants", {})
+    others = [name for name in measured if name != OWN]
+    heads, rows = [f"{OWN}", "share of the floor"], []
+    for name in others:
+        heads += [title_of(name, ""), "share of the floor", "fastest with", f"{OWN}'s speed"]
+    for key in (key for key in measured[OWN] if key.endswith((SPEED, FIRST_TOKEN))):
+        job = key.removesuffix(SPEED).removesuffix(FIRST_TOKEN)
+        row = [key.removesuffix(SPEED).replace(FIRST_TOKEN, TO_FIRST_TOKEN), *speed_and_share(measured[OWN], key, job)]
+        for name in others:
+            best = variants.get(name, {}).get(job, {}).get("best", "–")
+            row += [*speed_and_share(measured[name], key, job), best, times(measured[name][job + SPEEDUP])]
+        rows.append(row)
+    agreement = [line for name, by_job in report.get("agreement", {}).items() for line in agreements(name, by_job)]
+    lines = agreement if report["settings"].get("written") else []  # random weights write the same few tokens
+    return f"{heading(report)}\n\n{table(['tokens per second', *heads], rows)}" + "".join(f"\n{line}" for line in lines)
+
+
+def speed_and_share(numbers: dict[str, Any], key: str, job: str) -> list[str]:
+    """Return an engine's cells for a job: its speed, and the share of its time that reading takes at least."""
+    return [shown(numbers[key]), f"{numbers[job + SHARE]:.0%}" if job + SHARE in numbers else "–"]
+
+
+def agreements(engine: str, by_job: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each job: how far an engine's greedy tokens are those of this engine."""
+    for job, agreement in by_job.items():
+        if not job.startswith("prompt "):  # those are random tokens
+            shares = agreement["shares"]
+            same = f"the same greedy output for {sum(share == 1 for share in shares)} of {len(shares)}"
+            mean = f"{sum(shares) / len(shares):.0%} of an output comes before the first different token"
+            yield f"- {title_of(engine, '')}, {job}: {same}; on average, {mean}."
+
+
+def times(spread: dict[str, float]) -> str:
+    """Return a ratio with its spread.
+
+    >>> times({"median": 1.93, "least": 1.8, "largest": 2.0}), times({"median": 1.1, "least": 0.9, "largest": 1.3})
+    ('1.93 times (1.80 to 2.00)', 'the same (0.90 to 1.30)')
+    """
+    median = "the same" if spread["least"] <= 1 <= spread["largest"] else f"{spread['median']:.2f} times"
+    return f"{median} ({spread['least']:.2f} to {spread['largest']:.2f})"
 
 
 def shown(spread: dict[str, float] | None) -> str:
@@ -121,4 +236,4 @@ def shown(spread: dict[str, float] | None) -> str:
     return f"{spread['median']:,.0f} ({spread['least']:,.0f} to {spread['largest']:,.0f})"
 
 
-BLOCKS = {"peers": peers_block}
+BLOCKS = {"peers": peers_block, "race_settings": settings_block}
