@@ -40,8 +40,10 @@ help: ## list the targets
 run: $(call needs,core) ## generate a story with nanovllm, or with STAGE=3; PROMPT="Once upon a time" ARGS="--device cuda"
 	@$(PY) -m $(ENGINE) $(ARGS) $${PROMPT:+-- "$$PROMPT"}
 
+# Under the system prompt of its template, the first word of many answers is a near tie that rounding decides.
+SYSTEM := You are a helpful assistant. Answer with one short sentence.
 chat: $(call needs,gguf) ## chat with a real model, SmolLM2 135M, which is downloaded once; ARGS="--temperature 0"
-	@$(PY) -m nanovllm chat smollm2 $(ARGS)
+	@$(PY) -m nanovllm chat smollm2 --system "$(SYSTEM)" $(ARGS)
 
 serve: $(call needs,serve) ## start an OpenAI-compatible server with a live page of its memory; ARGS="--port 8001"
 	@$(PY) -m nanovllm serve models/storyteller --chat-template plain $(ARGS)
@@ -71,7 +73,7 @@ test-ray: .venv-ray/.complete ## test batches and replicas on a local Ray cluste
 	@$(TESTING) .venv-ray/bin/python -m pytest --part all nanovllm/tests/cluster nanovllm/cluster $(ARGS)
 
 realmodel: $(call needs,test) ## compare SmolLM2 135M with transformers, and use it as people do; it is downloaded once
-	@$(TESTING) HF_HUB_OFFLINE=1 $(PY) -m pytest nanovllm/tests/realmodel.py $(ARGS)
+	@$(TESTING) HF_HUB_OFFLINE=1 $(PY) -m pytest nanovllm/tests/realmodel.py tests/realmodel_page.py $(ARGS)
 
 soak: $(call needs,test) ## check a million random steps of the stages, and a million of the package with injected faults; ARGS="--stage s7 --steps 100000 --seed 1"
 	@OMP_NUM_THREADS=1 $(PY) -m tests.soak $(ARGS)

@@ -15,6 +15,12 @@ def torch_pin() -> str:
     return (ROOT / "constraints.txt").read_text(encoding="utf-8").split("\ntorch==")[1].split()[0]
 
 
+def torch_index(python: str | Path = sys.executable) -> str:
+    """Return the package index for torch alone, or nothing if pip is configured with a folder of wheels."""
+    configured = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    return "" if re.search("find-links|no-index", configured) else os.environ.get("TORCH_INDEX", CPU_INDEX)
+
+
 class Environment:
     """A virtual environment with nanovllm's dependencies."""
 
@@ -47,11 +53,8 @@ class Environment:
 
         If pip is configured with a folder of wheels, torch comes from there.
         """
-        index = os.environ.get("TORCH_INDEX", CPU_INDEX)
-        configured = subprocess.run([self.python, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
-        options = [] if re.search("find-links|no-index", configured) else ["--index-url", index]
-        wanted = [f"torch=={version or torch_pin()}"]
-        self.pip(*options, *wanted)
+        index = torch_index(self.python)
+        self.pip(*(["--index-url", index] if index else []), f"torch=={version or torch_pin()}")
 
     def variables(self) -> dict[str, str]:
         """Return environment variables that put its commands first, and hide the repository's modules."""

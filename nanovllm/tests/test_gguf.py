@@ -24,9 +24,11 @@ from torch import Tensor
 from .. import LLM, SamplingParams
 from ..__main__ import main
 from ..checkpoints import gguf as unpacking
+from ..checkpoints import hub
 from ..checkpoints.gguf import EXACT_TYPES, GgufTensors, read_header, unpack
 from ..checkpoints.hub import find_checkpoint
-from ..checkpoints.model_config import read_model_config
+from ..checkpoints.known import KNOWN
+from ..checkpoints.model_config import default_sampling_params, read_model_config
 from ..checkpoints.tokenizer import load_tokenizer
 from ..checkpoints.weights import load_model
 from ..llama.config import RopeScaling
@@ -205,6 +207,16 @@ def test_dequantized_weights_are_those_of_the_gguf_package(tmp_path, name):
 def load(path: Path, **options: Any) -> Any:
     folder = unpack(path)
     return load_model(folder, read_model_config(folder), torch.float32, torch.device("cpu"), **options)
+
+
+def test_recommended_sampling_belongs_to_the_name_and_not_to_the_file(tmp_path, monkeypatch):
+    path = write_gguf(tmp_path / "tiny.gguf")
+    monkeypatch.setitem(KNOWN, "tiny", KNOWN["smollm2"]._replace(sampling={"temperature": 0.25, "top_p": 0.5}))
+    monkeypatch.setattr(hub, "find_known", lambda name, known: path)
+    by_name, by_path = find_checkpoint("tiny"), find_checkpoint(path)
+    assert default_sampling_params(by_name) == {"temperature": 0.25, "top_p": 0.5}
+    assert default_sampling_params(by_path) == {} and find_checkpoint("tiny") == by_name != by_path
+    assert read_model_config(by_name) == read_model_config(by_path)
 
 
 def test_parts_of_a_layer_share_a_format_that_holds_all(tmp_path, caplog):

@@ -44,6 +44,7 @@ def described(wheel: Path, **changes: Any) -> KnownModel:
         quantizer="a quantizer",
         packager="a packager",
         license="Apache-2.0",
+        sampling={"temperature": 0.2},
     )
     return model._replace(**changes)
 

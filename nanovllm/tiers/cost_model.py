@@ -33,6 +33,7 @@ from .block_files import BlockFiles
 from .host_tier import HostTier
 
 NUM_MEASURED_BLOCKS = 8  # blocks to copy when a bandwidth is measured
+NUM_FEW_TOKENS = 16  # tokens of a short prefill
 MAX_RATIO = 2.0  # largest ratio of expected and observed speed at which the expected speed is kept
 TRY_EVERY = 16  # of this many hits with slow blocks, one is loaded anyway, because the tier may have become faster
 
@@ -44,7 +45,7 @@ class CostModel:
     load_bytes_per_second: float
     store_bytes_per_second: float
     tokens_per_second: float  # of a prefill
-    num_tokens: int = 512  # of the prefill that was measured
+    num_tokens: int = 512  # of a long prefill
 
     def prefers_load(self, bytes_per_token: int) -> bool:
         """Return True if loading the keys and values of a token is faster than computing them.
@@ -132,8 +133,17 @@ class HitPolicy:
         return nearest if is_off else speed
 
 
-def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcessor, num_tokens: int) -> CostModel:
-    """Measure copies between host and device, and a prefill of `num_tokens` tokens.
+def measure(
+    kv_cache: KVCache,
+    executor: Executor,
+    input_processor: InputProcessor,
+    minimum: Callable[[list[int]], list[int]],
+    num_tokens: int,
+) -> CostModel:
+    """Measure copies between host and device, and a prefill: of a few tokens if that decides, or else of `num_tokens`.
+
+    A longer prefill takes at least as long as a short one, so loads are faster if they bring `num_tokens` tokens in the
+    time of a short one. Ranks agree on that with `minimum`, because they compute together.
 
     Call this before the first request, because it overwrites the pool. Raise ValueError if the model's logits are NaN:
     no request could be served.
@@ -154,14 +164,19 @@ def measure(kv_cache: KVCache, executor: Executor, input_processor: InputProcess
     [seq] = input_processor.process("", [0] * num_tokens, SamplingParams(temperature=0.0, seed=0))
     manager.allocate(seq, hits=[])
     store_seconds, load_seconds = best_time(store, kv_cache), best_time(load, kv_cache)
+    seconds_to_load = load_seconds / (num_blocks * kv_cache.block_size) * num_tokens
+    num_measured = min(NUM_FEW_TOKENS, num_tokens)
     try:
-        prefill_seconds = best_time(lambda attempt: executor.launch([(seq, num_tokens)]).tokens(), kv_cache)
+        prefill_seconds = best_time(lambda attempt: executor.launch([(seq, num_measured)]).tokens(), kv_cache)
+        if num_measured < num_tokens and minimum([int(seconds_to_load < prefill_seconds)]) == [0]:
+            num_measured = num_tokens
+            prefill_seconds = best_time(lambda attempt: executor.launch([(seq, num_tokens)]).tokens(), kv_cache)
     except FloatingPointError as error:
         dtype = str(kv_cache.dtype).removeprefix("torch.")
         raise ValueError(f"the model's weights are damaged, or too large for dtype {dtype}: {error}") from None
     executor.num_steps = executor.num_tokens = 0  # these count only the work of requests
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
-    return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_tokens / prefill_seconds, num_tokens)
+    return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_measured / prefill_seconds, num_tokens)
 
 
 def measure_disk(cost: CostModel, root: Path, block_bytes: int) -> CostModel:

@@ -44,7 +44,7 @@ from .vectors import (
     WIDTH,
     Memory,
     add,
-    as_type_of,
+    as_type,
     at,
     exp,
     exp_of,
@@ -173,7 +173,7 @@ def attend_rows(
         store_lanes(scores, by_row, t, masked)
     old = spread(peaks, rows)
     peak = maximum(old, largest_of_rows(highest, rows))
-    scale, minus, weights = exp_of(add(old, negative(peak))), lanes_of_rows(negative(peak), rows), as_type_of(scores, q)
+    scale, minus, weights = exp_of(add(old, negative(peak))), lanes_of_rows(negative(peak), rows), as_type(scores, q)
     for r in range(len(rows)):
         total = zeros()
         for t in range(r * TILE, r * TILE + count, WIDTH):

@@ -19,18 +19,16 @@ from ...engine.executor import Kernels, Scheduled
 from ...engine.kv_cache import KVCache
 from ...host_memory import host_memory
 from ...llama import LlamaForCausalLM
-from ...log import logger
+from ...log import LINE_INTERVAL_SECONDS, logger
 from ...quantization import keep_wide
 from ...requests.tokens import SampledToken, SamplingRow
 from ..torch.backend import Backend, Computed, SamplerAhead
 from ..torch.model_runner import ModelRunner
-from .compiler import Compiler, Variant, compile_here, find_folder, is_complete
+from .compiler import DURATION, Compiler, Variant, compile_here, find_folder, is_complete, read_progress
 
 MIN_NUMBA_VERSION = (0, 68)
 INSTALL_COMMAND = "pip install 'numba>=0.68'"
-COMPILING_MESSAGE = (
-    "compiling kernels, once per machine: about half a minute (Ctrl-C is safe, and leaves it to the next run)"
-)
+COMPILING_MESSAGE = "compiling kernels, once per machine: {} (Ctrl-C is safe, and leaves it to the next run)"
 
 
 class NumbaBackend:
@@ -124,10 +122,11 @@ class CpuChoice(Kernels):
         return self._compiler is not None and self._compiler.has_ended
 
     def wait(self, seconds: float) -> None:
-        """If the compiler is still running, log that, and wait for at most `seconds`."""
-        if self._compiler is not None and not self._compiler.has_ended:
-            logger.info(COMPILING_MESSAGE)
-            self._compiler.wait(seconds)
+        """Wait for at most `seconds` while the compiler runs, and log how far it is."""
+        while self._compiler is not None and not self._compiler.has_ended and seconds > 0:
+            logger.info(COMPILING_MESSAGE.format(read_progress(self._folder)))
+            self._compiler.wait(min(seconds, LINE_INTERVAL_SECONDS))
+            seconds -= LINE_INTERVAL_SECONDS
 
     def switch_when_ready(self) -> None:
         """Switch to the kernels if they have been compiled in the meantime. No request may be running."""
@@ -147,7 +146,7 @@ class CpuChoice(Kernels):
 
     def _require(self) -> None:
         if self._folder is None or not is_complete(self._folder):
-            logger.info(COMPILING_MESSAGE)
+            logger.info(COMPILING_MESSAGE.format(DURATION))
         try:
             compile_here(self._variant, self._folder)
             self._runner.backend = self._build()

@@ -22,7 +22,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import version
@@ -35,6 +35,8 @@ import torch
 from ... import __version__
 
 MARKER = "complete"  # name of the file that marks a folder as complete
+PROGRESS = "progress"  # name of the file that says how far the compiler is
+DURATION = "about half a minute"  # what the progress is until the first kernel is ready
 SECONDS_KEPT = 30 * 86400  # how long a folder is kept after its last use
 NUMBA_SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
 COMPILE_LOCK = Lock()  # Numba's cache folder is a global setting, and each function has only one folder at a time
@@ -177,7 +179,8 @@ def compile_step(variant: Variant, folder: Path | None) -> None:
         function, example = entry_of(variant)
         if folder is not None:
             store_in(folder, function)
-        function.compile(tuple(map(typeof, example)))
+        with progress_in(folder) if folder is not None else nullcontext():
+            function.compile(tuple(map(typeof, example)))
 
 
 def store_in(folder: Path, function: Any) -> None:
@@ -189,6 +192,42 @@ def store_in(folder: Path, function: Any) -> None:
         function.enable_caching()
     finally:
         config.CACHE_DIR = before
+
+
+@contextmanager
+def progress_in(folder: Path) -> Iterator[None]:
+    """Record in the folder how many of the kernels in step.py have been compiled. Every variant needs all of them."""
+    from numba.core.dispatcher import Dispatcher
+    from numba.core.event import Event, Listener, install_listener
+
+    from . import step
+
+    kernels = [
+        each for each in vars(step).values() if isinstance(each, Dispatcher) and each.__module__ == step.__name__
+    ]
+    names = {each.py_func.__name__ for each in kernels if each.targetoptions.get("inline") != "always"}
+    done: set[str] = set()
+
+    class Recorder(Listener):  # type: ignore[misc]
+        def on_start(self, event: Event) -> None: ...
+
+        def on_end(self, event: Event) -> None:
+            done.add(event.data["dispatcher"].__name__)
+            with suppress(OSError):
+                (folder / PROGRESS).write_text(f"{len(done & names)} of {len(names)} are ready")
+
+    try:
+        with install_listener("numba:compile", Recorder()):
+            yield
+    finally:
+        (folder / PROGRESS).unlink(missing_ok=True)
+
+
+def read_progress(folder: Path | None) -> str:
+    """Return in words how far the compiler of this folder is."""
+    with suppress(OSError):
+        return (folder and (folder / PROGRESS).read_text()) or DURATION
+    return DURATION
 
 
 def compile_here(variant: Variant, folder: Path | None) -> None:

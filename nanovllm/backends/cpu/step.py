@@ -30,7 +30,7 @@ from .likeliest import PART, join_parts, peak_of
 from .matmul import COLUMNS, ROWS, matmul, packed_place
 from .quantized import SUMS, octets, quantize_rows, quantized_matmul, quantized_number
 from .team import load_acquire, open_phases, store_release, tasks, wait_for_step
-from .vectors import Memory, as_type_of, at, choose, entry, floats, get, integers, kernel, put, read, stored, write
+from .vectors import Memory, as_type, at, choose, entry, floats, get, integers, kernel, part, put, read, stored, write
 
 QKV, OUT, GATE, UP, DOWN = range(5)
 MATRICES = 5  # of a layer
@@ -176,7 +176,7 @@ def run_step(worker: int, seen: int, step: Step, model: Model) -> int:
             return seen
 
 
-@kernel
+@part
 def run_phases(worker: int, step: Step, model: Model) -> None:
     last = model.shape.num_layers * PHASES
     if step.rows:
@@ -197,7 +197,7 @@ def run_phases(worker: int, step: Step, model: Model) -> None:
         find_peaks(worker, last + 2, step, model)
 
 
-@kernel
+@part
 def embed(step: Step, model: Model) -> None:
     """Set x [rows, hidden_size] to each token's embedding."""
     size, vocab_size, x = model.sizes.hidden_size, model.weights.vocab_size, floats(step.work)
@@ -216,7 +216,7 @@ def embed(step: Step, model: Model) -> None:
                 write(x, m * size + i, read(embedding, packed_place(token_id, i, vocab_size, size, depth)))
 
 
-@kernel
+@part
 def post_step(step: Step, mailbox: Memory) -> None:
     """Put a step into the mailbox.
 
@@ -228,7 +228,7 @@ def post_step(step: Step, mailbox: Memory) -> None:
     store_release(mailbox, 0, step.number)
 
 
-@kernel
+@part
 def read_step(number: int, mailbox: Memory) -> Step:
     """Return the step in the mailbox. A helper that reads while the next step is written will find no task to take."""
     return Step(
@@ -284,7 +284,7 @@ def is_int8(shape: Any) -> bool:
 # The phases of a layer
 
 
-@kernel
+@part
 def project_qkv(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
     size = model.sizes.hidden_size
     outputs = (model.sizes.num_heads + 2 * model.shape.num_kv_heads) * model.shape.head_dim
@@ -300,7 +300,7 @@ def project_qkv(worker: int, phase: int, layer: int, step: Step, work: Buffers, 
         multiply(worker, number, start, end, x, size, rows, out, outputs, outputs, False, model)
 
 
-@kernel
+@part
 def store_chunks(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
     """Write the keys and values of chunks before attention, because the jobs of a chunk read each other's."""
     each = share_of(step.rows, model)
@@ -313,14 +313,14 @@ def store_chunks(worker: int, phase: int, layer: int, step: Step, work: Buffers,
                     write_key_and_value(worker, layer, row, kv, block, offset, step, work, model)
 
 
-@kernel
+@part
 def attend_all(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
     num_kv_heads = model.shape.num_kv_heads
     for task in tasks(integers(model.work.counters), phase, step.number, step.num_jobs * num_kv_heads):
         attend_job(worker, layer, task % step.num_jobs, task // step.num_jobs, step, work, model)
 
 
-@kernel
+@part
 def attend_job(worker: int, layer: int, number: int, kv: int, step: Step, work: Buffers, model: Model) -> None:
     """Attend with the query heads that share a KV head, of one or several queries, to SPLIT keys at a time."""
     job, shape, group, size = (
@@ -390,7 +390,7 @@ attend_keys = choose(attend_floats, lambda shape: attend_integers if is_int8(sha
 
 
 def as_multiplied(shape: Pool, q: Memory, model: Model) -> Memory:
-    return as_type_of(q, stored(0, model.like_x))  # the type that is multiplied fastest
+    return as_type(q, stored(0, model.like_x))  # the type that is multiplied fastest
 
 
 def as_float32(shape: Int8Pool, q: Memory, model: Model) -> Memory:
@@ -400,7 +400,7 @@ def as_float32(shape: Int8Pool, q: Memory, model: Model) -> Memory:
 queries_of = choose(as_multiplied, lambda shape: as_float32 if is_int8(shape) else as_multiplied)
 
 
-@kernel
+@part
 def merge_all(phase: int, step: Step, work: Buffers, model: Model) -> None:
     """Merge the splits of decodes."""
     kvs, group, size = model.shape.num_kv_heads, model.sizes.group, model.shape.head_dim
@@ -411,13 +411,13 @@ def merge_all(phase: int, step: Step, work: Buffers, model: Model) -> None:
         merge(out, peaks, sums, get(numbers, 2), group, size, at(stored(work.attended, model.like_x), to * size))
 
 
-@kernel
+@part
 def project_out(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
     size = model.sizes.num_heads * model.shape.head_dim
     add_product(worker, phase, layer * MATRICES + OUT, stored(work.attended, model.like_x), size, step, work, model)
 
 
-@kernel
+@part
 def project_down(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
     size = model.sizes.intermediate_size
     add_product(worker, phase, layer * MATRICES + DOWN, stored(work.act, model.like_x), size, step, work, model)
@@ -439,7 +439,7 @@ def add_product(
         multiply(worker, number, start, end, x, size, rows, out, outputs, outputs, True, model)
 
 
-@kernel
+@part
 def gate_and_up(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
     size, outputs = model.sizes.hidden_size, model.sizes.intermediate_size
     normed, tile = normed_of(worker, model), at(floats(model.work.tile), worker * CHUNK * 2 * COLUMNS)
@@ -580,7 +580,7 @@ def head_of(row: int, head: int, work: Buffers, model: Model) -> Memory:
 # After the layers
 
 
-@kernel
+@part
 def norm_last(phase: int, step: Step, work: Buffers, model: Model) -> None:
     """Set `hidden` to the rows of x, normalized by the last norm."""
     size, each = model.sizes.hidden_size, share_of(step.rows, model)
@@ -591,7 +591,7 @@ def norm_last(phase: int, step: Step, work: Buffers, model: Model) -> None:
             rms_norm(x, floats(model.weights.last_norm), model.eps, size, at(hidden, row * size))
 
 
-@kernel
+@part
 def compute_logits(worker: int, phase: int, step: Step, model: Model) -> None:
     """Compute the logits of some rows of `hidden`."""
     size, outputs, logits = model.sizes.hidden_size, step.vocab_size, floats(step.logits)
@@ -609,7 +609,7 @@ def compute_logits(worker: int, phase: int, step: Step, model: Model) -> None:
         multiply(worker, number, start, end, x, size, rows, out, outputs, outputs, False, model)
 
 
-@kernel
+@part
 def find_peaks(worker: int, phase: int, step: Step, model: Model) -> None:
     """Find the likeliest token of each row of the logits, and its log-probability."""
     parts = -(-step.vocab_size // PART)

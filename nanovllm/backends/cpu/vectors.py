@@ -47,6 +47,16 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
+def part(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function a part of the only kernel that calls it, before LLVM sees either.
+
+    LLVM optimizes each other kernel once by itself and again in all of its callers, so a few levels fewer save a third
+    of the time to compile.
+    """
+    compiled: Callable[..., Any] = njit(**INNER, inline="always")(function)
+    return compiled
+
+
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Force-inline a function into each kernel that calls it, to keep vectors in registers."""
     compiled: Callable[..., Any] = njit(**INNER, forceinline=True)(function)
@@ -359,7 +369,7 @@ def at(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
 
 @intrinsic(lambda memory, like: like(memory, like))
-def as_type_of(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+def as_type(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Return `memory` as a pointer of the same type as `like`."""
     return builder.bitcast(args[0], context.get_value_type(signature.return_type))
 

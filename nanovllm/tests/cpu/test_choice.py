@@ -271,14 +271,27 @@ def test_a_command_waits_for_its_compiler_and_prints_why(run, monkeypatch):
     waits = []
     monkeypatch.setattr(FakeCompiler, "wait", lambda self, seconds: waits.append(seconds), raising=False)
     status, out, err = run("generate", "the", "--max-tokens", "2")
-    assert (status, waits) == (0, [120]) and "are being compiled" in out
-    assert err == f"{COMPILING}\n"
+    assert (status, waits) == (0, [10] * 12) and "are being compiled" in out
+    assert err == f"{COMPILING}\n" * 12
 
     def interrupt(self, seconds):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(FakeCompiler, "wait", interrupt)
     assert run("generate", "the", "--max-tokens", "2")[0] == 0, "the results are complete"
+
+
+def test_wait_says_how_far_the_compiler_is(llm, monkeypatch, kernels_folder, caplog):
+    def wait(self, seconds):
+        (kernels_folder / "progress").write_text("12 of 31 are ready")
+        if len(caplog.records) == 2:
+            self.finish()
+
+    caplog.set_level("INFO", "nanovllm")
+    monkeypatch.setattr(FakeCompiler, "wait", wait, raising=False)
+    llm.llm_engine.kernels.wait(200)
+    expected = COMPILING, COMPILING.replace("about half a minute", "12 of 31 are ready")
+    assert tuple(record.getMessage() for record in caplog.records) == expected
 
 
 def test_a_benchmark_waits_for_kernels_and_measures_them(run, monkeypatch):

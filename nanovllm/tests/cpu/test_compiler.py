@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from ...backends.cpu import compiler
+pytest.importorskip("numba")
+from numba import typeof, types
+
+from ...backends.cpu import compiler, step
+from ...backends.cpu.vectors import kernel
 from ...options.attention_backend import BACKEND_VARIABLE
 from ..testing.processes import let_others_run
 
@@ -169,6 +174,31 @@ def test_full_disk_does_not_stop_compilation_but_is_an_error_of_the_process(entr
     assert not compiler.is_complete(tmp_path)
 
 
+def test_progress_counts_the_kernels_of_the_step(tmp_path):
+    integer, grid = types.int64, typeof(step.Grid(0, 0, 0, 0))
+    total = len(re.findall(r"^@(?:kernel|entry)$", Path(step.__file__).read_text(), re.MULTILINE))
+    with compiler.progress_in(tmp_path):
+        assert compiler.read_progress(tmp_path) == compiler.read_progress(None) == "about half a minute"
+        for function, arguments, count in [
+            (step.part_of.py_func, (integer, grid, integer, integer), 1),
+            (step.grid_of.py_func, (integer,) * 4, 2),
+            (step.grid_of.py_func, (integer,) * 4, 2),
+            (tripled, (integer,), 2),
+        ]:
+            kernel(function).compile(arguments)
+            assert compiler.read_progress(tmp_path) == f"{count} of {total} are ready"
+    assert compiler.read_progress(tmp_path) == "about half a minute", "it is done"
+
+
+def test_every_kernel_of_the_step_is_called_in_it():
+    """So all variants compile all of them, and the progress ends at their number. A part belongs to one kernel."""
+    source = Path(step.__file__).read_text()
+    kinds = {name: kind for kind, name in re.findall(r"^@(kernel|part)\ndef (\w+)", source, re.MULTILINE)}
+    calls = {name: len(re.findall(rf"\b{name}\(", source)) - 1 for name in kinds}
+    assert [name for name, kind in kinds.items() if kind == "part" and calls[name] != 1] == []
+    assert min(calls.values()) > 0 and [*kinds.values()].count("part") > 10
+
+
 def test_several_compilers_compile_only_once(tmp_path, monkeypatch):
     compiled = []
 
@@ -265,13 +295,16 @@ def run_script(script: str, home: Path, install: Path = PACKAGE.parent, **variab
     return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe, cwd=home)
 
 
-COMPILING = "compiling kernels, once per machine: about half a minute (Ctrl-C is safe, and leaves it to the next run)\n"
+COMPILING = (
+    r"(compiling kernels, once per machine: (about half a minute|\d+ of \d+ are ready) "
+    r"\(Ctrl-C is safe, and leaves it to the next run\)\n)+"
+)
 
 
 def finish(process: subprocess.Popen[str], err: str = "") -> str:
-    """Return the output of a process that prints just `err` on standard error."""
+    """Return the output of a process that prints just what matches `err` on standard error."""
     out, printed = process.communicate(timeout=300)
-    assert (process.returncode, printed) == (0, err)
+    assert process.returncode == 0 and re.fullmatch(err, printed), printed
     return out
 
 

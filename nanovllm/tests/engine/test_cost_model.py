@@ -155,15 +155,35 @@ def engine(checkpoint) -> LLMEngine:
 
 
 def measured(engine: LLMEngine, num_tokens: int = 20) -> CostModel:
-    return measure(engine.kv_cache, engine.executor, engine.input_processor, num_tokens)
+    return measure(engine.kv_cache, engine.executor, engine.input_processor, list, num_tokens)
 
 
 def test_speeds_are_what_was_moved_or_computed_in_a_second(engine, monkeypatch):
-    """Storing takes half a second, loading a quarter, and the prefill of 20 tokens 2 seconds."""
+    """Storing takes half a second, loading a quarter, and the prefill of 16 tokens 2 seconds."""
     seconds = iter([0.5, 0.25, 2.0])
     monkeypatch.setattr(cost_model, "best_time", lambda work, kv_cache: next(seconds))
     num_bytes = min(cost_model.NUM_MEASURED_BLOCKS, 16) * engine.kv_cache.blocks[0].nbytes
-    assert measured(engine) == CostModel(num_bytes * 4, num_bytes * 2, 10.0, num_tokens=20)
+    assert measured(engine, 16) == CostModel(num_bytes * 4, num_bytes * 2, 8.0, num_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("load_seconds", "agreed", "lengths"),
+    [(0.7, 1, [4]), (0.9, 0, [4, 20]), (0.7, 0, [4, 20])],  # the last: it is close on another rank
+)
+def test_long_prefill_is_measured_only_if_a_short_one_cannot_decide(engine, monkeypatch, load_seconds, agreed, lengths):
+    """20 tokens of 32 that are loaded take 5/8 of `load_seconds`. The short prefill takes half a second."""
+    seconds, launched, said = iter([1.0, load_seconds, 0.5, 1.0]), [], []
+    launch = engine.executor.launch
+    monkeypatch.setattr(cost_model, "NUM_FEW_TOKENS", 4)
+    monkeypatch.setattr(engine.executor, "launch", lambda batch: launched.append(batch[0][1]) or launch(batch))
+    monkeypatch.setattr(
+        cost_model, "best_time", lambda work, kv_cache: [work(each) for each in (0, 1)] and next(seconds)
+    )
+    cost = measure(
+        engine.kv_cache, engine.executor, engine.input_processor, lambda values: said.extend(values) or [agreed], 20
+    )
+    assert launched == [each for each in lengths for _ in range(2)] and said == [int(load_seconds < 0.8)]
+    assert cost.tokens_per_second == lengths[-1] / (0.5 if len(lengths) == 1 else 1.0) and cost.num_tokens == 20
 
 
 def test_time_of_work_is_that_of_its_faster_run(engine, monkeypatch):
