@@ -115,7 +115,7 @@ def with_port(code: str, port: int) -> str:
     code = re.sub(r"^(nanovllm serve (?!.*--port).*)$", rf"\1 --port {port}", code, flags=re.MULTILINE)
     url = f"http://127.0.0.1:{port}"
     code = re.sub(r"^(nanovllm bench serve (?!.*--base-url).*)$", rf"\1 --base-url {url}", code, flags=re.MULTILINE)
-    return re.sub(r"^make serve$", f'make serve ARGS="--port {port}"', code, flags=re.MULTILINE)
+    return re.sub(r"^make serve\b", f'make serve ARGS="--port {port}"', code, flags=re.MULTILINE)
 
 
 class Session:

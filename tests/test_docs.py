@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from nanovllm.checkpoints.known import KNOWN
 from nanovllm.cli.commands import nanovllm
 from stages.bench.commands import bench
 from tests.blocks import FENCE, PAGES, REASONS, ROOT, Block, Session, commands_in, merge_python, read_blocks
@@ -89,6 +90,21 @@ def session(folder: Path) -> Session:
         NANOVLLM_ATTENTION_BACKEND="torch",
         OMP_NUM_THREADS="1",
     )
+
+
+def test_readme_says_how_much_make_chat_downloads():
+    assert f"SmolLM2 135M: a file of {KNOWN['smollm2'].num_bytes / 1e6:.0f} MB" in PAGES[0].read_text(encoding="utf-8")
+
+
+def test_options_that_replace_those_of_llama_cpp_exist():
+    text = (README.parent / "docs" / "from-llama-cpp.md").read_text(encoding="utf-8")
+    theirs, ours = zip(*re.findall(r"^\| (.+?) \| (.+) \|$", text, re.MULTILINE), strict=True)
+    named = re.findall(r"`(--[a-z-]+)", " ".join(ours))
+    commands = [nanovllm.get_command(click.Context(nanovllm), name) for name in ("generate", "chat", "serve")]
+    options = {option for command in commands for parameter in command.params for option in parameter.opts}
+    assert len(named) > 20 and {*named} <= options
+    flags = [flag for cell in theirs for flag in re.findall(r"`(-[a-z-]+)", cell)]
+    assert len(flags) == len({*flags}), "each option of llama.cpp has one row"
 
 
 def test_every_page_of_the_docs_is_linked_from_the_quickstart():

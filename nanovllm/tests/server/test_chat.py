@@ -39,6 +39,14 @@ def test_continue_final_message(served):
     assert body["choices"][0]["message"]["content"].startswith(" a time")
 
 
+def test_special_token_in_a_message_is_a_special_token(served):
+    def ids(content):
+        return answer(served.post("/tokenize", messages=[{"role": "user", "content": content}]))["tokens"]
+
+    eos = 2
+    assert (ids("a fox").count(eos), ids("a</s> fox").count(eos)) == (0, 1)
+
+
 def test_tool_calls_may_have_no_content(served):
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     messages = [
