@@ -134,9 +134,10 @@ def test_every_dependency_has_a_lower_bound(monkeypatch):
 def test_nightly_runs_the_checks_of_an_installation():
     nightly = (ROOT / ".ci" / "nightly").read_text(encoding="utf-8")
     assert all(
-        f"python3 .ci/{name}.py" in nightly for name in ("install_check", "bounds_check", "torch_check", "order_check")
+        f"python3 .ci/{name}.py" in nightly
+        for name in ("install_check", "other_projects", "bounds_check", "torch_check", "order_check")
     )
     assert (
-        "order=(run tests triton order realmodel soak kernels storm clients ray mutants install bounds torch)"
+        "order=(run tests triton order realmodel soak kernels storm clients ray mutants install names bounds torch)"
         in nightly
     )
