@@ -94,7 +94,7 @@ setup: $(call needs,test lint) ## install everything for tests and lint, and run
 notebooks: $(call needs,notebooks) ## execute all notebooks in place, with this machine's results
 	@$(PY) -m notebooks $(ARGS)
 
-notebook: $(call needs,notebooks) ## open a copy of a notebook in jupyter lab; STAGE=3, claims, nanovllm or routing
+notebook: $(call needs,notebooks) ## open a copy of a notebook without its answers in jupyter lab; STAGE=3, claims, nanovllm or routing
 	@$(PY) -m notebooks.lab $(one_stage) $(ARGS)
 
 page: $(call needs,core) ## rebuild notebooks/pool.html, which replays one workload in the pools of all stages

@@ -1,12 +1,14 @@
 """python -m notebooks.lab 3 [JUPYTER LAB FLAGS]: open a copy of a notebook, so the committed one stays unchanged.
 
-The copy is notebooks/mine/s3_paged_attention.ipynb. If it exists, it opens as you left it.
+The copy is notebooks/mine/s3_paged_attention.ipynb. It has no outputs below the first prediction: run the cells to see
+whether you were right. If it exists, it opens as you left it.
 """
 
+import json
 import os
-import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 
@@ -32,13 +34,24 @@ def pick(name: str, folder: Path) -> Path | None:
 
 
 def copy_of(notebook: Path, target: Path) -> str:
-    """Copy `notebook` into the folder `target` unless a copy exists. Say in a line which."""
+    """Copy `notebook` without its answers into the folder `target` unless a copy exists. Say in a line which."""
     mine = target / notebook.name
     if mine.exists():
         return f"{mine} is as you left it (delete it to start over)"
     target.mkdir(exist_ok=True)
-    shutil.copyfile(notebook, mine)
+    copy = without_answers(json.loads(notebook.read_text(encoding="utf-8")))
+    mine.write_text(json.dumps(copy, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return f"{mine} is yours, and the committed one stays unchanged"
+
+
+def without_answers(notebook: dict[str, Any]) -> dict[str, Any]:
+    """Return the notebook without the outputs of the code cells below its first prediction."""
+    cells, asked = [], False
+    for cell in notebook["cells"]:
+        asked = asked or "**Predict:**" in "".join(cell["source"])
+        is_answer = asked and cell["cell_type"] == "code"
+        cells.append(cell | {"outputs": [], "execution_count": None} if is_answer else cell)
+    return notebook | {"cells": cells}
 
 
 if __name__ == "__main__":

@@ -80,14 +80,15 @@ def cells(notebook: str, kind: str) -> list[str]:
 def titles(notebook: str) -> list[str]:
     r"""Return the titles that code cells give to pictures, without formatted values.
 
-    A title is the value of `finding`, or an argument of figure().
+    A title is the value of `finding` or `title`, or an argument of figure().
 
     >>> cell = 'finding = f"{n} in 12 ms"\npictures.figure("Slow")'
     >>> titles(json.dumps({"cells": [{"cell_type": "code", "source": [cell]}]}))
     [' in 12 ms', 'Slow']
     """
     nodes = [node for cell in cells(notebook, "code") for node in ast.walk(ast.parse(cell))]
-    named = [node.value for node in nodes if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "finding"]
+    assigned = [node for node in nodes if isinstance(node, ast.Assign)]
+    named = [node.value for node in assigned if ast.unparse(node.targets[0]) in ("finding", "title")]
     calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("figure")]
     texts = (part for node in named + [call.args[0] for call in calls if call.args] for part in ast.walk(node))
     return [part.value for part in texts if isinstance(part, ast.Constant) and isinstance(part.value, str)]

@@ -1,15 +1,31 @@
-"""make notebook opens a private copy in which all imports work, and leaves the committed notebook alone."""
+"""make notebook opens a private copy without answers in which all imports work, and leaves the committed one alone."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from notebooks import lab
 from tests.helpers import ROOT
+
+CELLS = [  # kind, source: a picture, a question, its answer, the next section
+    ("code", "import this"),
+    ("markdown", "## 1. One\n\n**Predict:** Is it?"),
+    ("code", "answer()"),
+    ("markdown", "The lesson's number: 4."),
+    ("code", "more()"),
+]
+
+
+def made(name: str) -> dict[str, Any]:
+    """Return a notebook whose code cells have run."""
+    run = {"outputs": [{"output_type": "display_data", "data": {"text/markdown": [name]}}], "execution_count": 1}
+    cells = [{"cell_type": kind, "source": [source]} | (run if kind == "code" else {}) for kind, source in CELLS]
+    return {"cells": cells, "nbformat": 4}
 
 
 @pytest.fixture
@@ -19,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     folder.mkdir()
     (tmp_path / "stages").mkdir()
     for name in ("s3_paged_attention", "s30_other", "claims"):
-        (folder / f"{name}.ipynb").write_text(name)
+        (folder / f"{name}.ipynb").write_text(json.dumps(made(name)))
     return folder
 
 
@@ -36,7 +52,12 @@ def test_copy_is_opened_in_jupyter_lab(folder, opened, name):
     lab.main([name, "--no-browser"], folder)
     mine = folder / "mine" / "s3_paged_attention.ipynb"
     assert opened == [[sys.executable, "-m", "jupyter", "lab", str(mine), "--no-browser"]]
-    assert mine.read_text() == "s3_paged_attention"
+    copy, original = (json.loads(path.read_text()) for path in (mine, folder / mine.name))
+    assert original == made("s3_paged_attention")
+    outputs = [cell.pop("outputs", None) for cell in copy["cells"]]
+    assert outputs == [original["cells"][0]["outputs"], None, [], None, []], "answers are below the first prediction"
+    assert [cell.pop("execution_count", None) for cell in copy["cells"]] == [1, None, None, None, None]
+    assert [(cell["cell_type"], *cell["source"]) for cell in copy["cells"]] == CELLS and copy["nbformat"] == 4
 
 
 def test_existing_copy_is_kept(folder, opened, capsys):
@@ -44,7 +65,7 @@ def test_existing_copy_is_kept(folder, opened, capsys):
     (folder / "mine" / "claims.ipynb").write_text("changed")
     lab.main(["claims"], folder)
     assert (folder / "mine" / "claims.ipynb").read_text() == "changed" and len(opened) == 2
-    assert (folder / "claims.ipynb").read_text() == "claims"
+    assert json.loads((folder / "claims.ipynb").read_text()) == made("claims")
     assert "is as you left it (delete it to start over)" in capsys.readouterr().out
 
 
@@ -79,6 +100,6 @@ def test_command_runs_jupyter_lab(tmp_path):
     program = (
         f"from pathlib import Path; from notebooks import lab; lab.main(['s1', '--version'], Path({str(tmp_path)!r}))"
     )
-    (tmp_path / "s1_a.ipynb").write_text("{}")
+    (tmp_path / "s1_a.ipynb").write_text('{"cells": []}')
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.splitlines()[-1].split(".")[0].isdigit(), done.stderr

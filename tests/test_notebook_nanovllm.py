@@ -16,7 +16,7 @@ import nbformat
 from nanovllm.backends.cpu import backend
 from notebooks.helpers import gpu, pictures
 from notebooks.helpers import nanovllm as helpers
-from notebooks.helpers.nanovllm import LOOKS, DecodeStep
+from notebooks.helpers.nanovllm import LOOKS, DecodeStep, Flip, Rounded
 from stages.bench import models
 from tests.helpers import ROOT, STORYTELLER
 
@@ -48,6 +48,49 @@ def test_a_quantized_step_reads_fewer_bytes():
     step = DecodeStep(STORYTELLER, "float32", max_rows=2, context=40, quantization="int4")
     assert step.ways == [helpers.KERNELS] and len(step.tokens(helpers.KERNELS, 2)) == 2
     assert step.num_bytes(1) < 0.3 * 4 * models.num_parameters(step.llm.model_config)
+
+
+@pytest.fixture(scope="module")
+def rounding():
+    return helpers.RoundingModel(STORYTELLER)
+
+
+def test_a_flip_changes_one_input_by_a_step_and_the_tokens_behind_it(rounding):
+    text, flip = [1, 403, 88, 9, 300, 12], Flip(linear=2, token=3, number=40)
+    plain, again, flipped = rounding.run(text), rounding.run(text), rounding.run(text, flip=flip)
+    assert plain.logits.equal(again.logits) and len(plain.inputs) == 4 * 8 + 1
+    changed = (plain.inputs[2] != flipped.inputs[2]).nonzero().tolist()
+    assert changed == [[3, 40]] and plain.steps[2].equal(flipped.steps[2])
+    a_step = plain.inputs[2][3, 32:64].abs().max() / 127  # of this group of 32 numbers
+    assert torch.isclose((flipped.inputs[2] - plain.inputs[2])[3, 40].abs(), a_step)
+    assert plain.logits[:3].equal(flipped.logits[:3]) and not (plain.logits[3:] == flipped.logits[3:]).all(1).any()
+    assert helpers.spread(plain, flipped)[:2] == [0.0, 0.0] and min(helpers.spread(plain, flipped)[2:]) > 0
+
+
+def test_orders_of_adding_differ_in_the_last_digits_alone(rounding):
+    text = [1, 403, 88, 9, 300, 12]
+    one, halves = (rounding.run(text, pieces, rounds=False) for pieces in (1, 2))
+    assert 0 < max(helpers.spread(one, halves)) < 1e-5 and one.inputs[0].equal(halves.inputs[0])
+    difference = (rounding.run(text).logits - one.logits).abs().max() / one.logits.abs().max()
+    assert 1e-4 < difference < 0.1, "8 bits are coarser than float32, and fine enough"
+
+
+def test_flips_are_those_of_the_first_layer_that_has_some():
+    def run(*steps, logits=((1.0, 0.0), (0.0, 1.0))):
+        steps = [torch.tensor(each) for each in steps]
+        return Rounded(steps, steps, torch.tensor(logits))
+
+    one = run([[0.4, 1.0]], [[1.4999, 2.0], [3.0, 4.5001]], [[0.0]])
+    other = run([[0.41, 1.0]], [[1.5001, 2.0], [3.0, 4.4999]], [[5.0]], logits=((2.0, 0.0), (1.0, 0.0)))
+    assert helpers.flips_between(one, other) == [Flip(1, 0, 0), Flip(1, 1, 1)]
+    assert helpers.flips_between(one, one) == [] and helpers.changed_tokens(one, other) == [1]
+
+
+@pytest.mark.full
+def test_kernels_give_one_answer_alone_and_beside_others():
+    prompts = ["Once upon a time", "The fox said", "Long ago, a king"]
+    alone, beside = helpers.alone_and_beside(STORYTELLER, "numba", prompts, 6)
+    assert alone == beside and len(alone) == 6 and len(set(alone)) == 6
 
 
 @pytest.mark.full
@@ -129,6 +172,6 @@ def test_notebook_without_numba_shows_plain_operations(monkeypatch):
         if cell.cell_type == "code":
             exec(compile(cell.source, "nanovllm.ipynb", "exec"), names)
     assert "numba is not installed" in shown[0].data
-    assert sum(type(what).__name__ == "SVG" for what in shown) == 6 and "one compiled call" not in "".join(
+    assert sum(type(what).__name__ == "SVG" for what in shown) == 7 and "one compiled call" not in "".join(
         what.data for what in shown
     )

@@ -19,14 +19,14 @@ OPTIONS = {"model": str(STORYTELLER), "block_size": 4, "kv_cache_tokens": 256}
 def test_shared_blocks_count_once_and_copies_at_their_step():
     """3 samples fork from a prompt of 2 blocks. Two of them copy the second block, and token 9 needs a third block."""
     moments = helpers.serve(OPTIONS, Ask(6, 5, n=3))
-    in_two_blocks = [Moment(4, 6, 2), Moment(4, 6, 0), Moment(4, 6, 0)]
-    assert moments == [Moment(2, 2, 0), *in_two_blocks, Moment(7, 9, 0), Moment(7, 9, 0)]
+    in_two_blocks = [Moment(4, 2), Moment(4, 0), Moment(4, 0)]
+    assert moments == [Moment(2, 0), *in_two_blocks, Moment(7, 0), Moment(7, 0)]
     assert helpers.peak_blocks(moments) == 7
 
 
 def test_requests_share_nothing_and_new_blocks_are_not_copied():
-    assert [moment[:2] for moment in helpers.serve(OPTIONS, Ask(5, 2), Ask(5, 2))] == [(4, 4), (4, 4)]
-    assert helpers.serve(OPTIONS, Ask(5, 2, n=3))[1:] == [Moment(4, 6, 0), Moment(4, 6, 0)]
+    assert helpers.serve(OPTIONS, Ask(5, 2), Ask(5, 2)) == [Moment(4, 0), Moment(4, 0)]
+    assert helpers.serve(OPTIONS, Ask(5, 2, n=3))[1:] == [Moment(4, 0), Moment(4, 0)]
 
 
 def test_watching_does_not_change_a_search_and_counts_match_the_tables():

@@ -3,6 +3,7 @@
 Without Numba there are only plain operations.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from nanovllm import LLM, SamplingParams
@@ -26,7 +28,8 @@ from nanovllm.backends.torch.backend import TorchBackend
 from nanovllm.bench import harness
 from nanovllm.bench.floor import device_bandwidth, weight_bytes
 from nanovllm.checkpoints.weights import load_model
-from nanovllm.quantization import GROUP, quantize_int4
+from nanovllm.llama import ModelConfig
+from nanovllm.quantization import GROUP, QuantizedLinear, quantize_int4
 from notebooks.helpers import pictures
 from notebooks.helpers.pictures import ACCENT, GREY, INK, LIGHT, PAPER, USED, Line
 from stages.bench.counting import silent_stderr
@@ -221,6 +224,162 @@ def draw_group(ax: Axes, group: Group) -> None:
     ax.plot(places, group.dequantized, "_", color=USED, markersize=9, markeredgewidth=2, label="its level")
     ax.set(xlabel="32 weights of a row, and the 16 levels", xticks=[])
     ax.legend(frameon=False, fontsize=8)
+
+
+# ---- a rounding that falls to the other side
+
+
+class Flip(NamedTuple):
+    """An input of a linear layer that is rounded to the other of its two neighbors."""
+
+    linear: int  # in the order of a step
+    token: int
+    number: int
+
+
+class Rounded(NamedTuple):
+    """A text that went through a model."""
+
+    steps: list[Tensor]  # the inputs of each linear layer before they are rounded, [num_tokens, size], in units of 1
+    inputs: list[Tensor]  # the same inputs after that, [num_tokens, size]
+    logits: Tensor  # [num_tokens, vocab_size]
+
+
+class RoundingModel:
+    """A model with int8 weights in plain operations, whose linear layers round their inputs to 8 bits as kernels do."""
+
+    def __init__(self, folder: Path) -> None:
+        cpu, config = torch.device("cpu"), ModelConfig.from_folder(folder)
+        self._model = load_model(folder, config, torch.float32, cpu, quantization="int8")
+        for layer in self._model.modules():
+            if isinstance(layer, QuantizedLinear):
+                layer.forward = partial(self._multiply, layer.dequantize())
+
+    @torch.inference_mode()
+    def run(self, token_ids: list[int], pieces: int = 1, rounds: bool = True, flip: Flip | None = None) -> Rounded:
+        """Compute a text. Each sum of a linear layer is added up in some pieces, which are then added."""
+        self._steps, self._inputs = list[Tensor](), list[Tensor]()
+        self._pieces, self._rounds, self._flip = pieces, rounds, flip
+        hidden = self._model(torch.tensor(token_ids), torch.arange(len(token_ids)), attend_causally)
+        logits = self._model.compute_logits(hidden)
+        return Rounded(self._steps, self._inputs, logits)
+
+    def _multiply(self, weight: Tensor, x: Tensor) -> Tensor:
+        groups = x.unflatten(1, (-1, GROUP))  # [num_tokens, groups, GROUP]
+        scales = groups.abs().amax(2, keepdim=True).clamp_min(1e-30) / 127
+        steps = (groups / scales).flatten(1)
+        whole = steps.round()
+        if self._flip is not None and self._flip.linear == len(self._steps):
+            at = self._flip.token, self._flip.number
+            whole[at] = 2 * steps[at].floor() + 1 - whole[at]
+        self._steps.append(steps)
+        self._inputs.append((whole.view_as(groups) * scales).flatten(1) if self._rounds else x)
+        parts = zip(self._inputs[-1].chunk(self._pieces, 1), weight.chunk(self._pieces, 1), strict=True)
+        return sum(some @ weights.T for some, weights in parts)
+
+
+def attend_causally(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend from each token of a text to itself and the tokens before it."""
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(0, 1)
+
+
+def flips_between(one: Rounded, other: Rounded) -> list[Flip]:
+    """Return the roundings of the first linear layer that has some which differ."""
+    for linear, (a, b) in enumerate(zip(one.steps, other.steps, strict=True)):
+        if flips := (a.round() != b.round()).nonzero().tolist():
+            return [Flip(linear, token, number) for token, number in flips]
+    return []
+
+
+def changed_tokens(one: Rounded, other: Rounded) -> list[int]:
+    """Return the places in the text after which another token is the likeliest."""
+    return (one.logits.argmax(1) != other.logits.argmax(1)).nonzero().flatten().tolist()
+
+
+def spread(one: Rounded, other: Rounded) -> list[float]:
+    """Return the largest difference of each linear layer's inputs, as a share of the largest input."""
+    both = zip(one.inputs, other.inputs, strict=True)
+    return [float((a - b).abs().max() / a.abs().max()) for a, b in both]
+
+
+class Case(NamedTuple):
+    """A text, a rounding that depends on the order of a sum, and what becomes of it."""
+
+    token_ids: list[int]
+    one: Rounded  # each sum in one piece
+    other: Rounded  # each sum in two halves
+    flip: Flip
+    flipped: Rounded  # as `one`, but for this rounding
+    num_tried: int  # flips up to this one
+
+    @property
+    def before_rounding(self) -> list[float]:
+        """Return the number in both orders before it is rounded, in steps of the 8 bits."""
+        at = self.flip.token, self.flip.number
+        return [float(each.steps[self.flip.linear][at]) for each in (self.one, self.other)]
+
+
+def find_case(model: RoundingModel, texts: Sequence[list[int]]) -> Case:
+    """Return the first rounding that differs and changes a likeliest token, or else the last that differs."""
+    cases: list[Case] = []
+    for token_ids in texts:
+        one, other = model.run(token_ids), model.run(token_ids, pieces=2)
+        for flip in flips_between(one, other):
+            flipped = model.run(token_ids, flip=flip)
+            cases.append(Case(token_ids, one, other, flip, flipped, len(cases) + 1))
+            if changed_tokens(one, flipped):
+                return cases[-1]
+    return cases[-1]
+
+
+def draw_flip(ax: Axes, case: Case) -> None:
+    """Draw the number in both orders, close to the middle between two whole numbers."""
+    numbers, looks = case.before_rounding, (("one piece", USED), ("two halves", ACCENT))
+    middle = math.floor(min(numbers)) + 0.5
+    away = [1e6 * (number - middle) for number in numbers]
+    for row, (number, x, (name, color)) in enumerate(zip(numbers, away, looks, strict=True)):
+        ax.plot(x, -row, "o", color=color, markersize=6)
+        pictures.label(ax, f"{name}: {round(number)}", (x, -row), (0, 8), color)
+    ax.axvline(0, color=INK, linewidth=0.8, linestyle=":")
+    most = 1.6 * max(map(abs, away))
+    ax.set(xlim=(-most, most), ylim=(-1.6, 0.8), yticks=[], xlabel=f"millionths of a step from {middle}")
+    ax.set(title="a number before it is rounded")
+    ax.spines["left"].set_visible(False)
+
+
+def draw_spread(ax: Axes, flipped: Sequence[float], unrounded: Sequence[float]) -> None:
+    """Draw the largest difference of each linear layer's inputs, after one flip and in a model that rounds nothing."""
+    both = (flipped, "one rounding flipped", ACCENT, "-"), (unrounded, "two halves, no rounding", USED, "--")
+    for values, name, color, style in both:
+        places = [place for place, value in enumerate(values) if value > 0]
+        ax.plot(places, [values[place] for place in places], style, color=color, linewidth=1.6, label=name)
+    ax.set(yscale="log", xlabel="linear layers, in order", title="largest difference of the inputs")
+    ax.legend(frameon=False, fontsize=8)
+
+
+def draw_likeliest(ax: Axes, case: Case, at: int, text_of: Callable[[list[int]], str]) -> None:
+    """Draw the logits of the likeliest tokens after a place in the text, without the flip and with it."""
+    logits = [each.logits[at] for each in (case.one, case.flipped)]
+    likeliest = dict.fromkeys(int(each.argmax()) for each in logits)  # one token, if the flip changes none
+    for token, color in zip(likeliest, (USED, ACCENT), strict=False):
+        values = [float(each[token]) for each in logits]
+        ax.plot([0, 1], values, "o-", color=color, markersize=5)
+        pictures.label(ax, repr(text_of([token])), (1, values[1]), (6, 0), color)
+    ax.set(xlim=(-0.2, 1.5), xticks=[0, 1], xticklabels=["as it is", "flipped"], title="logits of the likeliest two")
+
+
+def alone_and_beside(folder: Path, backend: str, prompts: list[str], num_tokens: int) -> list[list[float]]:
+    """Return the log-probabilities of the first prompt's output, alone and beside the others, with int8 weights."""
+    room = {"kv_cache_tokens": 4096, "enable_prefix_caching": False, "attention_backend": backend}
+    llm = LLM(model=str(folder), device="cpu", dtype="float32", quantization="int8", **room)
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, logprobs=1)
+
+    def first_of(prompts: list[str]) -> list[float]:
+        output = llm.generate(prompts, params, use_tqdm=False)[0].outputs[0]
+        return [each[token].logprob for token, each in zip(output.token_ids, output.logprobs or [], strict=True)]
+
+    return [first_of(prompts[:1]), first_of(prompts)]
 
 
 # ---- a roofline

@@ -73,11 +73,14 @@ def style() -> None:
     )
 
 
-def figure(finding: str, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure of `height` inches whose title states its finding, and its axes in reading order."""
+def figure(title: str, height: float, rows: int = 1, columns: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
+    """Return a figure of `height` inches and its axes in reading order.
+
+    Below a prediction, the title says what is drawn. What it shows is for say(), below the picture.
+    """
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06, wspace=0.03, hspace=0.05)
     fig = Figure(figsize=(WIDTH, height), layout=layout)
-    fig.suptitle(finding, x=0.008, ha="left", fontsize=11, fontweight="bold")
+    fig.suptitle(title, x=0.008, ha="left", fontsize=11, fontweight="bold")
     axes = fig.subplots(rows, columns, squeeze=False, **grid)
     return fig, list(axes.flat)
 

@@ -33,9 +33,9 @@ def square(holders: Sequence[Holder], num_slots: int, followed: str) -> np.ndarr
     image = np.ones((num_slots, 3))
     for holder in holders:
         hue = ACCENT if holder.request_id == followed else HUES[int(holder.request_id) % len(HUES)]
-        slots, color = slots_of(holder), np.array(to_rgb(hue))
-        image[slots] = TINT * color + 1 - TINT
-        image[slots[: holder.num_computed_tokens]] = color
+        slots = slots_of(holder)
+        image[slots] = tint(hue)
+        image[slots[: holder.num_computed_tokens]] = to_rgb(hue)
     height = 2 * BLOCK
     image = image.reshape(-1, COLUMNS * BLOCK, 3).repeat(height, axis=0)
     image[::height] = 1
@@ -44,9 +44,9 @@ def square(holders: Sequence[Holder], num_slots: int, followed: str) -> np.ndarr
     return image
 
 
-def squares(finding: str, rows: Mapping[str, Mapping[int, Moment]], steps: Sequence[int]) -> Figure:
+def squares(heading: str, rows: Mapping[str, Mapping[int, Moment]], steps: Sequence[int]) -> Figure:
     """Draw the pool at some steps, a row for each way to hand it out. `rows` maps a title to the moment per step."""
-    fig, axes = pictures.figure(finding, 0.75 + 1.62 * len(rows), rows=len(rows), columns=len(steps))
+    fig, axes = pictures.figure(heading, 0.75 + 1.62 * len(rows), rows=len(rows), columns=len(steps))
     for i, (title, moments) in enumerate(rows.items()):
         seen = [holder.request_id for step in steps for holder in moments[step].holders]
         followed = max(seen, key=seen.count)

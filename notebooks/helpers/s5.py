@@ -30,7 +30,6 @@ class Moment(NamedTuple):
     """The blocks of an engine when the model runs."""
 
     blocks: int  # held
-    tables: int  # entries of all block tables: the blocks without sharing
     copied: int  # blocks copied for this step
 
 
@@ -44,9 +43,8 @@ def serve(options: dict[str, Any], *asks: Ask) -> list[Moment]:
 
     def noted(batch: Any) -> Any:
         blocks = manager.num_blocks - manager.num_free_blocks
-        tables = sum(len(seq.block_table) for seq in engine.scheduler.running)
         before = sum(moment.copied for moment in moments)
-        moments.append(Moment(blocks, tables, engine.kv_cache.num_blocks_copied - before))
+        moments.append(Moment(blocks, engine.kv_cache.num_blocks_copied - before))
         return run(batch)
 
     engine.model_runner.run = noted
@@ -135,7 +133,7 @@ SHADES = {1: PAPER, 2: PALE, 3: "#8fa9bb"}  # of a block, by its reference count
 WORD = 3.0  # room for a beam's last token, in cells
 
 
-def beam_steps(steps: Sequence[BeamStep], first: int, finding: str, tokenizer: Any) -> Figure:
+def beam_steps(steps: Sequence[BeamStep], first: int, title: str, tokenizer: Any) -> Figure:
     """Draw a panel for each step, from step `first` on, with a row for each beam: its blocks in order, then its token.
 
     A block has its number and its reference count, and an orange edge if it was copied for this step. An arrow leads
@@ -143,7 +141,7 @@ def beam_steps(steps: Sequence[BeamStep], first: int, finding: str, tokenizer: A
     """
     rows = max(len(step.beams) for step in steps)
     end = max(len(beam.table) for step in steps for beam in step.beams) + WORD
-    fig, axes = pictures.figure(finding, 1.3 + 0.46 * rows, columns=len(steps))
+    fig, axes = pictures.figure(title, 1.3 + 0.46 * rows, columns=len(steps))
     for number, (ax, step) in enumerate(zip(axes, steps, strict=True)):
         for row, beam in enumerate(step.beams):
             for column, block in enumerate(beam.table):

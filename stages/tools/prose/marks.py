@@ -6,7 +6,8 @@ A generated block stands between two comments, which a code host does not show, 
 
 A number inside a sentence has no mark. numbers.toml lists, for each file, pieces of its sentences with a place for the
 number: "puts {serving.s4.tokens:,} tokens through". A place is a path into results.json and a format, and each piece
-occurs exactly once in its file. `python -m stages.bench` writes results.json, and peers.py has a report of its own.
+occurs exactly once in its file. A notebook has them in Markdown cells, each on one line: "The lesson's number: ...".
+`python -m stages.bench` writes results.json, and peers.py has a report of its own.
 """
 
 import json
@@ -47,12 +48,12 @@ def write(root: Path = ROOT) -> list[str]:
 
 
 def prose_files(root: Path) -> list[Path]:
-    """Return the picture, and every page of prose except DIFF.md, which stages/chain.py writes."""
+    """Return the picture, the notebooks, and every page of prose except DIFF.md, which stages/chain.py writes."""
     stages = sorted((root / "stages").glob("s[0-9]*"))
     folders = [root, root / "stages", *stages, root / "nanovllm", root / "models" / "storyteller", root / "notebooks"]
     pages = [path for folder in folders for path in sorted(folder.glob("*.md")) if path.name != "DIFF.md"]
     pages += (root / "nanovllm" / "docs").glob(peers.PAGE)  # the other pages have tests of their own
-    return pages + sorted((root / "notebooks").glob(peers.PICTURE))
+    return pages + sorted((root / "notebooks").glob(peers.PICTURE)) + sorted((root / "notebooks").glob("*.ipynb"))
 
 
 def render(path: Path, root: Path) -> str:
