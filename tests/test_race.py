@@ -17,10 +17,12 @@ from stages.bench import peers as bench_peers
 from stages.bench import race_models
 from stages.bench.models import storyteller_of
 from stages.bench.peers import PeerSpec
+from stages.bench.steady import BusyMachineError, Quiet
 from stages.tools.prose import peers
 from tests.fake_peer import write_fake_peer
 
 gguf = pytest.importorskip("gguf")
+IDLE = Quiet(lambda: 0.0, sleep=lambda seconds: None)
 
 
 def test_file_for_llama_cpp_has_the_weights_of_the_folder(tmp_path):
@@ -55,7 +57,7 @@ def test_one_command_writes_a_report_for_each_model(tmp_path):
     out = tmp_path / "peers.json"
     out.write_text(json.dumps([{"model": "1.1B"}, {"model": "7M"}, {"model": "removed"}]))
     short = ("--rounds", "1", "--jobs", "1", "--prompts", "", "--busy-jobs", "", "--no-transformers")
-    race_models.main(["--models", "7M", "--out", str(out), "--", *short])
+    race_models.main(["--models", "7M", "--out", str(out), "--", *short], IDLE)
     report, other = json.loads(out.read_text())
     assert report["model"] == "7M" and list(report["measured"]) == ["nanovllm", "nanovllm int8", "nanovllm int4"]
     assert other == {"model": "1.1B"}, "a model that is not raced keeps its report"
@@ -78,7 +80,7 @@ def test_two_engines_race_on_one_file(small, tmp_path, monkeypatch):
     short = ("--rounds", "1", "--jobs", "1,2", "--max-model-len", "64", "--attention-backend", "torch")
     monkeypatch.setattr(bench_peers, "DECODE_LENGTH", 8)
     out.write_text(json.dumps([{"model": "7M"}, {"model": "Tiny, Q8_0 file"}, {"model": "removed"}]))
-    race_models.main(["--models", "tiny", "--llama", llama, "--out", str(out), "--", *short])
+    race_models.main(["--models", "tiny", "--llama", llama, "--out", str(out), "--", *short], IDLE)
     other, report = json.loads(out.read_text())
     assert other == {"model": "7M"}, "a model that is not raced keeps its report"
     assert report["file"] == "Q8_0" and list(report["measured"]) == ["nanovllm", "llama.cpp Q8_0"]
@@ -138,3 +140,13 @@ def test_outputs_of_a_trained_model_are_compared():
     row = "| 1 sequence | 2 (1 to 3) | 25% | 2 (1 to 3) | 25% | kv_unified=true | the same (1.00 to 3.00) |"
     assert row in text
     assert "llama.cpp Q8_0, 1 sequence: the same greedy output for 1 of 2; on average, 75% of an output comes" in text
+
+
+def test_race_beside_other_work_is_not_written(tmp_path, monkeypatch):
+    seconds, raced = iter([0.0, 0.0, 0.0, 0.0, 9.0]), []  # the last is after the race
+    clock = iter([0.0, 0.0, 1.0, 1.0, 11.0])
+    monkeypatch.setattr(race_models, "race", lambda model, args: raced.append(model.title))
+    quiet = Quiet(lambda: next(seconds), lambda: next(clock), lambda seconds: None)
+    with pytest.raises(BusyMachineError, match="7M was not measured: each time"):
+        race_models.main(["--models", "7M", "--out", str(tmp_path / "peers.json")], quiet)
+    assert raced == ["7M"] and not (tmp_path / "peers.json").exists()

@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from nanovllm.checkpoints.hub import find_checkpoint
 from nanovllm.checkpoints.known import KNOWN, find_known
 from stages.bench.__main__ import main as bench
 from stages.bench.models import published, random_model, storyteller_of
+from stages.bench.steady import Quiet
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "notebooks/peers.json"
@@ -110,8 +111,8 @@ def gguf_of(shape: str) -> Path:
     return file
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Race the models, and write the report after each one."""
+def main(argv: Sequence[str] | None = None, quiet: Quiet | None = None) -> None:
+    """Race the models, and write the report after each one. Raise BusyMachineError if the machine does other work."""
     parser = argparse.ArgumentParser(prog="python -m stages.bench.race_models", description=__doc__.splitlines()[0])
     parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vLLM")
     parser.add_argument("--llama", metavar="PYTHON", help="an interpreter that has llama-cpp-python")
@@ -120,13 +121,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("options", nargs="*", metavar="-- --rounds 1", help="options for python -m stages.bench race")
     args = parser.parse_args(argv)
     for name in args.models:
-        report = race(MODELS[name], args)
+        report = (quiet or Quiet()).measure(name, partial(race, MODELS[name], args), tries=1)
         stored = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else []
         reports = {each["model"]: each for each in [*stored, report]}
         titles = [model.title for model in MODELS.values()]
         args.out.write_text(
             json.dumps([reports[title] for title in titles if title in reports], indent=1) + "\n", encoding="utf-8"
         )
+
 
 
 if __name__ == "__main__":
