@@ -1,6 +1,5 @@
 """READMEs name existing files, commands and names, their code runs, and their numbers are generated."""
 
-import ast
 import json
 import re
 import subprocess

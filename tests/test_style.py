@@ -20,7 +20,6 @@ MEASURING = [path for path in MEASURING if path.parent.name != "texts"]  # those
 MAX_MEASURING_LINES = 4_990  # of code, without comments and docstrings
 
 
-
 def fixed_devices(tree: ast.Module) -> Iterator[str]:
     """Yield GPUs named outside comparisons, devices as defaults, and methods that move tensors to a GPU."""
     nodes = [*ast.walk(tree)]

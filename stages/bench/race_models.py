@@ -130,6 +130,5 @@ def main(argv: Sequence[str] | None = None, quiet: Quiet | None = None) -> None:
         )
 
 
-
 if __name__ == "__main__":
     main()
