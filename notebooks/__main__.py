@@ -1,4 +1,4 @@
-"""python -m notebooks: execute all notebooks in place, and store their outputs.
+"""python -m notebooks: execute all notebooks in place, and store their outputs, if the machine does nothing else.
 
 python -m notebooks s1           only notebooks whose names begin with s1
 
@@ -8,6 +8,7 @@ Their code is folded: Jupyter Lab shows prose and pictures, and opens a cell whe
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from tqdm import tqdm
+
+from stages.bench.steady import BusyMachineError, Quiet
 
 FOLDER = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -29,16 +32,16 @@ def main(argv: list[str] | None = None) -> int:
     if not paths:
         print(f"no notebook begins with {' or '.join(args.names)}", file=sys.stderr)
         return 2
-    return max(execute_in_place(path) for path in paths)
+    return max(execute_in_place(path, Quiet()) for path in paths)
 
 
-def execute_in_place(path: Path) -> int:
+def execute_in_place(path: Path, quiet: Quiet) -> int:
     """Run a notebook, write it back with its outputs, and return 0. If it fails, leave it unchanged and return 1."""
     notebook = nbformat.read(path, as_version=4)
     start = time.perf_counter()
     try:
-        execute(notebook, cwd=path.parent, name=path.name)
-    except CellExecutionError as error:
+        quiet.measure(path.name, partial(execute, notebook, cwd=path.parent, name=path.name))
+    except (BusyMachineError, CellExecutionError) as error:
         print(f"{path.name}: {error}", file=sys.stderr)
         return 1
     nbformat.write(notebook, path)

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stages.tools.prose.markdown import look_up
+from stages.tools.prose.figures import shown
 from stages.tools.prose.marks import fill_in, parse, sentences
 
 SKIPPED = {"exercises", "build", "dist", "node_modules", "__pycache__"}  # and hidden folders
@@ -312,9 +312,9 @@ def mark_faults(prose: Prose) -> Iterator[str]:
 
 def form_faults(pieces: Iterable[str], results: Mapping[str, Any]) -> Iterator[str]:
     """Yield keys that two sentences format differently, such as 1.1 and 1.13."""
-    shown: dict[str, set[str]] = {}
+    texts: dict[str, set[str]] = {}
     for key, spec in (place for piece in pieces for place in parse(piece)[1]):
-        shown.setdefault(key, set()).add(format(look_up(results, key), spec))
-    for key, forms in shown.items():
+        texts.setdefault(key, set()).add(shown(results, key, spec))
+    for key, forms in texts.items():
         if len(forms) > 1:
             yield f"{key} is shown as " + " and as ".join(sorted(forms))

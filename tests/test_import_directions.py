@@ -22,7 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stages.tools.prose": {"stages.tools.chain"},
     "models": {"stage"},
     "nanovllm": set(),
-    "notebooks": {"stage", "models", "stages.bench", "nanovllm"},
+    "notebooks": {"stage", "models", "stages.bench", "stages.tools.prose", "nanovllm"},
     "notebooks.page": {"notebooks", "stage", "stages.bench", "stages.tools.chain", "stages.tools.exercise", "nanovllm"},
 }
 

@@ -1,5 +1,6 @@
 """READMEs name existing files, commands and names, their code runs, and their numbers are generated."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.tools.prose import marks
-from stages.tools.prose.markdown import look_up
+from stages.tools.prose import marks, tables
+from stages.tools.prose.figures import UNITS, Figure, figure, shown
 from tests.blocks import PAGES as PAGES_THAT_RUN
 from tests.helpers import ROOT
 from tests.prose import (
@@ -132,6 +133,70 @@ def test_measurements_on_the_page_are_generated():
 def test_keys_have_one_format():
     pieces = [piece for each in marks.sentences().values() for piece in each]
     assert list(form_faults(pieces, marks.known(ROOT))) == []
+
+
+def timed(part, path=""):
+    """Yield each timed figure of results.json: its key, and the dict that holds it."""
+    for name, value in part.items():
+        if isinstance(value, dict):
+            yield from timed(value, f"{path}{name}.")
+        elif f"{name}_spread" in part:
+            yield f"{path}{name}", part
+
+
+def whole_prose(number: float, least: float, largest: float, is_chosen: Callable[[str], bool]) -> str:
+    """Return all sentences and tables, as if each timed figure that is chosen had this number and this range."""
+    results = json.loads(json.dumps(marks.known(ROOT)))
+    chosen = [(key, part) for key, part in timed(results) if is_chosen(key.split(".")[-1])]
+    assert len(chosen) > 20
+    for key, part in chosen:
+        name = key.split(".")[-1]
+        part |= {name: number, f"{name}_spread": [least, largest]}
+    pieces = [piece for each in marks.sentences().values() for piece in each]
+    texts = [shown(results, *place) for piece in pieces for place in marks.parse(piece)[1]]
+    texts += [block(results) for name, block in tables.BLOCKS.items() if not name.startswith("run")]  # commands' output
+    return re.sub(r"[\s|]+", " ", " ".join(texts)).replace(",", "")
+
+
+def test_timed_figures_have_their_range_wherever_they_are_written():
+    """Sentences, answers and tables are written anew, with one wide range for all."""
+    text = whole_prose(5432.5, 4321.5, 6543.5, lambda name: True)
+    numbers = re.findall(r"\b543[23][\d.]*", text)
+    words = r"(?: (?:s|ms|times as long|times the speed|times sooner))?"
+    ranges = re.findall(rf"\b543[23][\d.]*{words} \(432[12][\d.]* to 654[34][\d.]*\)", text)
+    assert len(numbers) == len(ranges) > 100
+
+
+def test_ratios_that_may_be_1_are_written_as_the_same():
+    text = whole_prose(5432.5, 0.25, 6543.5, lambda name: not UNITS.fullmatch(name))
+    assert not re.search(r"\b543[23]", text), "the ratio"
+    ranges = len(re.findall(r" to 654[34]", text))
+    assert len(re.findall(r"the same(?: time| speed)? \(0[.\d]* to 654[34]", text)) == ranges > 20
+
+
+def test_pages_show_the_ranges_of_results_json():
+    """Read from the pages themselves, without the function that writes them."""
+    wide = 0
+    for path, pieces in marks.sentences().items():
+        text = path.read_text(encoding="utf-8")
+        for pattern, places in map(marks.parse, pieces):
+            match = pattern.search(text)
+            for (key, spec), written in zip(places, match.groups(), strict=True):
+                value, form = figure(marks.known(ROOT), key), spec.split(" ")[0]
+                if isinstance(value, Figure) and value.largest - value.least > 0.1 * value.value:
+                    wide += 1
+                    assert f"({value.least:{form}} to {value.largest:{form}}" in " ".join(written.split()), key
+                if isinstance(value, Figure) and not UNITS.fullmatch(key.split(".")[-1]):
+                    is_same = value.least <= 1 <= value.largest or f"{value.value:{form}}" == f"{1:{form}}"
+                    assert ("the same" in " ".join(written.split())) == is_same, key
+    assert wide > 0
+
+
+def test_ratio_without_words_is_refused():
+    results = {"a": {"gain": 1.3, "gain_spread": [0.9, 1.5], "ms": 1.3, "ms_spread": [0.9, 1.5], "steps": 3}}
+    with pytest.raises(ValueError, match=r"a\.gain is a ratio, and may be 1: its format must have words, as one of"):
+        shown(results, "a.gain", ".2f")
+    assert shown(results, "a.ms", ".1f") == "1.3 (0.9 to 1.5)" and shown(results, "a.steps", "") == "3"
 
 
 def test_figures_are_current():
@@ -335,8 +400,9 @@ def test_keys_in_two_formats_are_found():
 
 
 def fill(text: str, piece: str) -> str:
-    results = {"a": {"gain": 4.25, "count": 1200, "machine": "2 cores (x86)"}}
-    return marks.fill_in(text, [piece], lambda key, spec: format(look_up(results, key), spec))
+    results = {"a": {"gain": 4.25, "count": 1200, "machine": "2 cores (x86)", "ms": 30, "ms_spread": [20, 40]}}
+    results["b"] = {"gain": 1.3, "gain_spread": [0.9, 1.5]}
+    return marks.fill_in(text, [piece], lambda key, spec: shown(results, key, spec))
 
 
 @pytest.mark.parametrize(
@@ -346,6 +412,20 @@ def fill(text: str, piece: str) -> str:
         ("It has 7.", "has {a.count:,}.", "It has 1,200."),
         ("runs (on 1 core (arm)).", "(on {a.machine}).", "runs (on 2 cores (x86))."),
         ("<!-- figures: x -->\n3 s\n<!-- /figures -->\n5 s", "{a.count} s", None),
+        ("waits 7 ms", "waits {a.ms:.0f} ms", "waits 30 (20 to 40) ms"),
+        ("waits 30 (20\nto 40) ms", "waits {a.ms:.0f} ms", "waits 30 (20\nto 40) ms"),
+        ("waits 3 (2\nto 4) ms", "waits {a.ms:.0f} ms", "waits 30 (20 to 40) ms"),
+        (
+            "runs at 2.0 times\nthe speed.",
+            "at {b.gain:.1f times the speed}.",
+            "runs at the same speed (0.9 to 1.5 times).",
+        ),
+        (
+            "at 2.0 times the speed (1.9 to 2.4)",
+            "at {b.gain:.1f times the speed}",
+            "at the same speed (0.9 to 1.5 times)",
+        ),
+        ("at the same\nspeed.", "at {b.gain:.1f times the speed}.", "at the same speed (0.9 to 1.5 times)."),
     ],
 )
 def test_numbers_of_a_sentence_are_filled_in(text, piece, filled):

@@ -13,6 +13,7 @@ from nanovllm.checkpoints.model_config import read_model_config
 from stages.bench import race_models
 from stages.bench.models import storyteller_of
 from stages.bench.peers import PeerSpec
+from stages.bench.steady import BusyMachineError, Quiet
 from stages.tools.prose import peers
 
 gguf = pytest.importorskip("gguf")
@@ -48,7 +49,18 @@ def test_file_for_llama_cpp_has_the_weights_of_the_folder(tmp_path):
 @pytest.mark.full
 def test_one_command_writes_a_report_for_each_model(tmp_path):
     out = tmp_path / "peers.json"
-    race_models.main(["--models", "7M", "--out", str(out), "--", "--rounds", "1", "--jobs", "1", "--no-transformers"])
+    command = ["--models", "7M", "--out", str(out), "--", "--rounds", "1", "--jobs", "1", "--no-transformers"]
+    race_models.main(command, Quiet(lambda: 0.0, sleep=lambda seconds: None))
     [report] = json.loads(out.read_text())
     assert report["model"] == "7M" and list(report["measured"]) == ["nanovllm", "nanovllm int8", "nanovllm int4"]
     assert "7M" in peers.picture([report]) and "1 sequence" in peers.table_of(report)
+
+
+def test_race_beside_other_work_is_not_written(tmp_path, monkeypatch):
+    seconds, raced = iter([0.0, 0.0, 0.0, 0.0, 9.0]), []  # the last is after the race
+    clock = iter([0.0, 0.0, 1.0, 1.0, 11.0])
+    monkeypatch.setattr(race_models, "race", lambda name, args: raced.append(name))
+    quiet = Quiet(lambda: next(seconds), lambda: next(clock), lambda seconds: None)
+    with pytest.raises(BusyMachineError, match="7M was not measured: each time"):
+        race_models.main(["--models", "7M", "--out", str(tmp_path / "peers.json")], quiet)
+    assert raced == ["7M"] and not (tmp_path / "peers.json").exists()

@@ -94,20 +94,6 @@ def test_tables_of_a_lesson_are_narrow():
     assert [part.splitlines()[0].count("|") - 1 for part in parts] == [6, 5, 4]
 
 
-def test_mixed_batch_shows_its_padding():
-    case = {"model": "storyteller", "dtype": "float32", "batch": 4, "context": 512, "is_mixed": False, "s3_ms": 2.0}
-    rest = {"s1_ms": 1, "s2_ms": 1, "s3_over_s2": 1, "s3_over_s1": 1, "bytes": 1, "moved_bytes": 1}
-    rest |= {f"s{number}_of_bandwidth": 0.5 for number in (1, 2, 3)}
-    mixed = case | {"is_mixed": True, "padding": 0.5625}
-    shown = tables.decode_block({"decode": {"cases": {"a": mixed | rest, "b": case | rest}}})
-    lines = shown.split("What a step reads</summary>\n\n")[1].splitlines()[:4]
-    padding = lines[0].split(" | ").index("padding")
-    assert [(line.split(" | ")[0], line.split(" | ")[padding]) for line in lines[2:]] == [
-        ("| 4 x 512", "-"),
-        ("| 4 x 512, the others 128", "56%"),
-    ]
-
-
-@pytest.mark.parametrize("name", ["overhead", "scarce_samples_s6", "offload", "run_s4"])
+@pytest.mark.parametrize("name", ["scarce_samples_s6", "offload", "run_s4"])
 def test_table_without_results_says_so(name):
     assert tables.BLOCKS[name]({}) == "Not measured yet.\n"

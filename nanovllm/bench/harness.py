@@ -50,10 +50,6 @@ class Spread(NamedTuple):
         """
         return f"{self.median:.2f} {unit} ({self.least:.2f} to {self.largest:.2f})"
 
-    def as_ratio(self) -> dict[str, float]:
-        """Return three entries for a file of results: the median, the least and the largest number."""
-        return {"ratio": self.median, "least": self.least, "largest": self.largest}
-
 
 def take_turns(
     calls: Mapping[Key, Callable[[], Result]],
@@ -109,7 +105,7 @@ def medians(rounds: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
     return {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
 
 
-def with_spreads(rounds: Sequence[Scores], scale: float = 1) -> Scores:
+def with_spreads(rounds: Sequence[Mapping[str, Any]], scale: float = 1) -> Scores:
     """Return medians, with the least and the largest of each number that differs between rounds, all times `scale`.
 
     >>> with_spreads([{"ms": 1.0, "steps": 4}, {"ms": 5.0, "steps": 4}, {"ms": 2.0, "steps": 4}])

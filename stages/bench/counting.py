@@ -22,6 +22,13 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def num_operations(call: Callable[[], object]) -> int:
+    """Return the operations that torch carries out in the call."""
+    with Operations() as done:
+        call()
+    return done.count
+
+
 def peak_bytes(call: Callable[[], object]) -> int:
     """Return the most memory that torch holds on the CPU during the call, beyond what it holds before."""
     with silent_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -1,9 +1,8 @@
 """One decode step of any stage: a batch with some context, and one token of each sequence.
 
 DecodeStep repeats it, AttentionAlone repeats its attention without the rest of the model, and measure() fills the
-decode table: stages 1 to 3 against each other, by batch, context, model and dtype. Stages take turns, and one large
-tensor is read in between, which gives the memory's bandwidth. A mixed batch has one long context and many short ones:
-stage 3 pads all of them to the longest, a tile at a time.
+decode table: stages 1 to 3 against each other, in turns, in the cases that lessons and claims speak of. A mixed batch
+has one long context and many short ones: stage 3 pads all of them to the longest, a tile at a time.
 """
 
 import copy
@@ -20,10 +19,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nanovllm.bench.floor import Bandwidth
-from nanovllm.bench.harness import figures, ratios, seconds_of, take_turns, with_spreads
+from nanovllm.bench.harness import Rounds, Scores, ratios, seconds_of, with_spreads
 from stages.bench.engines import new_sequence, part, stage
 from stages.bench.models import model_135m, num_parameters, storyteller_of
+from stages.bench.steady import until_steady
 
 SHORTEST = 128  # context of the shortest sequence of a mixed batch
 ATTENTION = {"s1": "ContiguousAttention", "s2": "GatherAttention"}  # later stages have PagedAttention
@@ -51,15 +50,6 @@ class Case(NamedTuple):
         """
         others = min(SHORTEST, self.context) if self.is_mixed else self.context
         return [self.context] + [others] * (self.batch - 1)
-
-    @property
-    def padding(self) -> float:
-        """The share of padding in a batch that is padded to its longest context.
-
-        >>> Case("storyteller", "float32", batch=2, context=256, is_mixed=True).padding
-        0.25
-        """
-        return 1 - sum(self.contexts) / (self.batch * self.context)
 
 
 class DecodeStep:
@@ -170,49 +160,37 @@ class AttentionAlone:
 # ---- the decode table
 
 LONGEST = 4096
-MAX_ROUNDS, MIN_ROUNDS, SECONDS = 25, 5, 1.5  # of a case
 STAGES = ("s1", "s2", "s3")
-
-BATCHES, SHORT = (1, 2, 4, 8, 16, 32), SHORTEST
-CONTEXTS, MANY = (128, 512, 1000, 2000, 4000), 16
-SHAPES = [*((batch, SHORT) for batch in BATCHES), (1, 1000), (8, 512), *((MANY, context) for context in CONTEXTS)]
+TURNS = 20, 80  # of a case, at least and at most
+SHAPES = [*((batch, SHORTEST) for batch in (1, 8, 32)), (1, 1000), (8, 512), (16, 4000)]
 CASES = [
-    *(Case("storyteller", dtype, *shape) for dtype in ("float32", "bfloat16") for shape in dict.fromkeys(SHAPES)),
-    *(Case("storyteller", "float32", MANY, context, is_mixed=True) for context in (512, 1000, 2000, 4000)),
-    *(Case("135M", "bfloat16", batch, context) for context in (128, 512) for batch in (1, 8, 32)),
+    *(Case("storyteller", "float32", *shape) for shape in SHAPES),
+    Case("storyteller", "float32", 16, 4000, is_mixed=True),
+    Case("135M", "bfloat16", 1, SHORTEST),
 ]
 
 
 def measure(args: Namespace) -> dict[str, Any]:
-    """Measure all cases. About two minutes."""
-    folders, reading = {"storyteller": storyteller_of(LONGEST), "135M": model_135m()}, Bandwidth()
-    cases: dict[str, Any] = {}
-    for case in tqdm(CASES, "decode steps"):
-        cases[case.key] = measure_case(case, folders[case.model], STAGES, reading)
+    """Measure all cases. About a minute."""
+    folders = {"storyteller": storyteller_of(LONGEST), "135M": model_135m()}
+    cases = {case.key: measure_case(case, folders[case.model], STAGES) for case in tqdm(CASES, "decode steps")}
     return {"decode": {"cases": cases}}
 
 
 def measure_case(
-    case: Case, folder: Path, names: Sequence[str], reading: Bandwidth, device: str = "cpu", seconds: float = SECONDS
+    case: Case, folder: Path, names: Sequence[str], device: str = "cpu", turns: tuple[int, int] = TURNS
 ) -> dict[str, Any]:
-    """Return each stage's milliseconds per step, its share of the memory's bandwidth, and the ratio of each pair.
-
-    The share counts every weight, key and value once. `moved_bytes` is for keys and values that are read, copied, and
-    read again in the copy. A ratio says how many times as fast the later stage is.
-    """
+    """Return each stage's milliseconds per step, and how many times as fast the later stage of each pair is."""
     gc.collect()  # frees the previous case, whose parts refer to each other
     steps = {name: DecodeStep(name, folder, case, device=device) for name in names}
-    calls: dict[str, Callable[[], float]] = {**steps, "read": reading}
-    rounds = take_turns(calls, MAX_ROUNDS, warm_ups=2, least_rounds=MIN_ROUNDS, seconds=seconds)
-    num_bytes, num_kv_bytes = steps[names[0]].num_bytes, steps[names[0]].num_kv_bytes
-    result = {**case._asdict(), "bytes": num_bytes, "moved_bytes": num_bytes + 2 * num_kv_bytes}
-    result |= {"padding": case.padding} if case.is_mixed else {}
-    result |= with_spreads([{f"{name}_ms": 1000 * each[name] for name in calls} for each in rounds])
-    result |= figures({"bandwidth": [reading.num_bytes / each["read"] for each in rounds]})
-    for name in calls:
-        shares = [num_bytes / each[name] / (reading.num_bytes / each["read"]) for each in rounds]
-        result |= figures({f"{name}_of_bandwidth": shares})
-    result |= ratios(rounds, {f"{b}_over_{a}": (a, b) for a, b in itertools.combinations(names, 2)})
+    pairs = {f"{b}_over_{a}": (a, b) for a, b in itertools.combinations(names, 2)}
+
+    def speeds(rounds: Rounds[str]) -> Scores:
+        return ratios(rounds, pairs)
+
+    rounds, num_turns = until_steady(steps, speeds, least=turns[0], most=turns[1], warm_ups=2)
+    result = {**case._asdict(), "turns": num_turns, **speeds(rounds)}
+    result |= with_spreads([{f"{name}_ms": 1000 * each[name] for name in names} for each in rounds])
     if device.startswith("cuda"):
         result |= {f"{name}_extra_bytes": extra_bytes(step, device) for name, step in steps.items()}
     return result

@@ -20,16 +20,17 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from nanovllm.bench.harness import Scores, median_scores, ratio, seconds_of, take_turns, with_spreads
+from nanovllm.bench.harness import Rounds, Scores, median_scores, ratio, seconds_of, with_spreads
 from nanovllm.bench.workload import Task, random_tokens
 from stages.bench.engines import stage, without_model
 from stages.bench.models import SHAPE_135M, STORYTELLER, model_135m
 from stages.bench.racing import Racer, counts, race, serve
 from stages.bench.results import machine
+from stages.bench.steady import until_steady
 
 BLOCK_SIZE, TIMES_ON_HOST, PARTS = 16, 4, 3
 NUM_REQUESTS, PROMPT, OUTPUT, SPREAD = 16, 64, 96, 32
-PREFIXES, TAIL, NUM_ROUNDS = (16, 64, 256, 512, 1024), 16, 7
+PREFIXES, TAIL, LEAST_TURNS, MOST_TURNS = (16, 64, 256, 512, 1024), 16, 10, 20
 POOL_ROUNDS = 2
 CONVERSATIONS, TURNS, TURN = 8, 4, 48
 POLICIES = ("load", "recompute", "auto")
@@ -132,12 +133,17 @@ def measure_first_token(folder: Path, dtype: str, length: int, **more: Any) -> d
     for _ in range(2):
         calls["loaded"]()  # each prefix once
     before = loaded.host_tier.num_blocks_loaded
-    rounds = take_turns(calls, NUM_ROUNDS, title=f"{length} tokens on the host")
+    rounds, turns = until_steady(calls, gain, least=LEAST_TURNS, most=MOST_TURNS, title=f"{length} tokens on the host")
     blocks = loaded.host_tier.num_blocks_loaded - before
-    assert blocks == (NUM_ROUNDS + 1) * length // BLOCK_SIZE, f"{blocks} blocks loaded"
+    assert blocks == (turns + 1) * length // BLOCK_SIZE, f"{blocks} blocks loaded"
     assert computed.host_tier.num_blocks_loaded == 0, "a new prompt was loaded"
     seconds = with_spreads([{f"{name}_seconds": each[name] for name in each} for each in rounds])
-    return seconds | ratio(rounds, "computed", "loaded").as_ratio()
+    return seconds | gain(rounds) | {"turns": turns}
+
+
+def gain(rounds: Rounds[str]) -> Scores:
+    """Return how many times sooner a loaded prompt has its first token."""
+    return ratio(rounds, "computed", "loaded").named("ratio")
 
 
 def first_token(engine: Any, prompts: Iterator[list[int]]) -> float:

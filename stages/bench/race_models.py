@@ -11,11 +11,13 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from models.training.gguf_files import llama_files
 from stages.bench.__main__ import main as bench
 from stages.bench.models import published, random_model, storyteller_of
+from stages.bench.steady import Quiet
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "notebooks/peers.json"
@@ -43,8 +45,8 @@ def race(name: str, args: argparse.Namespace) -> dict[str, object]:
         return json.loads(report.read_text()) | {"model": name}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Race the models, and write the report after each one."""
+def main(argv: Sequence[str] | None = None, quiet: Quiet | None = None) -> None:
+    """Race the models, and write the report after each one. Raise BusyMachineError if the machine does other work."""
     parser = argparse.ArgumentParser(prog="python -m stages.bench.race_models", description=__doc__.splitlines()[0])
     parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vLLM")
     parser.add_argument("--llama", metavar="PYTHON", help="an interpreter that has llama-cpp-python")
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     reports = []
     for name in args.models:
-        reports.append(race(name, args))
+        reports.append((quiet or Quiet()).measure(name, partial(race, name, args), tries=1))
         args.out.write_text(json.dumps(reports, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,8 +1,8 @@
 """results.json: all figures, and the machine that they were measured on. stages.tools.prose puts them into the pages.
 
 A key is a path: value("predict.s1.cache_at_990"). Each timed figure has a spread over the rounds next to it,
-cache_at_990_spread, with the smallest and the largest value. All figures come from one machine; "measured" has its
-name and the time of each table.
+cache_at_990_spread, with the smallest and the largest value, and "turns" says how often its calls were made
+(steady.py). All figures come from one machine; "measured" has its name and the time of each table.
 """
 
 import json

@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
-from nanovllm.bench.harness import Scores, Spread, median_scores, ratio, take_turns, timed, with_spreads
+from nanovllm.bench.harness import Scores, Spread, median_scores, ratio, timed, with_spreads
 from nanovllm.bench.workload import mixed_tasks
 from stages.bench.engines import stage
 from stages.bench.models import STORYTELLER
 from stages.bench.racing import Racer, blocks_moved, race, sampling_params
+from stages.bench.steady import until_steady
 
 POOL_TOKENS = 8192
 RUN_PROMPT = "Once upon a time"
@@ -37,7 +38,7 @@ COMMANDS = {  # of the lessons; each ends in a line that shows its stage
 }
 STORY_WIDTH, STORY_END = 100, 38  # characters of a story that README.md shows, and of its end
 NUM_ROUNDS = 3
-PEER_TOKENS, PEER_PAIRS = 128, 5
+PEER_TOKENS, PEER_TURNS = 128, 5
 
 
 VARIANTS: dict[str, dict[str, Any]] = {  # options of a stage, which the label begins with
@@ -64,7 +65,7 @@ def measure(args: Namespace) -> dict[str, Any]:
         for before, after in itertools.pairwise(OVERHEAD):
             gain = speed_over(racers[before], racers[after])
             gains.setdefault(f"{stage_of(after)}_over_{stage_of(before)}", []).append(gain)
-    overhead = {key: {"rounds": NUM_ROUNDS, **Spread.of(each).as_ratio()} for key, each in gains.items()}
+    overhead = {key: {"rounds": NUM_ROUNDS, **Spread.of(each).named("ratio")} for key, each in gains.items()}
     return {"scoreboard": median_scores(rows), "overhead": overhead}
 
 
@@ -151,7 +152,8 @@ def measure_peers(args: Namespace) -> dict[str, Any]:
     options = {"do_sample": False, "max_new_tokens": PEER_TOKENS, "eos_token_id": None, "pad_token_id": 0}
     ours = timed(partial(llm.generate, [task.prompt], sampling_params("s1", task)))
     theirs = timed(partial(peer.generate, torch.tensor([task.prompt]), **options))
-    calls = {"ours": lambda: PEER_TOKENS / ours(), "transformers": lambda: PEER_TOKENS / theirs()}
-    pairs = take_turns(calls, PEER_PAIRS, title="transformers")
+    own, other = "ours_tokens_per_second", "transformers_tokens_per_second"
+    calls = {own: lambda: PEER_TOKENS / ours(), other: lambda: PEER_TOKENS / theirs()}
+    rounds, turns = until_steady(calls, with_spreads, least=PEER_TURNS, most=4 * PEER_TURNS, title="transformers")
     lengths = {"prompt_tokens": len(task.prompt), "output_tokens": PEER_TOKENS}
-    return {"peers": {**lengths, **with_spreads(pairs), **ratio(pairs, "ours", "transformers").as_ratio()}}
+    return {"peers": {**lengths, **with_spreads(rounds), **ratio(rounds, own, other).named("ratio"), "turns": turns}}

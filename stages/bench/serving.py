@@ -61,7 +61,7 @@ def compare(rounds: Sequence[Mapping[str, Scores]]) -> dict[str, Any]:
     """Return each stage's medians, and its speedup over the previous stage, round by round."""
     result: dict[str, Any] = median_scores(rounds)
     for before, after in itertools.pairwise(rounds[0]):
-        result[f"{after}_over_{before}"] = {"rounds": len(rounds), **ratio(rounds, after, before, speed).as_ratio()}
+        result[f"{after}_over_{before}"] = {"rounds": len(rounds), **ratio(rounds, after, before, speed).named("ratio")}
     return result
 
 

@@ -1,8 +1,8 @@
 """Measure the stages: `python -m stages.bench [TABLE ...]`, or "all"; with no TABLE, only scoreboard and run.
 
 Each table goes to stages/bench/results.json as soon as it is measured, so --resume continues a run that was stopped.
-`python -m stages.tools.prose` writes the figures into the prose. Run nothing else on the machine meanwhile: every other
-process is measured, too.
+`python -m stages.tools.prose` writes the figures into the prose. Run nothing else on the machine meanwhile: a table
+that is saved waits for other processes to end, and is measured again if one worked beside it (steady.py).
 """
 
 import argparse
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from stages.bench import claims, decode_step, offload, predict, results, samples, scoreboard, serving
 from stages.bench.commands import bench
 from stages.bench.engines import PACKAGES
+from stages.bench.steady import BusyMachineError, Quiet
 
 Table = Callable[[argparse.Namespace], dict[str, Any]]
 TABLES: dict[str, Table] = {  # decode first: the answers of stages 2 and 3 need it
@@ -55,7 +56,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, quiet: Quiet | None = None) -> int:
     """Measure one table after the other, and print and save each one. Return 1 if one could not be saved."""
     args = parse(argv)
     measured = results.read().get("measured", {"machine": results.host(), "tables": {}})
@@ -67,15 +68,28 @@ def main(argv: list[str] | None = None) -> int:
         args.tables = [name for name in args.tables if name not in measured["tables"]]
     elif args.is_all and not args.no_save:
         results.begin()
-    is_saved = [measure(name, args) for name in tqdm(args.tables, "tables", disable=len(args.tables) < 2)]
-    return 0 if all(is_saved) else 1
+    try:
+        shown = tqdm(args.tables, "tables", disable=len(args.tables) < 2)
+        return 0 if all([measure(name, args, quiet or Quiet()) for name in shown]) else 1
+    except BusyMachineError as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
-def measure(name: str, args: argparse.Namespace) -> bool:
-    """Measure a table, print it and save it. Return False if it could not be saved."""
-    started = time.perf_counter()
-    result = TABLES[name](args)
-    seconds = time.perf_counter() - started
+def measure(name: str, args: argparse.Namespace, quiet: Quiet) -> bool:
+    """Measure a table, print it and save it. Return False if it could not be saved.
+
+    Raise BusyMachineError if it is to be saved and the machine does other work.
+    """
+    call = partial(timed_table, name, args)
+    result, seconds = call() if args.no_save else quiet.measure(name, call)
     text = pformat(result, width=120, sort_dicts=False)
     tqdm.write(f"{name}, {seconds:.0f} s" + ("" if args.is_all else f"\n{text}"))
     return args.no_save or results.save(name, result, seconds)
+
+
+def timed_table(name: str, args: argparse.Namespace) -> tuple[dict[str, Any], float]:
+    """Measure a table. Return its figures, and the seconds that it took."""
+    started = time.perf_counter()
+    result = TABLES[name](args)
+    return result, time.perf_counter() - started

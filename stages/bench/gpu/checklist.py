@@ -6,6 +6,7 @@ To add a kernel, add its arguments to kernel_arguments(), under its name in Ops:
 import inspect
 from functools import cache, partial
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.backends.torch.sampler import sample
 from nanovllm.bench.engine import Run, serve
 from nanovllm.bench.floor import device_bandwidth
-from nanovllm.bench.harness import seconds_of, timed
+from nanovllm.bench.harness import Spread, seconds_of, timed
 from nanovllm.bench.workload import random_tasks
 from nanovllm.requests.tokens import SamplingRow
 from stages.bench.gpu.common import SHAPES, PartReport, Row, Setup, note_missing
@@ -36,6 +37,7 @@ REPEATS = 5
 PROMPT, OUTPUT, MAX_MODEL_LEN = 20, 8, 32  # tokens
 MODELS, MAX_ROWS = ("135M", "tiny"), (256, 2)  # and the tiny ones
 LAYER = 1  # of two, in pools
+DTYPE = "float32"  # of the engines: their tokens are the same but for near ties
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # relative and absolute
 MAX_DIFFERENT = 0.1  # of all sequences: near ties may be decided otherwise
 
@@ -227,12 +229,12 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 @cache
 def engine(setup: Setup, name: str) -> LLM:
-    """Return an engine in float32, where tokens are the same but for near ties.
+    """Return an engine in DTYPE.
 
     Raise RuntimeError if it has no graphs and should. On a CPU, plain operations stand for kernels and graphs.
     """
     rows: int = setup.size(*MAX_ROWS)
-    options: dict[str, Any] = {"device": str(setup.device), "dtype": "float32", "skip_tokenizer_init": True}
+    options: dict[str, Any] = {"device": str(setup.device), "dtype": DTYPE, "skip_tokenizer_init": True}
     options |= {"max_num_seqs": rows, "max_model_len": MAX_MODEL_LEN, "kv_cache_tokens": 2 * rows * MAX_MODEL_LEN}
     options |= {"max_num_batched_tokens": rows * PROMPT}  # all prompts in one step, so that all decode together
     options |= {"block_size": 4, "kv_offloading_tokens": 0, **ENGINES[name]}
@@ -265,6 +267,8 @@ def run_of(setup: Setup, name: str, count: int | None = None) -> Run:
 
 
 def compare_engine(setup: Setup, name: str, count: int | None = None) -> Row:
-    """Compare the tokens of an engine's run with those of plain operations."""
+    """Compare the tokens of an engine's run with those of plain operations, and time its decode steps."""
     run, expected = run_of(setup, name, count), run_of(setup, "plain operations")
-    return count_different(run.tokens, expected.tokens[:count]) | {"step ms": 1000 * run.step_seconds}
+    steps = [1000 * (after - before) for before, after in pairwise(run.times[0])]  # all sequences decode together
+    row = count_different(run.tokens, expected.tokens[:count]) | {"dtype": DTYPE, "steps": len(steps)}
+    return row | Spread.of(steps).named("step ms")

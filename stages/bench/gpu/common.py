@@ -243,7 +243,19 @@ def columns(row: Row) -> list[str]:
 
 
 def cell(row: Row, name: str) -> str:
-    """Return a number of a row with its spread."""
-    spread = row.get(f"{name}_spread")
-    text = shown(row.get(name)) + (f" ({shown(spread[0])} to {shown(spread[1])})" if spread else "")
+    """Return a number of a row with its spread. A ratio that may be 1 is "the same", and what may be 0 is "not seen".
+
+    >>> cell({"hidden": 0.1, "hidden_spread": [-0.5, 0.6]}, "hidden")
+    'not seen (-0.5 to 0.6)'
+    >>> cell({"s3_over_s1": 1.1, "s3_over_s1_spread": [0.9, 1.2]}, "s3_over_s1")
+    'the same (0.9 to 1.2)'
+    """
+    text, spread = shown(row.get(name)), row.get(f"{name}_spread")
+    if spread:
+        least, largest = spread
+        if least <= 0 <= largest:
+            text = "not seen"
+        elif "_over_" in name and least <= 1 <= largest:
+            text = "the same"
+        text += f" ({shown(least)} to {shown(largest)})"
     return text.replace("|", "\\|")

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from nanovllm.bench.floor import Bandwidth, device_bandwidth
+from nanovllm.bench.floor import device_bandwidth
 from nanovllm.bench.harness import Spread, medians, repeated, with_spreads
 from nanovllm.bench.report import last_line
 from stages.bench import allocators, ranks
@@ -43,20 +43,18 @@ BLOCK_SIZE = 16
 def decode_steps(setup: Setup, report: PartReport) -> None:
     """Measure a step by model, context and batch, and the memory that it needs besides the pool."""
     batches, contexts = setup.size((1, 8, 32, 64, 128), (1, 2)), setup.size((128, 1024, 4096), (24,))
-    reading = Bandwidth(setup.device, setup.size(None, 2**16))
     cases = {
-        f"{model}, context {context}, batch {batch}": partial(
-            row_of, setup, Case(model, setup.dtype, batch, context), reading
-        )
+        f"{model}, context {context}, batch {batch}": partial(row_of, setup, Case(model, setup.dtype, batch, context))
         for model, context, batch in itertools.product(setup.models, contexts, batches)
         if context < SHAPES[model].max_position_embeddings
     }
     report.table("A decode step, milliseconds, and how many times as fast stage 3 is (claim 10)", cases)
 
 
-def row_of(setup: Setup, case: Case, reading: Bandwidth) -> Row:
+def row_of(setup: Setup, case: Case) -> Row:
     """Return the numbers of a case."""
-    result = measure_case(case, setup.folder(case.model), STAGES, reading, str(setup.device), setup.size(3, 0.0))
+    turns = setup.size((20, 40), (5, 5))
+    result = measure_case(case, setup.folder(case.model), STAGES, str(setup.device), turns)
     row = dict[str, Any]()
     for name in (*(f"{stage}_ms" for stage in STAGES), "s3_over_s2", "s3_over_s1"):
         row |= {key: result[key] for key in (name, f"{name}_spread") if key in result}
@@ -182,12 +180,13 @@ def loads_beside_steps(setup: Setup, model: str) -> Row:
     "hidden" is the share of the shorter one that costs no time.
     """
     case = Case(model, setup.dtype, *setup.size((32, 512), (2, 24)))
-    decode = repeated(DecodeStep("s7", setup.folder(model), case, device=str(setup.device)), setup.size(8, 2))
+    steps = setup.size(8, 2)
+    decode = repeated(DecodeStep("s7", setup.folder(model), case, device=str(setup.device)), steps)
     load = Copies(setup, model, setup.size(512, 4)).load
     turns = setup.turns({"decode": decode, "load": load, "both": partial(load, decode)})
     hidden = [(each["decode"] + each["load"] - each["both"]) / min(each["decode"], each["load"]) for each in turns]
     result = with_spreads([{f"{name} ms": 1000 * seconds for name, seconds in each.items()} for each in turns])
-    return {"batch": case.batch, **result, **Spread.of(hidden).named("hidden")}
+    return {"batch": case.batch, "dtype": case.dtype, "steps": steps, **result, **Spread.of(hidden).named("hidden")}
 
 
 # ---- claims

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nanovllm.bench.harness import Scores, ratios, take_turns, timed
+from nanovllm.bench.harness import Scores, ratios, timed
+from stages.bench.counting import num_operations
 from stages.bench.decode_step import Case, DecodeStep
 from stages.bench.engines import silent
 from stages.bench.replay import Admits, Moment, admitted, arrivals, replay
+from stages.bench.steady import until_steady
 from stages.bench.workloads import Traffic, traffic
 from stages.s1_contiguous_cache.llama import ModelConfig
 from stages.s1_contiguous_cache.slot_manager import SlotManager
@@ -17,17 +19,25 @@ START = 300  # the first step that counts: by then the traffic has filled the po
 
 
 def measure(model: Path) -> Scores:
-    """Return the gain of the cache, the cost of more tokens and sequences, and the seats of a pool.
+    """Return the gain of the cache, the cost of more tokens, operations of three steps, and the seats of a pool.
 
     Without a cache a token costs as much as a prefill of the whole text.
     """
     cases = {f"prefill_{length}": (1, length, length) for length in (16, 990)}  # batch, context, computed tokens
     cases |= {f"decode_{length}": (1, length, 1) for length in (16, 990)}
-    cases |= {"8_tokens": (1, 8, 8), "1_token": (1, 1, 1), "8_sequences": (8, 64, 1), "1_sequence": (1, 64, 1)}
+    cases |= {"8_tokens": (1, 8, 8), "1_token": (1, 1, 1)}
     calls = {name: timed(step(model, *case)) for name, case in cases.items()}
     pairs = {f"cache_at_{place}": (f"prefill_{place}", f"decode_{place}") for place in (16, 990)}
-    pairs |= {"cost_of_8_tokens": ("8_tokens", "1_token"), "cost_of_8_sequences": ("8_sequences", "1_sequence")}
-    return {**ratios(take_turns(calls, 15), pairs), "seats": num_seats(model)}
+    pairs |= {"cost_of_8_tokens": ("8_tokens", "1_token")}
+    rounds, turns = until_steady(calls, lambda rounds: ratios(rounds, pairs))
+    counts = {"operations": operations_of_a_step(model), "seats": num_seats(model), "turns": turns}
+    return ratios(rounds, pairs) | counts
+
+
+def operations_of_a_step(model: Path) -> dict[str, int]:
+    """Return the operations that torch carries out for a token, for 8 tokens of one text, and for 8 sequences."""
+    cases = {"1_token": (1, 64, 1), "8_tokens": (1, 8, 8), "8_sequences": (8, 64, 1)}
+    return {name: num_operations(step(model, *case)) for name, case in cases.items()}
 
 
 def step(model: Path, batch: int, context: int, count: int) -> Callable[[], object]:

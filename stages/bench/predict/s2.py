@@ -1,13 +1,11 @@
 """Stage 2: the memory that blocks save and promises waste, and the cost of gathering."""
 
-import random
 import statistics
-from functools import partial
 from pathlib import Path
 
 import torch
 
-from nanovllm.bench.harness import Scores, Spread, take_turns, timed, with_spreads
+from nanovllm.bench.harness import Scores, Spread
 from nanovllm.bench.workload import mixed_tasks
 from stages import s2_block_manager as s2
 from stages.bench.engines import silent
@@ -25,7 +23,7 @@ LONG = 1000  # the longest context of one sequence in the decode table
 
 
 def measure(model: Path) -> Scores:
-    """Return seats, the pool under traffic, empty slots, and the cost of copies and of gathering."""
+    """Return seats, the pool under traffic, empty slots, the pieces of a long text, and the cost of gathering."""
     config, lengths = ModelConfig.from_folder(model), range(1, 513)
     first, second = blocks_held(model)
     return {
@@ -33,7 +31,7 @@ def measure(model: Path) -> Scores:
         "at_once": at_once(model),
         "held": {"first_step": first, "second_step": second},
         "empty": {str(size): in_blocks(config, lengths, size).wasted / len(lengths) for size in BLOCK_SIZES},
-        "copy_ms": copy_milliseconds(config),
+        "pieces": {str(size): -(-LONG // size) for size in BLOCK_SIZES},
         "gather": gather_cost(config),
     }
 
@@ -79,31 +77,15 @@ def blocks_held(model: Path) -> list[int]:
     return [llm.kv_cache_manager.report().held // BLOCK_SIZE for _ in zip(range(2), stream, strict=False)]
 
 
-def copy_milliseconds(config: ModelConfig) -> Scores:
-    """Return, for each block size, the time to gather LONG tokens of all layers from blocks in random order."""
-    calls = {}
-    for size in BLOCK_SIZES:
-        cache = KVCache(config, POOL // size, size, torch.float32, torch.get_default_device())
-        block_table = torch.tensor(random.Random(0).sample(range(POOL // size), -(-LONG // size)))
-        calls[str(size)] = timed(partial(read_layers, cache, block_table, range(config.num_hidden_layers)))
-    return with_spreads(take_turns(calls, num_rounds=75), 1000)
-
-
-def read_layers(cache: KVCache, block_table: torch.Tensor, layers: range) -> None:
-    """Gather LONG tokens of each layer."""
-    for layer in layers:
-        cache.read(layer, block_table, LONG)
-
-
 def gather_cost(config: ModelConfig) -> Scores:
     """Return the time of a decode step relative to stage 1, and the bytes that it copies at LONG tokens.
 
-    The cases come from the decode table: one sequence, one long sequence, and eight sequences.
+    The cases come from the decode table: one long sequence, and eight sequences.
     """
     cache = KVCache(config, 1, BLOCK_SIZE, torch.float32, torch.get_default_device())
     num_slots = -(-LONG // BLOCK_SIZE) * BLOCK_SIZE  # of whole blocks
     result: Scores = {"longest": LONG, "copied_bytes": num_slots * cache.bytes_per_token}
-    for name, (batch, context) in {"at_128": (1, 128), "at_longest": (1, LONG), "of_8": (8, 512)}.items():
+    for name, (batch, context) in {"at_longest": (1, LONG), "of_8": (8, 512)}.items():
         case = decode_case(batch, context)
         least, largest = case["s2_over_s1_spread"]
         result |= Spread(1 / case["s2_over_s1"], 1 / largest, 1 / least).named(name)

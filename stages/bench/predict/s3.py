@@ -1,20 +1,22 @@
-"""Stage 3: the cost of scattered blocks, attention's memory besides the pool, and the speed of one sequence."""
+"""Stage 3: the cost of scattered blocks, attention's memory besides the pool, its operations and its padding."""
 
 import itertools
 from pathlib import Path
 
-from nanovllm.bench.harness import Scores, ratios, take_turns
-from stages.bench.counting import Operations, peak_bytes
+from torch import Tensor
+
+from nanovllm.bench.harness import Scores, ratios
+from stages.bench.counting import num_operations, peak_bytes
 from stages.bench.decode_step import STAGES, AttentionAlone, Case, DecodeStep
 from stages.bench.models import storyteller_of
+from stages.bench.steady import until_steady
 from stages.s1_contiguous_cache.llama import ModelConfig
 
 CONTEXTS = (1024, 4096, 16384, 65536)
-NUM_ROUNDS = 15
 
 
 def measure(model: Path) -> Scores:
-    """Return scattered steps, extra bytes and operations."""
+    """Return scattered steps, extra bytes, operations, and the slots of tiles that a mixed batch reads."""
     extra = {stage: {str(context): extra_bytes(stage, 1, context) for context in CONTEXTS} for stage in STAGES}
     return {
         "scattered": scattered_blocks(model),
@@ -23,6 +25,7 @@ def measure(model: Path) -> Scores:
         "growth": {stage: extra[stage]["65536"] / extra[stage]["16384"] for stage in ("s2", "s3")},
         "less_memory": extra["s2"]["65536"] / extra["s3"]["65536"],
         "operations": operations_of_a_step(model),
+        "mixed": slots_read(Case("storyteller", "float32", batch=16, context=4000, is_mixed=True)),
     }
 
 
@@ -34,7 +37,8 @@ def scattered_blocks(model: Path) -> Scores:
         steps |= {f"{size}, in a row": step, f"{size}, scattered": step.scattered()}
     pairs = {str(size): (f"{size}, scattered", f"{size}, in a row") for size in (16, 1)}
     piece_bytes = 16 * config.num_key_value_heads * config.head_dim * 4
-    return {"piece_bytes": piece_bytes, **ratios(take_turns(steps, NUM_ROUNDS), pairs)}
+    rounds, turns = until_steady(steps, lambda rounds: ratios(rounds, pairs))
+    return {"piece_bytes": piece_bytes, **ratios(rounds, pairs), "turns": turns}
 
 
 def extra_bytes(stage: str, batch: int, context: int) -> int:
@@ -43,12 +47,25 @@ def extra_bytes(stage: str, batch: int, context: int) -> int:
     return peak_bytes(AttentionAlone(step))
 
 
+def slots_read(case: Case) -> dict[str, int]:
+    """Return how many tokens a decode step attends to, and how many slots its tiles have, in a layer."""
+    step, sizes = DecodeStep("s3", storyteller_of(case.context + 2), case), []
+    read = step.kv_cache.read
+
+    def counted(layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = read(layer, blocks)
+        sizes.append(keys.shape[:2].numel() if layer == 0 else 0)  # [num_rows, num_slots, num_kv_heads, head_dim]
+        return keys, values
+
+    step.kv_cache.read = counted
+    step()
+    return {"tokens": sum(case.contexts), "slots": sum(sizes)}
+
+
 def operations_of_a_step(model: Path) -> dict[str, dict[str, int]]:
     """Return the operations that torch carries out in a decode step, by stage and batch."""
     counts: dict[str, dict[str, int]] = {stage: {} for stage in STAGES}
     for stage, batch in itertools.product(STAGES, (1, 32)):
         step = DecodeStep(stage, model, Case("storyteller", "float32", batch, 128))
-        with Operations() as done:
-            step()
-        counts[stage][str(batch)] = done.count
+        counts[stage][str(batch)] = num_operations(step)
     return counts

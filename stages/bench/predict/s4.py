@@ -5,15 +5,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nanovllm.bench.harness import Scores, median_scores, take_turns
+from nanovllm.bench.harness import Rounds, Scores, median_scores, with_spreads
 from nanovllm.bench.workload import mixed_tasks
 from stages import s4_continuous_batching as s4
 from stages.bench.engines import without_model
+from stages.bench.steady import until_steady
 from stages.bench.timeline import Arrival, continuous, static
 from stages.s3_paged_attention.llama import ModelConfig
 
 POOL, SEATS = 8192, 8
-LONG_PROMPT, CHUNKS, ROUNDS = 900, (32, 128, 1024), 3
+LONG_PROMPT, CHUNKS, TURNS = 900, (32, 128, 1024), 5
 
 
 def measure(model: Path) -> Scores:
@@ -47,13 +48,20 @@ def recomputed(model: Path, pool: int) -> dict[str, float]:
     return counts | {"share": again.total / computed, "of_prompts": again.of_prompts / max(again.total, 1)}
 
 
-def cost_of_chunks(model: Path) -> dict[str, Scores]:
+def cost_of_chunks(model: Path) -> Scores:
     """Return the medians of one_newcomer() for each limit on a step's tokens."""
     calls = {}
     for chunk in CHUNKS:
         llm = s4.LLM(model, dtype="float32", kv_cache_tokens=POOL, max_num_batched_tokens=chunk)
         calls[str(chunk)] = partial(one_newcomer, llm.llm_engine)
-    return median_scores(take_turns(calls, ROUNDS, warm_ups=0))
+    rounds, turns = until_steady(calls, waits, least=TURNS, most=2 * TURNS)
+    return median_scores(rounds) | {"turns": turns}
+
+
+def waits(rounds: Rounds[str]) -> Scores:
+    """Return the figures that have to be steady: the new prompt's wait, and the longest one of the others."""
+    names = [(chunk, name) for chunk in rounds[0] for name in ("ttft_ms", "gap_ms")]
+    return with_spreads([{f"{name} of {chunk}": each[chunk][name] for chunk, name in names} for each in rounds])
 
 
 def one_newcomer(engine: s4.LLMEngine, arrives: int = 25) -> Scores:

@@ -6,13 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nanovllm.bench.harness import Scores, median_scores, ratio, seconds_of, speed, take_turns
+from nanovllm.bench.harness import Rounds, Scores, median_scores, ratio, seconds_of, speed
 from nanovllm.bench.workload import Task
 from stages.bench.engines import by_sample, stage, without_model
 from stages.bench.racing import computed_twice, serve
+from stages.bench.steady import until_steady
 from stages.bench.workloads import even_prompt
 
-POOL, BLOCK, ROUNDS = 8192, 16, 3
+POOL, BLOCK, TURNS = 8192, 16, 5
 PROMPT, ALIGNED, OUTPUT, N, WIDTH = 200, 208, 64, 8, 4
 STORY = "Once upon a time there was a princess"
 
@@ -80,10 +81,14 @@ def timed_runs(model: Path, blocks_copied: int) -> Scores:
     llms = {name: stage(name).LLM(model, dtype="float32", kv_cache_tokens=POOL) for name in ("s4", "s5")}
     calls = {"requests": partial(one_run, llms["s4"], [prompt] * N, seeds)}
     calls["samples"] = partial(one_run, llms["s5"], [prompt], samples)
-    rounds = take_turns(calls, ROUNDS)
-    gain, result = ratio(rounds, "samples", "requests", speed), median_scores(rounds)
+
+    def gain(rounds: Rounds[str]) -> Scores:
+        return ratio(rounds, "samples", "requests", speed).named("gain")
+
+    rounds, turns = until_steady(calls, gain, least=TURNS, most=4 * TURNS)
+    result = median_scores(rounds)
     result["samples"] |= {"blocks_copied": blocks_copied}
-    return {**result, "beams": search(model, prompt, WIDTH), **gain.named("gain")}
+    return {**result, "beams": search(model, prompt, WIDTH), **gain(rounds), "turns": turns}
 
 
 def one_run(llm: Any, prompts: list[list[int]], params: list[Any]) -> Scores:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from stages.tools.prose.figures import Figure, figure
+
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     """Return a Markdown table.
@@ -23,10 +25,20 @@ class Column(NamedTuple):
     name: str
     key: str
     show: Callable[[Any], str]
+    is_ratio: bool = False  # so that it may be "the same"
+
+    def cell(self, row: Mapping[str, Any]) -> str:
+        """Return the number of a row, or a dash."""
+        if self.key not in row:
+            return "-"
+        value = figure(row, self.key)
+        if not isinstance(value, Figure):
+            return self.show(value)
+        return value.compared(self.show) if self.is_ratio else value.shown(self.show)
 
 
 def table_of(first: str, columns: Sequence[Column], rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a table with one line per row. A column that no row has is left out; a missing number is a dash.
+    """Return a table with one line per row. A column that no row has is left out.
 
     >>> print(table_of("stage", [Column("seats", "n", str), Column("steps", "m", str)], {"s1": {"n": 3}}), end="")
     | stage | seats |
@@ -34,22 +46,8 @@ def table_of(first: str, columns: Sequence[Column], rows: Mapping[str, Mapping[s
     | s1 | 3 |
     """
     shown = [column for column in columns if any(column.key in row for row in rows.values())]
-    lines = [[name, *(c.show(row[c.key]) if c.key in row else "-" for c in shown)] for name, row in rows.items()]
+    lines = [[name, *(column.cell(row) for column in shown)] for name, row in rows.items()]
     return table([first, *(column.name for column in shown)], lines)
-
-
-def look_up(results: Mapping[str, Any], key: str) -> Any:
-    """Return the value under a dotted key. Raise KeyError if there is none.
-
-    >>> look_up({"a": {"b": 4}}, "a.b")
-    4
-    """
-    value: Any = results
-    for part in key.split("."):
-        if not isinstance(value, Mapping):
-            raise KeyError(key)
-        value = value[part]
-    return value
 
 
 def mib(size: float) -> str:

@@ -5,9 +5,10 @@ A generated block stands between two comments, which a code host does not show, 
     <!-- figures: stages --> ... <!-- /figures -->      tables.py, ideas.py, model_card.py
 
 A number inside a sentence has no mark. numbers.toml lists, for each file, pieces of its sentences with a place for the
-number: "puts {serving.s4.tokens:,} tokens through". A place is a path into results.json and a format, and each piece
-occurs exactly once in its file. A notebook has them in Markdown cells, each on one line: "The lesson's number: ...".
-`python -m stages.bench` writes results.json, and peers.py has a report of its own.
+number: "puts {serving.s4.tokens:,} tokens through". A place is a path into results.json and a format of figures.py,
+which also writes the range of a timed number. Each piece occurs exactly once in its file. A notebook has them in
+Markdown cells, each on one line: "The lesson's number: ...". `python -m stages.bench` writes results.json, and peers.py
+has a report of its own.
 """
 
 import json
@@ -24,7 +25,7 @@ from safetensors import safe_open
 
 from stages.tools.chain import added_lines, load
 from stages.tools.prose import ideas, model_card, peers, tables
-from stages.tools.prose.markdown import look_up
+from stages.tools.prose.figures import SAME, shown
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = Path("stages/bench/results.json")
@@ -64,7 +65,7 @@ def render(path: Path, root: Path) -> str:
 
     def show(key: str, spec: str) -> str:
         try:
-            return format(look_up(results, key), spec)
+            return shown(results, key, spec)
         except KeyError:
             raise ValueError(f"{path}: {RESULTS} has no {key}") from None
 
@@ -89,8 +90,8 @@ def sentences(root: Path = ROOT) -> dict[Path, list[str]]:
 def fill_in(text: str, pieces: Sequence[str], show: Callable[[str, str], str]) -> str:
     r"""Return the text with new numbers in its sentences: show(key, format) for each place.
 
-    A space in a piece matches a line break too. Raise LookupError unless each piece occurs exactly once outside
-    generated blocks.
+    A space in a piece matches a line break too, and a number that is current keeps its line breaks. Raise LookupError
+    unless each piece occurs exactly once outside generated blocks.
 
     >>> fill_in("It puts 9 tokens\nthrough.", ["puts {s4.tokens:,} tokens through"], lambda key, spec: f"{1200:{spec}}")
     'It puts 1,200 tokens\nthrough.'
@@ -103,7 +104,8 @@ def fill_in(text: str, pieces: Sequence[str], show: Callable[[str, str], str]) -
             raise LookupError(f"{piece!r} in {NUMBERS} must occur once, and occurs {len(matches)} times")
         for group, place in reversed(list(enumerate(places, start=1))):
             start, end = matches[0].span(group)
-            text = text[:start] + show(*place) + text[end:]
+            if " ".join(text[start:end].split()) != (number := show(*place)):
+                text = text[:start] + number + text[end:]
     return text
 
 
@@ -111,11 +113,23 @@ def parse(piece: str) -> tuple[re.Pattern[str], list[tuple[str, str]]]:
     """Return the pattern of a piece of a sentence, and the key and format of each place in it."""
     pattern, places = "", []
     for words, key, spec, _ in Formatter().parse(piece):
-        pattern += r"\s+".join(map(re.escape, re.split(r"\s+", words)))
+        pattern += spaced(words)
         if key is not None:
-            pattern += "([^\0]+?)" if key.endswith("machine") else f"({NUMBER})"
+            pattern += "([^\0]+?)" if key.endswith("machine") else f"({number_pattern(spec or '')})"
             places.append((key, spec or ""))
     return re.compile(pattern), places
+
+
+def number_pattern(spec: str) -> str:
+    """Return the pattern of a number, and of all forms that a figure in this format may have."""
+    words = " ".join(spec.split()[1:])
+    number = rf"(?:{NUMBER}\s+{spaced(words)}|{spaced(SAME[words])})" if words else NUMBER
+    return rf"{number}(?:\s+\({NUMBER}\s+to\s+{NUMBER}(?:\s+times)?\))?"
+
+
+def spaced(words: str) -> str:
+    """Return the pattern of words, in which a space matches a line break too."""
+    return r"\s+".join(map(re.escape, re.split(r"\s+", words)))
 
 
 def known(root: Path) -> dict[str, Any]:

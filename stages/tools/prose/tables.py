@@ -1,11 +1,12 @@
 """The tables that READMEs take from results.json: one function for each, by name in BLOCKS."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stages.tools.prose.markdown import Column, duration, look_up, mib, table, table_of, whole
+from stages.tools.prose.figures import WIDE, shown
+from stages.tools.prose.markdown import Column, duration, mib, table_of, whole
 
 Results = dict[str, Any]  # what stages/bench/results.json holds
 NOT_YET = "Not measured yet.\n"
@@ -29,7 +30,7 @@ def screen_of(stage: str) -> Callable[[Results], str]:
 
 
 def machine_block(results: Results) -> str:
-    return f"Measured on {results['machine']}.\n"
+    return f"Measured on {results['machine']}. A range follows a number if the rounds differ by more than {WIDE:.0%}.\n"
 
 
 def answers_of(stage: str) -> Callable[[Results], str]:
@@ -50,7 +51,7 @@ def fill_in(text: str, results: Results) -> str:
     >>> fill_in("It takes {cost.16:.1f} times as long.", {"cost": {"16": 1.25}})
     'It takes 1.2 times as long.'
     """
-    return PLACE.sub(lambda match: format(look_up(results, match[1]), match[2] or ""), text)
+    return PLACE.sub(lambda match: shown(results, match[1], match[2] or ""), text)
 
 
 # ---- the scoreboard, and other tables with its columns
@@ -133,19 +134,6 @@ def scarce_samples_of(*stages: str) -> Callable[[Results], str]:
     return block
 
 
-def overhead_block(results: Results) -> str:
-    """Show the cost of a stage where its feature is not used: each stage over the previous one, in the same rounds."""
-    overhead = results.get("overhead", {})
-    pairs = [("s4", "s5"), ("s5", "s6"), ("s6", "s7")]
-    if not {f"{after}_over_{before}" for before, after in pairs} <= overhead.keys():
-        return NOT_YET
-    rows = []
-    for before, after in pairs:
-        ratios = overhead[f"{after}_over_{before}"]
-        rows.append([f"{after} over {before}", *(f"{ratios[key]:.2f}" for key in ("ratio", "least", "largest"))])
-    return table(["tokens/s", "median of the rounds", "the least", "the largest"], rows)
-
-
 MOVED = (  # what a lesson shows of SCORES about a second tier
     ("steps", "tokens_computed", "computed_twice", "preemptions", "tokens_per_second"),
     ("first_token_seconds", "blocks_stored", "blocks_loaded"),
@@ -179,116 +167,43 @@ TALKS = (
 # ---- the prefix cache
 
 
+WAITS = (
+    Column("tokens computed", "tokens", whole),
+    Column("TTFT, median", "median_seconds", "{:.2f} s".format),
+    Column("TTFT, the last", "last_seconds", "{:.2f} s".format),
+)
+
+
 def prefix_cache_block(results: Results) -> str:
     """Show prefix_cache.py's figures: requests with a common prefix, with the cache off and on."""
-    shared = results["prefix_cache"]["shared"]
-    rows = []
+    shared, rows = results["prefix_cache"]["shared"], {}
     for name, text in (("off", "without"), ("on", "with")):
-        waits = [f"{shared[f'{which}_{name}_seconds']:.2f} s" for which in ("median", "last")]
-        rows.append([f"31 requests, a common prefix of 512: {text}", whole(shared[f"tokens_{name}"]), *waits])
-    return table(["the cache", "tokens computed", "TTFT, median", "TTFT, the last"], rows)
+        row = {key.replace(f"_{name}", ""): value for key, value in shared.items() if f"_{name}" in key}
+        rows[f"31 requests, a common prefix of 512: {text}"] = row
+    return table_of("the cache", WAITS, rows)
 
 
 # ---- decode steps
 
+STEPS = {  # the lesson's, by their cases
+    "1 x 128": "storyteller_float32_1_128",
+    "32 x 128": "storyteller_float32_32_128",
+    "16 x 4,000": "storyteller_float32_16_4000",
+    "1 x 4,000 and 15 x 128": "storyteller_float32_16_4000_mixed",
+}
 TIMES = (
     Column("s1", "s1_ms", "{:.1f} ms".format),
     Column("s2", "s2_ms", "{:.1f} ms".format),
     Column("s3", "s3_ms", "{:.1f} ms".format),
-    Column("s3 against s2", "s3_over_s2", "{:.2f}".format),
-    Column("s3 against s1", "s3_over_s1", "{:.2f}".format),
+    Column("s3 against s2", "s3_over_s2", "{:.2f}".format, is_ratio=True),
+    Column("s3 against s1", "s3_over_s1", "{:.2f}".format, is_ratio=True),
 )
-SHORT, MANY = 128, 16  # tokens of a short context, and sequences of a large batch
-TOLERANCE = 0.05  # a ratio that is nearer to 1 is neither a gain nor a loss
-TRAFFIC = (
-    Column("padding", "padding", "{:.0%}".format),
-    Column("must read", "bytes", lambda size: f"{size / 1e6:.0f} MB"),
-    Column("s3, of the bandwidth", "s3_of_bandwidth", "{:.0%}".format),
-)
-
-
-def decode_table(cases: list[dict[str, Any]], columns: Sequence[Column]) -> str:
-    """Return a table with a line per case of a decode step: batch and context, then the time of a step."""
-    rows = {
-        f"{case['batch']} x {case['context']:,}" + (", the others 128" if case["is_mixed"] else ""): case
-        for case in cases
-    }
-    return table_of("batch x context", columns, rows)
-
-
-def in_order(case: dict[str, Any]) -> tuple[bool, int, int]:
-    """Return a sort key that puts mixed batches last."""
-    return case["is_mixed"], case["context"], case["batch"]
 
 
 def decode_block(results: Results) -> str:
-    """Show every decode step: times of the storyteller in float32; the bytes of a step and the rest, folded."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for case in sorted(results["decode"]["cases"].values(), key=in_order):
-        groups.setdefault((case["model"], case["dtype"]), []).append(case)
-    first = groups.pop(("storyteller", "float32"))
-    shown = decode_table(first, TIMES)
-    rest = {"What a step reads": decode_table(first, TRAFFIC)}
-    rest |= {", ".join(name): decode_table(cases, TIMES) for name, cases in sorted(groups.items())}
-    folded = "\n<details><summary>{}</summary>\n\n{}\n</details>\n"
-    note = "\nThe last two columns are medians over pairs of steps, not quotients of the times beside them.\n"
-    return shown + note + "".join(folded.format(*each) for each in rest.items())
-
-
-def decode_gain_block(results: Results) -> str:
-    """Say where stage 3's gain over stage 2 begins and ends, by dtype: for short contexts, and in a large batch."""
-    cases = [case for case in results["decode"]["cases"].values() if not case["is_mixed"]]
-    lines = ""
-    for dtype in ("float32", "bfloat16"):
-        own = [case for case in cases if (case["model"], case["dtype"]) == ("storyteller", dtype)]
-        by_batch = {case["batch"]: case["s3_over_s2"] for case in own if case["context"] == SHORT}
-        by_context = {case["context"]: case["s3_over_s2"] for case in own if case["batch"] == MANY}
-        gain = f"at {SHORT} tokens each it is {where_it_begins(by_batch)}"
-        lines += f"- {dtype}: {gain}; in a batch of {MANY} {where_it_ends(by_context)}.\n"
-    return lines
-
-
-def where_it_begins(gains: Mapping[int, float]) -> str:
-    """Say from which batch on there is a gain.
-
-    >>> where_it_begins({1: 0.9, 8: 1.04, 16: 1.3, 32: 1.6})
-    'faster in batches of 16 and more, 1.60 times as fast in one of 32'
-    >>> where_it_begins({1: 0.9, 8: 1.3, 16: 1.0})
-    'not faster in a batch of 16 (1.00 times)'
-    """
-    behind = [batch for batch, each in gains.items() if each < 1 + TOLERANCE]
-    largest = max(gains)
-    if largest in behind:
-        return f"not faster in a batch of {largest} ({gains[largest]:.2f} times)"
-    first = min(batch for batch in gains if batch > max(behind, default=0))
-    return f"faster in batches of {first} and more, {gains[largest]:.2f} times as fast in one of {largest}"
-
-
-def where_it_ends(gains: Mapping[int, float]) -> str:
-    """Say up to which context there is a gain. A context that measures unlike all its neighbors is named apart.
-
-    >>> where_it_ends({128: 1.6, 512: 1.2, 1000: 1.01, 2000: 0.9})
-    'the gain ends between 512 and 1,000 tokens (0.90 times as fast at 2,000)'
-    >>> where_it_ends({128: 1.7, 512: 0.99, 1000: 0.9, 2000: 1.65, 4000: 0.8})
-    'the gain ends between 128 and 512 tokens (0.80 times as fast at 4,000, but 1.65 times at 2,000)'
-    >>> where_it_ends({128: 1.6, 512: 1.2})
-    'the gain lasts to 512 tokens and beyond (1.20 times as fast at 512)'
-    """
-    contexts = sorted(gains)
-    longest = contexts[-1]
-
-    def odd_ones(end: int) -> list[int]:
-        return [c for i, c in enumerate(contexts) if (gains[c] >= 1 + TOLERANCE) != (i < end)]
-
-    end = min(range(len(contexts) + 1), key=lambda end: len(odd_ones(end)))  # the number of contexts with a gain
-    if end == 0:
-        where = "there is no gain"
-    elif end == len(contexts):
-        where = f"the gain lasts to {longest:,} tokens and beyond"
-    else:
-        where = f"the gain ends between {contexts[end - 1]:,} and {contexts[end]:,} tokens"
-    odd = "".join(f", but {gains[c]:.2f} times at {c:,}" for c in odd_ones(end) if c != longest)
-    return f"{where} ({gains[longest]:.2f} times as fast at {longest:,}{odd})"
+    """Show the decode steps of the lesson."""
+    cases = results["decode"]["cases"]
+    return table_of("batch x context", TIMES, {name: cases[key] for name, key in STEPS.items()})
 
 
 NUMBERS = range(1, 8)  # of the stages
@@ -297,7 +212,6 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "machine": machine_block,
     "scoreboard": scoreboard_block,
     "serving": serving_block,
-    "overhead": overhead_block,
     "samples_of_one_prompt": samples_of_one_prompt_block,
     "scarce_samples_s6": scarce_samples_of("s5", "s6"),
     "scarce_samples_s7": scarce_samples_of("s6", "s7"),
@@ -305,7 +219,6 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "offload": offload_block,
     "offload_talks": offload_talks_block,
     "decode": decode_block,
-    "decode_gain": decode_gain_block,
     **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},
     **{f"run_s{number}": screen_of(f"s{number}") for number in NUMBERS},
     **{f"answers_s{number}": answers_of(f"s{number}") for number in NUMBERS},
