@@ -9,7 +9,6 @@ number: "puts {serving.s4.tokens:,} tokens through". A place is a path into resu
 which also writes the range of a timed number. Each piece occurs exactly once in its file. A notebook has them in
 Markdown cells, each on one line: "The lesson's number: ...". `python -m stages.bench` writes results.json, and peers.py
 has a report of its own.
-
 """
 
 import json
