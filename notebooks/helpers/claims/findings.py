@@ -96,10 +96,8 @@ class Timing(NamedTuple):
 
 
 def spread(row: dict[str, Any], name: str) -> Timing:
-    """Return a number of a table's row with its spread. A ratio has a table of its own."""
+    """Return a number of a table's row with its spread."""
     value = row.get(name, math.nan)
-    if isinstance(value, dict):
-        return Timing(value["ratio"], value["least"], value["largest"])
     return Timing(value, *row.get(f"{name}_spread", (value, value)))
 
 

@@ -44,7 +44,7 @@ def finding_16() -> Finding:
         )
 
     def prefixes(machine: str, rows: Rows) -> str:
-        shown = ", ".join(f"{spread(rows, name):.1f} times at {name}" for name in rows)
+        shown = ", ".join(f"{spread(row, 'ratio'):.1f} times at {name}" for name, row in rows.items())
         return f"On {machine}, a loaded prefix brings a 1B model's first token earlier: {shown}"
 
     return finding(

@@ -253,7 +253,7 @@ def cell(row: Row, name: str) -> str:
     text, spread = shown(row.get(name)), row.get(f"{name}_spread")
     if spread:
         least, largest = spread
-        if least <= 0 <= largest:
+        if least <= 0:
             text = "not seen"
         elif "_over_" in name and least <= 1 <= largest:
             text = "the same"

@@ -30,7 +30,8 @@ def screen_of(stage: str) -> Callable[[Results], str]:
 
 
 def machine_block(results: Results) -> str:
-    return f"Measured on {results['machine']}. A range follows a number if the rounds differ by more than {WIDE:.0%}.\n"
+    ranges = f"A range follows a number if the rounds differ by more than {WIDE:.0%}."
+    return f'Measured on {results["machine"]}. {ranges} "The same" is a ratio whose range contains 1.\n'
 
 
 def answers_of(stage: str) -> Callable[[Results], str]:
