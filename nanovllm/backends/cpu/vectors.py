@@ -50,8 +50,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 def part(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function a part of the only kernel that calls it, before LLVM sees either.
 
-    LLVM optimizes each other kernel once by itself and again in all of its callers, so a few levels fewer save a third
-    of the time to compile.
+    LLVM optimizes any other kernel once by itself and again in each of its callers, so fewer levels compile faster.
     """
     compiled: Callable[..., Any] = njit(**INNER, inline="always")(function)
     return compiled
