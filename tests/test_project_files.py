@@ -66,7 +66,7 @@ def test_commands_of_pre_commit_exist():
 def test_nightly_and_its_list_name_the_same_parts():
     script = (ROOT / ".ci" / "nightly").read_text()
     parts = re.findall(r"^ {4}\[(\w+)\]=", script, re.MULTILINE)
-    assert {*parts} == {*re.search(r"order=\((\w[\w ]+)\)", script)[1].split()}
+    assert {*parts} == {*re.search(r"all=\((\w[\w ]+)\)", script)[1].split()}
     files = re.findall(r"python3 (\.ci/\w+\.py)", script)
     assert len(files) > 4 and [file for file in files if not (ROOT / file).is_file()] == []
 

@@ -140,6 +140,7 @@ def test_outputs_of_a_trained_model_are_compared():
     row = "| 1 sequence | 2 (1 to 3) | 25% | 2 (1 to 3) | 25% | kv_unified=true | the same (1.00 to 3.00) |"
     assert row in text
     assert "llama.cpp Q8_0, 1 sequence: the same greedy output for 1 of 2; on average, 75% of an output comes" in text
+    assert "before the first different token, where the two best logits are at most 0.1 apart." in text
 
 
 def test_race_beside_other_work_is_not_written(tmp_path, monkeypatch):

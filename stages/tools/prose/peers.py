@@ -212,7 +212,8 @@ def agreements(engine: str, by_job: dict[str, dict[str, Any]]) -> Iterator[str]:
             shares = agreement["shares"]
             same = f"the same greedy output for {sum(share == 1 for share in shares)} of {len(shares)}"
             mean = f"{sum(shares) / len(shares):.0%} of an output comes before the first different token"
-            yield f"- {title_of(engine, '')}, {job}: {same}; on average, {mean}."
+            tie = f"where the two best logits are at most {agreement['margin']:.2g} apart"
+            yield f"- {title_of(engine, '')}, {job}: {same}; on average, {mean}, {tie}."
 
 
 def times(spread: dict[str, float]) -> str:
