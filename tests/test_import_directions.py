@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stages.tools.exercise": {"stages.tools.chain"},
     "stages.bench": {"stage", "models", "nanovllm"},
     "stages.tools.prose": {"stages.tools.chain"},
-    "models": {"stage"},
+    "models": {"stage", "nanovllm"},
     "nanovllm": set(),
     "notebooks": {"stage", "models", "stages.bench", "stages.tools.prose", "nanovllm"},
     "notebooks.page": {"notebooks", "stage", "stages.bench", "stages.tools.chain", "stages.tools.exercise", "nanovllm"},

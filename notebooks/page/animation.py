@@ -1,8 +1,8 @@
 """The picture at the top of README.md: the page's eight requests, in one piece each and in blocks.
 
 It is an animated SVG without a script, because an image in a README may move but not run code. Each slot of a pool is a
-small rectangle whose fill changes in CSS keyframes. A reader who prefers no motion sees one step, and so does a viewer
-without CSS. The colors follow the reader's light or dark theme.
+small rectangle whose fill changes in CSS keyframes. A viewer without CSS shows one step, and so does a browser that
+tells images that the reader prefers no motion. The colors follow the reader's light or dark theme.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -166,7 +166,7 @@ def animate(panels: Sequence[Panel], still: int, seconds: float, label: str) -> 
         f"<title>{escape(label)}</title>",
         f"<style>svg{{{light}}}",
         f"@media(prefers-color-scheme:dark){{svg{{{dark}}}}}",
-        "text{font:17px system-ui,sans-serif}.title{font-weight:600}",
+        "text{font:17px system-ui,sans-serif}.title{font-weight:600}rect{shape-rendering:crispEdges}",
         *[f".{name}{{fill:var(--{name})}}" for name in THEMES if name not in ("line", "shared")],
         *[f".{name}{{stroke:var(--{name});stroke-width:1.5}}" for name in ("line", "shared")],
         f".a{{animation:{seconds:g}s step-end infinite}}",

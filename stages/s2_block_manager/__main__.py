@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="texts to continue (default: six beginnings)")
     add_flags(parser, EngineConfig)
     of_request = add_flags(parser, SamplingParams)
-    parser.set_defaults(temperature=0.7, top_p=0.9, max_tokens=120, kv_cache_tokens=2048)
+    parser.set_defaults(temperature=0.7, top_p=0.9, max_tokens=120, kv_cache_tokens=2048, seed=2)  # see the model card
     options = vars(parser.parse_args(argv))
     prompts = options.pop("prompts") or PROMPTS
     try:
@@ -45,7 +45,7 @@ def add_flags(parser: argparse.ArgumentParser, options: type) -> list[str]:
     flags = [field for field in fields(options) if field.metadata]
     for field in flags:
         kind = (*get_args(field.type), field.type)[0]  # int for int | None
-        help = field.metadata["help"] + (f" (default: {field.default})" if field.default is not None else "")
+        help = field.metadata["help"] + (" (default: %(default)s)" if field.default is not None else "")
         parser.add_argument("--" + field.name.replace("_", "-"), type=kind, default=field.default, help=help)
     return [field.name for field in flags]
 

@@ -85,8 +85,17 @@ def samples_block(results: Results) -> str:
     return "\n\n".join("> " + story.strip().replace("\n", "\n>\n> ") for story in stories) + "\n"
 
 
+def seed_block(results: Results) -> str:
+    """Return how much the stories of the chosen seed repeat, and those of the other seeds."""
+    chosen = json.loads((STORYTELLER / "seed.json").read_text("utf-8"))
+    repeats = sorted(chosen["repeats"])
+    counts = f"repeat {repeats[0]} phrases, those of the middle seed {repeats[len(repeats) // 2]}"
+    return f"The seed is {chosen['seed']}. Its stories {counts}, and those of the worst one {repeats[-1]}.\n"
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "training": training_block,
     "baseline": baseline_block,
     "samples": samples_block,
+    "seed": seed_block,
 }
