@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = os.environ.get("BOOK_SOURCE")
 
 project = html_title = "nanovllm"
-root_doc = "README"
+root_doc = "stages/README"  # the course's first page, and the site's
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 include_patterns = [
     *("*.md", "book/*.md", "stages/*.md", "stages/s*/*.md", "stages/bench/gpu/*/summary.md", "notebooks/*.ipynb"),
@@ -38,16 +38,14 @@ html_theme = "furo"
 html_static_path = ["style.css"]
 html_css_files = ["style.css"]
 html_extra_path = ["../notebooks/pool.html"]
-templates_path = ["."]
-html_additional_pages = {"index": "index.html"}  # leads to README.html
 
 LINK = re.compile(r"\[([^\[\]]*)\]\(([\w./-]+)\)")
 FOLDED = re.compile(r'"jupyter": \{\s*"source_hidden": true\s*\}')  # Jupyter's way to fold a cell's code
 CONTENTS = {
-    "The path": "stages/README stages/s*/README stages/SCOREBOARD stages/VLLM stages/NEXT stages/SCALE stages/GPU",
+    "The path": "self stages/s*/README stages/SCOREBOARD stages/VLLM stages/NEXT stages/SCALE stages/GPU",
     "Notebooks": "notebooks/s* notebooks/nanovllm notebooks/beyond notebooks/routing notebooks/claims book/errata",
     "The package": "nanovllm/README nanovllm/docs/* nanovllm/trace/EVENTS book/reference",
-    "The project": "ARCHITECTURE CONTRIBUTING CHANGELOG tests/mutants/README models/storyteller/README",
+    "The project": "README ARCHITECTURE CONTRIBUTING CHANGELOG tests/mutants/README models/storyteller/README",
 }
 
 
@@ -67,7 +65,7 @@ def read_source(app: Any, docname: str, content: list[str]) -> None:
 
     content[0] = LINK.sub(link, FOLDED.sub('"tags": ["hide-input"]', content[0]))
     for caption, pages in CONTENTS.items() if docname == root_doc else ():
-        entries = "\n".join(f"/{page}" for page in pages.split())
+        entries = "\n".join(page if page == "self" else f"/{page}" for page in pages.split())
         content[0] += f"\n```{{toctree}}\n:caption: {caption}\n:hidden:\n:glob:\n\n{entries}\n```\n"
     if docname.startswith("stages/s") and docname.endswith("/README"):
         content[0] += "\n```{toctree}\n:hidden:\n\nDIFF\n```\n"
@@ -91,6 +89,14 @@ def list_fields(app: Any, what: str, name: str, obj: Any, options: Any, lines: l
         lines += ["", f"   {text}"]
 
 
+def write_index(app: Any, exception: Exception | None) -> None:
+    """Let the site's address show its first page: a copy, whose links start where the page itself is."""
+    if exception is None and app.builder.format == "html":
+        page = app.outdir.joinpath(f"{root_doc}.html").read_text(encoding="utf-8")
+        base = f'<head>\n    <base href="{root_doc}.html">'
+        app.outdir.joinpath("index.html").write_text(page.replace("<head>", base, 1), encoding="utf-8")
+
+
 def setup(app: Any) -> None:
     """Add the parts above to Sphinx. The module itself needs no Sphinx, so tests can read it without."""
     from pygments.lexers import TextLexer
@@ -98,3 +104,4 @@ def setup(app: Any) -> None:
     app.add_lexer("mermaid", TextLexer)  # shown as text: its own lexer and its drawings would need the network
     app.connect("source-read", read_source)
     app.connect("autodoc-process-docstring", list_fields)
+    app.connect("build-finished", write_index)

@@ -16,10 +16,12 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from stages.tools.prose.ideas import book_block
 from tests.browser import NARROW, WIDE, browser, skip_without_chromium
 from tests.helpers import ROOT
 
 SOURCE = "https://example.org/blob/main"
+FIRST = "stages/README"  # the page that the site's address shows
 STAGES = sorted(path.parent.name for path in ROOT.glob("stages/s*/README.md"))
 
 
@@ -45,7 +47,7 @@ def read_sources(root: Path) -> dict[str, str]:
 
 def unlisted(sources: dict[str, str]) -> set[str]:
     """Return the pages that no table of contents leads to."""
-    listed = {"README"}
+    listed = {FIRST}
     for name, text in sources.items():
         for entries in re.findall(r"^```\{toctree\}\n(?::.*\n)*\n((?:.+\n)+)```", text, re.MULTILINE):
             patterns = [posixpath.join("/", posixpath.dirname(name), entry) for entry in entries.split()]
@@ -76,6 +78,13 @@ def test_pages_link_to_pages_of_the_book(sources):
     assert [link for _, link in links_out(lost)] == ["../tests/README.md", "bench/gpu/parts.md", "no.svg"]
 
 
+def test_readme_links_to_the_book_once_it_has_an_address(tmp_path):
+    assert (block := book_block({})) in (ROOT / "README.md").read_text(encoding="utf-8") and "`make book`" in block
+    pyproject = tmp_path / "pyproject.toml"
+    pyproject.write_text('[project]\nurls = {Documentation = "https://example.org/book/"}')
+    assert "](https://example.org/book/)" in book_block({}, pyproject)
+
+
 # The website
 
 
@@ -97,11 +106,15 @@ class Page(HTMLParser):
         super().__init__()
         self.links: list[str] = []
         self.anchors: set[str] = {""}
+        self.base = path
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
         self.anchors.add(values.get("id") or "")
+        if tag == "base":
+            self.base = self.base.parent / (values.get("href") or "")
+            return
         self.links += [link for link in (values.get("href"), values.get("src")) if link]
 
 
@@ -133,7 +146,7 @@ def test_links_lead_somewhere(book):
                 if not ROOT.joinpath(link.removeprefix(f"{SOURCE}/")).exists():
                     missing.append((path.name, link))
             elif not url.scheme:
-                target = (path.parent / unquote(url.path)).resolve() if url.path else path
+                target = (page.base.parent / unquote(url.path)).resolve() if url.path else page.base
                 if not target.is_file() or (target in pages and unquote(url.fragment) not in pages[target].anchors):
                     missing.append((path.name, link))
     assert missing == [] and sum(len(page.links) for page in pages.values()) > 1000
@@ -191,10 +204,18 @@ def page(chromium, address):
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("request", lambda request: None if request.url.startswith(address) else errors.append(request.url))
     page.goto(address)
-    page.wait_for_url("**/README.html")
     yield page
     assert errors == [], "an error in a script, or a request to another host"
     context.close()
+
+
+@pytest.mark.nightly
+def test_the_address_shows_the_first_page(page, address):
+    assert page.inner_text("h1").startswith("The path") and "Stage 1" in page.inner_text(".sidebar-tree")
+    page.click("table a:has-text('2, block manager')")
+    assert "Stage 2" in page.inner_text("h1")
+    page.click(".sidebar-brand")
+    assert page.url == f"{address}/{FIRST}.html" and page.inner_text("h1").startswith("The path")
 
 
 @pytest.mark.nightly
@@ -231,7 +252,7 @@ def test_no_page_is_wider_than_a_phone(page, address, book):
     page.set_viewport_size(NARROW)
     wide = {}
     for path in sorted(book.rglob("*.html")):
-        if not {"_static", "_modules"} & {*path.parts} and path.name not in ("index.html", "pool.html"):
+        if not {"_static", "_modules"} & {*path.parts} and path.name != "pool.html":
             page.goto(f"{address}/{path.relative_to(book)}")
             width = page.evaluate("document.documentElement.scrollWidth")
             if width > NARROW["width"]:

@@ -22,20 +22,21 @@ CONFIG = ModelConfig.from_folder(STORYTELLER)
 # ---- the share in use
 
 
+def reports_of(name: str, manager: Any, admits: Any, requests: list[workloads.Traffic]) -> list[Any]:
+    """Return the reports of a stage's pool with a request for each step, so that some always wait."""
+    moments = replay.replay(manager, replay.arrivals(name, CONFIG, requests, LONGEST), len(requests), admits)
+    return [moment.report for moment in moments[len(requests) // 5 :]]
+
+
 def in_pieces(reservation: str, requests: list[workloads.Traffic]) -> list[Any]:
-    """Return the reports of stage 1's pool with a request for each step, so that some always wait."""
-    manager, num_steps = SlotManager(POOL, reservation, LONGEST, silent("s1")), len(requests)
-    arrivals = replay.arrivals("s1", CONFIG, requests, LONGEST)
-    moments = replay.replay(manager, arrivals, num_steps, SlotManager.can_allocate)
-    return [moment.report for moment in moments[num_steps // 5 :]]
+    """Return the reports of stage 1's pool."""
+    manager = SlotManager(POOL, reservation, LONGEST, silent("s1"))
+    return reports_of("s1", manager, SlotManager.can_allocate, requests)
 
 
 def in_blocks(requests: list[workloads.Traffic]) -> list[Any]:
-    """Return the reports of stage 2's pool with the same requests."""
-    manager, num_steps = BlockManager(POOL // 16, 16, silent("s2")), len(requests)
-    arrivals = replay.arrivals("s2", CONFIG, requests, LONGEST)
-    moments = replay.replay(manager, arrivals, num_steps, BlockManager.can_promise)
-    return [moment.report for moment in moments[num_steps // 5 :]]
+    """Return the reports of stage 2's pool."""
+    return reports_of("s2", BlockManager(POOL // 16, 16, silent("s2")), BlockManager.can_promise, requests)
 
 
 def finding_1() -> Finding:

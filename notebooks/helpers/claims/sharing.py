@@ -23,15 +23,16 @@ class RandomReader:
 def finding_12(count: int = 20) -> Finding:
     prompts = [[*range(3, 503), *range(1000, 1160)], [*range(3, 503)]]  # 660 and 500 tokens share 500
     alone = sum(-(-len(prompt) // 16) for prompt in prompts)
-    held, example = alone - round(s6.shared_blocks(prompts, 16) * alone), memory_pool.share_a_prompt()
+    held = alone - round(s6.shared_blocks(prompts, 16) * alone)
+    in_example, of_example, *_ = memory_pool.share_a_prompt()
     saved = dict[str, tuple[float, float]]()
     for kind, asks in s6.kinds(RandomReader(), count).items():
         if kind != "multi-turn":
             saved[kind] = tuple(s6.shared_blocks([ask.tokens for ask in some], 16) for some in (asks[:2], asks))
     return finding(
         12,
-        holds_as_worded=max(two for two, _ in saved.values()) <= 0.5 and example.held == 42,
-        example=f"{example.held} of {example.alone} blocks, {example.saved:.1%} fewer",
+        holds_as_worded=max(two for two, _ in saved.values()) <= 0.5 and in_example == 42,
+        example=f"{in_example} of {of_example} blocks, {1 - in_example / of_example:.1%} fewer",
         full=f"{held} of {alone}, {1 - held / alone:.1%} fewer",
         count=count,
         saved=", ".join(f"{kind} {two:.0%} and {all_of_them:.0%}" for kind, (two, all_of_them) in saved.items()),

@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 
@@ -84,21 +83,12 @@ class Shared(Stack):
         return new
 
 
-class Sharing(NamedTuple):
-    """What the text's example of a shared prompt holds."""
+def share_a_prompt() -> tuple[int, int, list[int], int]:
+    """Follow the example: a prompt of 32 blocks, request A with 10 more, and request B.
 
-    held: int
-    alone: int
-    counts: list[int]  # of a shared block: both requests run, one has ended, both have ended
-    left: int  # blocks that are never freed
-
-    @property
-    def saved(self) -> float:
-        return 1 - self.held / self.alone
-
-
-def share_a_prompt() -> Sharing:
-    """Follow the example: a prompt of 32 blocks, request A with 10 more, and request B."""
+    Return the blocks that are held, and would be without sharing; the counts of a shared block while both requests run,
+    when one has ended, and when both have; and how many blocks are never freed.
+    """
     pool = Shared(9830)
     prompt = pool.take(32)
     a, b = pool.share(prompt) + pool.take(10), pool.share(prompt)
@@ -106,7 +96,7 @@ def share_a_prompt() -> Sharing:
     for blocks in (a, b):
         pool.release(blocks)
         counts.append(pool.counts[prompt[0]])
-    return Sharing(held, len(a) + len(b), counts, 9830 - len(pool.free_ids))
+    return held, len(a) + len(b), counts, 9830 - len(pool.free_ids)
 
 
 # ---- benchmark_allocator
@@ -184,19 +174,19 @@ def growing() -> tuple[str, int]:
 
 
 def example() -> str:
-    sharing = share_a_prompt()
-    return f"{sharing.held} instead of {sharing.alone}, {sharing.saved:.1%} fewer"
+    held, alone, *_ = share_a_prompt()
+    return f"{held} instead of {alone}, {1 - held / alone:.1%} fewer"
 
 
 def last_owner() -> tuple[str, str]:
-    text, (manager, seqs) = share_a_prompt(), in_stages.forked(500, num_forks=2)
+    (*_, shared, stay), (manager, seqs) = share_a_prompt(), in_stages.forked(500, num_forks=2)
     block = seqs[0].block_table[0]
     counts = [manager.pool.ref_counts[block]]
     for seq in seqs:
         manager.free(seq)
         counts.append(manager.pool.ref_counts[block])
     left = manager.num_blocks - manager.num_free_blocks
-    return f"{'->'.join(map(str, text.counts))}; {text.left} blocks stay", f"{'->'.join(map(str, counts))}; {left} stay"
+    return f"{'->'.join(map(str, shared))}; {stay} blocks stay", f"{'->'.join(map(str, counts))}; {left} stay"
 
 
 def free_copy() -> str:

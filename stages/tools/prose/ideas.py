@@ -1,5 +1,6 @@
 """One line about each of the seven stages and of the files of an evening, and the tables made from them."""
 
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,8 +124,18 @@ def evening_block(results: Results) -> str:
     return table(["file", "what it holds", "lines"], [*rows, ["**all**", "", f"{sum(lines):,}"]])
 
 
+def book_block(results: Results, pyproject: Path = ROOT / "pyproject.toml") -> str:
+    """Return where the book is: at the address that pyproject.toml names, or where `make book` puts it."""
+    project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
+    match project.get("urls", {}):
+        case {"Documentation": address}:
+            return f"[Read the course as a website]({address}), or build it: `make book` writes it to build/book.\n"
+    return "To read the course as a website, build it: `make book` writes it to build/book.\n"
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "stages": stages_block,
     "path": path_block,
     "evening": evening_block,
+    "book": book_block,
 }
