@@ -160,23 +160,25 @@ def measure(
         tier.load([BlockCopy(source, block) for block, source in enumerate(held)])
         tier.collect(wait=True)
 
-    manager = BlockManager(kv_cache.num_blocks, kv_cache.block_size, False, tier, Observer())
-    [seq] = input_processor.process("", [0] * num_tokens, SamplingParams(temperature=0.0, seed=0))
-    manager.allocate(seq, hits=[])
+    def prefill_seconds(num_tokens: int) -> float:
+        [seq] = input_processor.process("", [0] * num_tokens, SamplingParams(temperature=0.0, seed=0))
+        BlockManager(kv_cache.num_blocks, kv_cache.block_size, False, tier, Observer()).allocate(seq, hits=[])
+        return best_time(lambda attempt: executor.launch([(seq, num_tokens)]).tokens(), kv_cache)
+
     store_seconds, load_seconds = best_time(store, kv_cache), best_time(load, kv_cache)
     seconds_to_load = load_seconds / (num_blocks * kv_cache.block_size) * num_tokens
     num_measured = min(NUM_FEW_TOKENS, num_tokens)
     try:
-        prefill_seconds = best_time(lambda attempt: executor.launch([(seq, num_measured)]).tokens(), kv_cache)
-        if num_measured < num_tokens and minimum([int(seconds_to_load < prefill_seconds)]) == [0]:
+        seconds = prefill_seconds(num_measured)
+        if num_measured < num_tokens and minimum([int(seconds_to_load < seconds)]) == [0]:
             num_measured = num_tokens
-            prefill_seconds = best_time(lambda attempt: executor.launch([(seq, num_tokens)]).tokens(), kv_cache)
+            seconds = prefill_seconds(num_measured)
     except FloatingPointError as error:
         dtype = str(kv_cache.dtype).removeprefix("torch.")
         raise ValueError(f"the model's weights are damaged, or too large for dtype {dtype}: {error}") from None
     executor.num_steps = executor.num_tokens = 0  # these count only the work of requests
     num_bytes = num_blocks * kv_cache.blocks[0].nbytes
-    return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_measured / prefill_seconds, num_tokens)
+    return CostModel(num_bytes / load_seconds, num_bytes / store_seconds, num_measured / seconds, num_tokens)
 
 
 def measure_disk(cost: CostModel, root: Path, block_bytes: int) -> CostModel:

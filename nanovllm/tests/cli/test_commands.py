@@ -160,7 +160,7 @@ def test_options_are_the_fields_with_a_help_text(command):
 
 @pytest.mark.parametrize("command", [generate, batch])
 def test_default_options_match_the_dataclasses(command):
-    ours = {"temperature", "top_p", "max_tokens"} if command is generate else set()
+    ours = {"temperature", "top_p", "max_tokens", "seed"} if command is generate else set()
     ours |= {"stop", "stop_token_ids"}  # an empty tuple in place of None
     ours |= {"device", *DEFAULTS_ON_CUDA}  # None: LLM uses the GPU if there is one, and then larger steps
     defaults = {field.name: field.default for kind in (SamplingParams, EngineConfig) for field in fields(kind)}
