@@ -8,6 +8,7 @@ its job with no other step. The commands are README's, and their outputs must ha
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -41,9 +42,13 @@ def does_its_job(command: list[str], folder: Path) -> bool:
     variables |= {"TORCH_INDEX": torch_index(), "UV_CACHE_DIR": str(folder.parent / "uv")} | caches
     process = subprocess.Popen(
         command, cwd=clone, env=variables, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
-    output, _ = process.communicate(QUESTION, timeout=SECONDS)
+    try:
+        output, _ = process.communicate(QUESTION, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
     passed = process.returncode == 0 and re.search(EXPECTED[command[1]], output, re.DOTALL | re.MULTILINE) is not None
     print(output[-4000:] if not passed else f"{shlex.join(command)}: passed", flush=True)
     return passed

@@ -2,7 +2,7 @@
 
 other_projects.toml names each file, name and line of another project that a page relies on, and the version that was
 read. This program gets that version, a wheel from the package index or a commit by git, and looks each of them up.
-What can't be had here is counted as skipped. `--source vllm=FILE.whl --source nano-vllm=FOLDER` uses a wheel or a
+Projects that can't be downloaded count as skipped. `--source vllm=FILE.whl --source nano-vllm=FOLDER` uses a wheel or a
 clone that you have. The last line is "N passed, N failed, N skipped".
 
 tests/test_other_projects.py compares the table with the pages, so neither can change alone.
@@ -72,20 +72,25 @@ def read_commit(folder: Path, commit: str, path: str) -> str | None:
 
 
 def get(name: str, project: dict[str, Any], folder: Path, source: Path | None) -> Read:
-    """Return a reader of a project's files. Raise OSError or SubprocessError if they can't be had."""
+    """Return a reader of a project's files.
+
+    Raise OSError or SubprocessError if they can't be downloaded, and ValueError for a source that isn't them.
+    """
     if "commit" in project:
         if source is None:
             source = folder
             git = partial(subprocess.run, check=True, timeout=TIMEOUT, env=os.environ | {"GIT_TERMINAL_PROMPT": "0"})
             git(["git", "init", "--quiet", "--bare", source])
             git(["git", "-C", source, "fetch", "--quiet", "--depth=1", project["repository"], project["commit"]])
+        if subprocess.run(["git", "-C", source, "cat-file", "-e", project["commit"]], capture_output=True).returncode:
+            raise ValueError(f"{source} does not have commit {project['commit']}")
         return cache(partial(read_commit, source, project["commit"]))
     if source is None:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "-d", folder]
         subprocess.run([*pip, f"{name}=={project['version']}"], check=True, timeout=TIMEOUT)
         (source,) = folder.glob("*.whl")
     if f"-{project['version']}-" not in source.name:
-        raise OSError(f"{source} is not version {project['version']}")
+        raise ValueError(f"{source} is not version {project['version']}")
     return cache(partial(read_wheel, zipfile.ZipFile(source)))
 
 
@@ -103,12 +108,16 @@ def main() -> int:
                 print(f"{name}: {num_statements} statements not checked: {error}", flush=True)
                 skipped += num_statements
                 continue
+            except (ValueError, zipfile.BadZipFile) as error:
+                failed += 1
+                print(f"{name}: {error}", flush=True)
+                continue
             for statement, holds in check(project, read):
                 passed, failed = passed + holds, failed + (not holds)
                 if not holds:
                     print(f"{name} {project.get('version', project.get('commit'))}: not so: {statement}", flush=True)
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed else 0
+    return 0 if passed and not failed else 1
 
 
 if __name__ == "__main__":

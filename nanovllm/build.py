@@ -69,7 +69,8 @@ def build(
     input_processor = InputProcessor(model_config, tokenizer, max_model_len, config.seed, speculation)
     all_observers = Observers()
     num_measured_tokens = min(config.max_num_batched_tokens, max_model_len - 1, kv_cache.num_blocks * config.block_size)
-    measure_speeds = partial(measure, kv_cache, executor, input_processor, ranks.minimum, num_measured_tokens)
+    minimum = ranks.minimum if config.kv_disk_dir is None else None
+    measure_speeds = partial(measure, kv_cache, executor, input_processor, num_measured_tokens, minimum)
     tiers = build_tiers(config, model_config, max_model_len, kv_cache, ranks, all_observers, measure_speeds)
     num_draft_tokens = speculation.num_speculative_tokens if speculation else 0
     tally = Tally(max_model_len, config.block_size, config.enable_prefix_caching, tiers.has_tier, num_draft_tokens)

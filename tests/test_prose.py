@@ -49,7 +49,7 @@ FOREIGN |= {
 # Numbers with a unit that define something, or that others measured. They must be in the text word for word.
 DEFINITIONS: dict[str, list[str]] = {
     "nanovllm/README.md": ["200 MB", "2.7 GB", "100 MB"],  # as pip reports them
-    "stages/s1_contiguous_cache/README.md": ["64 numbers × 4 bytes", "Which matrices are read 8 times"],
+    "stages/s1_contiguous_cache/README.md": ["64 numbers × 4 bytes"],
     "stages/bench/predict/s5.md": ["hold 4 times the blocks"],
     "nanovllm/docs/disk.md": ["differs by more than 2 times"],
     "tests/mutants/README.md": ["Wilson's 95% interval", "60 seconds", "6 GiB"],

@@ -1,5 +1,6 @@
 """The floor: the bytes that an engine must read, which are the weights in each step and the KV cache for each token."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,12 +65,19 @@ class Floor(NamedTuple):
 
 
 def weight_bytes(llm: "LLM", quantization: str | None = None) -> int:
-    """Return how many bytes of weights a step reads: all but the embedding, unless it is also the head."""
+    """Return how many bytes of weights a step reads: all but the embedding, unless it is also the head.
+
+    Integers of a GGUF file count as in the file: these are the fewest bytes, and some types take more in memory.
+    """
     model, itemsize = llm.model_config, llm.llm_engine.dtype.itemsize
     stored = {} if quantization or llm.config.quantization else stored_tensors(Path(llm.config.model))
-    if stored:  # a GGUF file: it keeps its bits
+    if stored:
         skipped = None if model.tie_word_embeddings else EMBEDDING
-        return sum(each.num_bytes for name, each in stored.items() if name != skipped)
+        return sum(
+            math.prod(each.shape) * itemsize if each.type in ("F32", "F16", "BF16") else each.num_bytes
+            for name, each in stored.items()
+            if name != skipped
+        )
     parts, bits = parameters(model), weight_bits(model, quantization or llm.config.quantization, itemsize)
     unread = 0 if model.tie_word_embeddings else parts["embedding"] * itemsize
     return round(sum(parts.values()) * bits / 8) - unread

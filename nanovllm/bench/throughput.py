@@ -130,7 +130,7 @@ def offload_report(llm: LLM, options: Offload) -> Report:
     task, beginning, other = prompts_of(llm, options)
     engine, num_tokens = llm.llm_engine, min(llm.config.max_num_batched_tokens, len(task.prompt))
     parts = engine.kv_cache, engine.executor, engine.input_processor  # whose pool is overwritten
-    cost = measure_cost(*parts, lambda is_decided: [0], num_tokens)  # a short prefill decides nothing here
+    cost = measure_cost(*parts, num_tokens, None)
     calls = {
         "computed": partial(serve, llm, [task]),
         "on the device": partial(serve_after, llm, task, beginning),

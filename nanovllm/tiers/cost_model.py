@@ -137,13 +137,14 @@ def measure(
     kv_cache: KVCache,
     executor: Executor,
     input_processor: InputProcessor,
-    minimum: Callable[[list[int]], list[int]],
     num_tokens: int,
+    minimum: Callable[[list[int]], list[int]] | None,
 ) -> CostModel:
-    """Measure copies between host and device, and a prefill: of a few tokens if that decides, or else of `num_tokens`.
+    """Measure copies between host and device, and a prefill of `num_tokens`.
 
-    A longer prefill takes at least as long as a short one, so loads are faster if they bring `num_tokens` tokens in the
-    time of a short one. Ranks agree on that with `minimum`, because they compute together.
+    With `minimum`, a few tokens may be enough: a longer prefill takes at least as long, so loads from the host are
+    faster if they bring `num_tokens` tokens in that time. Ranks agree on that, because they compute together. The speed
+    of a few tokens is too low to be compared with a disk's.
 
     Call this before the first request, because it overwrites the pool. Raise ValueError if the model's logits are NaN:
     no request could be served.
@@ -167,10 +168,10 @@ def measure(
 
     store_seconds, load_seconds = best_time(store, kv_cache), best_time(load, kv_cache)
     seconds_to_load = load_seconds / (num_blocks * kv_cache.block_size) * num_tokens
-    num_measured = min(NUM_FEW_TOKENS, num_tokens)
+    num_measured = num_tokens if minimum is None else min(NUM_FEW_TOKENS, num_tokens)
     try:
         seconds = prefill_seconds(num_measured)
-        if num_measured < num_tokens and minimum([int(seconds_to_load < seconds)]) == [0]:
+        if minimum is not None and num_measured < num_tokens and minimum([int(seconds_to_load < seconds)]) == [0]:
             num_measured = num_tokens
             seconds = prefill_seconds(num_measured)
     except FloatingPointError as error:

@@ -2,7 +2,7 @@
 
 It is an animated SVG without a script, because an image in a README may move but not run code. Each slot of a pool is a
 small rectangle whose fill changes in CSS keyframes. A viewer without CSS shows one step, and so does a browser that
-tells images that the reader prefers no motion. The colors follow the reader's light or dark theme.
+passes the reader's preference for less motion to images. The colors follow the reader's light or dark theme.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

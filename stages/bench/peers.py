@@ -333,7 +333,7 @@ def named_jobs(option: str, text: str, vocab_size: int) -> list[Job]:
 
 def with_questions(llm: LLM, job: Job) -> Job:
     """Return the job with a written question in each prompt, in the model's chat template."""
-    questions, tokenizer, tasks = QUESTIONS.read_text().splitlines(), llm.get_tokenizer(), list[Task]()
+    questions, tokenizer, tasks = QUESTIONS.read_text(encoding="utf-8").splitlines(), llm.get_tokenizer(), list[Task]()
     if len(job.tasks) > len(questions):
         raise ValueError(f"--written has {len(questions)} questions, but {job.name} need {len(job.tasks)}")
     for task, question in zip(job.tasks, questions, strict=False):

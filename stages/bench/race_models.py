@@ -18,14 +18,15 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from models.training.gguf_files import quantize_gguf, write_gguf
 from nanovllm.checkpoints.hub import find_checkpoint
 from nanovllm.checkpoints.known import KNOWN, find_known
 from stages.bench.__main__ import main as bench
 from stages.bench.models import published, random_model, storyteller_of
-from stages.bench.steady import Quiet
+from stages.bench.results import host
+from stages.bench.steady import BusyMachineError, Quiet
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "notebooks/peers.json"
@@ -72,9 +73,10 @@ def race(model: Model, args: argparse.Namespace) -> dict[str, object]:
 
 def formats(model: Model, args: argparse.Namespace, parent: Path) -> list[str]:
     """Return the options of a race with a model in the formats that each engine has."""
-    folder, original = folder_of(model.shape), gguf_of(model.shape) if args.llama else Path()
+    folder = folder_of(model.shape)
     peers = [f"vllm={args.vllm}"] if args.vllm else []
     if args.llama:
+        original = gguf_of(model.shape)
         peers.append(f"llama.cpp:BF16={args.llama},{original}")
         for type in model.copies:
             quantize_gguf(original, type, parent / f"{type}.gguf", args.llama)
@@ -111,8 +113,8 @@ def gguf_of(shape: str) -> Path:
     return file
 
 
-def main(argv: Sequence[str] | None = None, quiet: Quiet | None = None) -> None:
-    """Race the models, and write the report after each one. Raise BusyMachineError if the machine does other work."""
+def main(argv: Sequence[str] | None = None, quiet: Quiet | None = None) -> int:
+    """Race the models, and write the report after each one. Return 1 if the machine did other work during one."""
     parser = argparse.ArgumentParser(prog="python -m stages.bench.race_models", description=__doc__.splitlines()[0])
     parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vLLM")
     parser.add_argument("--llama", metavar="PYTHON", help="an interpreter that has llama-cpp-python")
@@ -120,15 +122,30 @@ def main(argv: Sequence[str] | None = None, quiet: Quiet | None = None) -> None:
     parser.add_argument("--out", type=Path, default=REPORT, metavar="FILE", help="default: %(default)s")
     parser.add_argument("options", nargs="*", metavar="-- --rounds 1", help="options for python -m stages.bench race")
     args = parser.parse_args(argv)
+    status = 0
     for name in args.models:
-        report = (quiet or Quiet()).measure(name, partial(race, MODELS[name], args), tries=1)
-        stored = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else []
-        reports = {each["model"]: each for each in [*stored, report]}
-        titles = [model.title for model in MODELS.values()]
-        args.out.write_text(
-            json.dumps([reports[title] for title in titles if title in reports], indent=1) + "\n", encoding="utf-8"
-        )
+        try:
+            report = (quiet or Quiet()).measure(name, partial(race, MODELS[name], args), tries=1)
+        except BusyMachineError as error:
+            print(error, file=sys.stderr)
+            status = 1
+        else:
+            store(report, args.out)
+    return status
+
+
+def store(report: dict[str, Any], out: Path) -> None:
+    """Write a report to the file, in place of an older one. Leave out those of other machines, and say so."""
+    reports = {report["model"]: report | {"host": host()}}
+    for other in json.loads(out.read_text(encoding="utf-8")) if out.exists() else []:
+        if other.get("host", host()) == host():
+            reports.setdefault(other["model"], other)
+        else:
+            print(f"{other['model']} is left out: it was raced on {other['host']}", file=sys.stderr)
+    titles = [model.title for model in MODELS.values()]
+    ordered = [reports[title] for title in titles if title in reports]
+    out.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

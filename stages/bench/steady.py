@@ -89,11 +89,14 @@ class BusyMachineError(RuntimeError):
 def work_of_others(proc: Path = Path("/proc"), own: int | None = None) -> float | None:
     """Return the CPU seconds of all but the process `own` (this one) and its descendants since the machine started.
 
-    They include the time that a hypervisor gave to other machines. Return None if the system doesn't report them.
+    They include the time that a hypervisor gave to other machines, and in a container often that of its neighbors.
+    Return None if the system doesn't report them.
     """
     if not (proc / "stat").exists():
         return None
     user, nice, system, _, _, irq, softirq, steal = map(int, (proc / "stat").read_text("utf-8").split()[1:9])
+    if not user + system:  # a sandbox that reports zeros
+        return None
     parents, ticks = dict[int, int](), dict[int, int]()
     for folder in proc.glob("[0-9]*"):
         with suppress(OSError):  # it has ended
@@ -108,7 +111,7 @@ def work_of_others(proc: Path = Path("/proc"), own: int | None = None) -> float 
 
 
 class Quiet:
-    """A watch that lets a measurement count only if the machine does nothing else meanwhile.
+    """A watch that lets a measurement count only if others use at most LIMIT of a core, on average, meanwhile.
 
     `look` returns the CPU seconds of others so far. A system that doesn't report them is trusted.
     """

@@ -205,6 +205,8 @@ def progress_in(folder: Path) -> Iterator[None]:
     kernels = [
         each for each in vars(step).values() if isinstance(each, Dispatcher) and each.__module__ == step.__name__
     ]
+    with suppress(OSError):  # of a compiler that was killed
+        (folder / PROGRESS).unlink()
     names = {each.py_func.__name__ for each in kernels if each.targetoptions.get("inline") != "always"}
     done: set[str] = set()
 
@@ -220,13 +222,15 @@ def progress_in(folder: Path) -> Iterator[None]:
         with install_listener("numba:compile", Recorder()):
             yield
     finally:
-        (folder / PROGRESS).unlink(missing_ok=True)
+        with suppress(OSError):
+            (folder / PROGRESS).unlink()
 
 
 def read_progress(folder: Path | None) -> str:
     """Return in words how far the compiler of this folder is."""
     with suppress(OSError):
-        return (folder and (folder / PROGRESS).read_text()) or DURATION
+        if folder is not None and (text := (folder / PROGRESS).read_text()):
+            return text
     return DURATION
 
 

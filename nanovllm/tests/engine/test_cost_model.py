@@ -155,7 +155,7 @@ def engine(checkpoint) -> LLMEngine:
 
 
 def measured(engine: LLMEngine, num_tokens: int = 20) -> CostModel:
-    return measure(engine.kv_cache, engine.executor, engine.input_processor, list, num_tokens)
+    return measure(engine.kv_cache, engine.executor, engine.input_processor, num_tokens, list)
 
 
 def test_speeds_are_what_was_moved_or_computed_in_a_second(engine, monkeypatch):
@@ -180,7 +180,7 @@ def test_long_prefill_is_measured_only_if_a_short_one_cannot_decide(engine, monk
         cost_model, "best_time", lambda work, kv_cache: [work(each) for each in (0, 1)] and next(seconds)
     )
     cost = measure(
-        engine.kv_cache, engine.executor, engine.input_processor, lambda values: said.extend(values) or [agreed], 20
+        engine.kv_cache, engine.executor, engine.input_processor, 20, lambda values: said.extend(values) or [agreed]
     )
     assert launched == [each for each in lengths for _ in range(2)] and said == [int(load_seconds < 0.8)]
     assert cost.tokens_per_second == lengths[-1] / (0.5 if len(lengths) == 1 else 1.0) and cost.num_tokens == 20
@@ -196,6 +196,14 @@ def test_all_speeds_are_positive_numbers(engine):
     speeds = measured(engine)
     for speed in (speeds.load_bytes_per_second, speeds.store_bytes_per_second, speeds.tokens_per_second):
         assert 0 < speed < float("inf")
+
+
+def test_a_disk_is_compared_with_a_long_prefill(checkpoint, tmp_path, monkeypatch):
+    may_be_short = []
+    monkeypatch.setattr(build, "measure", lambda *parts: may_be_short.append(parts[4] is not None) or LOAD_IS_FASTER)
+    for disk in ({}, {"kv_disk_dir": str(tmp_path)}):
+        LLM(checkpoint, block_size=4, kv_cache_tokens=64, offload_policy="auto", **disk)
+    assert may_be_short == [True, False]
 
 
 def test_measuring_leaves_no_trace(checkpoint, engine):
@@ -217,7 +225,7 @@ def test_measuring_leaves_no_trace(checkpoint, engine):
 )
 def test_prefill_is_measured_with_the_longest_possible_prompt(checkpoint, options, num_tokens, monkeypatch):
     lengths = []
-    monkeypatch.setattr(build, "measure", lambda *parts: lengths.append(parts[-1]) or LOAD_IS_FASTER)
+    monkeypatch.setattr(build, "measure", lambda *parts: lengths.append(parts[3]) or LOAD_IS_FASTER)
     engine = LLM(checkpoint, **{"block_size": 4, "kv_cache_tokens": 256, "offload_policy": "auto"} | options).llm_engine
     assert lengths == [num_tokens]
     assert engine.kv_cache_manager.num_free_blocks == engine.kv_cache_manager.num_blocks

@@ -72,12 +72,24 @@ class Figure(NamedTuple):
         >>> f"{Figure(2, 1.5, 3):.1f}, {Figure(2, 1.5, 3):.1f times as long}"
         '2.0 (1.5 to 3.0), 2.0 times as long (1.5 to 3.0)'
         """
-        form, *words = spec.split()
+        form, words = parts_of(spec)
 
         def show(number: float) -> str:
             return format(number, form)
 
-        return self.compared(show, " ".join(words)) if words else self.shown(show)
+        return self.compared(show, words) if words else self.shown(show)
+
+
+def parts_of(spec: str) -> tuple[str, str]:
+    """Return the format of a number, and the words after it. Raise ValueError for words that SAME doesn't have.
+
+    >>> parts_of(".2f times as long")
+    ('.2f', 'times as long')
+    """
+    form, _, words = spec.partition(" ")
+    if words not in SAME:
+        raise ValueError(f"a ratio's words must be one of {', '.join(filter(None, SAME))}, got {words!r}")
+    return form, words
 
 
 def figure(results: Mapping[str, Any], key: str) -> Any:

@@ -25,7 +25,7 @@ from safetensors import safe_open
 
 from stages.tools.chain import added_lines, load
 from stages.tools.prose import ideas, model_card, peers, tables
-from stages.tools.prose.figures import SAME, shown
+from stages.tools.prose.figures import SAME, parts_of, shown
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = Path("stages/bench/results.json")
@@ -122,7 +122,7 @@ def parse(piece: str) -> tuple[re.Pattern[str], list[tuple[str, str]]]:
 
 def number_pattern(spec: str) -> str:
     """Return the pattern of a number, and of all forms that a figure in this format may have."""
-    words = " ".join(spec.split()[1:])
+    _, words = parts_of(spec)
     number = rf"(?:{NUMBER}\s+{spaced(words)}|{spaced(SAME[words])})" if words else NUMBER
     return rf"{number}(?:\s+\({NUMBER}\s+to\s+{NUMBER}(?:\s+times)?\))?"
 

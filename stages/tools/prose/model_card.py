@@ -89,8 +89,8 @@ def seed_block(results: Results) -> str:
     """Return how much the stories of the chosen seed repeat, and those of the other seeds."""
     chosen = json.loads((STORYTELLER / "seed.json").read_text("utf-8"))
     repeats = sorted(chosen["repeats"])
-    counts = f"repeat {repeats[0]} phrases, those of the middle seed {repeats[len(repeats) // 2]}"
-    return f"The seed is {chosen['seed']}. Its stories {counts}, and those of the worst one {repeats[-1]}.\n"
+    counts = f"repeat {repeats[0]} phrases; the median seed's repeat {repeats[len(repeats) // 2]}"
+    return f"The seed is {chosen['seed']}. Its stories {counts}, and the worst one's {repeats[-1]}.\n"
 
 
 BLOCKS: dict[str, Callable[[Results], str]] = {

@@ -19,8 +19,8 @@ COLUMNS = {  # jobs in the picture: the first two that a report has
     "16 sequences": "16 sequences",
 }
 ONE_SETTING = (  # lines for reports that were made before the race tried several settings
-    "This race ran llama.cpp with one setting for all jobs. With another one, kv_unified=true, its bar for 32 requests",
-    "of mixed lengths is up to a fifth longer.",
+    "This race is older than its settings: it ran llama.cpp with one for all jobs. With another one, kv_unified=true,",
+    "llama.cpp is up to a fifth faster with 32 requests of mixed lengths.",
 )
 NAMES = {"vllm": "vLLM", "transformers": "transformers generate", "transformers-batch": "transformers generate_batch"}
 WIDTH, LEFT, GAP, RIGHT = 780, 214, 20, 56  # of the picture, of the names, between columns, and of a column's numbers
@@ -116,7 +116,7 @@ def settings_lines(reports: list[Report]) -> list[str]:
 
 
 def settings_block(results: Results) -> str:
-    """Return what README.md says of the settings."""
+    """Return what README.md and race.md say of the settings."""
     return settings_text(json.loads(FILE.read_text(encoding="utf-8")))
 
 
@@ -185,7 +185,7 @@ def table_of_file(report: Report) -> str:
     """Return the table of a file that this engine and others read: a row per job, and whether their tokens agree."""
     measured, variants = report["measured"], report.get("variants", {})
     others = [name for name in measured if name != OWN]
-    heads, rows = [f"{OWN}", "share of the floor"], []
+    heads, rows = [OWN, "share of the floor"], []
     for name in others:
         heads += [title_of(name, ""), "share of the floor", "fastest with", f"{OWN}'s speed"]
     for key in (key for key in measured[OWN] if key.endswith((SPEED, FIRST_TOKEN))):
@@ -210,6 +210,9 @@ def agreements(engine: str, by_job: dict[str, dict[str, Any]]) -> Iterator[str]:
     for job, agreement in by_job.items():
         if not job.startswith("prompt "):  # those are random tokens
             shares = agreement["shares"]
+            if min(shares) == 1:
+                yield f"- {title_of(engine, '')}, {job}: the same greedy output for all {len(shares)}."
+                continue
             same = f"the same greedy output for {sum(share == 1 for share in shares)} of {len(shares)}"
             mean = f"{sum(shares) / len(shares):.0%} of an output comes before the first different token"
             tie = f"where the two best logits are at most {agreement['margin']:.2g} apart"
