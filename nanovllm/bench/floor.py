@@ -24,9 +24,9 @@ GPU_SIZE_FACTOR = 16  # a GPU would read fewer bytes in less time than the launc
 class Bandwidth:
     """A tensor too large for caches. Calling it reads the tensor once and returns the seconds."""
 
-    def __init__(self, device: torch.device | None = None, num_bytes: int | None = None) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         is_cuda = device is not None and device.type == "cuda"
-        self._memory = torch.ones((num_bytes or NUM_BYTES * (GPU_SIZE_FACTOR if is_cuda else 1)) // 4, device=device)
+        self._memory = torch.ones(NUM_BYTES * (GPU_SIZE_FACTOR if is_cuda else 1) // 4, device=device)
         self.num_bytes = self._memory.nbytes
 
     def __call__(self) -> float:

@@ -55,8 +55,8 @@ def throughput(
 def latency(engine: dict[str, Any], options: Latency, peers: Peers = no_peers) -> Report:
     """Serve a few random prompts on an idle engine, for each batch size."""
     sizes, lengths = whole_numbers("--batch-size", options.batch_size), (options.input_len, options.output_len)
-    if not sizes:
-        raise ValueError("--batch-size must have at least one number")
+    if not sizes or len({*sizes}) < len(sizes):
+        raise ValueError(f"--batch-size must have at least one number, and each one once, got {options.batch_size!r}")
     llm = load_llm(engine)
     suffixes = [f", batch {size}" if len(sizes) > 1 else "" for size in sizes]
     batches = [random_tasks(llm.model_config.vocab_size, size, *lengths) for size in sizes]

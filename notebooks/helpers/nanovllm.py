@@ -330,6 +330,8 @@ def find_case(model: RoundingModel, texts: Sequence[list[int]]) -> Case:
             cases.append(Case(token_ids, one, other, flip, flipped, len(cases) + 1))
             if changed_tokens(one, flipped):
                 return cases[-1]
+    if not cases:
+        raise ValueError(f"in none of {len(texts)} texts does a rounding depend on the order of sums")
     return cases[-1]
 
 

@@ -122,7 +122,7 @@ def test_latency_has_percentiles_for_each_batch_size(bench):
     assert "p50 / p90 / p99" in table and re.search(r"\n *between tokens ms( +[\d.]+ / [\d.]+ / [\d.]+){2}\n", table)
 
 
-@pytest.mark.parametrize("sizes", ["0", "1,x", "-1", ","])
+@pytest.mark.parametrize("sizes", ["0", "1,x", "-1", ",", "1,1"])
 def test_batch_size_must_be_whole_numbers(run, sizes):
     status, out, err = run("bench latency", "--batch-size", sizes)
     assert (status, out) == (2, "") and "--batch-size must " in err and err.count("\n") == 1

@@ -24,7 +24,7 @@ def finding_12(count: int = 20) -> Finding:
     prompts = [[*range(3, 503), *range(1000, 1160)], [*range(3, 503)]]  # 660 and 500 tokens share 500
     alone = sum(-(-len(prompt) // 16) for prompt in prompts)
     held = alone - round(s6.shared_blocks(prompts, 16) * alone)
-    in_example, of_example, *_ = memory_pool.share_a_prompt()
+    in_example, of_example, _, _ = memory_pool.share_a_prompt()
     saved = dict[str, tuple[float, float]]()
     for kind, asks in s6.kinds(RandomReader(), count).items():
         if kind != "multi-turn":

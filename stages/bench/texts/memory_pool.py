@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -83,12 +84,17 @@ class Shared(Stack):
         return new
 
 
-def share_a_prompt() -> tuple[int, int, list[int], int]:
-    """Follow the example: a prompt of 32 blocks, request A with 10 more, and request B.
+class Sharing(NamedTuple):
+    """What becomes of a shared prompt."""
 
-    Return the blocks that are held, and would be without sharing; the counts of a shared block while both requests run,
-    when one has ended, and when both have; and how many blocks are never freed.
-    """
+    held: int  # blocks
+    without: int  # blocks that would be held without sharing
+    counts: list[int]  # of a shared block: while both requests run, when one has ended, and when both have
+    never_freed: int  # blocks
+
+
+def share_a_prompt() -> Sharing:
+    """Follow the example: a prompt of 32 blocks, request A with 10 more, and request B."""
     pool = Shared(9830)
     prompt = pool.take(32)
     a, b = pool.share(prompt) + pool.take(10), pool.share(prompt)
@@ -96,7 +102,7 @@ def share_a_prompt() -> tuple[int, int, list[int], int]:
     for blocks in (a, b):
         pool.release(blocks)
         counts.append(pool.counts[prompt[0]])
-    return held, len(a) + len(b), counts, 9830 - len(pool.free_ids)
+    return Sharing(held, len(a) + len(b), counts, 9830 - len(pool.free_ids))
 
 
 # ---- benchmark_allocator
@@ -179,7 +185,7 @@ def example() -> str:
 
 
 def last_owner() -> tuple[str, str]:
-    (*_, shared, stay), (manager, seqs) = share_a_prompt(), in_stages.forked(500, num_forks=2)
+    (_, _, shared, stay), (manager, seqs) = share_a_prompt(), in_stages.forked(500, num_forks=2)
     block = seqs[0].block_table[0]
     counts = [manager.pool.ref_counts[block]]
     for seq in seqs:
