@@ -184,6 +184,14 @@ def test_faults_of_kernels_have_their_place_and_a_test():
         assert f"def {test}(" in (ROOT / kernels.TESTS / file).read_text(encoding="utf-8")
 
 
+@pytest.mark.full
+def test_faults_of_kernels_name_tests_that_run():
+    tests = {f"{kernels.TESTS}/{each.test}" for each in kernels.read_faults()}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--part", "all", "-m", "not nightly", *tests]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    assert {each for each in tests if each not in found} == set()
+
+
 @pytest.mark.nightly  # some compile all kernels
 @pytest.mark.parametrize("fault", [each for each in kernels.read_faults() if "invariance" in each.test])
 def test_a_fault_that_makes_bits_depend_on_company_is_noticed(fault, tmp_path):
