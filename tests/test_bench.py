@@ -362,7 +362,7 @@ def test_each_table_is_saved_as_soon_as_it_is_measured(small, monkeypatch, capsy
 
 
 def test_table_beside_other_work_is_not_saved(small, capsys):
-    """With --no-save nothing is kept, so nobody looks."""
+    """Nothing is kept with --no-save, so nobody looks."""
     clock, used = itertools.count(), itertools.count()
     quiet = Quiet(lambda: float(next(used)), lambda: next(clock), lambda seconds: None)
     assert command.main(["a", "--no-save"], quiet) == 0 and next(used) == 0

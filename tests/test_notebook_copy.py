@@ -95,7 +95,7 @@ def test_copy_finds_the_repository_from_its_folder(notebook, tmp_path, monkeypat
 
 @pytest.mark.full
 def test_command_runs_jupyter_lab(tmp_path):
-    """With --version, jupyter lab prints its version and exits."""
+    """Jupyter Lab prints its version and exits, with --version."""
     pytest.importorskip("jupyterlab")
     program = (
         f"from pathlib import Path; from notebooks import lab; lab.main(['s1', '--version'], Path({str(tmp_path)!r}))"

@@ -390,7 +390,7 @@ def compare(
 
 
 class Log(NamedTuple):
-    """What a report says of each engine, by title."""
+    """The figures of each engine that a report shows, by title."""
 
     measured: dict[str, dict[str, Any]]  # by number
     variants: dict[str, dict[str, Any]]  # by job: the best variant, and the speeds of all
@@ -506,7 +506,7 @@ def idle_notes(runs: Mapping[str, Sequence[Run]]) -> Iterator[str]:
 
 
 class Agreement(NamedTuple):
-    """How far two engines' outputs agree. After their first difference they continue different texts."""
+    """The agreement of two engines' outputs. After their first difference they continue different texts."""
 
     shares: list[float]  # of each output's tokens, up to its end, those before the first difference
     margin: float  # where outputs first differ, the two best logits are at most this far apart; 0 if none differs

@@ -36,7 +36,7 @@ from ... import __version__
 
 MARKER = "complete"  # name of the file that marks a folder as complete
 PROGRESS = "progress"  # name of the file that says how far the compiler is
-DURATION = "about half a minute"  # what the progress is until the first kernel is ready
+DURATION = "about half a minute"  # the progress until the first kernel is ready
 SECONDS_KEPT = 30 * 86400  # how long a folder is kept after its last use
 NUMBA_SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
 COMPILE_LOCK = Lock()  # Numba's cache folder is a global setting, and each function has only one folder at a time

@@ -85,7 +85,7 @@ class Shared(Stack):
 
 
 class Sharing(NamedTuple):
-    """What becomes of a shared prompt."""
+    """The blocks of a shared prompt, and their counts."""
 
     held: int  # blocks
     without: int  # blocks that would be held without sharing
