@@ -43,7 +43,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "tables", nargs="*", metavar="TABLE", help=f"all, {', '.join(TABLES)}; s1 to s7: the lessons' questions"
     )
     parser.add_argument("--resume", action="store_true", help="continue an interrupted run of all tables")
-    parser.add_argument("--dtype", default="bfloat16", help="of the model of 135M parameters (default: %(default)s)")
+    parser.add_argument("--dtype", default="float32", help="of the model of 135M parameters (default: %(default)s)")
     parser.add_argument("--no-save", action="store_true", help="print the results without changing results.json")
     args = parser.parse_args(argv)
     if args.resume and (args.tables or args.no_save):
