@@ -275,7 +275,7 @@ def test_all_figures_come_from_one_machine_and_one_run():
     result = results.read()
     assert {*result["measured"]["tables"]} == {*command.TABLES}, "python -m stages.bench all --resume measures the rest"
     assert result["machine"].startswith(result["measured"]["machine"])
-    assert sum(table["seconds"] for table in result["measured"]["tables"].values()) < 30 * 60
+    assert sum(table["seconds"] for table in result["measured"]["tables"].values()) < 60 * 60
 
 
 def test_counts_of_serving_are_current():
