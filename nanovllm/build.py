@@ -23,11 +23,11 @@ from .engine.int8_blocks import int8_block_shape
 from .engine.kv_cache import KVCache
 from .engine.observer import Observers
 from .engine.scheduler import Scheduler
-from .engine.tally import Tally
 from .host_memory import default_pool_bytes
 from .llama import ModelConfig
 from .options.config import EngineConfig
 from .options.engine_args import EngineArgs
+from .tally import Tally
 from .tiers.cost_model import measure
 from .tiers.setup import TierParts, build_tiers
 

@@ -19,8 +19,8 @@ step in which no sequence arrives, ends or runs out of blocks.
 from dataclasses import dataclass
 
 from .engine.core import EngineCore
-from .engine.tally import Tally, prompt_tokens_of
 from .metrics import Counter, Gauge, Metric, Vector
+from .tally import Tally, prompt_tokens_of
 from .tiers.setup import TierParts
 
 HELP = {  # by metric

@@ -8,9 +8,9 @@ from collections import Counter as Counts
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
-from ..metrics import PER_TOKEN, SAMPLES_PER_REQUEST, SECONDS, TO_FIRST_TOKEN, Histogram, Observations, token_bounds
-from .prefix_cache import PrefixCacheStats
-from .sequence import Sequence
+from .engine.prefix_cache import PrefixCacheStats
+from .engine.sequence import Sequence
+from .metrics import PER_TOKEN, SAMPLES_PER_REQUEST, SECONDS, TO_FIRST_TOKEN, Histogram, Observations, token_bounds
 
 
 class Tally:
