@@ -92,7 +92,7 @@ def test_top_k_and_top_p_with_penalties(seed):
     row = ours(logits, prompt, output, [], repetition_penalty=penalty)
     params = SamplingParams(top_k=top_k, top_p=top_p, temperature=0.8)
     drawn = sample(row.expand(2000, -1), [SamplingRow(params, seed, 0, position) for position in range(2000)])
-    counts = torch.tensor([token.token_id for token in drawn]).bincount(minlength=VOCAB)
+    counts = torch.tensor(drawn.token_ids).bincount(minlength=VOCAB)
     chances = expected.softmax(dim=-1)  # [vocab_size]
     assert not counts[chances == 0].any() and counts[chances > 0.01].all()
     torch.testing.assert_close(counts / 2000, chances, atol=0.05, rtol=0)

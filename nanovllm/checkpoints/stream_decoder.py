@@ -25,17 +25,24 @@ class StreamDecoder:
         """Start after the prompt, so that the first word keeps its space."""
         self._tokenizer = tokenizer
         self._window = tokenizer.visible(prompt_token_ids)
-        self._shorten(MAX_WINDOW // 2, tokenizer.decode(self._window[-MAX_WINDOW:]) or self._text())
+        text = tokenizer.decode(self._window[-MAX_WINDOW:]) or self._text()
+        self._shorten(0 if text and not text.endswith(REPLACEMENT) else MAX_WINDOW // 2, text)
         self._returned = self._text()  # the part of the window's text that is in the prompt or was returned
+        self._note_window()
 
     def push(self, *token_ids: int) -> str:
         """Return the text that `token_ids` complete. It can be empty."""
+        if self._is_after_plain_text and len(token_ids) == 1:  # the usual case
+            text_of_one = self._tokenizer.whole_texts.get(token_ids[0])
+            if text_of_one is not None:
+                return text_of_one
         new_ids = self._tokenizer.visible(token_ids)
         if not new_ids:
             return ""
-        if len(new_ids) == 1 and self._window == self._tokenizer.anchor and not self._returned.endswith(REPLACEMENT):
-            piece = self._tokenizer.decode_one(new_ids[0])  # the usual case: the text is cached
+        if self._is_after_plain_text and len(new_ids) == 1:
+            piece = self._tokenizer.decode_one(new_ids[0])
             if not piece.endswith(REPLACEMENT):
+                self._tokenizer.whole_texts[new_ids[0]] = piece
                 return piece
         self._window += new_ids
         text = self._text()
@@ -49,15 +56,24 @@ class StreamDecoder:
             self._shorten(MAX_WINDOW // 2, text)
             text = self._text()
             self._returned = text[: len(text) - num_unreturned]
+        self._note_window()
         return piece
 
     def flush(self) -> str:
         """Return the remaining text after the last token: the bytes of an incomplete character, as U+FFFD."""
+        if self._is_after_plain_text:
+            return ""
         text = self._text()
         return self._return(text, len(text))
 
+    def _note_window(self) -> None:
+        """Note whether the window is only an anchor, so that the text of a token does not depend on others."""
+        is_anchor = self._window == self._tokenizer.anchor
+        self._is_after_plain_text = is_anchor and not self._returned.endswith(REPLACEMENT)
+
     def _text(self) -> str:
-        return self._tokenizer.decode(self._window)
+        is_anchor = self._window == self._tokenizer.anchor
+        return self._tokenizer.anchor_text if is_anchor else self._tokenizer.decode(self._window)
 
     def _return(self, text: str, end: int) -> str:
         """Return the part of text[:end] that was not returned before, where `text` is the window's text."""

@@ -76,6 +76,7 @@ class HFTokenizer:
         matches = {i: BYTE_TOKEN.fullmatch(text) for text, i in self._vocab.items()} if has_bytes else {}
         self._byte_of = {i: int(match[1], 16) for i, match in matches.items() if match}
         self._texts: dict[int, str] = {}  # cached by decode_one()
+        self.whole_texts: dict[int, str] = {}  # those of visible tokens that end with a character: see StreamDecoder
 
     def __len__(self) -> int:
         return self.backend.get_vocab_size(with_added_tokens=True)
@@ -112,7 +113,7 @@ class HFTokenizer:
         The result is cached, because log-probabilities list the same tokens again and again.
         """
         if token_id not in self._texts:
-            num_characters = len(self.decode(self.anchor).rstrip(REPLACEMENT))
+            num_characters = len(self.anchor_text.rstrip(REPLACEMENT))
             self._texts[token_id] = self.decode([*self.anchor, token_id])[num_characters:]
         return self._texts[token_id]
 
@@ -137,7 +138,7 @@ class HFTokenizer:
     def showing_special_tokens(self) -> "HFTokenizer":
         """Return a copy that decodes special tokens to text."""
         other = copy.copy(self)
-        other._hidden_ids, other._texts = frozenset(), {}  # noqa: SLF001 - of the same class
+        other._hidden_ids, other._texts, other.whole_texts = frozenset(), {}, {}  # noqa: SLF001 - of the same class
         return other
 
     @cached_property
@@ -148,6 +149,10 @@ class HFTokenizer:
         """
         ids = sorted(self._known_ids - set(self.backend.get_added_tokens_decoder()))
         return list(islice((i for i in ids if i not in self._byte_of and self.decode([i]).strip(" \ufffd")), 1))
+
+    @cached_property
+    def anchor_text(self) -> str:
+        return self.decode(self.anchor)
 
     # Methods of transformers' tokenizers that scripts call
 

@@ -21,7 +21,10 @@ from .tier import Tier
 
 
 class BlockManager:
-    """The block tables of all sequences. allocate() fills a table, append_slot() makes room for one more token."""
+    """The block tables of all sequences. allocate() fills a table, append_slot() makes room for one more token.
+
+    A table only grows. Each other change makes a new list, so who has seen the first n blocks of a list knows them.
+    """
 
     def __init__(
         self,
@@ -177,6 +180,7 @@ class BlockManager:
         the observer "fork".
         """
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
+        parent.ready_until = 0
         child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
         child.num_computed_tokens = parent.num_computed_tokens
         child.block_hashes = parent.block_hashes[: parent.num_computed_tokens // self.block_size]
@@ -194,17 +198,18 @@ class BlockManager:
         If that takes a new block, tell the observer "grow". If the new block replaces a shared one, return the copy to
         make before the step writes to the new block.
         """
-        if self._has_slot(seq):
-            return None
-        [target] = self.pool.get_new_blocks(1)
         copy = None
-        if seq.num_tokens_with_placeholders > len(seq.block_table) * self.block_size:
-            seq.block_table.append(target)
-        else:
-            copy = BlockCopy(source=seq.block_table[-1], target=target)
-            self.pool.free_blocks([copy.source])  # so its last holder writes in place
-            seq.block_table[-1] = target
-        self._observer.tell("grow", seq, copy)
+        if not self._has_slot(seq):
+            [target] = self.pool.get_new_blocks(1)
+            if seq.num_tokens_with_placeholders > len(seq.block_table) * self.block_size:
+                seq.block_table.append(target)
+            else:
+                copy = BlockCopy(source=seq.block_table[-1], target=target)
+                self.pool.free_blocks([copy.source])  # so its last holder writes in place
+                seq.block_table = [*seq.block_table[:-1], target]
+            self._observer.tell("grow", seq, copy)
+        if seq.is_plain and seq.num_tokens_with_placeholders > seq.num_prompt_tokens:  # it has been sampled before
+            seq.ready_until = min(len(seq.block_table) * self.block_size, seq.max_num_tokens - 1)
         return copy
 
     def append_draft_slots(self, seq: Sequence, num_tokens: int) -> int:
@@ -218,8 +223,7 @@ class BlockManager:
         """Give back the blocks after the last token of `seq`, and tell the observer "trim" if there are any."""
         end = cdiv(seq.num_tokens_with_placeholders, self.block_size)
         if len(seq.block_table) > end:
-            blocks = seq.block_table[end:]
-            del seq.block_table[end:]
+            seq.block_table, blocks, seq.ready_until = seq.block_table[:end], seq.block_table[end:], 0
             self.pool.free_blocks(blocks)
             self._observer.tell("trim", seq, blocks)
 
@@ -262,6 +266,9 @@ class BlockManager:
             lengths = seq.num_launched_tokens, seq.num_tokens_with_placeholders
             low, high = (cdiv(length, self.block_size) for length in lengths)
             assert low <= len(seq.block_table) <= high, f"{len(seq.block_table)} blocks for {seq.num_tokens} tokens"
+            if seq.num_tokens_with_placeholders <= seq.ready_until:
+                assert self._has_slot(seq) and self.is_ready(seq), f"request {seq.request_id} is not ready"
+                assert seq.ready_until <= len(seq.block_table) * self.block_size, "it is ready without blocks"
 
     def _has_slot(self, seq: Sequence) -> bool:
         """Return True if the last token of `seq` has a slot, in a block that no other sequence holds."""

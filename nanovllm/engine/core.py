@@ -23,7 +23,6 @@ import threading
 from collections import abc
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import overload
 from zlib import crc32
 
@@ -35,9 +34,9 @@ from ..requests.outputs import RequestOutput
 from ..requests.pooling_params import PoolingParams
 from ..requests.prompts import Prompt
 from ..requests.sampling_params import SamplingParams
-from ..requests.tokens import PoolerOutput, RowOutput, SampledToken
+from ..requests.tokens import PoolerOutput, RowError, RowOutput, SampledToken, StepOutput
 from .block_manager import BlockManager, cdiv
-from .executor import Executor, FinishedStep, InFlight, Kernels, Scheduled, with_drafts
+from .executor import Executor, FinishedStep, InFlight, Kernels, Pending, Scheduled, must_read_first, with_drafts
 from .input_processor import InputProcessor
 from .interrupts import interrupts_held_back
 from .kv_cache import KVCache
@@ -171,14 +170,15 @@ class EngineCore:
                 # Each rank schedules for itself. All must choose the same tokens, and an error on one is raised on all.
                 output = self.ranks.call_on_all(self._schedule, batch_checksum)
             with step_range("launch"):
-                previous, self._in_flight = self._in_flight, self._launch(output.batch) if output.batch else None
+                previous = self._in_flight
+                self._in_flight = self._launch(output.batch, output.num_decodes) if output.batch else None
             can_wait = previous is None and self._in_flight is None  # only if nothing else can run
             self.kv_cache_manager.collect_loads(wait=can_wait)
             with step_range("update"):
                 updated = [*self._unreported, *output.failed]
                 if previous is not None:
                     updated += self._update(previous)
-                if self._in_flight is not None and (not self._is_async or self._in_flight.must_read_first):
+                if self._in_flight is not None and (not self._is_async or must_read_first(self._in_flight.batch)):
                     current, self._in_flight = self._in_flight, None  # it can't overlap the next step
                     updated += self._update(current)
                 self._unreported = []
@@ -209,31 +209,35 @@ class EngineCore:
             self.scheduler.preempt_all()
             raise
 
-    def _launch(self, batch: list[Scheduled]) -> InFlight:
+    def _launch(self, batch: list[Scheduled], num_decodes: int = 0) -> InFlight:
         """Start a step. If the launch raises, reading the step raises the same error."""
+        rows = with_drafts(batch)
+        num_decodes = num_decodes if rows is batch else 0
         try:
-            step = InFlight(batch, self.executor.launch(with_drafts(batch)))
+            pending: Pending = self.executor.launch(rows, num_decodes)
         except Exception as error:
-            step = InFlight(batch, FinishedStep([], error))
-        for seq, num_tokens in batch:
+            pending = FinishedStep.failed(error)
+        for seq, _ in batch[:num_decodes]:  # note_launched(), written out
+            seq.num_output_placeholders += 1
+            seq.num_in_flight_tokens += 1
+        for seq, num_tokens in batch[num_decodes:]:
             seq.note_launched(num_tokens)
-        return step
+        return InFlight(batch, pending, num_decodes)
 
-    def _read(self, step: InFlight) -> list[tuple[Scheduled, list[RowOutput | None]]]:
-        """Wait for a step. Return its sequences with their tokens, except sequences that have ended.
+    def _read(self, step: InFlight) -> tuple[InFlight, StepOutput]:
+        """Wait for a step. Return it with its tokens: a row for each sequence, and one more for each token of a draft.
 
-        A sequence with a draft has a token for each of its rows of logits. If the step raises, run its sequences one by
-        one and without drafts, so that only the sequences at fault end with an error. Drop the step that was launched
-        after it, if there is one, because that step has read keys and values that were never computed.
+        If the step raises, run its sequences one by one and without drafts, so that only the sequences at fault end
+        with an error; return those that it still had. Drop the step that was launched after it, if there is one,
+        because that step has read keys and values that were never computed.
         """
-        batch = step.batch
         try:
-            tokens = iter(self.ranks.call_on_all(step.pending.tokens))
+            return step, self.ranks.call_on_all(step.pending.tokens)
         except RankError:
             raise
         except Exception as error:
             # the other sequences were preempted or have ended since the launch
-            batch = [scheduled for scheduled in batch if scheduled[0].num_in_flight_tokens]
+            batch = [scheduled for scheduled in step.batch if scheduled[0].num_in_flight_tokens]
             num_rows = len(with_drafts(step.batch))  # before the drafts are dropped
             self.observers.tell("raise", batch, error)
             for seq, _ in [*batch, *(self._in_flight.batch if self._in_flight is not None else [])]:
@@ -241,42 +245,66 @@ class EngineCore:
                 self.kv_cache_manager.trim(seq)
             self._in_flight = None
             if num_rows > 1:  # find the sequence at fault
-                return [result for scheduled in batch for result in self._read(self._launch([scheduled]))]
-            for seq, _ in batch:
-                for sample in [seq, *seq.to_fork]:
-                    sample.finish("error", f"{type(error).__name__}: {error}")
-            return [(scheduled, [None]) for scheduled in batch]
-        results = [(scheduled, list(islice(tokens, 1 + len(scheduled[0].draft_token_ids)))) for scheduled in batch]
-        return [result for result in results if not result[0][0].finished]
+                rows = [self._read(self._launch([scheduled]))[1].row(0) for scheduled in batch]
+                return InFlight(batch, step.pending), StepOutput.of(rows)
+            return InFlight(batch, step.pending), StepOutput.of([RowError(f"{type(error).__name__}: {error}")])
 
     def _update(self, step: InFlight) -> list[Sequence]:
         """Add the new tokens and embeddings, and remove the sequences that have ended.
 
-        Return the sequences that got a token or an embedding, or have failed.
+        Return the sequences that may be in an output now: they got a token or an embedding, or have failed.
         """
-        updated, batch = [], []
-        for (seq, num_tokens), outputs in self._read(step):
-            has_failed, num_drafted, num_accepted = seq.finished, len(seq.draft_token_ids), 0
-            if isinstance(outputs[0], PoolerOutput):
-                seq.add_embedding(outputs[0].embedding)
-            elif outputs[0] is not None:  # before note_read(): if this raises, the step is computed again
-                num_accepted = seq.append_tokens([token for token in outputs if isinstance(token, SampledToken)])
-            if not has_failed and seq.num_in_flight_tokens:  # else it failed, or was preempted after the launch
-                seq.note_read(num_tokens, outputs[0] is not None, num_accepted)
-                self.kv_cache_manager.cache_blocks(seq, num_tokens + num_accepted)
-            if num_drafted:
-                self.observers.tell("verify", seq, num_drafted, num_accepted)
-            if seq.drafter is not None:
-                self.kv_cache_manager.trim(seq)
-            if outputs[0] is not None or seq.finished:
+        step, tokens = self._read(step)
+        batch, updated, due = list[Scheduled](), list[Sequence](), list[Sequence]()
+        num_decodes, block_size = step.num_decodes, self.config.block_size
+        columns = zip(step.batch[:num_decodes], tokens.token_ids, tokens.logprobs, strict=False)
+        for number, (item, token_id, logprob) in enumerate(columns):
+            seq = item[0]
+            if len(seq.token_ids) < seq.ready_until and token_id not in seq.stop_token_ids:  # almost always: it goes on
+                seq.advance(token_id, logprob)
+                if seq.num_computed_tokens % block_size == 0:
+                    self.kv_cache_manager.cache_blocks(seq, 1)
+                batch.append(item)
                 updated.append(seq)
-            batch.append((seq, num_tokens + num_accepted))
+                if seq.is_streamed:
+                    due.append(seq)
+            elif not seq.finished:
+                batch.append((seq, 1 + self._append(seq, 1, [tokens.row(number)])))
+                updated.append(seq)
+                due.append(seq)
+        row = num_decodes
+        for seq, num_tokens in step.batch[num_decodes:]:
+            rows = [tokens.row(row + i) for i in range(1 + len(seq.draft_token_ids))]
+            row += len(rows)
+            if not seq.finished:
+                batch.append((seq, num_tokens + self._append(seq, num_tokens, rows)))
+                if rows[0] is not None:
+                    updated.append(seq)
+                    due.append(seq)
         self.observers.tell("step", batch, updated)
-        for seq in updated:
-            if seq.finished:
-                for ended in [seq, *seq.to_fork]:
-                    self.scheduler.remove(ended)
-        return updated
+        for seq in [seq for seq in due if seq.finish_reason is not None]:
+            for ended in [seq, *seq.to_fork]:
+                self.scheduler.remove(ended)
+        return due
+
+    def _append(self, seq: Sequence, num_tokens: int, rows: list[RowOutput | None]) -> int:
+        """Add the results of a step to a sequence. Return how many tokens of its draft were accepted."""
+        num_drafted, num_accepted = len(seq.draft_token_ids), 0
+        if isinstance(rows[0], RowError):
+            for sample in [seq, *seq.to_fork]:
+                sample.finish("error", rows[0].error)
+        elif isinstance(rows[0], PoolerOutput):
+            seq.add_embedding(rows[0].embedding)
+        elif rows[0] is not None:  # before note_read(): if this raises, the step is computed again
+            num_accepted = seq.append_tokens([token for token in rows if isinstance(token, SampledToken)])
+        if seq.num_in_flight_tokens:  # else it failed, or was preempted after the launch
+            seq.note_read(num_tokens, rows[0] is not None, num_accepted)
+            self.kv_cache_manager.cache_blocks(seq, num_tokens + num_accepted)
+        if num_drafted:
+            self.observers.tell("verify", seq, num_drafted, num_accepted)
+        if seq.drafter is not None:
+            self.kv_cache_manager.trim(seq)
+        return num_accepted
 
     def _remove_ended(self) -> None:
         """Remove the sequences that ended in a failed step, so that the next step does not run them again."""
@@ -306,10 +334,12 @@ class EngineCore:
         every step would raise.
         """
         outputs = []
-        for request_id in {seq.request_id: None for seq in seqs}:
+        for request_id in dict.fromkeys([seq.request_id for seq in seqs]):
             samples = self.requests[request_id]
             try:
-                if is_due(samples):
+                if samples[0].is_delta_stream and samples[0].finish_reason is None:
+                    outputs.append(samples[0].next_delta())
+                elif is_due(samples):
                     outputs.append(request_output(samples))
             except Exception:
                 if all(seq.finished for seq in samples):

@@ -8,11 +8,11 @@ An executor may run a model in this process (backends/) or on several ranks. Tes
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor
 
-from ..requests.tokens import RowOutput
+from ..requests.tokens import StepOutput
 from .sequence import Sequence
 
 Scheduled = tuple[Sequence, int]  # a sequence, and how many of its tokens to compute in this step
@@ -21,10 +21,10 @@ Scheduled = tuple[Sequence, int]  # a sequence, and how many of its tokens to co
 class Pending(Protocol):
     """A step that was launched."""
 
-    def tokens(self) -> list[RowOutput | None]:
-        """Wait for the step, and return a result for each item of the batch, in order. Call it once.
+    def tokens(self) -> StepOutput:
+        """Wait for the step, and return a row for each item of the batch, in order. Call it once.
 
-        A result is the sampled token, the embedding of a prompt with pooling_params, or None if the sequence has more
+        A row is the sampled token, the embedding of a prompt with pooling_params, or nothing if the sequence has more
         tokens to compute first. If the step failed, raise its error: then no sequence has changed, and the slots of the
         step may be written again.
         """
@@ -33,7 +33,15 @@ class Pending(Protocol):
 
 def with_drafts(batch: list[Scheduled]) -> list[Scheduled]:
     """Return a batch with one more item for each token of a draft, to get a row of logits for each."""
+    if not any([seq.draft_token_ids for seq, _ in batch]):
+        return batch
     return [item for seq, num_tokens in batch for item in [(seq, num_tokens), *[(seq, 1)] * len(seq.draft_token_ids)]]
+
+
+def must_read_first(batch: list[Scheduled]) -> bool:
+    """Return whether the host must read this step before it launches the next one."""
+    special = [seq for seq, _ in batch if not seq.is_plain]  # usually none
+    return any(seq.must_read_first for seq in special)
 
 
 @dataclass
@@ -42,11 +50,7 @@ class InFlight:
 
     batch: list[Scheduled]
     pending: Pending
-
-    @property
-    def must_read_first(self) -> bool:
-        """True if the next step may not be launched before this one is read."""
-        return any(seq.must_read_first for seq, _ in self.batch)
+    num_decodes: int = 0  # the first items of the batch, each the last token of its sequence
 
 
 class Executor(Protocol):
@@ -55,8 +59,10 @@ class Executor(Protocol):
     num_steps: int
     num_tokens: int  # computed since the start
 
-    def launch(self, batch: list[Scheduled]) -> Pending:
-        """Start a step. Copy what is needed from the sequences, since they may change before the tokens are read.
+    def launch(self, batch: list[Scheduled], num_decodes: int = 0) -> Pending:
+        """Start a step, whose first `num_decodes` items are decodes: each is the last token of another sequence.
+
+        Copy what is needed from the sequences, since they may change before the tokens are read.
 
         Steps run in the order of their launches, and some are never read. A sequence whose newest token has not been
         read yet has a placeholder for it: launch() sets its placeholder_id, and the next launch() must know which token
@@ -77,10 +83,15 @@ class Executor(Protocol):
 class FinishedStep:
     """A Pending for a step that launch() has already run."""
 
-    def __init__(self, tokens: list[RowOutput | None], error: Exception | None = None) -> None:
+    def __init__(self, tokens: StepOutput, error: Exception | None = None) -> None:
         self._tokens, self._error = tokens, error
 
-    def tokens(self) -> list[RowOutput | None]:
+    @classmethod
+    def failed(cls, error: Exception) -> Self:
+        """Return a step that raises an error when it is read."""
+        return cls(StepOutput([], []), error)
+
+    def tokens(self) -> StepOutput:
         """Return the step's tokens, or raise its error. Call it once."""
         error, self._error = self._error, None
         if error is not None:

@@ -56,8 +56,8 @@ class OutputText:
     """The text of an output as it grows, cut at the first stop string.
 
     Stop strings may straddle tokens, and text that a user has seen is never taken back, so an ending that may become a
-    stop string is held back. Stop strings within the first min_tokens tokens do not count. Without stop strings, new
-    tokens are decoded together, when the text is read.
+    stop string is held back. Stop strings within the first min_tokens tokens do not count. With stop strings, push each
+    token by itself; without them, several may come together.
     """
 
     def __init__(
@@ -66,44 +66,39 @@ class OutputText:
         self._decoder, self._stop = decoder, stop
         self._automaton, self._state = automaton_of(stop), 0
         self._keep_stop, self._min_tokens, self._num_tokens = keep_stop, min_tokens, 0
-        self._undecoded: list[int] = []
-        self._held_back = self._shown = ""
+        self.pieces: list[str] = []  # of the text that may be shown
+        self._held_back = ""
         self.stop_string: str | None = None  # the stop string that ended the text
 
-    @property
-    def shown(self) -> str:
-        token_ids, self._undecoded = self._undecoded, []
-        if token_ids and self._decoder:
-            self._add(self._decoder.push(*token_ids))
-        return self._shown
-
-    def push(self, token_id: int) -> bool:
-        """Add a token. Return True if it completes a stop string."""
-        self._num_tokens += 1
-        if self._stop:
-            return self._add(self._decoder.push(token_id)) if self._decoder else False
-        self._undecoded.append(token_id)
-        return False
+    def push(self, *token_ids: int) -> bool:
+        """Add tokens. Return True if they complete a stop string."""
+        self._num_tokens += len(token_ids)
+        return self._add(self._decoder.push(*token_ids)) if self._decoder else False
 
     def close(self) -> None:
         """Show the text that was held back, because no tokens will follow."""
         if self._decoder:
-            self._add((self._decoder.push(*self._undecoded) if self._undecoded else "") + self._decoder.flush())
-        self._shown, self._held_back, self._decoder = self._shown + self._held_back, "", None
+            self._add(self._decoder.flush())
+        self.pieces.append(self._held_back)
+        self._held_back, self._decoder = "", None
 
     def _add(self, piece: str) -> bool:
+        if not self._stop:
+            self.pieces.append(piece)
+            return False
         text = self._held_back + piece
-        for end, char in enumerate(piece if self._stop else "", len(self._held_back) + 1):
+        for end, char in enumerate(piece, len(self._held_back) + 1):
             self._state = self._automaton.read(self._state, char)
             index = self._automaton.ends[self._state]
             if index < len(self._stop) and self._num_tokens > self._min_tokens:
                 self.stop_string = self._stop[index]
                 start = end - len(self.stop_string)
-                self._shown, self._held_back = self._shown + text[: end if self._keep_stop else start], ""
-                self._decoder = None
+                self.pieces.append(text[: end if self._keep_stop else start])
+                self._held_back, self._decoder = "", None
                 return True
         num_shown = len(text) - self._automaton.held_back[self._state]
-        self._shown, self._held_back = self._shown + text[:num_shown], text[num_shown:]
+        self.pieces.append(text[:num_shown])
+        self._held_back = text[num_shown:]
         return False
 
 

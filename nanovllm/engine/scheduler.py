@@ -29,6 +29,7 @@ class SchedulerOutput:
     batch: list[Scheduled] = field(default_factory=list)  # in no particular order
     copies: list[BlockCopy] = field(default_factory=list)  # to make before the step writes
     failed: list[Sequence] = field(default_factory=list)  # sequences that have outgrown the pool
+    num_decodes: int = 0  # they come first in the batch
 
 
 class Scheduler:
@@ -76,17 +77,19 @@ class Scheduler:
         """
         output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions
-        while not self._kv_cache_manager.broken.isdisjoint(self.running):
-            self._preempt(self.running[-1], makes_room_for=None)
-        for seq in [seq for seq in self.running if seq.to_fork]:
-            self._fork_samples(seq)
+        self._preempt_broken_and_fork()
 
         # First, one token for each sequence that decodes. Preemption takes the last of `running`, which comes after
         # every sequence that is already in the batch, so no sequence of the batch loses a block.
         index = 0
         while index < len(self.running) and output.budget > 0:
             seq = self.running[index]
-            if seq.num_uncomputed_tokens != 1 or seq.ends_in_flight or not self._kv_cache_manager.is_ready(seq):
+            num_tokens = len(seq.token_ids) + seq.num_output_placeholders  # written out: this runs for each token
+            if num_tokens - seq.num_computed_tokens - seq.num_in_flight_tokens == 1 and num_tokens <= seq.ready_until:
+                output.batch.append((seq, 1))
+                output.budget -= 1
+                index += 1
+            elif seq.num_uncomputed_tokens != 1 or seq.ends_in_flight or not self._kv_cache_manager.is_ready(seq):
                 index += 1
             elif self._kv_cache_manager.can_append(seq):
                 self._take(seq, output)
@@ -98,8 +101,10 @@ class Scheduler:
             else:
                 self._fail(seq, output)
 
+        output.num_decodes = len(output.batch)
+
         # Then running prompts, in chunks as large as the budget allows. They got their blocks on admission.
-        for seq in self.running:
+        for seq in self.running if output.num_decodes < len(self.running) else ():
             if seq.num_uncomputed_tokens > 1 and output.budget > 0:
                 self._take(seq, output)
 
@@ -121,9 +126,7 @@ class Scheduler:
 
         # Finally drafts: no sequence waits or loses a block for a guess.
         if self._is_speculative:
-            for seq, num_tokens in output.batch:
-                if seq.drafter is not None and num_tokens == seq.num_uncomputed_tokens:
-                    self._draft(seq, seq.drafter, output)
+            self._add_drafts(output)
 
         self._observer.tell("schedule", output)
         return output
@@ -142,6 +145,19 @@ class Scheduler:
             output.copies.append(copy)
         output.batch.append((seq, num_tokens))
         output.budget -= num_tokens
+
+    def _preempt_broken_and_fork(self) -> None:
+        """Preempt sequences until none holds a lost block. Fork the samples of prompts that are computed."""
+        while not self._kv_cache_manager.broken.isdisjoint(self.running):
+            self._preempt(self.running[-1], makes_room_for=None)
+        for seq in [seq for seq in self.running if seq.to_fork]:
+            self._fork_samples(seq)
+
+    def _add_drafts(self, output: SchedulerOutput) -> None:
+        """Add a draft to each sequence that may have one, and whose last token is in the step."""
+        for seq, num_tokens in output.batch:
+            if seq.drafter is not None and num_tokens == seq.num_uncomputed_tokens:
+                self._draft(seq, seq.drafter, output)
 
     def _draft(self, seq: Sequence, drafter: NgramDrafter, output: SchedulerOutput) -> None:
         """Add a draft after the last token of `seq`, in free blocks. Tell the observer "draft" if there is one.
@@ -175,7 +191,11 @@ class Scheduler:
         each of its samples. If `seq` must wait, tell the observer "wait", with the reason ("seat" or "blocks") and how
         many seats or blocks are needed and free. The number needed includes the blocks that must stay free.
         """
-        seats = self._max_num_seqs - sum(1 + len(other.to_fork) for other in self.running)
+        seats = (
+            self._max_num_seqs
+            - len(self.running)
+            - sum([len(other.to_fork) for other in self.running if other.to_fork])
+        )
         if 1 + len(seq.to_fork) > seats:
             self._observer.tell("wait", seq, "seat", 1 + len(seq.to_fork), seats)
             return False

@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import cached_property
 
 from ..checkpoints.stream_decoder import MAX_BEFORE, StreamDecoder
 from ..checkpoints.tokenizer import HFTokenizer
@@ -54,6 +54,8 @@ class Sequence:
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens found in the cache, before any output
     num_declined_blocks: int = field(default=0, init=False)  # in a tier, but faster to compute than to load
     num_preemptions: int = field(default=0, init=False)
+    # A plain sequence with fewer tokens decodes in slots that no other sequence holds, and goes on. 0 if it may not.
+    ready_until: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, made when needed
     to_fork: list["Sequence"] = field(default_factory=list, init=False)  # samples to fork once its prompt is computed
@@ -75,7 +77,9 @@ class Sequence:
         self._text = OutputText(decoder, tuple(params.stop or ()), params.include_stop_str_in_output, params.min_tokens)
         detection = params.repetition_detection
         self._repetitions = RepetitionDetector(detection) if detection and detection.max_pattern_size else None
-        self._reported = Reported()
+        self._num_read_tokens = len(self.token_ids)  # those whose text is in _text, or is not shown
+        self._num_reported_tokens = self._num_reported_pieces = 0  # in the last output
+        self._has_reported_end = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -116,6 +120,25 @@ class Sequence:
     def ends_in_flight(self) -> bool:
         """True if the token in flight is the last one that max_num_tokens allows."""
         return self.num_output_placeholders > 0 and self.num_tokens_with_placeholders >= self.max_num_tokens
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """True if its tokens only have to be appended: nothing else is computed, checked or kept for them."""
+        has_more = self.must_read_first or self.params.prompt_logprobs is not None
+        return not (has_more or self.params.stop or self._repetitions)
+
+    @cached_property
+    def is_streamed(self) -> bool:
+        """True if outputs may include it before its request has finished."""
+        return self.params.output_kind is not RequestOutputKind.FINAL_ONLY
+
+    @cached_property
+    def is_delta_stream(self) -> bool:
+        """True if each new token is an output of its own, with its text alone: see next_delta()."""
+        params = self.params
+        has_logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
+        is_each = params.output_kind is RequestOutputKind.DELTA and (params.stream_interval or 1) == 1
+        return is_each and params.n == 1 and not has_logprobs
 
     @property
     def must_read_first(self) -> bool:
@@ -181,8 +204,19 @@ class Sequence:
 
     def forget_launched(self) -> None:
         """Count no token as in flight, and drop the draft: the steps failed, or the sequence has lost its blocks."""
-        self.num_in_flight_tokens = self.num_output_placeholders = 0
+        self.num_in_flight_tokens = self.num_output_placeholders = self.ready_until = 0
         self.draft_token_ids = []
+
+    def advance(self, token_id: int, logprob: float) -> None:
+        """Append the token of a decode, and count the decode as read.
+
+        This is append_token() and note_read() in one, for a plain sequence that goes on.
+        """
+        self.token_ids.append(token_id)
+        self.cumulative_logprob += logprob
+        self.num_in_flight_tokens -= 1
+        self.num_output_placeholders -= 1
+        self.num_computed_tokens += 1
 
     def append_tokens(self, tokens: list[SampledToken]) -> int:
         """Append the first token, and each later one as long as the token before it matches the draft.
@@ -200,15 +234,17 @@ class Sequence:
         """Append a sampled token. Finish at a stop token, a stop string, the maximum length or a repetition."""
         if token.logprobs is not None:
             self.logprobs.append(self._decoded(token.logprobs, self.num_tokens))
+        is_stop_token = token.token_id in self.stop_token_ids
+        is_hidden = is_stop_token and not self.params.include_stop_str_in_output
+        if is_hidden:
+            self._read_text()
         self.token_ids.append(token.token_id)
         self.cumulative_logprob += token.logprob
         if self.metrics.first_token_time is None:
             self.metrics = replace(self.metrics, first_token_time=time.perf_counter())
         repeats = self._repetitions is not None and self._repetitions.push(token.token_id)
-        is_stop_token = token.token_id in self.stop_token_ids
-        ends_stop_string = False
-        if not is_stop_token or self.params.include_stop_str_in_output:
-            ends_stop_string = self._text.push(token.token_id)
+        self._num_read_tokens += is_hidden
+        ends_stop_string = bool(self.params.stop) and self._read_text()
         if is_stop_token or ends_stop_string:
             self.finish("stop")
         elif len(self.token_ids) >= self.max_num_tokens:
@@ -230,35 +266,61 @@ class Sequence:
     def finish(self, reason: str, error: str | None = None) -> None:
         """End the sequence. No tokens will follow."""
         self.finish_reason, self.error = reason, error
+        self._read_text()
         self._text.close()
         self.metrics = replace(self.metrics, finished_time=time.perf_counter())
 
     def completion(self) -> CompletionOutput:
         """Return the output so far, or only what is new since the last output if the request streams deltas."""
-        start = self._reported if self.params.output_kind is RequestOutputKind.DELTA else NOTHING_REPORTED
+        is_delta = self.params.output_kind is RequestOutputKind.DELTA
+        start, num_pieces = (self._num_reported_tokens, self._num_reported_pieces) if is_delta else (0, 0)
+        self._read_text()
         return CompletionOutput(
             index=self.sample_index,
-            text=self._text.shown[start.num_characters :],
-            token_ids=self.token_ids[len(self.prompt_token_ids) + start.num_tokens :],
+            text="".join(self._text.pieces[num_pieces:]),
+            token_ids=self.token_ids[len(self.prompt_token_ids) + start :],
             cumulative_logprob=self.cumulative_logprob,
             finish_reason=self.finish_reason,
-            logprobs=None if self.params.num_logprobs is None else self.logprobs[start.num_tokens :],
+            logprobs=None if self.params.num_logprobs is None else self.logprobs[start:],
             stop_reason=self.stop_reason,
         )
 
+    def next_delta(self) -> RequestOutput:
+        """Return what request_output() does, for a sequence with is_delta_stream that goes on."""
+        start = len(self.prompt_token_ids) + self._num_reported_tokens
+        token_ids, pieces = self.token_ids[start:], self._text.pieces
+        self._read_text()
+        num_new = len(pieces) - self._num_reported_pieces
+        text = pieces[-1] if num_new == 1 else "".join(pieces[self._num_reported_pieces :])
+        new = CompletionOutput(0, text, token_ids, self.cumulative_logprob)
+        self._num_reported_tokens += len(token_ids)
+        self._num_reported_pieces += num_new
+        return RequestOutput(
+            self.request_id, self.prompt, self.prompt_token_ids, [new], False, self.metrics,
+            num_cached_tokens=self.num_cached_tokens,
+        )  # fmt: skip
+
     def has_news(self, interval: int = 1) -> bool:
         """Return True if an output is due: for the first token, after `interval` more tokens, or at the end."""
-        num_new = len(self.token_ids) - len(self.prompt_token_ids) - self._reported.num_tokens
-        return num_new >= (interval if self._reported.num_tokens else 1) or (self.finished and not self._reported.ended)
+        num_new = len(self.token_ids) - len(self.prompt_token_ids) - self._num_reported_tokens
+        has_end = self.finished and not self._has_reported_end
+        return has_end or num_new >= (interval if self._num_reported_tokens else 1)
 
     @property
     def was_reported(self) -> bool:
         """True if an earlier output has included this sample."""
-        return self._reported != NOTHING_REPORTED
+        return self._num_reported_tokens > 0 or self._has_reported_end
 
     def note_reported(self) -> None:
         """Remember that an output has included everything so far."""
-        self._reported = Reported(self.num_output_tokens, len(self._text.shown), self.finished)
+        self._num_reported_tokens = len(self.token_ids) - len(self.prompt_token_ids)
+        self._num_reported_pieces = len(self._text.pieces)
+        self._has_reported_end = self.finished
+
+    def _read_text(self) -> bool:
+        """Add the text of all tokens since the last call. Return True if they complete a stop string."""
+        new_ids, self._num_read_tokens = self.token_ids[self._num_read_tokens :], len(self.token_ids)
+        return bool(new_ids) and self._text.push(*new_ids)
 
     def _decoded(self, logprobs: Position, index: int) -> Position:
         """Return `logprobs` with the text of each token, decoded as if it were token `index`."""
@@ -268,23 +330,12 @@ class Sequence:
         return with_decoded_tokens(logprobs, before, self.logprobs_tokenizer)
 
 
-class Reported(NamedTuple):
-    """The part of a sequence that earlier outputs have included."""
-
-    num_tokens: int = 0
-    num_characters: int = 0
-    ended: bool = False  # whether an output has included the end
-
-
-NOTHING_REPORTED = Reported()
-
-
 def is_due(samples: list[Sequence]) -> bool:
     """Return True if the request with these samples should return an output now."""
     params = samples[0].params
     if len(samples) == 1:  # the usual case
-        seq, is_partial = samples[0], params.output_kind is not RequestOutputKind.FINAL_ONLY
-        return seq.finished or (is_partial and seq.has_news(params.stream_interval or 1))
+        seq = samples[0]
+        return seq.finished or (seq.is_streamed and seq.has_news(params.stream_interval or 1))
     if all(seq.finished for seq in samples):
         return True
     if params.output_kind is RequestOutputKind.FINAL_ONLY:

@@ -179,8 +179,9 @@ class SamplingParams:
         self._normalize()
         check_unsupported(**{name: getattr(self, name) for name in UNSUPPORTED})
         for option in fields(self):
-            if option.name not in UNSUPPORTED:
-                setattr(self, option.name, check_field(option, getattr(self, option.name), RULES))
+            value = getattr(self, option.name)
+            if value is not option.default and option.name not in UNSUPPORTED:  # most are defaults, which are valid
+                setattr(self, option.name, check_field(option, value, RULES))
         self._check_together()
         if self.temperature == 0:  # greedy sampling ignores these
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0

@@ -1,6 +1,7 @@
 """The values that the engine and its backends exchange: a row of logits to sample, and the sampled token."""
 
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Self
 
 from .sampling_params import SamplingParams
 
@@ -36,4 +37,60 @@ class PoolerOutput(NamedTuple):
     embedding: list[float]  # float32 values, [hidden_size]
 
 
-RowOutput = SampledToken | PoolerOutput  # a step has one for each sequence whose last token it computes
+class RowError(NamedTuple):
+    """The error that a sequence raised when it was computed alone."""
+
+    error: str
+
+
+RowOutput = SampledToken | PoolerOutput | RowError  # a step has one for each sequence whose last token it computes
+NO_TOKEN = -1  # of a row whose sequence has more tokens to compute first, or of an embedding
+
+
+class StepOutput(NamedTuple):
+    """The results of a step or of a sampler, as columns with a number for each row.
+
+    A column of 256 numbers comes from a device in one piece. 256 objects would take the host longer to make than a GPU
+    needs for a step.
+    """
+
+    token_ids: list[int]  # NO_TOKEN for a row without a token
+    logprobs: list[float]
+    others: Mapping[
+        int, RowOutput
+    ] = {}  # by row, if it is more than a token: an embedding, log-probabilities, an error
+
+    @classmethod
+    def of(cls, rows: Iterable[RowOutput | None]) -> Self:
+        """Return rows as columns.
+
+        >>> StepOutput.of([SampledToken(7, -0.5), None])
+        StepOutput(token_ids=[7, -1], logprobs=[-0.5, 0.0], others={})
+        """
+        token_ids, logprobs, others = list[int](), list[float](), dict[int, RowOutput]()
+        for number, row in enumerate(rows):
+            token_ids.append(row.token_id if isinstance(row, SampledToken) else NO_TOKEN)
+            logprobs.append(row.logprob if isinstance(row, SampledToken) else 0.0)
+            if isinstance(row, PoolerOutput | RowError) or (row is not None and row.logprobs is not None):
+                others[number] = row
+        return cls(token_ids, logprobs, others)
+
+    def spread(self, places: Sequence[int], num_rows: int, more: Mapping[int, RowOutput] = {}) -> "StepOutput":
+        """Return `num_rows` rows, which have these rows at their places, and `more`. The remaining rows are empty.
+
+        >>> StepOutput([7], [-0.5]).spread([1], 2)
+        StepOutput(token_ids=[-1, 7], logprobs=[0.0, -0.5], others={})
+        """
+        if len(places) == num_rows:
+            return self
+        token_ids, logprobs = [NO_TOKEN] * num_rows, [0.0] * num_rows
+        for place, token_id, logprob in zip(places, self.token_ids, self.logprobs, strict=True):
+            token_ids[place], logprobs[place] = token_id, logprob
+        return StepOutput(token_ids, logprobs, {places[row]: other for row, other in self.others.items()} | {**more})
+
+    def row(self, number: int) -> RowOutput | None:
+        """Return the result of one row, or None if its sequence has more tokens to compute."""
+        if number in self.others:
+            return self.others[number]
+        token_id = self.token_ids[number]
+        return None if token_id == NO_TOKEN else SampledToken(token_id, self.logprobs[number])

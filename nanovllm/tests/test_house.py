@@ -41,7 +41,7 @@ def modules() -> dict[str, ast.Module]:
 LAYERS = (
     *("log", "progress", "host_memory", "profiling", "checks", "metrics", "llama", "quantization", "chat"),
     *("distributed", "checkpoints", "requests", "options", "engine", "backends", "tiers"),
-    *("build", "stats", "llm_engine", "beam_search", "llm", "async_llm", "trace"),
+    *("tally", "build", "stats", "llm_engine", "beam_search", "llm", "async_llm", "trace"),
     *("server", "cluster", "bench", "cli", "vllm_names", "__main__", "__init__"),
 )
 
@@ -273,24 +273,24 @@ def test_overridden_private_method_is_found(text, expected):
 # Size: lines of code of each folder. A ceiling rises by what an issue states, in the commit that needs it, and sinks as
 # soon as there is room. The core's limits never rise.
 
-MAX_CORE_FILES, MAX_CORE_LINES, MAX_CORE_IMPORTS, MAX_CORE_FUNCTION = 15, 1_450, 25, 45
+MAX_CORE_FILES, MAX_CORE_LINES, MAX_CORE_IMPORTS, MAX_CORE_FUNCTION = 14, 1_450, 25, 45
 ROOM = 40  # lines that a ceiling may stand above the truth
 CEILINGS = {
-    "": 1_800,
+    "": 1_910,
     "backends": 50,
     "backends/cpu": 2_730,
     "backends/gpu": 1_580,
     "backends/torch": 540,
-    "bench": 850,
+    "bench": 950,
     "chat": 400,
-    "checkpoints": 2_430,
+    "checkpoints": 2_450,
     "cli": 1_510,
     "cluster": 330,
     "distributed": 410,
     "engine": 1_450,
     "llama": 290,
     "options": 460,
-    "requests": 780,
+    "requests": 810,
     "server": 2_590,
     "tiers": 820,
     "trace": 850,

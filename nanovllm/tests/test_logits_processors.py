@@ -10,7 +10,7 @@ from .. import SamplingParams
 from ..backends.torch.model_runner import sample_with_logprobs
 from ..backends.torch.sampler import named_logprobs, sample
 from ..requests.logits_processors import MinTokens, make_processors
-from ..requests.tokens import SamplingRow
+from ..requests.tokens import SamplingRow, StepOutput
 
 OUT = -math.inf
 
@@ -78,7 +78,7 @@ def test_min_p_keeps_tokens_relative_to_the_likeliest(temperature, min_p):
     logits = (3 * torch.randn(50, generator=torch.Generator().manual_seed(0))).tolist()
     probs = (torch.tensor(logits) / temperature).softmax(-1)
     rows = [SamplingRow(SamplingParams(min_p=min_p, temperature=temperature), seed, 0, 0) for seed in range(600)]
-    tokens = {token.token_id for token in sample(torch.tensor([logits] * len(rows)), rows)}
+    tokens = {*sample(torch.tensor([logits] * len(rows)), rows).token_ids}
     kept = (probs >= min_p * probs.max() * (1 - 1e-6)).nonzero()[:, 0].tolist()
     assert tokens <= {*kept} and len(tokens) > 0.7 * len(kept) and len(kept) < 50
 
@@ -110,6 +110,8 @@ class StubSequence:
         self.params, self.output_token_ids = SamplingParams(temperature=0.0, **options), [*output]
         self.logits_processors = make_processors(self.params, [], set(), [])
 
+    is_plain = False
+
     def sampling_row(self, num_ahead: int) -> SamplingRow:
         return SamplingRow(self.params, 0, 0, 0)
 
@@ -121,11 +123,11 @@ def test_token_is_sampled_from_processed_logits_and_its_logprob_is_raw():
         [StubSequence(), StubSequence(allowed_token_ids=[0]), StubSequence([0], logit_bias={0: -9}, logprobs=1)],
     )
     tokens = sample_with_logprobs(logits, seqs)
-    assert [token.token_id for token in tokens] == [1, 0, 2]
-    logprobs = raw.log_softmax(-1)
-    for row, token in enumerate(tokens):
-        assert token.logprob == pytest.approx(logprobs[row, token.token_id].item(), abs=1e-6)
-    assert torch.equal(logits, raw) and [*tokens[2].logprobs] == [0, 2]
+    assert tokens.token_ids == [1, 0, 2]
+    assert tokens.logprobs == pytest.approx(
+        [raw.log_softmax(-1)[row, each].item() for row, each in enumerate([1, 0, 2])]
+    )
+    assert torch.equal(logits, raw) and [*tokens.row(2).logprobs] == [0, 2]
 
 
 def test_step_without_processors_copies_no_logits():
@@ -133,7 +135,7 @@ def test_step_without_processors_copies_no_logits():
 
     def watched(logits, rows):
         seen.append(logits)
-        return [None]
+        return StepOutput([0], [0.0])
 
     logits = torch.zeros(1, 4, dtype=torch.bfloat16)
     sample_with_logprobs(logits, [StubSequence()], watched)

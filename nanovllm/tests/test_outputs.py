@@ -150,7 +150,7 @@ def test_stop_string_counts_if_it_is_complete_after_min_tokens(pieces, least, st
     text = OutputText(Pieces(), tuple(stop), min_tokens=least)
     num_pushed = next((i for i, piece in enumerate(pieces, 1) if text.push(piece)), len(pieces))
     text.close()
-    assert (text.shown, text.stop_string, num_pushed) == expected
+    assert ("".join(text.pieces), text.stop_string, num_pushed) == expected
 
 
 # Text

@@ -8,8 +8,9 @@ import pytest
 from ..engine.block_manager import BlockManager
 from ..engine.block_pool import BlockPool
 from ..engine.scheduler import Scheduler
-from .soak.history import play
-from .soak.plans import Plan, Step, random_plan, smallest
+from ..engine.sequence import Sequence
+from .soak.history import play, play_traced
+from .soak.plans import Fail, Plan, Step, random_plan, smallest
 from .soak.run import error_of, history_plan, main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* requests were not served")
@@ -19,6 +20,31 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* requests were not served")
 def test_all_invariants_hold_after_each_step_of_a_history(part):
     counts = sum((play(history_plan(1, part * 10 + i)) for i in range(4)), Counter())
     assert counts["steps"] > 200 and counts["raised"] > 2 and counts["preempted"] > 2, f"too little: {counts}"
+
+
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.full) for part in range(1, 8))])
+def test_history_is_the_same_if_no_sequence_is_plain(part, monkeypatch):
+    """Plain sequences take a short way through each step. It leads to the same events.
+
+    Their slots and their loads are not asked for in each step, so plans may not count how often that happens.
+    """
+    plans = []
+    for plan in (history_plan(2, part * 3 + i) for i in range(3)):
+        events = [each for each in plan.events if not is_slot_fault(each)]
+        plans.append(Plan(plan.setup._replace(load_delays=(0,)), events))
+    short = [play_traced(plan) for plan in plans]
+    monkeypatch.setattr(Sequence, "is_plain", False)
+    assert sum(map(len, short)) > 1000
+    for plan, events in zip(plans, short, strict=True):
+        assert [without_time(event) for event in play_traced(plan)] == [without_time(event) for event in events]
+
+
+def is_slot_fault(event):
+    return isinstance(event, Fail) and event.operation == "slot"
+
+
+def without_time(event):
+    return {name: value for name, value in event.items() if name not in ("began", "seconds")}
 
 
 def free_nothing(monkeypatch):

@@ -104,7 +104,7 @@ def record_calls(llm: LLM) -> tuple[list[DecodeCall], list[int]]:
     with gpu_runner(llm, PLAIN._replace(paged_decode=record)) as runner:
         calls.clear()  # the backend has tried its functions on a step of padding
         tokens = runner.run(decode_batch(llm))
-    return calls, [token.token_id for token in tokens]
+    return calls, tokens.token_ids
 
 
 def spans_of_splits(context_len: int, num_splits: int, tile: int) -> list[tuple[int, int]]:

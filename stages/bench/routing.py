@@ -36,7 +36,7 @@ from nanovllm.llm_engine import LLMEngine
 from nanovllm.options.config import EngineConfig
 from nanovllm.requests.outputs import RequestOutput
 from nanovllm.requests.sampling_params import SamplingParams
-from nanovllm.requests.tokens import SampledToken
+from nanovllm.requests.tokens import NO_TOKEN, StepOutput
 from stages.bench.options import Routing
 
 ROUTERS: dict[str, Callable[[], Router[int]]] = {
@@ -135,14 +135,14 @@ class SimulatedExecutor:
         self.seconds = 0.0
         self._cost = cost
 
-    def launch(self, batch: list[Scheduled]) -> FinishedStep:
+    def launch(self, batch: list[Scheduled], num_decodes: int = 0) -> FinishedStep:
         """Return the same token for each sequence whose prompt is complete."""
         num_tokens, num_reads = size_of(batch, lambda seq: seq.num_launched_tokens)
         self.num_steps += 1
         self.num_tokens += num_tokens
         self.seconds += self._cost.seconds(num_tokens, num_reads)
-        token = SampledToken(0, 0.0)
-        return FinishedStep([token if count == seq.num_uncomputed_tokens else None for seq, count in batch])
+        token_ids = [0 if count == seq.num_uncomputed_tokens else NO_TOKEN for seq, count in batch]
+        return FinishedStep(StepOutput(token_ids, [0.0] * len(batch)))
 
     def next_logits(self, batch: list[Scheduled]) -> torch.Tensor:
         """Raise ValueError."""

@@ -17,7 +17,7 @@ from nanovllm.bench.workload import Task, check_lengths, random_tasks
 from nanovllm.engine.executor import Executor, Pending, Scheduled
 from nanovllm.engine.sequence import Sequence
 from nanovllm.llm import LLM
-from nanovllm.requests.tokens import RowOutput, SampledToken
+from nanovllm.requests.tokens import NO_TOKEN, StepOutput
 from stages.bench.options import Speculation
 
 BEGINNINGS = ("Once upon a time", "One day, Tom", "The little dog", "Lily and her mom")
@@ -109,10 +109,10 @@ class Editor:
         self._inner, self._edit_every = inner, edit_every
         self.num_steps = self.num_tokens = 0
 
-    def launch(self, batch: list[Scheduled]) -> Pending:
+    def launch(self, batch: list[Scheduled], num_decodes: int = 0) -> Pending:
         rows = zip(batch, end_positions(batch), strict=True)
         token_ids = [self._edited(seq.prompt_token_ids, end - seq.num_prompt_tokens) for (seq, _), end in rows]
-        return Edited(self._inner.launch(batch), token_ids)
+        return Edited(self._inner.launch(batch, num_decodes), token_ids)
 
     def next_logits(self, batch: list[Scheduled]) -> Tensor:
         return self._inner.next_logits(batch)
@@ -128,6 +128,7 @@ class Edited(NamedTuple):
     pending: Pending
     token_ids: list[int]
 
-    def tokens(self) -> list[RowOutput | None]:
-        rows = zip(self.pending.tokens(), self.token_ids, strict=True)
-        return [row._replace(token_id=token) if isinstance(row, SampledToken) else row for row, token in rows]
+    def tokens(self) -> StepOutput:
+        output = self.pending.tokens()
+        both = zip(output.token_ids, self.token_ids, strict=True)
+        return output._replace(token_ids=[old if old == NO_TOKEN else new for old, new in both])

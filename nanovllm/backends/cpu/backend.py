@@ -21,7 +21,7 @@ from ...host_memory import host_memory
 from ...llama import LlamaForCausalLM
 from ...log import LINE_INTERVAL_SECONDS, logger
 from ...quantization import keep_wide
-from ...requests.tokens import SampledToken, SamplingRow
+from ...requests.tokens import SamplingRow, StepOutput
 from ..torch.backend import Backend, Computed, SamplerAhead
 from ..torch.model_runner import ModelRunner
 from .compiler import DURATION, Compiler, Variant, compile_here, find_folder, is_complete, read_progress
@@ -67,7 +67,7 @@ class NumbaBackend:
         finally:
             torch.set_num_threads(threads)
 
-    def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
+    def sample(self, logits: Tensor, rows: list[SamplingRow]) -> StepOutput:
         return self._sample_rows(logits, rows, self.runner.find_likeliest)
 
 

@@ -17,7 +17,7 @@ from ...engine.executor import Scheduled
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM
 from ...quantization import GROUP, QuantizedLinear
-from ...requests.tokens import SampledToken, SamplingRow
+from ...requests.tokens import SamplingRow, StepOutput
 from ..torch.backend import end_positions
 from ..torch.sampler import invalid_logits_message, sample
 from .attention import PLACES, SCORES, SPLIT, Pool
@@ -70,8 +70,9 @@ class StepRunner:
         Return hidden [num_tokens, hidden_size] in the model's dtype, and logits float32 [batch size, vocab_size] after
         the last token of each item, or None if a sequence has more tokens to compute.
         """
-        self._check(batch)
+        assert batch and all([count > 0 for _, count in batch]), "a step needs at least one token per sequence"
         plan = plan_step(batch, self._shape.block_size, max(1, QUERY_TILE // self._sizes.group))
+        self._check(batch, plan.token_ids)
         rows = len(plan.token_ids)
         hidden = torch.empty(rows, self._sizes.hidden_size, dtype=self._dtype)
         logits = torch.empty(len(plan.outputs), self._vocab_size) if plan.outputs else None
@@ -124,13 +125,11 @@ class StepRunner:
         step = NO_STEP._replace(number=self._helpers.start_step(), work=self._scratch.data_ptr(), **fields)
         run_step(0, step.number - 1, step, self._fixed)
 
-    def _check(self, batch: list[Scheduled]) -> None:
+    def _check(self, batch: list[Scheduled], token_ids: list[int]) -> None:
         """Assert that all numbers are in range, because kernels do not check bounds."""
-        assert batch and all(num_tokens > 0 for _, num_tokens in batch), "a step needs at least one token per sequence"
-        for length, (seq, num_tokens) in zip(end_positions(batch), batch, strict=True):
-            token_ids = seq.input_ids(num_tokens, length - num_tokens)
-            is_in_range = min(token_ids) >= 0 and max(token_ids) < self._vocab_size
-            assert is_in_range, f"token ids must be from 0 to {self._vocab_size - 1}, got {token_ids}"
+        is_in_range = min(token_ids) >= 0 and max(token_ids) < self._vocab_size
+        assert is_in_range, f"token ids must be from 0 to {self._vocab_size - 1}, got {token_ids}"
+        for length, (seq, _) in zip(end_positions(batch), batch, strict=True):
             slots = len(seq.block_table) * self._shape.block_size
             assert length <= self._max_model_len, f"at most {self._max_model_len} tokens are allowed, got {length}"
             assert length <= slots, f"a context of {length} tokens in {slots} slots"
@@ -265,7 +264,7 @@ def plan_step(batch: list[Scheduled], block_size: int, tile: int) -> Plan:
     for number, (seq, counts) in enumerate(seqs):
         row, start, table, count = len(token_ids), seq.num_launched_tokens, seq.block_table[:max_blocks], sum(counts)
         end = start + count
-        token_ids += seq.input_ids(count)
+        token_ids += seq.input_ids(count) if count > 1 else [seq.input_id(start)]
         positions += range(start, end)
         tables += table + [0] * (max_blocks - len(table))
         last_rows += [row + last - 1 for last in accumulate(counts)]
@@ -298,7 +297,7 @@ def plan_step(batch: list[Scheduled], block_size: int, tile: int) -> Plan:
 
 def sample_rows(
     logits: Tensor, rows: list[SamplingRow], find_likeliest: Callable[[Tensor], tuple[list[int], list[float]]]
-) -> list[SampledToken]:
+) -> StepOutput:
     """Sample one token for each row of `logits` [num_rows, vocab_size], as the plain sampler does.
 
     Raise FloatingPointError with the row's number if no token of a row can be sampled.
@@ -309,9 +308,9 @@ def sample_rows(
     for i, logprob in enumerate(logprobs):
         if not math.isfinite(logprob):
             raise FloatingPointError(invalid_logits_message(i))
-    sampled = list(map(SampledToken, tokens, logprobs))
     not_greedy = [i for i, row in enumerate(rows) if row.params.temperature > 0]
     if not_greedy:
-        for i, token in zip(not_greedy, sample(logits[not_greedy], [rows[i] for i in not_greedy]), strict=True):
-            sampled[i] = token
-    return sampled
+        drawn = sample(logits[not_greedy], [rows[i] for i in not_greedy])
+        for i, token, logprob in zip(not_greedy, drawn.token_ids, drawn.logprobs, strict=True):
+            tokens[i], logprobs[i] = token, logprob
+    return StepOutput(tokens, logprobs)

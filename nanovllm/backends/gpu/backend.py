@@ -18,7 +18,7 @@ from ...engine.executor import Kernels, Scheduled
 from ...engine.kv_cache import KVCache
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
-from ...requests.tokens import SampledToken, SamplingRow
+from ...requests.tokens import SamplingRow, StepOutput
 from ..torch.attention import AttentionMetadata
 from ..torch.backend import Backend, Computed, SamplerAhead, flatten
 from ..torch.model_runner import ModelRunner, sampling_rows
@@ -91,7 +91,7 @@ class TritonBackend:
 
     def compute(self, batch: list[Scheduled]) -> Computed:
         self._decoded = None
-        is_decode = all(num_tokens == 1 for _, num_tokens in batch)
+        is_decode = all([num_tokens == 1 for _, num_tokens in batch])
         with on_device(self._device):
             if self._graphs is not None and is_decode and len(batch) <= self._graphs.max_rows:
                 self._decoded = self._graphs.run(batch)
@@ -107,14 +107,14 @@ class TritonBackend:
     def sampling(self, computed: Computed) -> AbstractContextManager[None]:
         return on_device(self._device)
 
-    def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
-        return self._start(logits, lambda: rows)[1].read() if rows else []
+    def sample(self, logits: Tensor, rows: list[SamplingRow]) -> StepOutput:
+        return self._start(logits, lambda: rows)[1].read() if rows else StepOutput([], [])
 
     @property
     def ahead(self) -> SamplerAhead:
         return self
 
-    def start_sampling(self, logits: Tensor, seqs: list[Sequence]) -> Callable[[], list[SampledToken]] | None:
+    def start_sampling(self, logits: Tensor, seqs: list[Sequence]) -> Callable[[], StepOutput] | None:
         """Start sampling, as SamplerAhead describes. Return None if there are more than `max_rows` sequences."""
         if len(seqs) > len(self._latest_tokens):
             return None
@@ -128,9 +128,7 @@ class TritonBackend:
         logits [num_rows, vocab_size]
         """
         if self._decoded is not None and self._graphs is not None and logits is self._decoded.logits:
-            sampling = Sampling(self._decoded.sampled)
-            self._graphs.inputs.prepare()
-            return self._decoded.tokens, sampling
+            return self._decoded.tokens, Sampling(self._decoded.sampled)
         rows = get_rows()
         tokens, out = self._latest_tokens.new_empty(len(rows)), logits.new_empty(len(rows), 2, dtype=torch.float32)
         workspace = SamplingWorkspace(len(rows), logits.shape[1], logits.device)

@@ -8,9 +8,8 @@ Rows are in the order of the batch. Block tables stay on the device: a step send
 one for every 16 rows. To keep changes rare, a sequence's table stays at the same index while the sequence runs, even
 if its row changes. Rows without a sequence are padding: slot -1, context length 0, temperature 0.
 
-While the device computes a step, prepare() guesses the next one: the same sequences, one token further. fill() compares
-the guess with the actual batch, and usually has little left to write. If the guess is wrong, fill() starts over. The
-host has two buffers, because the latest step's copy may not have started when prepare() writes the next inputs.
+The host writes whole columns with numpy, and looks at a sequence only to read its numbers. It has two buffers, because
+the latest step's copy may not have started when it writes the next inputs.
 """
 
 from collections.abc import Mapping
@@ -93,6 +92,7 @@ class HostBuffer:
         self._buffer = allocate_fields(FIELDS, max_rows, torch.device("cpu"), is_pinned)
         views = field_views(self._buffer, FIELDS)
         self.fields: dict[str, np.ndarray] = {name: view.numpy() for name, view in views.items()}
+        self.indices: np.ndarray | None = None  # the table indices of its rows
         self._copied = torch.cuda.Event() if is_pinned else None  # complete once the buffer may be written again
 
     def copy_to(self, buffer: Tensor) -> None:
@@ -113,47 +113,54 @@ class StepInputs:
         self._block_size, self._max_blocks, self._max_rows = block_size, max_blocks, max_rows
         is_cuda = device.type == "cuda"
         self._host, self._other_host = (HostBuffer(max_rows, is_cuda) for _ in range(2))
-        self._fields = self._host.fields
         self._buffer = allocate_fields(FIELDS, max_rows, device)
         self.device = field_views(self._buffer, FIELDS)
         # Unused elements of changed_entries point to the extra entry at the end.
         self._flat_tables = torch.zeros(max_rows * max_blocks + 1, dtype=torch.int32, device=device)
         self._tables = self._flat_tables[:-1].view(max_rows, max_blocks)  # int32 [max_rows, max_blocks]
-        self._sent_tables: list[list[int]] = [[] for _ in range(max_rows)]  # by table index, what the device has
-        self._seqs: list[Sequence] = []  # of the latest step, with their table indices and positions
-        self._table_indices: list[int] = []
-        self._positions: list[int] = []
-        self._is_prepared = False
+        self._seqs: list[Sequence] = []  # of the latest step, and the indices of their tables
+        self._indices = np.zeros(0, dtype=np.int64)
+        self._drawn: list[int] = []  # rows of the latest step that are not greedy
+        # By table index: what the device has, from which list, how much of it, and the sampling parameters
+        self._sent = np.zeros((max_rows, max_blocks), dtype=np.int32)
+        self._sent_from: list[list[int]] = [[] for _ in range(max_rows)]
+        self._num_sent = [0] * max_rows
+        self._sampling = {name: np.zeros(max_rows, self._host.fields[name].dtype) for name in SAMPLING_FIELDS}
 
     def fill(self, batch: list[Scheduled]) -> None:
         """Copy the inputs of a step to the device. Row i holds the i-th item of the batch."""
-        seqs, positions = [seq for seq, _ in batch], [end - 1 for end in end_positions(batch)]
-        if not (self._is_prepared and seqs == self._seqs and positions == self._positions):
-            self._begin(seqs, positions)
-        self._is_prepared = False
-        rows = list(zip(seqs, positions, strict=True))
-        self._fields["input_ids"][: len(rows)] = [seq.input_id(position) for seq, position in rows]
-        for row, (seq, position) in enumerate(rows):
-            if seq.params.temperature > 0:
-                self._fields["key"][row] = noise_key(seq.seed, seq.sample_index, position + 1)
+        self._host, self._other_host = self._other_host, self._host
+        self._host.wait()  # until its latest copy, which was for the step before the latest one, is done
+        seqs, rows, fields = [seq for seq, _ in batch], len(batch), self._host.fields
+        if seqs != self._seqs:
+            self._assign_indices(seqs)
+        indices, has_drafts = self._indices, any([seq.draft_token_ids for seq in seqs])
+        if has_drafts:
+            starts = [end - 1 for end in end_positions(batch)]
+            fields["input_ids"][:rows] = [seq.input_id(start) for seq, start in zip(seqs, starts, strict=True)]
+        else:  # input_id() and num_launched_tokens, written out: this runs for each token
+            starts = [seq.num_computed_tokens + seq.num_in_flight_tokens for seq in seqs]
+            fields["input_ids"][:rows] = [
+                seq.token_ids[start] if start < len(seq.token_ids) else seq.placeholder_id
+                for seq, start in zip(seqs, starts, strict=True)
+            ]
+        positions = np.array(starts, dtype=np.int64)
         self._write_changes(seqs)
+        fields["positions"][:rows], fields["context_lens"][:rows] = positions, positions + 1
+        places, offsets = np.divmod(positions, self._block_size)
+        fields["slot_mapping"][:rows] = self._sent[indices, places] * self._block_size + offsets
+        if self._host.indices is not indices:  # other rows than when this buffer was filled last
+            self._host.indices, fields["table_indices"][:rows] = indices, indices
+            for name, values in self._sampling.items():
+                fields[name][:rows] = values[indices]
+            fields["slot_mapping"][rows:], fields["context_lens"][rows:], fields["temperature"][rows:] = NO_SLOT, 0, 0
+        for row in self._drawn:
+            fields["key"][row] = noise_key(seqs[row].seed, seqs[row].sample_index, starts[row] + 1)
         self._host.copy_to(self._buffer)
-
-    def prepare(self) -> None:
-        """Guess the next step while the latest one runs: the same sequences, one token further."""
-        latest = self._fields
-        self._switch_buffers()
-        for name, values in latest.items():
-            self._fields[name][:] = values
-        rows = len(self._seqs)
-        for name in ("positions", "context_lens", "slot_mapping"):
-            self._fields[name][:rows] += 1  # fill() corrects the slot if a new block begins
-        self._positions = [position + 1 for position in self._positions]
-        self._is_prepared = True
 
     def forget(self) -> None:
         """Make the next step send all tables again. Call this if the device may have missed changes."""
-        self._seqs, self._table_indices, self._is_prepared = [], [], False
+        self._seqs, self._indices = [], np.zeros(0, dtype=np.int64)
 
     def block_tables(self, rows: int) -> Tensor:
         """Apply the changes that fill() has sent, and return the tables of the first `rows` rows, [rows, max_blocks].
@@ -163,59 +170,44 @@ class StepInputs:
         self._flat_tables.index_copy_(0, self.device["changed_entries"], self.device["changed_blocks"])
         return self._tables.index_select(0, self.device["table_indices"][:rows])
 
-    def _switch_buffers(self) -> None:
-        """Switch to the other buffer, once its latest copy, which was for an earlier step, is done."""
-        self._host, self._other_host = self._other_host, self._host
-        self._host.wait()
-        self._fields = self._host.fields
-
-    def _begin(self, seqs: list[Sequence], positions: list[int]) -> None:
-        """Write the inputs of a step from scratch, except those that fill() always writes."""
-        if not self._is_prepared:
-            self._switch_buffers()
-        self._table_indices = self._assign_table_indices(seqs)
-        self._seqs, self._positions = seqs, positions
-        fields, rows = self._fields, len(seqs)
-        fields["slot_mapping"][rows:], fields["context_lens"][rows:], fields["temperature"][rows:] = NO_SLOT, 0, 0
-        fields["table_indices"][:rows], fields["positions"][:rows] = self._table_indices, positions
-        fields["context_lens"][:rows] = [position + 1 for position in positions]
-        fields["slot_mapping"][:rows] = [self._slot(*each) for each in zip(seqs, positions, strict=True)]
-        for name, column in row_params(sampling_rows(seqs), torch.device("cpu"))._asdict().items():
-            fields[name][:rows] = column[:, 0]
-
-    def _slot(self, seq: Sequence, position: int) -> int:
-        return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
-
-    def _assign_table_indices(self, seqs: list[Sequence]) -> list[int]:
-        """Return the index of each row's table: the one that its sequence had in the latest step, or a free one."""
-        indices = {id(seq): index for seq, index in zip(self._seqs, self._table_indices, strict=True)}
-        taken = {indices[id(seq)] for seq in seqs if id(seq) in indices}
+    def _assign_indices(self, seqs: list[Sequence]) -> None:
+        """Give each sequence the index of its table: the one that it had in the latest step, or a free one."""
+        known = dict(zip(map(id, self._seqs), self._indices.tolist(), strict=True))
+        indices = {id(seq): known[id(seq)] for seq in seqs if id(seq) in known}
+        taken, new = {*indices.values()}, list[Sequence]()
         free = (index for index in range(self._max_rows) if index not in taken)
         for seq in seqs:
             if id(seq) not in indices:
-                index = indices[id(seq)] = next(free)
-                self._sent_tables[index] = []
-        return [indices[id(seq)] for seq in seqs]
+                indices[id(seq)] = index = next(free)
+                self._sent_from[index], self._num_sent[index] = [], 0
+                new.append(seq)
+        if new:
+            at = [indices[id(seq)] for seq in new]
+            for name, column in row_params(sampling_rows(new), torch.device("cpu"))._asdict().items():
+                self._sampling[name][at] = column[:, 0]
+        self._seqs, self._indices = seqs, np.array([indices[id(seq)] for seq in seqs], dtype=np.int64)
+        self._drawn = np.flatnonzero(self._sampling["temperature"][self._indices]).tolist()
 
     def _write_changes(self, seqs: list[Sequence]) -> None:
-        """Write the table entries that changed since they were sent, and the slots of rows whose table changed."""
-        entries, blocks, changed_tables = list[int](), list[int](), set[int]()
-        for row, (index, seq, position) in enumerate(zip(self._table_indices, seqs, self._positions, strict=True)):
-            sent, table = self._sent_tables[index], seq.block_table
-            if sent != table:
-                first = len(sent) if sent == table[: len(sent)] else 0  # 0 after a preemption or a copied block
-                self._sent_tables[index] = table.copy()
-                entries += range(index * self._max_blocks + first, index * self._max_blocks + len(table))
-                blocks += table[first:]
-                changed_tables.add(index)
-            if index in changed_tables or position % self._block_size == 0:
-                self._fields["slot_mapping"][row] = self._slot(seq, position)
+        """Write the table entries that changed since they were sent."""
+        entries, blocks, sent_from, num_sent = list[int](), list[int](), self._sent_from, self._num_sent
+        for seq, index in zip(seqs, self._indices.tolist(), strict=True):
+            table = seq.block_table
+            if len(table) == num_sent[index] and table is sent_from[index]:
+                continue
+            first = num_sent[index]
+            if table is not sent_from[index]:  # it was admitted again, or has its own copy of its last block
+                both = zip(self._sent[index, :first].tolist(), table, strict=False)
+                first = next((i for i, (old, new) in enumerate(both) if old != new), min(first, len(table)))
+            entries += range(index * self._max_blocks + first, index * self._max_blocks + len(table))
+            blocks += table[first:]
+            self._sent[index, first : len(table)] = table[first:]
+            sent_from[index], num_sent[index] = table, len(table)
         limit = self._max_rows
         if len(entries) > limit:  # new sequences send whole tables; the overflow needs a separate copy
             overflow = torch.tensor(entries[limit:], dtype=torch.int64, device=self._flat_tables.device)
             overflow_blocks = torch.tensor(blocks[limit:], dtype=torch.int32, device=self._flat_tables.device)
             self._flat_tables.index_copy_(0, overflow, overflow_blocks)
-        count = min(len(entries), limit)
-        fields = self._fields
+        count, fields = min(len(entries), limit), self._host.fields
         fields["changed_entries"][:], fields["changed_blocks"][:] = len(self._flat_tables) - 1, 0
         fields["changed_entries"][:count], fields["changed_blocks"][:count] = entries[:count], blocks[:count]

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...requests.tokens import SampledToken, SamplingRow
+from ...requests.tokens import SamplingRow, StepOutput
 from ..torch.sampler import RowParams, invalid_logits_message, row_params
 from .inputs import SAMPLING_FIELDS, allocate_fields, field_views, sampling_params
 
@@ -17,18 +18,19 @@ class Sampling:
         self._copy = results.to("cpu", non_blocking=True, copy=True)  # into pinned memory
         self._copied = torch.cuda.current_stream(results.device).record_event() if results.is_cuda else None
 
-    def read(self) -> list[SampledToken]:
+    def read(self) -> StepOutput:
         """Wait for the copy, but not for later steps, and return the tokens.
 
         Raise FloatingPointError, with the row's number, if a log-probability is not finite.
         """
         if self._copied is not None:
             self._copied.synchronize()
-        sampled = [SampledToken(int(token), logprob) for token, logprob in self._copy.tolist()]
-        for row, token in enumerate(sampled):
-            if not math.isfinite(token.logprob):
-                raise FloatingPointError(invalid_logits_message(row))
-        return sampled
+        results = self._copy.numpy()
+        logprobs: list[float] = results[:, 1].tolist()
+        if not math.isfinite(sum(logprobs)):
+            row = next(row for row, logprob in enumerate(logprobs) if not math.isfinite(logprob))
+            raise FloatingPointError(invalid_logits_message(row))
+        return StepOutput(results[:, 0].astype(np.int64).tolist(), logprobs)
 
 
 def params_on_device(rows: list[SamplingRow], device: torch.device) -> RowParams:

@@ -157,15 +157,3 @@ class PagedAttend:
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._kv_cache.blocks.device)
-
-
-def compute_slot_mapping(block_tables: Tensor, seqs: Tensor, positions: Tensor, block_size: int) -> Tensor:
-    """Return the slot of each token. Token i belongs to sequence seqs[i] and has position positions[i].
-
-    block_tables int64 [num_seqs, max_blocks]; seqs, positions, out int64 [num_tokens]
-
-    >>> seqs, positions = torch.tensor([0, 0, 1]), torch.tensor([3, 4, 2])
-    >>> compute_slot_mapping(torch.tensor([[3, 0], [1, 1]]), seqs, positions, block_size=4).tolist()
-    [15, 0, 6]
-    """
-    return block_tables[seqs, positions // block_size] * block_size + positions % block_size

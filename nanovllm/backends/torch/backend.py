@@ -3,19 +3,22 @@
 from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...engine.executor import Scheduled
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 from ...progress import note_progress
-from ...requests.tokens import SampledToken, SamplingRow
-from .attention import AttentionMetadata, PagedAttention, compute_slot_mapping
+from ...requests.tokens import SamplingRow, StepOutput
+from .attention import AttentionMetadata, PagedAttention
 from .sampler import sample
+
+Numbers = NDArray[np.int64]
 
 
 class Computed(NamedTuple):
@@ -29,7 +32,7 @@ class Computed(NamedTuple):
 class SamplerAhead(Protocol):
     """A sampler whose tokens the device can use before the host reads them."""
 
-    def start_sampling(self, logits: Tensor, seqs: list[Sequence]) -> Callable[[], list[SampledToken]] | None:
+    def start_sampling(self, logits: Tensor, seqs: list[Sequence]) -> Callable[[], StepOutput] | None:
         """Start sampling a token for each row of `logits` [len(seqs), vocab_size]. Return a function that reads them.
 
         In the next step, the placeholder_id ~i stands for the token of row i. Return None if sampling needs the host.
@@ -56,7 +59,7 @@ class Backend(Protocol):
         """Return a context manager for all work after the model, which may set the thread count or the device."""
         ...
 
-    def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
+    def sample(self, logits: Tensor, rows: list[SamplingRow]) -> StepOutput:
         """Sample one token for each row of `logits` [num_rows, vocab_size], as sampler.sample() does."""
         ...
 
@@ -89,12 +92,14 @@ class TorchBackend:
     def sampling(self, computed: Computed) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def sample(self, logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
+    def sample(self, logits: Tensor, rows: list[SamplingRow]) -> StepOutput:
         return sample(logits, rows)
 
 
 def end_positions(batch: list[Scheduled]) -> list[int]:
     """Return each item's end position, at which the next item or the next step continues the sequence."""
+    if not any([seq.draft_token_ids for seq, _ in batch]):  # then each sequence has one item
+        return [seq.num_computed_tokens + seq.num_in_flight_tokens + num_tokens for seq, num_tokens in batch]
     ends: list[int] = []
     for i, (seq, num_tokens) in enumerate(batch):
         start = ends[-1] if i > 0 and batch[i - 1][0] is seq else seq.num_launched_tokens
@@ -108,39 +113,39 @@ def flatten(batch: list[Scheduled], block_size: int, device: torch.device) -> tu
     These are input_ids and positions, int64 [num_tokens], and the step's metadata for attention. An item that continues
     the sequence of the item before it counts as a separate sequence with the same blocks.
     """
-    context_lens = end_positions(batch)
-    token_ids, token_positions, tables, new_blocks = list[int](), list[int](), list[list[int]](), list[int]()
+    context_lens, token_ids = end_positions(batch), list[int]()
     for end, (seq, num_tokens) in zip(context_lens, batch, strict=True):
-        start = end - num_tokens
-        token_ids += seq.input_ids(num_tokens, start)
-        token_positions += range(start, end)
-        tables.append(seq.block_table[: -(-end // block_size)])
-        new_blocks += tables[-1][-(-start // block_size) :]
-    input_ids, positions = tensor_of(token_ids, device), tensor_of(token_positions, device)  # [num_tokens] each
-    block_tables = pad_tables(tables).to(device)
-    seqs = tensor_of([i for i, (_, num_tokens) in enumerate(batch) for _ in range(num_tokens)], device)  # [num_tokens]
-    step = AttentionMetadata(
-        query_start_loc=[0, *accumulate(num_tokens for _, num_tokens in batch)],
-        context_lens=context_lens,
-        block_tables=block_tables,
-        slot_mapping=compute_slot_mapping(block_tables, seqs, positions, block_size),
-        new_blocks=tensor_of(new_blocks, device),
+        token_ids += [seq.input_id(end - 1)] if num_tokens == 1 else seq.input_ids(num_tokens, end - num_tokens)
+    tables = pad_tables(
+        [seq.block_table[: -(-end // block_size)] for end, (seq, _) in zip(context_lens, batch, strict=True)]
     )
-    return input_ids, positions, step
+    ends, counts = np.array(context_lens), np.array([num_tokens for _, num_tokens in batch])
+    firsts = counts.cumsum() - counts  # the index of each item's first token
+    items = np.repeat(np.arange(len(batch)), counts)  # of each token
+    positions = np.arange(len(token_ids)) + (ends - counts - firsts)[items]
+    blocks, offsets = tables[items, positions // block_size], positions % block_size
+    step = AttentionMetadata(
+        query_start_loc=[*firsts.tolist(), len(token_ids)],
+        context_lens=context_lens,
+        block_tables=tensor_of(tables, device),
+        slot_mapping=tensor_of(blocks * block_size + offsets, device),
+        new_blocks=tensor_of(blocks[offsets == 0], device),
+    )
+    return tensor_of(token_ids, device), tensor_of(positions, device), step
 
 
-def pad_tables(tables: list[list[int]]) -> Tensor:
+def pad_tables(tables: list[list[int]]) -> Numbers:
     """Return the block tables as int64 [num_seqs, max_blocks], each row padded with its last block.
 
-    The tables are joined in one flat array first, because torch converts a list of lists one number at a time.
+    The tables are joined in one flat array first, because numpy converts a list of lists one number at a time.
     """
-    width, flat = max(len(table) for table in tables), array("q")
+    width, flat = max(map(len, tables)), array("q")
     for table in tables:
         flat += array("q", table + table[-1:] * (width - len(table)))
-    return torch.frombuffer(flat, dtype=torch.int64).view(-1, width)
+    return np.frombuffer(flat, dtype=np.int64).reshape(-1, width)
 
 
-def tensor_of(values: list[int], device: torch.device) -> Tensor:
+def tensor_of(values: "list[int] | Numbers", device: torch.device) -> Tensor:
     """Copy `values` to an int64 tensor on `device`, without waiting for a GPU."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=torch.int64, device=device)

@@ -1,16 +1,17 @@
 """ModelRunner runs the model on a batch of sequences, and samples a token for each of them."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from ...engine.executor import FinishedStep, Scheduled
+from ...engine.executor import FinishedStep, Scheduled, must_read_first
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 from ...profiling import step_range
-from ...requests.tokens import Logprob, RowOutput, SampledToken, SamplingRow
+from ...requests.tokens import Logprob, PoolerOutput, SampledToken, SamplingRow, StepOutput
 from .attention import PagedAttention
 from .backend import Backend, Computed, SamplerAhead, TorchBackend, end_positions, tensor_of
 from .pooler import pool
@@ -22,14 +23,11 @@ MAX_PROMPT_LOGITS = 1 << 24  # logits computed at a time for prompt_logprobs: lo
 class SampledStep:
     """A Pending for a step that still runs on the device. `read` waits for the tokens of the items in `complete`."""
 
-    def __init__(self, num_items: int, complete: list[int], read: Callable[[], list[SampledToken]]) -> None:
+    def __init__(self, num_items: int, complete: list[int], read: Callable[[], StepOutput]) -> None:
         self._num_items, self._complete, self._read = num_items, complete, read
 
-    def tokens(self) -> list[RowOutput | None]:
-        tokens: list[RowOutput | None] = [None] * self._num_items
-        for i, token in zip(self._complete, self._read(), strict=True):
-            tokens[i] = token
-        return tokens
+    def tokens(self) -> StepOutput:
+        return self._read().spread(self._complete, self._num_items)
 
 
 class ModelRunner:
@@ -44,60 +42,59 @@ class ModelRunner:
         self.num_steps = 0
         self.num_tokens = 0  # computed since the engine started
 
-    def launch(self, batch: list[Scheduled]) -> FinishedStep | SampledStep:
+    def launch(self, batch: list[Scheduled], num_decodes: int = 0) -> FinishedStep | SampledStep:
         """Run a step. If it fails, tokens() of the result raises the error.
 
         If the backend can sample without the host, return while the device is still computing.
         """
         try:
-            if self.backend.ahead is not None and not any(seq.must_read_first for seq, _ in batch):
-                return self._start(batch, self.backend.ahead)
+            if self.backend.ahead is not None and not must_read_first(batch):
+                return self._start(batch, self.backend.ahead, num_decodes)
             return FinishedStep(self.run(batch))
         except Exception as error:
-            return FinishedStep([], error)
+            return FinishedStep.failed(error)
 
     @torch.inference_mode()
-    def _start(self, batch: list[Scheduled], ahead: SamplerAhead) -> SampledStep:
+    def _start(self, batch: list[Scheduled], ahead: SamplerAhead, num_decodes: int) -> SampledStep:
         """Start a step that needs no logits processors, embeddings or logprobs."""
-        computed, complete = self.compute(batch), complete_items(batch)
+        computed, complete = self.compute(batch), complete_items(batch, num_decodes)
         if not complete:
-            return SampledStep(len(batch), [], list)
+            return SampledStep(len(batch), [], partial(StepOutput, [], []))
         seqs = [batch[i][0] for i in complete]
         with step_range("sample"), self.backend.sampling(computed):
             logits = self.compute_logits(computed, complete)
             read = ahead.start_sampling(logits, seqs)
-            tokens = self.backend.sample(logits, sampling_rows(seqs)) if read is None else []
+            tokens = self.backend.sample(logits, sampling_rows(seqs)) if read is None else StepOutput([], [])
         for row, seq in enumerate(seqs):
-            seq.placeholder_id = tokens[row].token_id if read is None else ~row
+            seq.placeholder_id = tokens.token_ids[row] if read is None else ~row
         return SampledStep(len(batch), complete, read or (lambda: tokens))
 
     @torch.inference_mode()
-    def run(self, batch: list[Scheduled]) -> list[RowOutput | None]:
+    def run(self, batch: list[Scheduled]) -> StepOutput:
         """Run the model on the next `num_tokens` tokens of each item, and sample the token that follows them.
 
         A sequence with pooling_params gets the embedding of its prompt instead, and a sequence with more tokens to
-        compute gets None. Sequences change only in prompt_logprobs and placeholder_id: the caller advances
+        compute gets nothing. Sequences change only in prompt_logprobs and placeholder_id: the caller advances
         num_computed_tokens and appends the sampled tokens.
         """
         computed, complete = self.compute(batch), complete_items(batch)
         pooled = {i: params for i in complete if (params := batch[i][0].pooling_params) is not None}
         complete = [i for i in complete if i not in pooled] if pooled else complete
-        outputs: list[RowOutput | None] = [None] * len(batch)
+        outputs, embeddings = StepOutput([], []), list[PoolerOutput]()
         with step_range("sample"), self.backend.sampling(computed):
             if complete:
                 logits = self.compute_logits(computed, complete)  # [num_complete, vocab_size]
-                sampled = sample_with_logprobs(logits, [batch[i][0] for i in complete], self.backend.sample)
-                for i, token in zip(complete, sampled, strict=True):
-                    outputs[i], batch[i][0].placeholder_id = token, token.token_id
+                seqs = [batch[i][0] for i in complete]
+                outputs = sample_with_logprobs(logits, seqs, self.backend.sample)
+                for seq, token_id in zip(seqs, outputs.token_ids, strict=True):
+                    seq.placeholder_id = token_id
             if pooled:
                 embeddings = pool(self._last_hidden(computed, [*pooled]), [*pooled.values()])
-                for i, embedding in zip(pooled, embeddings, strict=True):
-                    outputs[i] = embedding
-            for i, (seq, _) in enumerate(batch):
+            for i, seq in [(i, seq) for i, (seq, _) in enumerate(batch) if not seq.is_plain]:
                 if seq.awaits_prompt_logprobs:
                     hidden = computed.hidden[computed.query_start_loc[i] : computed.query_start_loc[i + 1]]
                     seq.add_prompt_logprobs(self._prompt_logprobs(seq, hidden))
-        return outputs
+        return outputs.spread(complete, len(batch), dict(zip(pooled, embeddings, strict=True)))
 
     @torch.inference_mode()
     def compute(self, batch: list[Scheduled]) -> Computed:
@@ -141,10 +138,11 @@ class ModelRunner:
         return computed.hidden[last_rows]
 
 
-def complete_items(batch: list[Scheduled]) -> list[int]:
+def complete_items(batch: list[Scheduled], num_decodes: int = 0) -> list[int]:
     """Return the indices of the items that need a sampled token: their sequences have no more tokens to compute."""
-    ends = end_positions(batch)
-    return [i for i, (seq, _) in enumerate(batch) if ends[i] >= seq.num_tokens_with_placeholders]
+    others = batch[num_decodes:]
+    ends = enumerate(zip(end_positions(others), others, strict=True), start=num_decodes)
+    return [*range(num_decodes), *(i for i, (end, (seq, _)) in ends if end >= seq.num_tokens_with_placeholders)]
 
 
 def sampling_rows(seqs: list[Sequence]) -> list[SamplingRow]:
@@ -155,8 +153,8 @@ def sampling_rows(seqs: list[Sequence]) -> list[SamplingRow]:
 def sample_with_logprobs(
     logits: Tensor,
     seqs: list[Sequence],
-    sample_rows: Callable[[Tensor, list[SamplingRow]], list[SampledToken]] = sample,
-) -> list[SampledToken]:
+    sample_rows: Callable[[Tensor, list[SamplingRow]], StepOutput] = sample,
+) -> StepOutput:
     """Apply logits processors, then sample one token for each row of `logits` [len(seqs), vocab_size].
 
     All logprobs are computed from the raw logits. Rows that use neither processors nor logprobs cost nothing beyond
@@ -169,22 +167,23 @@ def sample_with_logprobs(
             raise
         parameters = "allowed_token_ids, bad_words, min_tokens, logit_bias, structured_outputs"
         raise ValueError(f"no token is left to sample from after {parameters}") from None
-    for row, seq in enumerate(seqs):
+    special = [(row, seq) for row, seq in enumerate(seqs) if not seq.is_plain]
+    for row, seq in special:
         if seq.logits_processors:
             raw = logits[row].float()  # [vocab_size]
-            logprob = raw[tokens[row].token_id] - raw.logsumexp(dim=-1)
-            tokens[row] = tokens[row]._replace(logprob=logprob.item())
-    for count in {seq.params.logprobs for seq in seqs if seq.params.logprobs is not None}:
-        rows = [row for row, seq in enumerate(seqs) if seq.params.logprobs == count]
-        token_ids = [tokens[row].token_id for row in rows]
+            tokens.logprobs[row] = (raw[tokens.token_ids[row]] - raw.logsumexp(dim=-1)).item()
+    listed: dict[int, dict[int, Logprob]] = {}
+    for count in {seq.params.logprobs for _, seq in special if seq.params.logprobs is not None}:
+        rows = [row for row, seq in special if seq.params.logprobs == count]
+        token_ids = [tokens.token_ids[row] for row in rows]
         likeliest = top_logprobs(logits[rows], token_ids, logits.shape[1] if count == -1 else count)
-        for row, logprobs in zip(rows, likeliest, strict=True):
-            tokens[row] = tokens[row]._replace(logprobs=logprobs)
-    for row, seq in enumerate(seqs):
+        listed |= zip(rows, likeliest, strict=True)
+    for row, seq in special:
         if seq.params.logprob_token_ids:
-            token_ids = [*seq.params.logprob_token_ids, tokens[row].token_id]
-            tokens[row] = tokens[row]._replace(logprobs=named_logprobs(logits[row], token_ids))
-    return tokens
+            token_ids = [*seq.params.logprob_token_ids, tokens.token_ids[row]]
+            listed[row] = named_logprobs(logits[row], token_ids)
+    others = {row: SampledToken(tokens.token_ids[row], tokens.logprobs[row], each) for row, each in listed.items()}
+    return tokens._replace(others=others)
 
 
 def apply_logits_processors(logits: Tensor, seqs: list[Sequence]) -> Tensor:

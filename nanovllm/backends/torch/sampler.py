@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...requests.sampling_params import SamplingParams
-from ...requests.tokens import Logprob, SampledToken, SamplingRow
+from ...requests.tokens import Logprob, SamplingRow, StepOutput
 
 MAX_IN_CACHE = 1 << 20  # logits processed at a time on a CPU, so that intermediate results stay in its cache
 CHUNK = 128  # tokens per chunk: the chunks race first, then the tokens of the winning chunk
@@ -37,7 +37,7 @@ class RowParams(NamedTuple):
 Method = Callable[[Tensor, RowParams], Tensor]  # logits [num_rows, vocab_size] -> tokens [num_rows]
 
 
-def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
+def sample(logits: Tensor, rows: list[SamplingRow]) -> StepOutput:
     """Sample one token for each row of `logits` [num_rows, vocab_size].
 
     Raise FloatingPointError with the row's number if its logits contain NaN or +inf, or are all -inf.
@@ -45,7 +45,7 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
     assert logits.dim() == 2 and logits.shape[0] == len(rows), (logits.shape, len(rows))
     if logits.device.type == "mps":  # MPS has no float64, which the noise needs
         logits = logits.cpu()
-    sampled: list[SampledToken] = []
+    sampled = StepOutput([], [])
     size = max(1, MAX_IN_CACHE // logits.shape[1] if logits.device.type == "cpu" else len(rows))
     for start in range(0, len(rows), size):
         part = logits[start : start + size].float()
@@ -55,7 +55,8 @@ def sample(logits: Tensor, rows: list[SamplingRow]) -> list[SampledToken]:
                 raise FloatingPointError(invalid_logits_message(start + i))
         tokens = choose(part, rows[start : start + size])  # [size]
         chosen = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
-        sampled += [SampledToken(*pair) for pair in zip(tokens.tolist(), chosen.tolist(), strict=True)]
+        sampled.token_ids.extend(tokens.tolist())
+        sampled.logprobs.extend(chosen.tolist())
     return sampled
 
 

@@ -295,10 +295,9 @@ def test_the_sampler_returns_the_plain_samplers_tokens(dtype, find_likeliest):
         for kinds in ([GREEDY] * 8, [GREEDY, DRAWN] * 4, [DRAWN] * 8):
             rows = [SamplingRow(params, seed, 0, 7) for seed, params in enumerate(kinds)]
             result, expected = sample_rows(logits, rows, find_likeliest), sample(logits, rows)
-            assert [token.token_id for token in result] == [token.token_id for token in expected]
-            logprobs = [token.logprob for token in expected]
-            assert [token.logprob for token in result] == pytest.approx(logprobs, abs=2e-5)
-    assert sample_rows(logits[:0], [], find_likeliest) == []
+            assert result.token_ids == expected.token_ids
+            assert result.logprobs == pytest.approx(expected.logprobs, abs=2e-5)
+    assert sample_rows(logits[:0], [], find_likeliest).token_ids == []
 
 
 @pytest.mark.parametrize("fault", [torch.nan, torch.inf, -torch.inf])

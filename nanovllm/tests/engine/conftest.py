@@ -11,7 +11,7 @@ from ...checkpoints.weights import load_model
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
 from ...llm import LLM
-from ...requests.tokens import SampledToken
+from ...requests.tokens import StepOutput
 from ..testing.checkpoints import train_tokenizer, write_checkpoint
 from ..testing.simulated_cuda import Stream, current_stream, on_device, on_stream
 
@@ -53,8 +53,10 @@ def scripted(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[lis
     def engine(token_ids: list[int]) -> LLM:
         llm = LLM(checkpoint, block_size=4, kv_cache_tokens=256)
 
-        def run(batch: list[tuple[Sequence, int]]) -> list[SampledToken]:
-            return [SampledToken(token_ids[seq.num_tokens - seq.num_prompt_tokens], -1.0) for seq, _ in batch]
+        def run(batch: list[tuple[Sequence, int]]) -> StepOutput:
+            return StepOutput(
+                [token_ids[seq.num_tokens - seq.num_prompt_tokens] for seq, _ in batch], [-1.0] * len(batch)
+            )
 
         monkeypatch.setattr(llm.llm_engine.executor, "run", run)
         return llm

@@ -16,7 +16,7 @@ from ...llm_engine import LLMEngine
 from ...options.config import EngineConfig
 from ...requests.outputs import RequestOutput
 from ...requests.sampling_params import RequestOutputKind, SamplingParams
-from ...requests.tokens import SampledToken
+from ...requests.tokens import SampledToken, StepOutput
 from ..testing.engines import (
     answer,
     answer_alone,
@@ -37,9 +37,9 @@ NUM_ROWS = 256
 class RecordedStep(NamedTuple):
     calls: list[str]
     number: int
-    sampled: list[SampledToken | None]
+    sampled: StepOutput
 
-    def tokens(self) -> list[SampledToken | None]:
+    def tokens(self) -> StepOutput:
         self.calls.append(f"read {self.number}")
         return self.sampled
 
@@ -51,11 +51,11 @@ class RecordingExecutor:
         self.calls: list[str] = []
         self.num_steps = self.num_tokens = 0
 
-    def launch(self, batch: list[Scheduled]) -> Pending:
+    def launch(self, batch: list[Scheduled], num_decodes: int = 0) -> Pending:
         self.num_steps += 1
         self.calls.append(f"launch {self.num_steps}")
         sampled = [self._next(seq) if seq.num_uncomputed_tokens == count else None for seq, count in batch]
-        return RecordedStep(self.calls, self.num_steps, sampled)
+        return RecordedStep(self.calls, self.num_steps, StepOutput.of(sampled))
 
     def _next(self, seq: Sequence) -> SampledToken:
         return SampledToken(260 + seq.num_tokens_with_placeholders % 60, -1.0)  # pieces of words

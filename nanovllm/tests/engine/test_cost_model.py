@@ -175,7 +175,7 @@ def test_long_prefill_is_measured_only_if_a_short_one_cannot_decide(engine, monk
     seconds, launched, said = iter([1.0, load_seconds, 0.5, 1.0]), [], []
     launch = engine.executor.launch
     monkeypatch.setattr(cost_model, "NUM_FEW_TOKENS", 4)
-    monkeypatch.setattr(engine.executor, "launch", lambda batch: launched.append(batch[0][1]) or launch(batch))
+    monkeypatch.setattr(engine.executor, "launch", lambda batch, *_: launched.append(batch[0][1]) or launch(batch))
     monkeypatch.setattr(
         cost_model, "best_time", lambda work, kv_cache: [work(each) for each in (0, 1)] and next(seconds)
     )

@@ -31,7 +31,7 @@ from ...engine.observer import Observer
 from ...llm_engine import LLMEngine
 from ...options.config import EngineConfig
 from ...requests.outputs import RequestOutput
-from ...requests.tokens import RowOutput
+from ...requests.tokens import StepOutput
 from ...tiers import cost_model, disk_tier, host_tier, setup
 from ...tiers.block_files import BlockFiles, weights_digest
 from ...tiers.cost_model import CostModel, measure_disk
@@ -515,9 +515,9 @@ class Clock:
         """Let an engine take as long as these speeds say."""
         launch = engine.executor.launch
 
-        def slow_launch(batch: list[Scheduled]) -> SlowStep:
+        def slow_launch(batch: list[Scheduled], *numbers: int) -> SlowStep:
             self.device_is_free = max(self.now, self.device_is_free) + sum(n for _, n in batch) / tokens_per_second
-            return SlowStep(launch(batch), self, self.device_is_free)
+            return SlowStep(launch(batch, *numbers), self, self.device_is_free)
 
         self.slow_down(engine.disk_tier.files, bytes_per_second)
         self._monkeypatch.setattr(engine.executor, "launch", slow_launch)
@@ -542,7 +542,7 @@ class SlowStep:
     clock: Clock
     ends: float
 
-    def tokens(self) -> list[RowOutput | None]:
+    def tokens(self) -> StepOutput:
         self.clock.now = max(self.clock.now, self.ends)
         return self.step.tokens()
 

@@ -25,7 +25,7 @@ from ...engine.observer import Observer
 from ...engine.scheduler import Scheduler
 from ...engine.sequence import Sequence
 from ...options.config import EngineConfig
-from ...requests.tokens import SampledToken
+from ...requests.tokens import NO_TOKEN, SampledToken, StepOutput
 from ...tiers.host_tier import HostTier
 from ..testing.sequences import make_sequence
 
@@ -60,9 +60,9 @@ class Lagging:
         self.executor, self.rows = executor, rows
         self.sampled: list[SampledToken | None] = []
 
-    def tokens(self) -> list[SampledToken | None]:
+    def tokens(self) -> StepOutput:
         self.executor.run_until(self)
-        return self.sampled
+        return StepOutput.of(self.sampled)
 
 
 class LaggingExecutor:
@@ -78,7 +78,7 @@ class LaggingExecutor:
         self.queue: deque[Lagging] = deque()
         self.most_in_flight = self.num_steps = 0
 
-    def launch(self, scheduled: list[Scheduled]) -> Pending:
+    def launch(self, scheduled: list[Scheduled], num_decodes: int = 0) -> Pending:
         rows, start = [], 0
         for i, (seq, num_tokens) in enumerate(scheduled):
             is_again = i > 0 and scheduled[i - 1][0] is seq
@@ -145,8 +145,10 @@ class Loop:
 
     def update(self, batch: list[Scheduled], positions: list[int], pending: Pending) -> None:
         """Fill in each token. Remove sequences that have ended, and discard what they have computed since."""
-        for (seq, _), position, token in zip(batch, positions, pending.tokens(), strict=True):
-            if token is None or seq.finished:
+        tokens = pending.tokens()
+        for row, ((seq, _), position) in enumerate(zip(batch, positions, strict=True)):
+            token = tokens.row(row)
+            if not isinstance(token, SampledToken) or seq.finished:
                 continue
             later = seq.token_ids[position + 1 :]
             del seq.token_ids[position:]
@@ -211,14 +213,15 @@ class DraftingLoop(Loop):
 
     def update(self, batch: list[Scheduled], positions: list[int], pending: Pending) -> None:
         """Accept the draft's tokens up to the first wrong one, and the sampled token there."""
-        tokens = pending.tokens()
+        output = pending.tokens()
+        tokens = [output.row(row) for row in range(len(batch))]
         for i, (seq, num_tokens) in enumerate(batch):
             if i and batch[i - 1][0] is seq:
                 continue
             seq.num_computed_tokens += num_tokens
             draft = self.drafts.pop(seq, [])
             for j, token in enumerate(tokens[i : i + 1 + len(draft)]):
-                if token is None:
+                if not isinstance(token, SampledToken):
                     break
                 if j:
                     seq.num_computed_tokens += 1
@@ -260,9 +263,8 @@ def sequence_with_blocks(num_tokens: int) -> Sequence:
 
 def test_runner_samples_one_token_for_each_complete_sequence(runner):
     whole, part = sequence_with_blocks(3), sequence_with_blocks(6)
-    token, none = runner.launch([(whole, 3), (part, 2)]).tokens()
-    [alone] = runner.run([(whole, 3)])
-    assert token is not None and alone is not None and token.token_id == alone.token_id and none is None
+    (token_id, none), _, _ = runner.launch([(whole, 3), (part, 2)]).tokens()
+    assert runner.run([(whole, 3)]).token_ids == [token_id] and none == NO_TOKEN
     assert (whole.num_computed_tokens, whole.num_tokens) == (0, 3), "the caller advances it"
     assert (runner.num_steps, runner.num_tokens) == (2, 8)
 

@@ -15,7 +15,7 @@ import pytest
 
 from ...engine.executor import Pending, Scheduled
 from ...requests.sampling_params import RequestOutputKind
-from ...requests.tokens import SampledToken
+from ...requests.tokens import StepOutput
 from ..testing.checkpoints import CONFIG, train_tokenizer, write_checkpoint
 from ..testing.engines import params
 from .test_async_scheduling import NUM_ROWS, RecordingExecutor, recorded_engine
@@ -50,7 +50,7 @@ class TimedStep(NamedTuple):
     timer: Timer
     ends_at: float
 
-    def tokens(self) -> list[SampledToken | None]:
+    def tokens(self) -> StepOutput:
         self.timer.wait(self.ends_at)
         return self.step.tokens()
 
@@ -62,8 +62,8 @@ class TimedExecutor(RecordingExecutor):
         super().__init__()
         self.timer = Timer(seconds)
 
-    def launch(self, batch: list[Scheduled]) -> Pending:
-        step = super().launch(batch)
+    def launch(self, batch: list[Scheduled], num_decodes: int = 0) -> Pending:
+        step = super().launch(batch, num_decodes)
         return TimedStep(step, self.timer, self.timer.start())
 
 

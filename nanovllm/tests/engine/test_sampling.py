@@ -20,7 +20,7 @@ from ...backends.torch.sampler import (
 )
 from ...llm import LLM
 from ...requests.sampling_params import SamplingParams
-from ...requests.tokens import SampledToken, SamplingRow
+from ...requests.tokens import SampledToken, SamplingRow, StepOutput
 
 PROBS = [0.4, 0.3, 0.15, 0.1, 0.05]
 LOGITS = torch.tensor(PROBS).log() + 3  # a shift that softmax does not see
@@ -34,7 +34,7 @@ def row(seed: int = 0, position: int = 0, sample_index: int = 0, **params) -> Sa
 def draw(logits: Tensor, **params) -> list[int]:
     """Draw NUM_DRAWS tokens from the same logits, each with the noise of another position."""
     rows = [row(seed=5, position=i, **params) for i in range(NUM_DRAWS)]
-    return [token.token_id for token in sample(logits.expand(NUM_DRAWS, -1), rows)]
+    return sample(logits.expand(NUM_DRAWS, -1), rows).token_ids
 
 
 def assert_drawn_from(tokens: list[int], probs: list[float]) -> None:
@@ -51,15 +51,15 @@ def assert_drawn_from(tokens: list[int], probs: list[float]) -> None:
 
 def test_temperature_0_takes_the_likeliest_token():
     logits = torch.tensor([[1.0, 3.0, 2.0], [5.0, 3.0, 2.0]])
-    assert [token.token_id for token in sample(logits, [row(temperature=0.0, seed=s) for s in (1, 2)])] == [1, 0]
+    assert sample(logits, [row(temperature=0.0, seed=s) for s in (1, 2)]).token_ids == [1, 0]
 
 
 def test_greedy_takes_the_first_of_equally_likely_tokens():
-    assert sample(torch.tensor([[1.0, 2.0, 2.0]]), [row(temperature=0.0)])[0].token_id == 1
+    assert sample(torch.tensor([[1.0, 2.0, 2.0]]), [row(temperature=0.0)]).token_ids == [1]
 
 
 def test_top_k_and_top_p_change_nothing_at_temperature_0():
-    assert sample(LOGITS.unsqueeze(0), [row(temperature=0.0, top_k=3, top_p=0.1)])[0].token_id == 0
+    assert sample(LOGITS.unsqueeze(0), [row(temperature=0.0, top_k=3, top_p=0.1)]).token_ids == [0]
 
 
 # The distribution
@@ -104,7 +104,7 @@ def test_a_row_without_limits_keeps_every_token_beside_a_limited_row():
     """The second token has a probability of 0.08, which top_p 0.5 excludes."""
     logits = torch.tensor([[10.0, 0.0]]).expand(400, -1)
     rows = [row(position=i, top_p=0.5 if i % 2 else 1.0, temperature=4.0) for i in range(400)]
-    tokens = [token.token_id for token in sample(logits, rows)]
+    tokens = sample(logits, rows).token_ids
     assert sum(tokens[1::2]) == 0 < sum(tokens[::2])
 
 
@@ -121,7 +121,7 @@ def test_a_huge_temperature_makes_all_tokens_equally_likely():
 def test_logits_may_have_half_precision():
     logits = torch.tensor(PROBS).log().half()
     assert_drawn_from(draw(logits), PROBS)
-    token = sample(logits.unsqueeze(0), [row(temperature=0.0)])[0]
+    token = sample(logits.unsqueeze(0), [row(temperature=0.0)]).row(0)
     assert token == SampledToken(0, pytest.approx(float(logits.float().log_softmax(dim=-1)[0]), abs=1e-6))
 
 
@@ -143,11 +143,9 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch(at_once, monkeypatch)
     variants = [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 1.7, "top_k": 40, "top_p": 0.9}]
     rows = [row(seed=i, position=i, **variants[i % len(variants)]) for i in range(20)]
     logits = torch.randn(20, 100, generator=torch.Generator().manual_seed(0))
-    together = sample(logits, rows)
-    alone = [sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(20)]
-    backwards = sample(logits.flip(0), rows[::-1])[::-1]
-    assert [token.token_id for token in together] == [token.token_id for token in alone]
-    assert [token.token_id for token in together] == [token.token_id for token in backwards]
+    together = sample(logits, rows).token_ids
+    assert together == [sample(logits[i : i + 1], rows[i : i + 1]).token_ids[0] for i in range(20)]
+    assert together == sample(logits.flip(0), rows[::-1]).token_ids[::-1]
 
 
 def generated(llm: LLM, prompts: list, params: list[SamplingParams]) -> list[list[int]]:
@@ -189,7 +187,8 @@ def test_each_token_of_a_text_has_its_own_noise(checkpoint):
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.3, "top_k": 2}, {"top_p": 0.5}], ids=str)
 def test_logprobs_are_computed_from_raw_logits(params):
     for position in range(20):
-        token = sample(LOGITS.unsqueeze(0), [row(position=position, **params)])[0]
+        token = sample(LOGITS.unsqueeze(0), [row(position=position, **params)]).row(0)
+        assert isinstance(token, SampledToken)
         assert token == SampledToken(token.token_id, pytest.approx(math.log(PROBS[token.token_id]), abs=1e-6))
 
 
@@ -209,11 +208,11 @@ def test_logits_are_copied_only_from_devices_without_float64(place, num_copies):
 
     values = torch.tensor([[1.0, 3.0, 2.0]])
     logits = values.as_subclass(Logits)
-    assert sample(logits, [row(temperature=0.0)])[0].token_id == 1 and len(copies) == num_copies
+    assert sample(logits, [row(temperature=0.0)]).token_ids == [1] and len(copies) == num_copies
 
 
 def test_no_rows_return_no_tokens():
-    assert sample(torch.empty(0, 5), []) == []
+    assert sample(torch.empty(0, 5), []).token_ids == []
 
 
 # Invalid logits
@@ -229,7 +228,7 @@ def test_an_error_names_the_row_with_invalid_logits(invalid, params):
     logits = torch.stack([LOGITS, torch.tensor(invalid), LOGITS])
     with pytest.raises(FloatingPointError, match="the logits of row 1 are NaN, infinite or all -inf"):
         sample(logits, [row(**params)] * 3)
-    assert len(sample(logits[::2], [row(**params)] * 2)) == 2
+    assert len(sample(logits[::2], [row(**params)] * 2).token_ids) == 2
 
 
 def test_errors_count_rows_over_all_parts(monkeypatch):
@@ -243,7 +242,7 @@ def test_logits_of_minus_infinity_exclude_tokens():
     logits = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])
     assert_drawn_from(draw(logits), [0, 0.5, 0, 0.5, 0])
     logits = torch.tensor([[-math.inf, 3.4e38, -3.4e38]])  # the largest float32 numbers are valid, too
-    assert sample(logits, [row(temperature=0.0)]) == [SampledToken(1, 0.0)]
+    assert sample(logits, [row(temperature=0.0)]) == StepOutput([1], [0.0])
 
 
 # The race: the same choice that sorting would make, with the same odds

@@ -382,10 +382,10 @@ def test_failed_draft_leaves_the_request_alone(loopy, monkeypatch):
     engine = with_request(make_engine(loopy[0]), LOOP, params(40))
     real = engine.executor.launch
 
-    def launch(batch: list[Scheduled]) -> Any:
+    def launch(batch: list[Scheduled], *numbers: int) -> Any:
         if len(batch) > 1:
             raise RuntimeError("no memory for so many rows")
-        return real(batch)
+        return real(batch, *numbers)
 
     monkeypatch.setattr(engine.executor, "launch", launch)
     assert {name: contents(output) for name, output in run_to_the_end(engine).items()} == expected
@@ -421,8 +421,8 @@ def test_draft_of_a_step_behind_one_that_fails_leaves_no_slot(loopy, monkeypatch
     def fails() -> list[Any]:
         raise RuntimeError("device lost")
 
-    def launch(batch: list[Scheduled]) -> Any:
-        pending = real(batch)
+    def launch(batch: list[Scheduled], *numbers: int) -> Any:
+        pending = real(batch, *numbers)
         monkeypatch.setattr(pending, "tokens", fails)
         return pending
 

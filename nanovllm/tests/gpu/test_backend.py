@@ -23,6 +23,7 @@ from ...backends.gpu.model import Timer, seconds_on_gpu
 from ...backends.gpu.ops import PLAIN, Ops, triton_ops
 from ...backends.gpu.tiles import PREFILL_ROWS
 from ...beam_search import BeamSearchParams
+from ...engine.executor import Scheduled
 from ...engine.sequence import Sequence
 from ...llm import LLM
 from ...options.attention_backend import BACKEND_VARIABLE, backend_of
@@ -322,7 +323,7 @@ def test_tokens_match_plain_operations_if_steps_are_launched_ahead(
     """The device feeds each token to the next step, except where logits processors need the host."""
     fast = make_llm(checkpoint, async_scheduling=True)
     backend = use_kernels(fast, FakeCapture() if has_graphs else None)
-    placeholders, real, real_one = [], Sequence.input_ids, Sequence.input_id
+    placeholders, real, real_one, real_fill = [], Sequence.input_ids, Sequence.input_id, StepInputs.fill
 
     def input_ids(seq: Sequence, *args: int) -> list[int]:
         placeholders.extend(token_id for token_id in real(seq, *args) if token_id < 0)
@@ -332,8 +333,13 @@ def test_tokens_match_plain_operations_if_steps_are_launched_ahead(
         placeholders.extend([position] if real_one(seq, position) < 0 else [])
         return real_one(seq, position)
 
+    def fill(inputs: StepInputs, batch: list[Scheduled]) -> None:
+        real_fill(inputs, batch)
+        placeholders.extend(token_id for token_id in inputs.device["input_ids"][: len(batch)].tolist() if token_id < 0)
+
     monkeypatch.setattr(Sequence, "input_ids", input_ids)
     monkeypatch.setattr(Sequence, "input_id", input_id)
+    monkeypatch.setattr(StepInputs, "fill", fill)
     assert outputs_of(fast, PARAMS[params]) == expected(params)
     assert (len(placeholders) > 20) == (params != "processors") and fast.llm_engine.executor.num_steps > 0
     assert model_runner(fast.llm_engine).backend is backend
@@ -349,17 +355,16 @@ def test_row_without_probabilities_fails_alone_if_steps_are_launched_ahead(check
     assert whole.error is None and len(whole.outputs[0].token_ids) == 20
 
 
-def test_steps_are_prepared_while_the_previous_one_runs(checkpoint, monkeypatch):
-    """A step is written from scratch only after sequences have come or gone, or the guess was wrong."""
-    from_scratch, real = [], StepInputs._begin  # noqa: SLF001 - only time tells the two ways apart
+def test_rows_get_table_indices_only_when_sequences_come_or_go(checkpoint, monkeypatch):
+    assigned, real = [], StepInputs._assign_indices  # noqa: SLF001 - only time tells the two ways apart
     monkeypatch.setattr(
-        StepInputs, "_begin", lambda self, seqs, at: from_scratch.append(len(seqs)) or real(self, seqs, at)
+        StepInputs, "_assign_indices", lambda self, seqs: assigned.append(len(seqs)) or real(self, seqs)
     )
     fast, capture = make_llm(checkpoint), FakeCapture()
     use_kernels(fast, capture)
-    from_scratch.clear()
+    assigned.clear()
     outputs_of(fast, PARAMS["greedy"])
-    assert capture.num_replayed == 19 and from_scratch == [6]
+    assert capture.num_replayed == 19 and assigned == [6]
 
 
 def test_unwritten_slots_are_never_read(checkpoint, expected):

@@ -40,7 +40,7 @@ def test_a_row_has_the_sampling_parameters_of_its_sequence():
     for seq, each in zip(seqs, params, strict=True):
         seq.params = SamplingParams(**each)
     inputs = StepInputs(4, max_blocks=3, block_size=BLOCK_SIZE, device=CPU)
-    for batch in (seqs, seqs, seqs[1:], seqs[:1]):  # the second step is as prepare() guesses, the others are not
+    for batch in (seqs, seqs, seqs[1:], seqs[:1]):
         inputs.fill(decodes(*batch))
         expected = row_params([seq.sampling_row() for seq in batch], CPU)
         result = sampling_params(inputs.device, len(batch))
@@ -52,7 +52,6 @@ def test_a_row_has_the_sampling_parameters_of_its_sequence():
         for seq in batch:
             seq.token_ids.append(0)
             seq.num_computed_tokens += 1
-        inputs.prepare()
 
 
 def entries_sent(inputs: StepInputs, seqs: list[Sequence]) -> list[int]:
@@ -113,7 +112,7 @@ def test_placeholders_become_the_tokens_of_the_latest_step():
     assert inputs.device["positions"][:2].tolist() == [5, 3]
 
 
-def test_step_launched_ahead_keeps_its_inputs_while_the_next_one_is_prepared(monkeypatch):
+def test_step_launched_ahead_keeps_its_inputs_while_the_next_one_is_filled(monkeypatch):
     """Copies of steps start late: only when the host waits for them, or at the end."""
     real, late = HostBuffer.copy_to, dict[HostBuffer, torch.Tensor]()
 
@@ -125,9 +124,12 @@ def test_step_launched_ahead_keeps_its_inputs_while_the_next_one_is_prepared(mon
     monkeypatch.setattr(HostBuffer, "wait", start)
     inputs, seq = StepInputs(1, max_blocks=3, block_size=BLOCK_SIZE, device=CPU), sequence(6, [7, 9])
     inputs.fill(decodes(seq))
-    inputs.prepare()
-    assert len(late) == 1, "the host has waited for the device"
-    start(next(iter(late)))
+    first = next(iter(late))
+    seq.token_ids.append(0)
+    seq.num_computed_tokens += 1
+    inputs.fill(decodes(seq))
+    assert len(late) == 2, "the host has waited for the device"
+    start(first)
     assert inputs.device["positions"].tolist() == [5]
 
 
@@ -143,8 +145,6 @@ def test_the_device_has_the_batchs_inputs_through_random_histories():
             rng.shuffle(seqs)
         inputs.fill(decodes(*seqs))
         tables = inputs.block_tables(len(seqs))
-        if rng.random() < 0.8:
-            inputs.prepare()
         if rng.random() < 0.05:
             inputs.forget()
         for row, seq in enumerate(seqs):
@@ -160,7 +160,7 @@ def test_the_device_has_the_batchs_inputs_through_random_histories():
             seq.token_ids.append(rng.randrange(100))
             seq.num_computed_tokens += 1
             if len(seq.token_ids) > BLOCK_SIZE * len(seq.block_table):
-                seq.block_table = [*seq.block_table, rng.randrange(100)]
+                seq.block_table.append(rng.randrange(100))
             elif rng.random() < 0.05:
                 seq.block_table = [*seq.block_table[:-1], rng.randrange(100)]  # as after copy-on-write
         seqs = [seq for seq in seqs if len(seq.block_table) <= 40]

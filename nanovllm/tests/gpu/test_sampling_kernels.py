@@ -66,16 +66,16 @@ def random_rows(seed: int, num_rows: int, vocab_size: int, dtype: torch.dtype):
 def test_tokens_match_the_plain_sampler(run, vocab_size: int, num_rows: int, dtype: torch.dtype) -> None:
     logits, rows = random_rows(vocab_size, num_rows, vocab_size, dtype)
     result, expected = run(logits, rows), sample(logits, rows)
-    different = [i for i in range(num_rows) if result[i].token_id != expected[i].token_id]
-    assert not different, [(rows[i].params, result[i], expected[i]) for i in different]
-    assert [each.logprob for each in result] == pytest.approx([each.logprob for each in expected], abs=2e-5)
+    different = [i for i in range(num_rows) if result.token_ids[i] != expected.token_ids[i]]
+    assert not different, [(rows[i].params, result.row(i), expected.row(i)) for i in different]
+    assert result.logprobs == pytest.approx(expected.logprobs, abs=2e-5)
 
 
 def test_the_kth_of_equal_logits_is_the_lowest_id(run) -> None:
     logits = torch.zeros(60, 600)
     logits[:, ::2] = 1.0
     rows = [SamplingRow(SamplingParams(top_k=k), seed, 0, 0) for k in (1, 150) for seed in range(30)]
-    tokens = [each.token_id for each in run(logits, rows)]
+    tokens = run(logits, rows).token_ids
     assert set(tokens[:30]) == {0} and max(tokens[30:]) < 300 and not any(token % 2 for token in tokens)
     assert len(set(tokens[30:])) > 20
 
@@ -85,7 +85,7 @@ def test_greedy_ties_go_to_the_lowest_token_id_across_chunks(run) -> None:
     logits[1, [CHUNK - 1, CHUNK]] = 2.0
     logits[2, [CHUNK, 30 * CHUNK]] = 2.0
     rows = [SamplingRow(SamplingParams(temperature=0), 0, 0, 0)] * 3
-    assert [each.token_id for each in run(logits, rows)] == [0, CHUNK - 1, CHUNK]
+    assert run(logits, rows).token_ids == [0, CHUNK - 1, CHUNK]
 
 
 PARAMS = [{"temperature": 0.0}, {}, {"top_k": 5, "min_p": 0.1}, {"top_p": 0.8}, {"top_k": 9, "top_p": 0.5}]
@@ -119,4 +119,4 @@ def test_the_host_waits_for_nothing_before_it_reads_the_tokens(monkeypatch) -> N
     _, rows = random_rows(0, 40, 300, torch.float32)
     params_on_device(rows, torch.device("cpu"))
     sampling = Sampling(torch.tensor([[5.0, -1.0]]))
-    assert reads == [] and [each.token_id for each in sampling.read()] == [5] and reads == ["tolist"]
+    assert reads == [] and sampling.read().token_ids == [5] and reads == ["numpy"]

@@ -22,10 +22,10 @@ BAD = 7  # a token that makes a step raise
 def fails_at_bad_tokens(engine: LLMEngine) -> None:
     launch = engine.executor.launch
 
-    def launch_or_raise(batch):
+    def launch_or_raise(batch, *numbers):
         if any(BAD in seq.token_ids for seq, _ in batch):
             raise RuntimeError("no such file: /home/somebody/secret")
-        return launch(batch)
+        return launch(batch, *numbers)
 
     engine.executor.launch = launch_or_raise  # type: ignore[method-assign]
 
@@ -110,10 +110,10 @@ async def test_broken_stream_ends_with_an_error_instead_of_done(checkpoint):
     def fails_at_the_third_token(engine):
         launch = engine.executor.launch
 
-        def launch_or_raise(batch):
+        def launch_or_raise(batch, *numbers):
             if any(seq.num_tokens - seq.num_prompt_tokens == 3 for seq, _ in batch):
                 raise RuntimeError("out of luck")
-            return launch(batch)
+            return launch(batch, *numbers)
 
         engine.executor.launch = launch_or_raise
 

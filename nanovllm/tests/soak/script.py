@@ -22,7 +22,7 @@ from ...engine.executor import Scheduled
 from ...engine.sequence import Sequence
 from ...llm import LLM
 from ...llm_engine import LLMEngine
-from ...requests.tokens import SampledToken
+from ...requests.tokens import SampledToken, StepOutput
 from ...tiers.host_tier import HostTier
 from ..testing.sequences import holders
 
@@ -145,11 +145,11 @@ class Script:
         self.num_steps = self.num_tokens = 0
         self.batch: list[Scheduled] = []  # of the last step
 
-    def run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
-        return [
+    def run(self, batch: list[Scheduled]) -> StepOutput:
+        return StepOutput.of(
             self._sample(seq, read) if len(read) == seq.num_tokens_with_placeholders else None
             for (seq, _), read in zip(batch, self._read_all(batch), strict=True)
-        ]
+        )
 
     def _sample(self, seq: Sequence, read: numpy.ndarray) -> SampledToken:
         seq.placeholder_id = next_token(read.tobytes(), voice(*seq.sampling_row()[1:]))

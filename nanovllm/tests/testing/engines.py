@@ -20,7 +20,7 @@ from ...llm_engine import LLMEngine
 from ...options.config import EngineConfig
 from ...requests.outputs import RequestOutput
 from ...requests.sampling_params import SamplingParams
-from ...requests.tokens import SampledToken
+from ...requests.tokens import SampledToken, StepOutput
 from .sequences import holders
 
 OPTIONS = {"offload_policy": "load"}  # so that nothing is measured at the start
@@ -78,8 +78,10 @@ class ScriptedExecutor:
         self.num_steps = self.num_tokens = 0
         self.steps: list[list[tuple[str, int]]] = []  # request_id and number of tokens of each item, for each step
 
-    def launch(self, batch: Batch) -> FinishedStep:
-        return FinishedStep(self.run(batch))
+    def launch(self, batch: Batch, num_decodes: int = 0) -> FinishedStep:
+        is_last = [num_tokens == seq.num_uncomputed_tokens == 1 for seq, num_tokens in batch[:num_decodes]]
+        assert all(is_last), "decodes come first"
+        return FinishedStep(StepOutput.of(self.run(batch)))
 
     def run(self, batch: Batch) -> list[SampledToken | None]:
         self.num_steps += 1

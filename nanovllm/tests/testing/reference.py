@@ -98,9 +98,9 @@ def expected_output(
         if logits.max() == OUT:
             expected.finish_reason = "error"
             break
-        [token] = sample(logits.unsqueeze(0), [row])
-        assert token.token_id in nucleus(logits, params)
-        expected.token_ids.append(token.token_id)
+        [token_id] = sample(logits.unsqueeze(0), [row]).token_ids
+        assert token_id in nucleus(logits, params)
+        expected.token_ids.append(token_id)
         expected.logprobs.append(raw.log_softmax(-1))
         end(expected, params, decoder, eos, room)
     return expected

@@ -202,8 +202,8 @@ def compare_sampler(setup: Setup, name: str) -> Row:
     params = [SamplingParams(**each) for each in SAMPLING[name]]
     rows = [SamplingRow(params[i % len(params)], i, 0, i) for i in range(len(logits))]
     backend = runner_of(engine(setup, "kernels without graphs")).backend
-    tokens, expected = backend.sample(logits, rows), sample(logits.cpu(), rows)
-    row = count_different(*([[each.token_id] for each in sampled] for sampled in (tokens, expected)))
+    both = backend.sample(logits, rows), sample(logits.cpu(), rows)
+    row = count_different(*([[token_id] for token_id in sampled.token_ids] for sampled in both))
     seconds = min(seconds_of(lambda: backend.sample(logits, rows)) for _ in range(setup.size(REPEATS, 1)))
     return row | {"rows": len(rows), "us": 1e6 * seconds}
 
