@@ -96,6 +96,18 @@ class Offload(Prefix):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Host:
+    """Measure the host's work in a step.
+
+    The device takes no time. Reports the processor time of the engine's thread.
+    """
+
+    num_seqs: str = option("64,256", "running sequences; several numbers make a row each", metavar="N,N")
+    num_steps: int = count(40, "steps in a round")
+    rounds: int = rounds(7)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Http(Workload):
     """Measure the cost of HTTP.
 

@@ -38,6 +38,7 @@ BENCHMARKS = {
     "latency": Benchmark("nanovllm.bench.throughput:latency", bench_options.Latency),
     "prefix": Benchmark("nanovllm.bench.throughput:prefix", bench_options.Prefix),
     "offload": Benchmark("nanovllm.bench.throughput:offload", bench_options.Offload, engine=OFFLOAD_OPTIONS),
+    "host": Benchmark("nanovllm.bench.host:host", bench_options.Host),
     "http": Benchmark("nanovllm.bench.load:http", bench_options.Http),
     "serve": Benchmark("nanovllm.bench.load:serve_load", bench_options.ServerLoad, takes_engine=False),
 }
@@ -48,7 +49,7 @@ MOVED_NAMES = {name: name for name in ("speculation", "published", "paged", "rou
 @click.group(invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure this engine (throughput, latency, the prefix cache, offload, HTTP), and any server under load."""
+    """Measure this engine (throughput, latency, prefixes, offload, the host, HTTP), and any server under load."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

@@ -21,7 +21,7 @@ COMMANDS = {
     "inspect": ("inspect:inspect", "Calculate how much memory a model needs, and how many sequences fit in the rest."),
     "bench": (
         "bench:bench",
-        "Measure this engine (throughput, latency, the prefix cache, offload, HTTP), and any server under load.",
+        "Measure this engine (throughput, latency, prefixes, offload, the host, HTTP), and any server under load.",
     ),
     "trace": ("trace:trace", "Summarize a trace, or convert it for a viewer."),
     "stages": ("stages:stages", "List the seven stages that this engine grew through, and how to run them."),

@@ -1,0 +1,53 @@
+"""nanovllm bench host, and what a row more costs the host: calls of functions in a step, not time."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from ...bench.bench_options import Host
+from ...bench.host import Load, host
+from ...bench.report import text
+from ..testing.checkpoints import write_checkpoint
+
+MAX_CALLS = {"final": 14, "deltas": 31}  # of a row that decodes, in Python and in C
+
+
+@pytest.fixture(scope="module")
+def long_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("long"), max_position_embeddings=512)
+
+
+def calls_in_a_step(load: Load) -> int:
+    """Return how many functions a step calls, in Python and in C: the median of some steps."""
+    counts = []
+    for _ in range(15):
+        count = 0
+
+        def note(frame: FrameType, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(note)
+        load.engine.step()
+        sys.setprofile(None)
+        counts.append(count)
+    return sorted(counts)[len(counts) // 2]
+
+
+@pytest.mark.parametrize("kind", MAX_CALLS)
+def test_row_that_goes_on_costs_the_host_a_few_calls(long_checkpoint, kind):
+    few, many = (
+        calls_in_a_step(Load({"model": str(long_checkpoint)}, rows, kind, comes_and_goes=False)) for rows in (16, 80)
+    )
+    assert (many - few) / 64 <= MAX_CALLS[kind]
+
+
+def test_host_reports_a_row_for_each_size(long_checkpoint):
+    report = host({"model": str(long_checkpoint)}, Host(num_seqs="2,3", num_steps=2, rounds=2))
+    assert list(report["measured"]) == ["final", "final, coming and going", "deltas", "deltas, coming and going"]
+    for column in report["measured"].values():
+        assert list(column) == ["2 rows: ms", "3 rows: ms"] and all(each["median"] > 0 for each in column.values())
+    assert "coming and going" in text(report)
