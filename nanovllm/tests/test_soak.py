@@ -22,7 +22,7 @@ def test_all_invariants_hold_after_each_step_of_a_history(part):
     assert counts["steps"] > 200 and counts["raised"] > 2 and counts["preempted"] > 2, f"too little: {counts}"
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.full) for part in range(1, 8))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, 8))])
 def test_history_is_the_same_if_no_sequence_is_plain(part, monkeypatch):
     """Plain sequences take a short way through each step. It leads to the same events.
 

@@ -101,7 +101,7 @@ class DecodeStep:
     def tokens(self, way: str, rows: int) -> list[int]:
         """Return the tokens of a step. No sequence advances, so it can be repeated."""
         with self.computed(way) as run:
-            return [token.token_id for token in run([(seq, 1) for seq in self.seqs[:rows]])]
+            return run([(seq, 1) for seq in self.seqs[:rows]]).token_ids
 
     @torch.inference_mode()
     def seconds(self, way: str, rows: int, times: int = 3) -> float:

@@ -74,7 +74,7 @@ class History:
 
     def append(self, seq: Sequence) -> BlockCopy | None:
         """Append a slot, or fail before the copies that are due."""
-        self.lose(self.rng.random() < 0.3)
+        self.lose(self.rng.random() < 0.8)
         return self._append(seq)
 
     def lose(self, may_be: bool) -> None:
