@@ -1,7 +1,7 @@
-"""The host's work in a step: processor time of the engine's thread, with a device that takes no time.
+"""The host's work in a step: the processor time of the engine's thread, on a device that takes no time.
 
-The device fills the inputs of each step as the GPU backend does, and has sampled a token for each row as soon as the
-step is launched. What is left is scheduling, inputs, reading, appending and outputs.
+The device's inputs are filled as in the GPU backend, and its tokens are there as soon as a step is launched. What is
+left is scheduling, inputs, reading, appending and outputs.
 """
 
 import time
@@ -44,7 +44,7 @@ class InstantDevice:
         self._results = torch.tensor([[float(token_id), -1.0]] * num_rows)
 
     def launch(self, batch: list[Scheduled], num_decodes: int = 0) -> SampledStep:
-        self.num_steps += 1
+        self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + sum([count for _, count in batch])
         if num_decodes == len(batch):
             self._inputs.fill(batch)
         else:
@@ -60,7 +60,7 @@ class InstantDevice:
 
 
 class Load:
-    """An engine on an InstantDevice, with as many requests as it has seats."""
+    """An engine on an InstantDevice. All of its seats are taken."""
 
     def __init__(self, engine: dict[str, Any], num_seqs: int, kind: str, comes_and_goes: bool) -> None:
         self._kind, self._length = KINDS[kind], TURNOVER if comes_and_goes else MAX_LEN - PROMPT_LENGTHS[-1]
@@ -107,7 +107,7 @@ def params_of(length: int, kind: RequestOutputKind) -> SamplingParams:
 
 
 def host(engine: dict[str, Any], options: Host) -> Report:
-    """Measure steps of several sizes, with texts and without, of the same requests or of ones that come and go."""
+    """Measure steps of several sizes, with and without texts, for requests that stay and for some that come and go."""
     calls: dict[tuple[str, str], Callable[[], float]] = {}
     sizes = whole_numbers("--num-seqs", options.num_seqs)
     for num_seqs, kind, comes_and_goes in product(sizes, KINDS, (False, True)):

@@ -23,7 +23,7 @@ from .tier import Tier
 class BlockManager:
     """The block tables of all sequences. allocate() fills a table, append_slot() makes room for one more token.
 
-    A table only grows. Each other change makes a new list, so who has seen the first n blocks of a list knows them.
+    In place, a table only grows. Any other change makes a new list, so blocks that were read from a list never change.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class InFlight:
 
     batch: list[Scheduled]
     pending: Pending
-    num_decodes: int = 0  # the first items of the batch, each the last token of its sequence
+    num_decodes: int = 0  # the first items of the batch: each computes the last token of its sequence
 
 
 class Executor(Protocol):
@@ -60,7 +60,7 @@ class Executor(Protocol):
     num_tokens: int  # computed since the start
 
     def launch(self, batch: list[Scheduled], num_decodes: int = 0) -> Pending:
-        """Start a step, whose first `num_decodes` items are decodes: each is the last token of another sequence.
+        """Start a step. Its first `num_decodes` items are decodes: each computes the last token of another sequence.
 
         Copy what is needed from the sequences, since they may change before the tokens are read.
 

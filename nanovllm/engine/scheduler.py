@@ -26,10 +26,10 @@ class SchedulerOutput:
     """The work of the next step."""
 
     budget: int  # how many more tokens the step may compute
-    batch: list[Scheduled] = field(default_factory=list)  # in no particular order
+    batch: list[Scheduled] = field(default_factory=list)  # decodes first
     copies: list[BlockCopy] = field(default_factory=list)  # to make before the step writes
     failed: list[Sequence] = field(default_factory=list)  # sequences that have outgrown the pool
-    num_decodes: int = 0  # they come first in the batch
+    num_decodes: int = 0  # the first items of the batch: each computes the last token of its sequence
 
 
 class Scheduler:

@@ -54,7 +54,7 @@ class Sequence:
     num_cached_tokens: int = field(default=0, init=False)  # prompt tokens found in the cache, before any output
     num_declined_blocks: int = field(default=0, init=False)  # in a tier, but faster to compute than to load
     num_preemptions: int = field(default=0, init=False)
-    # A plain sequence with fewer tokens decodes in slots that no other sequence holds, and goes on. 0 if it may not.
+    # Up to this many tokens, a plain sequence has slots of its own, so the scheduler need not look at it. 0 if it must
     ready_until: int = field(default=0, init=False)
     block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)  # of its full blocks, made when needed

@@ -50,15 +50,13 @@ NO_TOKEN = -1  # of a row whose sequence has more tokens to compute first, or of
 class StepOutput(NamedTuple):
     """The results of a step or of a sampler, as columns with a number for each row.
 
-    A column of 256 numbers comes from a device in one piece. 256 objects would take the host longer to make than a GPU
-    needs for a step.
+    A column arrives from a device in one piece, so the host need not make an object for each row. Only rows that are
+    more than a token (an embedding, log-probabilities, an error) have one, in `others`.
     """
 
     token_ids: list[int]  # NO_TOKEN for a row without a token
     logprobs: list[float]
-    others: Mapping[
-        int, RowOutput
-    ] = {}  # by row, if it is more than a token: an embedding, log-probabilities, an error
+    others: Mapping[int, RowOutput] = {}  # by row
 
     @classmethod
     def of(cls, rows: Iterable[RowOutput | None]) -> Self:
@@ -76,7 +74,7 @@ class StepOutput(NamedTuple):
         return cls(token_ids, logprobs, others)
 
     def spread(self, places: Sequence[int], num_rows: int, more: Mapping[int, RowOutput] = {}) -> "StepOutput":
-        """Return `num_rows` rows, which have these rows at their places, and `more`. The remaining rows are empty.
+        """Return `num_rows` rows: these rows at `places`, and `more` at the places that it names. The rest are empty.
 
         >>> StepOutput([7], [-0.5]).spread([1], 2)
         StepOutput(token_ids=[-1, 7], logprobs=[0.0, -0.5], others={})

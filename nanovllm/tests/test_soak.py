@@ -26,7 +26,7 @@ def test_all_invariants_hold_after_each_step_of_a_history(part):
 def test_history_is_the_same_if_no_sequence_is_plain(part, monkeypatch):
     """Plain sequences take a short way through each step. It leads to the same events.
 
-    Their slots and their loads are not asked for in each step, so plans may not count how often that happens.
+    The short way does not look for a slot or a load in each step, so these plans count no such looks.
     """
     plans = []
     for plan in (history_plan(2, part * 3 + i) for i in range(3)):

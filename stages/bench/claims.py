@@ -1,7 +1,7 @@
 """The claims table: claims of five texts that must be timed. notebooks/claims.ipynb counts the others.
 
 A figure is the median of some rounds, and has a spread. Calls that are compared take turns. Locality, disk and
-roofline are in locality.py, and the programs of the texts in texts/. Under two minutes on two cores.
+roofline are in locality.py, and the programs of the texts in texts/.
 """
 
 from argparse import Namespace

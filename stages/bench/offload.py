@@ -8,8 +8,6 @@ Many requests fit when they begin, but few fit when they end, so many are preemp
 new prompt of the same length. The engine is otherwise idle.
 
 `talks`: conversations that pause while others continue, in stages 6 and 7 without a model: tokens computed, tokens hit.
-
-About two minutes on two cores.
 """
 
 import random

@@ -1,9 +1,9 @@
 """Two tables of the model of 135M parameters: serving, and the prefix cache.
 
-`serving`: 32 requests of 16 to 256 tokens arrive together, at a pool of 2,048, in stages 3 and 4. A round takes about
-75 seconds on two cores. `peers`: transformers serves them in the same run, by `generate` on one left-padded batch of
-all 32, and by the continuous batching behind `generate_batch`. Their memory is not limited to the pool, so stage 4 is
-measured once more with room for all. Only tokens that a request needs count.
+`serving`: 32 requests of 16 to 256 tokens arrive together, at a pool of 2,048, in stages 3 and 4. `peers`: transformers
+serves them in the same run, by `generate` on one left-padded batch of all 32, and by the continuous batching behind
+`generate_batch`. Their memory is not limited to the pool, so stage 4 is measured once more with room for all. Only
+tokens that a request needs count.
 
 `prefix_cache`: the gain of stage 6 for requests that begin the same way; the scoreboard has its cost. Prompts have 512
 common tokens and 32 of their own. The first is served; then 31 more arrive together and generate one token each.
@@ -98,7 +98,7 @@ def serve_by_peer(name: str, folder: Path, tasks: Sequence[Task], dtype: str) ->
 
 
 def measure_prefix_cache(args: Namespace) -> dict[str, Any]:
-    """Measure three rounds, in about a minute on two cores."""
+    """Measure NUM_PREFIX_ROUNDS rounds."""
     prompts = shared_prompts(SHAPE_135M.vocab_size, PREFIX, TAIL, 1 + FOLLOWERS)
     rounds = [measure_shared(model_135m(), prompts, args.dtype) for _ in range(NUM_PREFIX_ROUNDS)]
     return {"prefix_cache": {"machine": machine(args.dtype), "shared": with_spreads(rounds)}}

@@ -160,7 +160,7 @@ class StepInputs:
 
     def forget(self) -> None:
         """Make the next step send all tables again. Call this if the device may have missed changes."""
-        self._seqs, self._indices = [], np.zeros(0, dtype=np.int64)
+        self._seqs, self._indices, self._drawn = [], np.zeros(0, dtype=np.int64), []
 
     def block_tables(self, rows: int) -> Tensor:
         """Apply the changes that fill() has sent, and return the tables of the first `rows` rows, [rows, max_blocks].

@@ -145,7 +145,7 @@ def pad_tables(tables: list[list[int]]) -> Numbers:
     return np.frombuffer(flat, dtype=np.int64).reshape(-1, width)
 
 
-def tensor_of(values: "list[int] | Numbers", device: torch.device) -> Tensor:
+def tensor_of(values: list[int] | Numbers, device: torch.device) -> Tensor:
     """Copy `values` to an int64 tensor on `device`, without waiting for a GPU."""
     if device.type != "cuda":
         return torch.tensor(values, dtype=torch.int64, device=device)
