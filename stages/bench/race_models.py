@@ -32,8 +32,8 @@ ROOT = Path(__file__).resolve().parents[2]
 REPORT = ROOT / "notebooks/peers.json"
 MAX_LEN = 4608
 OPTIONS = f"--dtype bfloat16 --max-model-len {MAX_LEN}"
-JOBS = "--rounds 2 --jobs mixed,1,2,4,16 --prompts 512,4000"
-BUSY = f"{JOBS} --busy-jobs mixed,1"  # not with 1.1B, which would take longer than all else
+JOBS = "--jobs mixed,1,2,4,16 --prompts 512,4000 --busy-jobs 1"
+LONG_JOBS = "--rounds 2 --jobs mixed,1,16 --prompts 512,4000"  # for 1.1B, which takes longer than all else
 FILE_JOBS = "--rounds 3 --jobs 1,16"
 COPIES = ("Q8_0", "Q4_0", "Q4_K_M")  # of a model with random weights, for llama.cpp
 
@@ -49,10 +49,10 @@ class Model(NamedTuple):
 
 
 MODELS = {
-    "smollm2": Model("SmolLM2 135M, Q4_1 file", "smollm2", f"{JOBS} --rounds 3 --busy-jobs 1", "Q4_1"),
-    "7M": Model("7M", "storyteller", BUSY),
-    "135M": Model("135M", "smollm2-135m", BUSY),
-    "1.1B": Model("1.1B", "tinyllama-1.1b", JOBS, copies=()),  # fewer engines, which share the memory
+    "smollm2": Model("SmolLM2 135M, Q4_1 file", "smollm2", f"--rounds 3 {JOBS}", "Q4_1"),
+    "7M": Model("7M", "storyteller", f"--rounds 2 {JOBS}"),
+    "135M": Model("135M", "smollm2-135m", f"--rounds 2 {JOBS}"),
+    "1.1B": Model("1.1B", "tinyllama-1.1b", LONG_JOBS, copies=()),  # fewer engines, which share the memory
     **{
         f"1.1B-{type}": Model(f"1.1B, {type} file", "tinyllama-1.1b", FILE_JOBS, type)
         for type in ("Q8_0", "Q5_K_M", "Q4_K_M")
