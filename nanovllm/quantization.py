@@ -19,7 +19,7 @@ The scales and minima of the group follow in lines of their own, except for int8
 of outputs is padded to a multiple of 32. Without a kernel, a layer converts its weight to floating point in each step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from .llama import LlamaForCausalLM
 GROUP = 32  # numbers of a row in a group, which share a scale and a minimum in int4, and a scale in a kernel's input
 COLUMN = 16  # outputs in a column
 PAD_TO = 32  # the number of outputs is padded to a multiple of this, because a kernel computes 32 at a time
-NUMBERS_AT_A_TIME = 1 << 20  # numbers that are quantized at a time
+NUMBERS_AT_A_TIME = 1 << 20  # numbers that are quantized at a time: few enough for a core's cache
 LOW_HALVES = 0x0F0F0F0F  # mask for the low 4 bits of four bytes
 
 
@@ -69,6 +69,11 @@ class Integers(NamedTuple):
     minima: Tensor | None = None
 
 
+def rows_at_a_time(size: int) -> int:
+    """Return how many rows of a weight, with `size` numbers each, are quantized or stored at a time."""
+    return max(1, NUMBERS_AT_A_TIME // size // PAD_TO) * PAD_TO
+
+
 class QuantizedLinear(nn.Module):
     """A linear layer with a weight in 8 or 4 bits."""
 
@@ -95,23 +100,20 @@ class QuantizedLinear(nn.Module):
 
     def quantize(self, parts: Sequence[Tensor]) -> None:
         """Quantize and store a floating-point weight: `parts` [rows, in_features], stacked along dimension 0."""
-        for start in range(0, self.out_features, step := self._rows_at_a_time()):
+        for start in range(0, self.out_features, step := rows_at_a_time(self.in_features)):
             rows = rows_between(parts, start, min(start + step, self.out_features)).to(self.values.device).float()
             self._store(start, quantize_int4(rows) if self.format.bits == 4 else quantize_int8(rows))
 
-    def store(self, parts: Sequence[Integers]) -> None:
+    def store(self, parts: Iterable[Integers]) -> None:
         """Store a quantized weight: `parts`, stacked along dimension 0. The format must be able to represent them."""
         first_row = 0
         for part in parts:
             assert first_row % COLUMN == 0, f"a part begins at row {first_row}"
-            for start in range(0, len(part.q), step := self._rows_at_a_time()):
+            for start in range(0, len(part.q), step := rows_at_a_time(self.in_features)):
                 rows = slice(start, start + step)
                 minima = None if part.minima is None else part.minima[rows]
                 self._store(first_row + start, Integers(part.q[rows], part.scales[rows], minima))
             first_row += len(part.q)
-
-    def _rows_at_a_time(self) -> int:
-        return max(1, NUMBERS_AT_A_TIME // self.in_features // PAD_TO) * PAD_TO
 
     def _store(self, start: int, integers: Integers) -> None:
         """Store consecutive rows of the weight from row `start`, a multiple of 16. The last column may be partial."""

@@ -8,7 +8,7 @@ from ..engine.kv_cache import KVCache
 from ..llama import LlamaForCausalLM
 from ..options.attention_backend import backend_of
 from .cpu.backend import CpuChoice, NumbaBackend
-from .cpu.compiler import Variant
+from .cpu.machine_code import Variant
 from .gpu.backend import GpuChoice, TritonBackend
 from .gpu.capture import Capture
 from .gpu.model import Timer

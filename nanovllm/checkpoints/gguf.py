@@ -14,7 +14,7 @@ import re
 import struct
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cache
 from hashlib import blake2b
@@ -31,11 +31,12 @@ from torch import Tensor
 
 from ..llama.config import RopeScaling
 from ..llama.model import rope_frequencies
-from ..quantization import Format, Integers
+from ..quantization import Format, Integers, rows_at_a_time
 from .entries import Entries
 from .tokenizer_files import QWEN2_PATTERN, derive_merges, llama_bpe
 
 LINK_NAME, TABLE_NAME = "model.gguf", "model.gguf.json"  # of the folder's link and its table of tensors
+FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 ROWS_AT_A_TIME = 1024  # rows that are dequantized at a time, so that only one copy of a large tensor is in memory
 
 
@@ -75,10 +76,12 @@ class GgufTensors:
 
     def get_tensor(self, name: str) -> Tensor:
         """Read a tensor and dequantize it to float32. Raise ValueError if the file has been cut short."""
-        from gguf import GGMLQuantizationType, dequantize
-
         stored = self._table[name]
         data = self._read(name)
+        if stored.type in FLOAT_TYPES:
+            return stored.reordered(torch.from_numpy(data).view(FLOAT_TYPES[stored.type]).view(stored.shape).float())
+        from gguf import GGMLQuantizationType, dequantize  # which takes a while
+
         tensor = torch.empty(stored.shape)
         rows = tensor.view(-1, stored.shape[-1])
         data = data.reshape(len(rows), -1)
@@ -98,18 +101,18 @@ class GgufTensors:
 
     def is_quantized(self, name: str) -> bool:
         """Return whether a tensor is stored in integers, whether or not it has a Format."""
-        return self._table[name].type not in ("F32", "F16", "BF16")
+        return self._table[name].type not in FLOAT_TYPES
 
-    def get_integers(self, name: str) -> Integers:
-        """Read a tensor that has a Format. Raise ValueError if the file has been cut short."""
+    def integers(self, name: str) -> Iterator[Integers]:
+        """Yield a tensor that has a Format, some rows at a time. Raise ValueError if the file has been cut short."""
         stored = self._table[name]
         _, block_bytes, unpack_blocks = EXACT_TYPES[stored.type]
-        data, outputs = self._read(name), stored.shape[0]
-        parts = []
-        for rows in np.split(data.reshape(outputs, -1), range(ROWS_AT_A_TIME, outputs, ROWS_AT_A_TIME)):
-            unpacked = unpack_blocks(rows.reshape(-1, block_bytes))  # [blocks, ...] each
-            parts.append([torch.from_numpy(np.ascontiguousarray(part)).view(len(rows), -1) for part in unpacked])
-        return Integers(*(stored.reordered(torch.cat(field)) for field in zip(*parts, strict=True)))
+        data = self._read(name).reshape(stored.shape[0], -1)
+        each = len(data) if stored.num_heads else rows_at_a_time(stored.shape[1])
+        for rows in np.split(data, range(each, len(data), each)):
+            fields = unpack_blocks(rows.reshape(-1, block_bytes))  # [blocks, ...] each
+            tensors = [torch.from_numpy(np.ascontiguousarray(field)).view(len(rows), -1) for field in fields]
+            yield Integers(*map(stored.reordered, tensors))
 
     def _read(self, name: str) -> np.ndarray:
         stored = self._table[name]

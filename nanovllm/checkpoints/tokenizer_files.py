@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sentencepiece import SentencePieceProcessor
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 from tokenizers.processors import TemplateProcessing
@@ -278,6 +277,8 @@ class SentencepieceFile:
     is_json = is_byte_level = False
 
     def __init__(self, path: Path) -> None:
+        from sentencepiece import SentencePieceProcessor  # takes longer than all other modules of the tokenizer
+
         self.path = path
         try:
             data = path.read_bytes()

@@ -65,7 +65,7 @@ def load_model(
     for name, tensor in with_progress(dict(weights_of(model)).items(), "loading weights"):
         parts = checkpoint_tensors(name, shapes[name], config)
         if isinstance(tensor, QuantizedLinear) and quantization is None:
-            tensor.store([reader.read_integers(part) for part, _ in parts])
+            tensor.store(chain.from_iterable(reader.integers(part) for part, _ in parts))
             continue
         if isinstance(tensor, QuantizedLinear):
             tensor.quantize([reader.read(part) for part, _ in parts])
@@ -323,12 +323,13 @@ class TensorReader:
             shapes[name] = [*stored.shape] if isinstance(stored, Tensor) else stored.get_shape()
         return shapes
 
-    def read_integers(self, name: str) -> Integers:
-        """Return a tensor that has a Format. Raise ValueError if it is unreadable."""
+    def integers(self, name: str) -> Iterator[Integers]:
+        """Yield a tensor that has a Format, some rows at a time. Raise ValueError if it is unreadable."""
         if self._gguf:
-            return self._gguf.get_integers(name)
-        assert self._packed, f"{name} has no format"
-        return self._packed.integers(name, self._get)
+            yield from self._gguf.integers(name)
+        else:
+            assert self._packed, f"{name} has no format"
+            yield self._packed.integers(name, self._get)
 
     def read(self, name: str, part: tuple[slice, ...] = ()) -> Tensor:
         """Return the tensor `name`, or a part of it, in floating point. Raise ValueError if it is unreadable.
@@ -337,7 +338,7 @@ class TensorReader:
         """
         if self._packed and name in self._packed:
             self.widened.add(name)
-            return floats_of(self.read_integers(name))[part]
+            return floats_of(self._packed.integers(name, self._get))[part]
         if self._gguf and self._gguf.is_quantized(name):
             self.widened.add(name)
         tensor = self._open(self._file_of[name]).get_slice(name)[part] if part else self._get(name)

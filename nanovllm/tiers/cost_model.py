@@ -33,7 +33,7 @@ from .block_files import BlockFiles
 from .host_tier import HostTier
 
 NUM_MEASURED_BLOCKS = 8  # blocks to copy when a bandwidth is measured
-NUM_FEW_TOKENS = 16  # tokens of a short prefill
+NUM_FEW_TOKENS = 4  # tokens of a short prefill
 MAX_RATIO = 2.0  # largest ratio of expected and observed speed at which the expected speed is kept
 TRY_EVERY = 16  # of this many hits with slow blocks, one is loaded anyway, because the tier may have become faster
 

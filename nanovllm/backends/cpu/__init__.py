@@ -14,11 +14,14 @@ attention.py       paged attention, which reads keys and values in place
 int8_attention.py  the same for keys and values in int8
 likeliest.py       the likeliest token of each row
 team.py            workers that share a step, and never wait for a thread that isn't running
-
-The step built from them:
-
 step.py            a whole step: all layers in one call, for any mix of sequences
+
+Python around them, which needs no Numba:
+
+layout.py          what both sides agree on: the numbers of a step, and the memory that they point to
 runner.py          StepRunner, which packs the weights, plans each step and runs it
+threads.py         helpers, the threads that take part in a step
+machine_code.py    the compiled step as a function
 backend.py         NumbaBackend, and CpuChoice, which decides whether to use it
 compiler.py        the compiler of the kernels, which runs once per machine
 """

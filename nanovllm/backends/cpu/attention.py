@@ -17,7 +17,7 @@ key by key; keys that a row must not see weigh exactly 0; and the results of SPL
 where one worker attends to all of them.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -40,8 +40,8 @@ from .blocks import (
 )
 from .dot import add_weighted, depth_of, dots
 from .elementwise import copy
+from .layout import AHEAD, PLACES, TILE, WIDTH, Pool
 from .vectors import (
-    WIDTH,
     Memory,
     add,
     as_type,
@@ -65,21 +65,7 @@ from .vectors import (
     zeros,
 )
 
-TILE = 128  # keys per tile: their scores, keys and values fit in the core's cache
-SPLIT = 512  # keys whose results are joined as one: a job of a decode, or a part of a chunk's context
-AHEAD = 32  # keys to prefetch ahead: blocks are scattered in the pool, where no hardware prefetcher can predict them
-PLACES = TILE + AHEAD + WIDTH  # length of the `places` of a tile
-SCORES = 4 * (TILE + WIDTH)  # length of the scratch space: the scores of four rows, and sixteen sums of each
 MASKED = np.float32(-1e30)  # a score below all others
-
-
-class Pool(NamedTuple):
-    """The shape of KVCache.blocks: [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]."""
-
-    num_layers: int
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
 
 
 @kernel
@@ -96,7 +82,7 @@ def attend(
 ) -> None:  # fmt: skip
     """Attend to the keys from start to end - 1, without dividing by the sum of the weights.
 
-    q [rows, head_dim], scaled, in float32 or the type of matmul.type_of(); out float32 [rows, head_dim]. The first
+    q [rows, head_dim], scaled, in float32 or the type of layout.type_of(); out float32 [rows, head_dim]. The first
     query has position `first`. A query sees the keys up to its own position, which must be at least `start`.
     pool [as in `shape`]; table int64 [max_blocks]; peaks, sums float32 [rows]
     scores float32 [SCORES] and places int64 [PLACES] are scratch space.

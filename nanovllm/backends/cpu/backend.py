@@ -1,6 +1,6 @@
 """NumbaBackend, which runs Numba's kernels, and CpuChoice, which decides whether to use it.
 
-This module must work without Numba, so it imports modules with kernels only when they are used.
+Neither needs Numba once the kernels are compiled.
 """
 
 import os
@@ -24,7 +24,9 @@ from ...quantization import keep_wide
 from ...requests.tokens import SamplingRow, StepOutput
 from ..torch.backend import Backend, Computed, SamplerAhead
 from ..torch.model_runner import ModelRunner
-from .compiler import DURATION, Compiler, Variant, compile_here, find_folder, is_complete, read_progress
+from .compiler import DURATION, Compiler, compile_here, find_folder, is_complete, read_progress
+from .machine_code import Variant
+from .runner import StepRunner, sample_rows, why_unsupported
 
 MIN_NUMBA_VERSION = (0, 68)
 INSTALL_COMMAND = "pip install 'numba>=0.68'"
@@ -41,11 +43,9 @@ class NumbaBackend:
 
         All kernels must have been compiled. Any error, such as MemoryError, leaves the model unchanged.
         """
-        from .runner import StepRunner, sample_rows, why_unsupported
-
         if reason := why_unsupported(model):
             raise ValueError(reason)
-        self.runner, self._sample_rows = StepRunner(model, kv_cache, max_model_len), sample_rows
+        self.runner = StepRunner(model, kv_cache, max_model_len)
 
     def compute(self, batch: list[Scheduled]) -> Computed:
         hidden, logits = self.runner.run(batch)
@@ -68,13 +68,13 @@ class NumbaBackend:
             torch.set_num_threads(threads)
 
     def sample(self, logits: Tensor, rows: list[SamplingRow]) -> StepOutput:
-        return self._sample_rows(logits, rows, self.runner.find_likeliest)
+        return sample_rows(logits, rows, self.runner.find_likeliest)
 
 
 class CpuChoice(Kernels):
     """The choice between Numba's kernels and plain operations.
 
-    installed, suitable, in the cache   kernels from the first request on: they load in less than a second
+    installed, suitable, in the cache   kernels from the first request on: they load in milliseconds
     installed, suitable, not compiled   a spawned process compiles them; plain operations are used until it ends and
                                         no request is running, so that no request is computed by both
     required by the caller              kernels, compiled before the engine is ready, or an error

@@ -16,9 +16,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from .layout import WIDTH
 from .vectors import (
     FLOATS,
-    WIDTH,
     WORD,
     constant,
     element,

@@ -1,18 +1,14 @@
 """The kernel compiler, which runs once per machine, either in this process or in a spawned one in the background.
 
-    ~/.cache/nanovllm/kernels-0.2.0/bfloat16-1f0c.../   Numba's files, and `complete`, which lists them with their sizes
+    ~/.cache/nanovllm/kernels-0.2.0/bfloat16-1f0c.../step     machine code, see machine_code.py
 
-Numba's cache checks the file of a function, but not the files of the functions that it calls. So the folder's name has
-a hash of all sources, and a change to any of them leads to another folder. The hash also covers the sources' path,
-because Numba looks up code by path: a second copy of the sources would find nothing in the folder of the first. Each
-dtype has its own folder, because two processes that write to the same index would mix up their code.
+The folder's name has a hash of all sources and of the processor, and a change to any of them leads to another folder.
 
     python -m nanovllm.backends.cpu.compiler bfloat16 FOLDER
 
 fills FOLDER and exits.
 """
 
-import json
 import os
 import platform
 import shutil
@@ -27,41 +23,19 @@ from functools import cache
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from threading import Lock, Thread
-from typing import IO, Any, NamedTuple, Self
+from threading import Thread
+from typing import IO, Any
 
 import torch
 
 from ... import __version__
+from .machine_code import STEPS, MachineCode, Variant
 
-MARKER = "complete"  # name of the file that marks a folder as complete
+CODE = "step"  # name of the file with the machine code
 PROGRESS = "progress"  # name of the file that says how far the compiler is
 DURATION = "about half a minute"  # the progress until the first kernel is ready
 SECONDS_KEPT = 30 * 86400  # how long a folder is kept after its last use
 NUMBA_SETTINGS = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT")
-COMPILE_LOCK = Lock()  # Numba's cache folder is a global setting, and each function has only one folder at a time
-
-
-class Variant(NamedTuple):
-    """The data types that kernels are compiled for."""
-
-    dtype: torch.dtype
-    is_kv_int8: bool = False
-
-    @property
-    def name(self) -> str:
-        return str(self.dtype).removeprefix("torch.") + "-int8-kv" * self.is_kv_int8
-
-    @classmethod
-    def of(cls, name: str) -> Self:
-        """Return the variant with this name.
-
-        >>> Variant.of("bfloat16-int8-kv")
-        Variant(dtype=torch.bfloat16, is_kv_int8=True)
-        """
-        dtype, _, rest = name.partition("-")
-        return cls(getattr(torch, dtype), bool(rest))
-
 
 # Folders
 
@@ -75,10 +49,10 @@ def cache_root() -> Path:
 
 
 def fingerprint(sources: Path = Path(__file__).parent) -> str:
-    """Return a hash of everything that the machine code, or its place in Numba's cache, depends on."""
+    """Return a hash of everything that the machine code depends on."""
     from llvmlite import binding
 
-    parts = [os.fsencode(os.path.abspath(sources)), *(path.read_bytes() for path in sorted(sources.glob("*.py")))]
+    parts = [path.read_bytes() for path in sorted(sources.glob("*.py"))]
     facts = [version("numba"), version("llvmlite"), sys.version, platform.machine(), binding.get_host_cpu_name()]
     facts.append(binding.get_host_cpu_features().flatten())  # a virtual machine may hide some features
     facts += [os.environ.get(name, "") for name in NUMBA_SETTINGS]
@@ -86,17 +60,15 @@ def fingerprint(sources: Path = Path(__file__).parent) -> str:
 
 
 def find_folder(variant: str) -> Path | None:
-    """Return a writable folder for kernels of this variant, or None if there is none.
+    """Return a folder with kernels of this variant, or else one that is writable, or None if there is none.
 
-    If the user's cache is read-only, the folder is temporary. Complete kernels in the cache are copied there.
+    If the user's cache is read-only and has no kernels, the folder is temporary.
     """
     name = f"{variant}-{fingerprint()}"
     for find_root in (cache_root, lambda: Path(temporary_root().name)):
         with suppress(OSError, RuntimeError):
             folder = find_root() / name
-            if find_root is not cache_root and is_complete(cache_root() / name):
-                shutil.copytree(cache_root() / name, folder, dirs_exist_ok=True)
-            if is_writable(folder):
+            if is_complete(folder) or is_writable(folder):
                 return folder
     return None
 
@@ -117,25 +89,9 @@ def temporary_root() -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix="nanovllm-kernels-", ignore_cleanup_errors=True)
 
 
-def files_in(folder: Path) -> dict[str, int]:
-    """Return the size in bytes of each of Numba's files in a folder."""
-    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.glob("*/*.nb[ic]")}
-
-
 def is_complete(folder: Path) -> bool:
-    """Return whether a compiler has finished in this folder, and all files still have the recorded sizes."""
-    try:
-        recorded: object = json.loads((folder / MARKER).read_text())
-        return recorded == files_in(folder) != {}
-    except (OSError, ValueError):
-        return False
-
-
-def mark_complete(folder: Path) -> None:
-    """Record the sizes of the folder's files, which marks it as complete."""
-    unfinished = folder / f"{MARKER}.{os.getpid()}"
-    unfinished.write_text(json.dumps(files_in(folder)))
-    unfinished.replace(folder / MARKER)
+    """Return whether a compiler has finished in this folder, and its file is as the compiler wrote it."""
+    return MachineCode.read(folder / CODE) is not None
 
 
 def remove_old(folder: Path) -> None:
@@ -149,49 +105,25 @@ def remove_old(folder: Path) -> None:
 # Compiling
 
 
-def entry_of(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
-    """Return the function that Python calls, with example arguments, of which only the types matter."""
-    import numpy as np
+def entry_of(variant: Variant) -> tuple[Any, Any]:
+    """Return the function that the loader calls, and its Numba signature."""
+    from numba import typeof, types
 
-    from .attention import Pool
-    from .int8_attention import Int8Pool
-    from .matmul import type_of
-    from .step import NO_STEP, Model, Sizes, Weights, Workspace, run_step
+    from .layout import Int8Pool, Pool, type_of
+    from .step import step_for
     from .vectors import like_of
 
-    def zeros(fields: Any) -> Any:
-        return fields(*[0] * len(fields._fields))
-
-    like, like_x = like_of(variant.dtype), like_of(type_of(variant.dtype))
-    pool = Int8Pool if variant.is_kv_int8 else Pool
-    fixed = zeros(pool), zeros(Sizes), zeros(Weights), zeros(Workspace), np.float32(0)
-    return run_step, (0, 0, NO_STEP, Model(like, like_x, *fixed))
+    likes = [types.CPointer(typeof(like_of(each)).dtype) for each in (variant.dtype, type_of(variant.dtype))]
+    return step_for(Int8Pool if variant.is_kv_int8 else Pool), types.int64(*[types.int64] * 4, *likes)
 
 
-def compile_step(variant: Variant, folder: Path | None) -> None:
-    """Compile the step for `variant`, or load it from `folder`. If `folder` is None, store nothing.
-
-    Raise OSError if the disk is full.
-    """
-    with COMPILE_LOCK:
-        from numba import typeof
-
-        function, example = entry_of(variant)
-        if folder is not None:
-            store_in(folder, function)
-        with progress_in(folder) if folder is not None else nullcontext():
-            function.compile(tuple(map(typeof, example)))
-
-
-def store_in(folder: Path, function: Any) -> None:
-    """Make Numba load `function` from `folder`, and store it there. Other functions keep their folders."""
-    from numba.core import config
-
-    before, config.CACHE_DIR = config.CACHE_DIR, str(folder)
-    try:
-        function.enable_caching()
-    finally:
-        config.CACHE_DIR = before
+def compile_step(variant: Variant, folder: Path | None) -> MachineCode:
+    """Compile the step for `variant`, and record the progress in `folder`."""
+    function, signature = entry_of(variant)
+    with progress_in(folder) if folder is not None else nullcontext():
+        result = function.get_compile_result(signature)
+    content, _ = result.library.serialize_using_object_code()[2]
+    return MachineCode(result.fndesc.llvm_func_name, content)
 
 
 @contextmanager
@@ -235,23 +167,33 @@ def read_progress(folder: Path | None) -> str:
 
 
 def compile_here(variant: Variant, folder: Path | None) -> None:
-    """Compile in this process. If the disk is full, use the kernels without storing them."""
-    try:
-        compile_step(variant, folder)
-        if folder is not None and not is_complete(folder):
-            mark_complete(folder)
-    except OSError:
-        compile_step(variant, None)
+    """Load the step of `variant`, after compiling it in this process unless `folder` has it.
+
+    If there is no folder, or if the disk is full, the step is used without being stored.
+    """
+    code = None
+    if folder is not None:
+        with suppress(OSError):
+            code = fill(variant, folder)
+    STEPS[variant] = (code or compile_step(variant, None)).load()
 
 
-def fill(variant: Variant, folder: Path) -> None:
-    """Compile into a folder unless it is complete. If another process is compiling into it, wait for that process."""
+def fill(variant: Variant, folder: Path) -> MachineCode:
+    """Return the code in a folder, compiled if necessary. If another process compiles it, wait for that process.
+
+    Raise OSError if it cannot be stored.
+    """
+    path = folder / CODE
+    if code := MachineCode.read(path):
+        return code
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
-        if not is_complete(folder):
+        code = MachineCode.read(path)
+        if code is None:
             remove_old(folder)
-            compile_step(variant, folder)
-            mark_complete(folder)
+            code = compile_step(variant, folder)
+            code.write(path)
+    return code
 
 
 @contextmanager
@@ -271,7 +213,7 @@ def locked(path: Path) -> Iterator[None]:
 class Compiler:
     """A process that compiles into the cache. It is killed by close(), or when this object is freed or Python exits.
 
-    It is spawned, because Numba's OpenMP layer kills a forked child at its first parallel loop.
+    It is spawned, because a forked child would have this process's locks, but not the threads that hold them.
     """
 
     def __init__(self, variant: Variant, folder: Path) -> None:
@@ -308,9 +250,7 @@ class Compiler:
 
 def start(variant: str, folder: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start a compiler process. It imports from the same paths as this process, and ignores the terminal's Ctrl-C."""
-    # do not resolve links: the process must store code under the same path as this one
-    package = Path(os.path.abspath(__file__))
-    paths = [str(package.parents[3]), *filter(None, sys.path)]
+    paths = [str(Path(__file__).resolve().parents[3]), *filter(None, sys.path)]
     return subprocess.Popen(
         [sys.executable, "-m", f"{__package__}.compiler", variant, str(folder)],
         stdin=subprocess.PIPE,  # closes when this process ends, however it ends

@@ -8,17 +8,16 @@ pairs to 16 float32 sums without widening anything first. On other processors, 1
 and multiplied.
 """
 
-import os
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 
 from .blocks import moved, no_sums, parts_of, products_at, spread, starts_of, sums_of, tuple_of, turned, write_rows
+from .layout import WIDTH, has_dot_of_pairs
 from .vectors import (
     BITS,
     FLOATS,
-    WIDTH,
     WORD,
     WORDS,
     Memory,
@@ -44,13 +43,6 @@ class BFloat(ir.Type):
 
 PAIRS = ir.VectorType(BFloat(), 2 * WIDTH)
 DOT_OF_PAIRS = "llvm.x86.avx512bf16.dpbf16ps.512"
-
-
-def has_dot_of_pairs() -> bool:
-    """Return whether this processor has AVX-512 BF16, and Numba compiles for this processor."""
-    if os.environ.get("NUMBA_CPU_NAME") or os.environ.get("NUMBA_CPU_FEATURES"):
-        return False
-    return bool(binding.get_host_cpu_features().get("avx512bf16"))
 
 
 def are_pairs(a: Any, b: Any) -> bool:

@@ -5,8 +5,8 @@ Rows may have any size: they are processed in vectors of sixteen numbers, and th
 
 import numpy as np
 
+from .layout import WIDTH
 from .vectors import (
-    WIDTH,
     Memory,
     add,
     divide,

@@ -20,7 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
 
-from .attention import MASKED, TILE
+from .attention import MASKED
 from .blocks import (
     add_blocks,
     load_block,
@@ -37,11 +37,11 @@ from .blocks import (
     tuple_of,
 )
 from .dot import splatted
+from .layout import INT8_ROWS, INT8_SCORES, TILE, WIDTH, Int8Pool
 from .quantized import BYTE, LINE, add_dot, builder_tuple, octets, store_bytes
 from .vectors import (
     FLOAT,
     FLOATS,
-    WIDTH,
     WORD,
     WORDS,
     Memory,
@@ -77,47 +77,29 @@ from .vectors import (
 )
 
 QUAD = 4  # tokens
-ROWS = 4  # of q, multiplied at a time
 HIGHEST_Q = np.float32(127 * 256)  # its upper byte is 127
 HIGHEST_WEIGHT = np.float32(65535)
 
 words = pointer_to(types.int32)
 
 
-class Int8Pool(NamedTuple):
-    """The shape of a pool in int8: [num_blocks, num_layers, num_kv_heads, block_size * (2 * head_dim + 8)] bytes."""
-
-    num_layers: int
-    block_size: int
-    num_kv_heads: int
-    head_dim: int
-
-
 class Scratch(NamedTuple):
     """Addresses in the float32 scratch space of a worker."""
 
-    scores: int  # [ROWS, TILE]
-    weights: int  # uint8 [ROWS, 2, TILE], upper and lower bytes
+    scores: int  # [INT8_ROWS, TILE]
+    weights: int  # uint8 [INT8_ROWS, 2, TILE], upper and lower bytes
     scales: int  # [2, TILE], of keys and of values
-    factors: int  # [2, ROWS], of earlier results and of new ones
+    factors: int  # [2, INT8_ROWS], of earlier results and of new ones
     q_scales: int  # [job_rows]
     q_sums: int  # [job_rows]
     q: int  # int8 [job_rows, 2, QUAD * head_dim], upper and lower bytes
 
 
-FIXED = ROWS * TILE + ROWS * 2 * TILE // 4 + 2 * TILE + WIDTH  # float32 numbers before q_scales
-
-
-def scratch_size(job_rows: int, head_dim: int) -> int:
-    """Return the size of a worker's scratch space, in float32 numbers."""
-    return FIXED + 2 * -(-job_rows // WIDTH) * WIDTH + job_rows * 2 * head_dim
-
-
 @kernel
 def scratch_of(address: int, job_rows: int) -> Scratch:
-    weights = address + 4 * ROWS * TILE
-    scales = weights + ROWS * 2 * TILE
-    factors, q_scales = scales + 4 * 2 * TILE, address + 4 * FIXED
+    weights = address + 4 * INT8_ROWS * TILE
+    scales = weights + INT8_ROWS * 2 * TILE
+    factors, q_scales = scales + 4 * 2 * TILE, address + 4 * INT8_SCORES
     q_sums = q_scales + 4 * (-(-job_rows // WIDTH) * WIDTH)
     return Scratch(address, weights, scales, factors, q_scales, q_sums, 2 * q_sums - q_scales)
 
@@ -200,10 +182,10 @@ def attend_int8(
             find_places(shape, pool, layer, kv, table, tile, end, places)
         copy_scales(shape, pool, layer, kv, table, tile, count, floats(scratch.scales))
         highest, r = highest_scale(scratch, count), 0
-        while rows - r >= ROWS:
+        while rows - r >= INT8_ROWS:
             four = (r, r + 1, r + 2, r + 3)
             attend_rows(four, group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
-            r += ROWS
+            r += INT8_ROWS
         if rows - r == 3:
             three = (r, r + 1, r + 2)
             attend_rows(three, group, before, pool, shape, places, count, highest, scratch, out, peaks, sums)
@@ -312,7 +294,7 @@ def attend_rows(
         row_sees = before + rows[j] // group
         row_highest = highest if row_sees >= whole else highest_scale(scratch, row_sees)
         weigh(j, rows[j], row_highest, count, scratch, peaks, sums)
-    kept, new = splats(floats(scratch.factors), 0, rows), splats(floats(scratch.factors), ROWS, rows)
+    kept, new = splats(floats(scratch.factors), 0, rows), splats(floats(scratch.factors), INT8_ROWS, rows)
     shift, starts, by_row = shape.block_size * size, starts_of(rows, size), starts_of(numbered(rows), 2 * TILE)
     for i in range(0, size, WIDTH):
         totals = no_sums(rows, (0, 1))
@@ -360,7 +342,7 @@ def weigh(j: int, row: int, highest: float, count: int, scratch: Scratch, peaks:
     new = max(old, peak)
     kept, factor = exp(old - new), exp(peak - new)
     write(floats(scratch.factors), j, kept)
-    write(floats(scratch.factors), ROWS + j, factor * (highest / HIGHEST_WEIGHT))
+    write(floats(scratch.factors), INT8_ROWS + j, factor * (highest / HIGHEST_WEIGHT))
     write(peaks, row, new)
     write(sums, row, read(sums, row) * kept + sum_of(total) * factor)
 

@@ -6,8 +6,8 @@ memory. A greedy row needs only its token, the largest logit, and log(sum(exp(lo
 
 import numpy as np
 
+from .layout import WIDTH
 from .vectors import (
-    WIDTH,
     Memory,
     add,
     exp,
@@ -29,8 +29,6 @@ from .vectors import (
     write,
     zeros,
 )
-
-PART = 8192  # logits of a row per task: few enough to stay in a core's cache
 
 
 @kernel

@@ -13,44 +13,13 @@ Packing moves numbers only inside blocks of 32 rows, so it works in place: a wei
 rows at the end keep their order, and linear() handles them. While one column is in use, the next one is prefetched.
 """
 
-import torch
-from numba import types
-from torch import Tensor
-
 from .blocks import add_blocks, load_block, per_line, prefetch, starts_of, store_rows
-from .dot import add_outer, are_pairs, depth_of, dot_rows
-from .vectors import WIDTH, Memory, at, kernel, read
+from .dot import add_outer, depth_of, dot_rows
+from .layout import COLUMNS, WIDTH
+from .vectors import Memory, at, kernel, read
 
-COLUMNS = 2 * WIDTH  # outputs in a block of registers
 ROWS = 8  # of x, in a block of registers
 FEW_ROWS = 4  # rows of x that linear() takes at a time, at most
-PACKED_AT_A_TIME = 4  # columns of 16 outputs: a larger copy would leave holes in memory between the weights
-
-
-def type_of(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of x for a weight's dtype: bfloat16 if the processor multiplies pairs of it, else float32."""
-    bits = types.CPointer(types.uint16)
-    return dtype if dtype == torch.bfloat16 and are_pairs(bits, bits) else torch.float32
-
-
-def columns_of(weight: Tensor) -> Tensor:
-    """Return a view of the packed part of a packed `weight`: [outputs / 16, size / depth, 16, depth]."""
-    (outputs, size), depth = weight.shape, 2 if type_of(weight.dtype) == torch.bfloat16 else 1
-    return weight[: outputs // COLUMNS * COLUMNS].view(-1, size // depth, WIDTH, depth)
-
-
-def pack(weight: Tensor) -> None:
-    """Put the numbers of `weight` [outputs, size] in the packed order described above. bfloat16 needs an even `size`.
-
-    All memory is allocated before anything moves, so an error never leaves a weight half packed.
-    """
-    packed = columns_of(weight)
-    plain = packed.view(-1, WIDTH, packed.shape[1], packed.shape[3])
-    copy = torch.empty_like(packed[:PACKED_AT_A_TIME])
-    for source, target in zip(plain.split(PACKED_AT_A_TIME), packed.split(PACKED_AT_A_TIME), strict=True):
-        part = copy[: len(source)]
-        part.copy_(source.transpose(1, 2))
-        target.copy_(part)
 
 
 @kernel

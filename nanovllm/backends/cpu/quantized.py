@@ -5,9 +5,9 @@ exact, with q for the integers of the weight:
 
     sum over a group of weight * x = x_scale * (scale * sum(q * x_q) + minimum * sum(x_q))
 
-so kernels multiply bytes, four at a time in each lane. With AVX-512 VNNI, one instruction does that for 64 bytes; other
-processors need several. The sums of x_q are computed once per row. In int8, the minimum is -128 * scale. If there is
-one scale per output, it is applied at the end.
+so kernels multiply bytes, four at a time in each lane. With AVX-512 VNNI, one instruction does that for 64 bytes. AVX2
+multiplies 32 bytes by integers of 4 bits in two, and takes more for 8 bits. The sums of x_q are computed once per row.
+In int8, the minimum is -128 * scale. If there is one scale per output, it is applied at the end.
 """
 
 import os
@@ -20,12 +20,12 @@ from numba import types
 from numba.core.cgutils import get_or_insert_function
 
 from ...quantization import GROUP, Format
-from .blocks import add_blocks, load_block, no_sums, parts_of, prefetch, starts_of, store_rows, tuple_of
+from .blocks import add_blocks, load_block, no_sums, parts_of, prefetch, shuffled, starts_of, store_rows, tuple_of
 from .dot import splatted
-from .matmul import COLUMNS
+from .layout import COLUMNS, SUMS, WIDTH
 from .vectors import (
+    BITS,
     FLOATS,
-    WIDTH,
     WORD,
     WORDS,
     Memory,
@@ -52,26 +52,52 @@ from .vectors import (
 
 INT4, INT4_FLOAT32, INT8, INT8_GROUPS, INT8_HALF_GROUPS, INT8_MINIMA = map(int, Format)  # Numba needs plain integers
 LINE = 64  # bytes: four for each of 16 outputs
-SUMS = 3  # of a group of x: the whole group, its first half, and its second half
 ROWS = 4  # of x, in a block of registers
 BYTE = ir.IntType(8)
+BYTES, SHORTS = ir.VectorType(BYTE, 4 * WIDTH), ir.VectorType(BITS, 2 * WIDTH)
 
 octets = pointer_to(types.uint8)
 halves = pointer_to(types.uint16)  # bfloat16
 
 
-def has_dot_of_bytes() -> bool:
-    """Return whether this processor multiplies 64 bytes in one instruction, and Numba compiles for this processor."""
+def has(feature: str) -> bool:
+    """Return whether this processor has a feature, in LLVM's words, and Numba compiles for this processor."""
     if os.environ.get("NUMBA_CPU_NAME") or os.environ.get("NUMBA_CPU_FEATURES"):
         return False
-    return bool(binding.get_host_cpu_features().get("avx512vnni"))
+    return bool(binding.get_host_cpu_features().get(feature))
+
+
+def in_halves(builder: Any, name: str, result: ir.VectorType, *vectors: Any) -> Any:
+    """Apply an instruction for 256 bits to both halves of vectors of 512 bits."""
+    function_type = ir.FunctionType(halved(result), [halved(each.type) for each in vectors])
+    function = builder.module.declare_intrinsic(name, (), function_type)
+
+    def half(vector: Any, number: int) -> Any:
+        size = vector.type.count // 2
+        return shuffled(builder, vector, vector, [*range(number * size, number * size + size)])
+
+    lower, upper = (builder.call(function, [half(each, number) for each in vectors]) for number in range(2))
+    return shuffled(builder, lower, upper, [*range(result.count)])
+
+
+def halved(vector: ir.VectorType) -> ir.VectorType:
+    return ir.VectorType(vector.element, vector.count // 2)
 
 
 def add_dot(builder: Any, total: Any, weight: Any, x: Any) -> Any:
     """Return total + the sum of four unsigned bytes of `weight` times four signed bytes of x, in each of 16 lanes."""
-    if has_dot_of_bytes():
+    if has("avx512vnni"):
         dot = builder.module.declare_intrinsic("llvm.x86.avx512.vpdpbusd.512", (), ir.FunctionType(WORDS, [WORDS] * 3))
         return builder.call(dot, [total, weight, x])
+    if has("avxvnni"):
+        return in_halves(builder, "llvm.x86.avx512.vpdpbusd.256", WORDS, total, weight, x)
+    if has("avx2"):
+        weight, x, eight = builder.bitcast(weight, SHORTS), builder.bitcast(x, SHORTS), constant(SHORTS, 8)
+        even = builder.and_(weight, constant(SHORTS, 255)), builder.ashr(builder.shl(x, eight), eight)
+        odd = builder.lshr(weight, eight), builder.ashr(x, eight)
+        for pair in (even, odd):
+            total = builder.add(total, in_halves(builder, "llvm.x86.avx2.pmadd.wd", WORDS, *pair))
+        return total
     for byte in range(4):
         unsigned = builder.and_(builder.lshr(weight, constant(WORDS, 8 * byte)), constant(WORDS, 255))
         signed = builder.ashr(builder.shl(x, constant(WORDS, 24 - 8 * byte)), constant(WORDS, 24))
@@ -94,16 +120,45 @@ def add_dots_8(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     lambda sums, weight, columns, i, x, starts, k: sums(sums, weight, columns, types.intp, x, starts, types.intp)
 )
 def add_dots_4(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Add the products of 8 numbers of each row of x: 4 with the lower halves of 64 bytes, 4 with the upper halves."""
+    """Add the products of 8 numbers of each row of x: 4 with the lower halves of 64 bytes, 4 with the upper halves.
+
+    sums_of_words() returns the sums of a group.
+    """
     mask = constant(WORDS, 0x0F0F0F0F)
 
     def halves_of(both: Any) -> list[Any]:
         return [builder.and_(both, mask), builder.and_(builder.lshr(both, constant(WORDS, 4)), mask)]
 
-    return add_dots(context, builder, args, halves_of)
+    return add_dots(context, builder, args, halves_of, add_short_dot if has_short_dots() else add_dot)
 
 
-def add_dots(context: Any, builder: Any, args: Any, divide: Any) -> Any:
+def has_short_dots() -> bool:
+    """Return whether the sums of a group in 4 bits are 32 integers of 16 bits, and not 16 of 32 bits."""
+    return has("avx2") and not has("avx512vnni") and not has("avxvnni")
+
+
+def add_short_dot(builder: Any, total: Any, weight: Any, x: Any) -> Any:
+    """Return total + the sums of two unsigned bytes of `weight` times two signed bytes of x, in each of 32 lanes.
+
+    In a group, a lane is the sum of 16 products of at most 15 * 127, so it fits into 16 bits.
+    """
+    weight, x = (builder.bitcast(each, BYTES) for each in (weight, x))
+    products = in_halves(builder, "llvm.x86.avx2.pmadd.ub.sw", SHORTS, weight, x)
+    return builder.bitcast(builder.add(builder.bitcast(total, SHORTS), products), WORDS)
+
+
+@intrinsic(lambda sums: sums(sums))
+def sums_of_words(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return the sums of add_dots_4() as int32 bits in float32 vectors."""
+    if not has_short_dots():
+        return args[0]
+    shorts = [builder.bitcast(each, SHORTS) for each in parts_of(builder, args[0])]
+    ones = constant(SHORTS, 1)
+    words = [in_halves(builder, "llvm.x86.avx2.pmadd.wd", WORDS, each, ones) for each in shorts]
+    return tuple_of([builder.bitcast(each, FLOATS) for each in words], context, builder, signature)
+
+
+def add_dots(context: Any, builder: Any, args: Any, divide: Any, add: Any = add_dot) -> Any:
     sums, weight, columns, i, x, starts, k = args
     totals = [builder.bitcast(each, WORDS) for each in parts_of(builder, sums)]
     places = [builder.add(column, i) for column in parts_of(builder, columns)]
@@ -116,7 +171,7 @@ def add_dots(context: Any, builder: Any, args: Any, divide: Any) -> Any:
             four = splatted(builder, word)
             for c, each in enumerate(divided):
                 at_c = m * len(divided) + c
-                totals[at_c] = add_dot(builder, totals[at_c], each[part], four)
+                totals[at_c] = add(builder, totals[at_c], each[part], four)
     return builder_tuple(context, builder, totals, sums)
 
 
@@ -310,7 +365,7 @@ def sums_4(
     sums = no_sums(rows, (0, 1))
     for line in range(4):
         sums = add_dots_4(sums, weight, columns, i + line * LINE, x, starts, k + 8 * line)
-    return sums
+    return sums_of_words(sums)
 
 
 @inlined

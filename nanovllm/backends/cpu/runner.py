@@ -8,7 +8,6 @@ from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,14 +19,33 @@ from ...quantization import GROUP, QuantizedLinear
 from ...requests.tokens import SamplingRow, StepOutput
 from ..torch.backend import end_positions
 from ..torch.sampler import invalid_logits_message, sample
-from .attention import PLACES, SCORES, SPLIT, Pool
-from .int8_attention import Int8Pool, scratch_size
-from .likeliest import PART
-from .matmul import COLUMNS, pack, type_of
-from .quantized import SUMS
-from .step import CHUNK, JOB, LAST_PHASES, MERGE, NO_STEP, PHASES, Model, Sizes, Step, Weights, Workspace, run_step
-from .team import STRIDE, Helpers
-from .vectors import WIDTH, like_of
+from .layout import (
+    CHUNK,
+    COLUMNS,
+    JOB,
+    LAST_PHASES,
+    MERGE,
+    NO_STEP,
+    PART,
+    PHASES,
+    PLACES,
+    SCORES,
+    SPLIT,
+    STRIDE,
+    SUMS,
+    WIDTH,
+    Int8Pool,
+    Pool,
+    Sizes,
+    Step,
+    Weights,
+    Workspace,
+    int8_scratch_size,
+    pack,
+    type_of,
+)
+from .machine_code import STEPS, RunStep, Variant
+from .threads import Helpers
 
 QUERY_TILE = 64  # rows per job of a chunk: queries x query heads that share a KV head
 
@@ -38,8 +56,9 @@ class StepRunner:
     def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
         """Pack the weights of `model` in place, after everything else that can fail.
 
-        Plain operations cannot use the model afterwards.
+        Plain operations cannot use the model afterwards. The compiled step must have been loaded.
         """
+        self._run_step = STEPS[Variant(kv_cache.dtype, kv_cache.is_int8)]
         self._blocks, self._dtype, self._max_model_len = kv_cache.blocks, kv_cache.dtype, max_model_len
         config, workers, head_dim = model.config, torch.get_num_threads(), kv_cache.head_dim
         num_kv_heads = kv_cache.num_kv_heads
@@ -49,18 +68,16 @@ class StepRunner:
         group = heads // num_kv_heads
         widest = max(config.hidden_size, config.intermediate_size, heads * head_dim)
         job_rows = max(QUERY_TILE, group)
-        scratch = scratch_size(job_rows, head_dim) if kv_cache.is_int8 else SCORES
+        scratch = int8_scratch_size(job_rows, head_dim) if kv_cache.is_int8 else SCORES
         sizes = config.hidden_size, heads, group, config.intermediate_size, job_rows, widest, scratch
         self._sizes = Sizes(workers, *sizes)
         # Kernels hold addresses, which must stay valid even if the model gets new weights. A helper may read them
         # after the last step.
         self._kept: list[Tensor] = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
         self._scratch = torch.empty(0)
-        dtype = self._dtype
-        weights, work = self._weights_of(model), self._make_workspace(workers, type_of(dtype))
-        likes = like_of(dtype), like_of(type_of(dtype))
-        self._fixed = Model(*likes, self._shape, self._sizes, weights, work, np.float32(config.rms_norm_eps))
-        self._helpers = Helpers(workers - 1, partial(help_with, self._fixed, self._kept))
+        weights, work = self._weights_of(model), self._make_workspace(workers, type_of(self._dtype))
+        self._model = self._keep(torch.tensor([*self._shape, *self._sizes, *weights, *work]))
+        self._helpers = Helpers(workers - 1, partial(help_with, self._run_step, self._model, self._kept))
         for matrix in matrices_of(model):
             pack(matrix)
 
@@ -116,14 +133,15 @@ class StepRunner:
         if self._scratch.nbytes < num_bytes:
             self._scratch = torch.empty(0)  # free the old one before allocating more
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
-        numbers, starts = array("q"), {}
+        numbers, starts = array("q", NO_STEP), {}  # the step comes first
         for name, values in lists.items():
             starts[name] = 8 * len(numbers)
             numbers.extend(values)
         address, _ = numbers.buffer_info()
         fields |= {name: address + start for name, start in starts.items()}
         step = NO_STEP._replace(number=self._helpers.start_step(), work=self._scratch.data_ptr(), **fields)
-        run_step(0, step.number - 1, step, self._fixed)
+        numbers[: len(step)] = array("q", step)
+        self._run_step(0, step.number - 1, address, self._model)
 
     def _check(self, batch: list[Scheduled], token_ids: list[int]) -> None:
         """Assert that all numbers are in range, because kernels do not check bounds."""
@@ -150,6 +168,7 @@ class StepRunner:
             norms=self._keep(torch.stack([norm.weight.detach().float() for norm in norms])),
             head_norms=self._keep(torch.stack([norm.weight.detach().float() for norm in qk_norms])) if qk_norms else 0,
             last_norm=self._keep(model.model.norm.weight.detach().float()),
+            eps=self._keep(torch.tensor([config.rms_norm_eps], dtype=torch.float32)),
             embedding=0 if config.tie_word_embeddings else model.model.embed_tokens.weight.data_ptr(),
             vocab_size=config.vocab_size,
             cos=self._keep(rotary.cos.to(dtype)),
@@ -201,9 +220,9 @@ class StepRunner:
         return tensor.data_ptr()
 
 
-def help_with(fixed: Model, kept: list[Tensor], worker: int, seen: int) -> int:
+def help_with(run_step: RunStep, model: int, kept: list[Tensor], worker: int, seen: int) -> int:
     """Take part in steps as a helper. `kept` keeps the tensors alive whose addresses the helper uses."""
-    return run_step(worker, seen, NO_STEP, fixed)
+    return run_step(worker, seen, 0, model)
 
 
 # Packing

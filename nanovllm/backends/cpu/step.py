@@ -17,109 +17,68 @@ nothing. Each worker recomputes the norm of a few rows, because waiting for anot
 at most 128 rows, which stay in the core's cache while the weight is read.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...quantization import GROUP
-from .attention import PLACES, SPLIT, Pool, attend, join, merge, slot
+from .attention import attend, join, merge, slot
 from .dot import depth_of
 from .elementwise import copy, norm_and_rotate, rms_norm, silu_and_mul
-from .int8_attention import Int8Pool, attend_int8, scratch_of, store_int8
-from .likeliest import PART, join_parts, peak_of
-from .matmul import COLUMNS, ROWS, matmul, packed_place
-from .quantized import SUMS, octets, quantize_rows, quantized_matmul, quantized_number
-from .team import load_acquire, open_phases, store_release, tasks, wait_for_step
-from .vectors import Memory, as_type, at, choose, entry, floats, get, integers, kernel, part, put, read, stored, write
-
-QKV, OUT, GATE, UP, DOWN = range(5)
-MATRICES = 5  # of a layer
-MATRIX = 4  # numbers of a matrix: addresses of its weight, its scales and its bias, and its Format (0: floating point)
-PHASES = 7  # of a layer
-LAST_PHASES = 3  # after the layers
-CHUNK = 128  # rows of a task, at most
-# numbers of a job: first row, number of queries, sequence, first key, end of its keys, split (-1: none), and whether it
-# writes the key and value of its token
-JOB = 7
-MERGE = 3  # numbers of a merge: the row, its first split, and its number of splits
-
-# The arguments, as addresses and sizes
-
-
-class Step(NamedTuple):
-    """One step. Fields with a shape are addresses of arrays."""
-
-    number: int  # 1, 2, ...
-    rows: int  # tokens; 0: the layers are skipped, and the step starts from `hidden` or `logits`
-    token_ids: int  # int64 [rows]
-    positions: int  # int64 [rows]
-    slots: int  # int64 [rows], slot of each token; -1: its attention job writes its key and value
-    stored_rows: int  # `rows` if the store phase has any work, else 0
-    tables: int  # int64 [num_seqs, max_blocks]
-    max_blocks: int
-    jobs: int  # int64 [num_jobs, JOB]
-    num_jobs: int
-    merges: int  # int64 [num_merges, MERGE]
-    num_merges: int
-    num_splits: int  # of all decodes
-    outputs: int  # int64 [num_outputs], the rows whose logits are computed
-    num_outputs: int
-    hidden: int  # [rows, hidden_size] in the model's dtype
-    logits: int  # float32 [num_outputs, vocab_size]; 0: none
-    vocab_size: int
-    tokens: int  # int64 [num_outputs], the likeliest tokens; 0: none
-    logprobs: int  # float32 [num_outputs], their log-probabilities
-    work: int  # address of the scratch space, see Buffers
-
-
-class Sizes(NamedTuple):
-    """Numbers of the model, and the number of workers."""
-
-    workers: int
-    hidden_size: int
-    num_heads: int
-    group: int  # query heads that share a KV head
-    intermediate_size: int
-    job_rows: int  # rows of q in a job, at most
-    widest: int  # size of the longest row of x
-    scratch: int  # float32 numbers for a worker's attention
-
-
-class Weights(NamedTuple):
-    """Addresses of weights. Norms are float32, and everything else has the type in which the model stores it."""
-
-    matrices: int  # int64 [num_layers * MATRICES + 1, MATRIX]: qkv, o, gate, up, down of each layer; the head
-    norms: int  # [num_layers, 2, hidden_size]
-    head_norms: int  # [num_layers, 2, head_dim], of q and k; 0: none
-    last_norm: int  # [hidden_size]
-    embedding: int  # [vocab_size, hidden_size]; 0: the head's weight is used
-    vocab_size: int
-    cos: int  # [max_model_len, head_dim]
-    sin: int  # [max_model_len, head_dim]
-    pool: int  # KVCache.blocks
-
-
-class Workspace(NamedTuple):
-    """Addresses of the workers' scratch space. All numbers are float32 unless a comment gives another type."""
-
-    normed: int  # [workers, CHUNK, hidden_size], in the type of like_x
-    tile: int  # [workers, CHUNK, 2 * COLUMNS]
-    values: int  # int8 [workers, CHUNK, widest], quantized x
-    scales: int  # [workers, CHUNK, widest / GROUP]
-    sums: int  # [workers, CHUNK, widest / GROUP, SUMS]
-    heads: int  # [workers, 3 * job_rows + 1, head_dim]
-    peaks: int  # [workers, 4, job_rows], and the sums
-    scratch: int  # [workers, scratch] for attention
-    places: int  # int64 [workers, PLACES]
-    counters: int  # int64 [num_layers * PHASES + LAST_PHASES, STRIDE]
-    mailbox: int  # int64 [len(Step._fields)], the newest Step
+from .int8_attention import attend_int8, scratch_of, store_int8
+from .layout import (
+    CHUNK,
+    COLUMNS,
+    DOWN,
+    GATE,
+    JOB,
+    LAST_PHASES,
+    MATRICES,
+    MATRIX,
+    MERGE,
+    OUT,
+    PART,
+    PHASES,
+    PLACES,
+    QKV,
+    SPLIT,
+    SUMS,
+    UP,
+    Int8Pool,
+    Pool,
+    Sizes,
+    Step,
+    Weights,
+    Workspace,
+)
+from .likeliest import join_parts, peak_of
+from .matmul import ROWS, matmul, packed_place
+from .quantized import octets, quantize_rows, quantized_matmul, quantized_number
+from .team import open_phases, store_release, tasks, wait_for_step
+from .vectors import (
+    Memory,
+    as_type,
+    at,
+    choose,
+    fields_at,
+    floats,
+    get,
+    integers,
+    kernel,
+    part,
+    put,
+    read,
+    stored,
+    write,
+)
 
 
 class Model(NamedTuple):
-    """The arguments that are the same in all steps."""
+    """What is the same in all steps."""
 
-    like: np.ndarray  # an array of the type of weights, hidden, and keys and values unless they are int8
-    like_x: np.ndarray  # an array of the type of x for weights, see matmul.type_of()
+    like: Memory  # nowhere: a pointer to the type of weights, hidden, and keys and values unless they are int8
+    like_x: Memory  # nowhere: a pointer to the type of x for weights, see layout.type_of()
     shape: Pool | Int8Pool
     sizes: Sizes
     weights: Weights
@@ -154,26 +113,43 @@ def buffers_of(step: Step, sizes: Sizes, shape: Pool | Int8Pool) -> Buffers:
 # The step
 
 
-@entry
-def run_step(worker: int, seen: int, step: Step, model: Model) -> int:
-    """Run `step` as worker 0. As a helper, take part in all steps after `seen` until none comes for a while.
+step_at, sizes_at, weights_at, work_at = map(fields_at, (Step, Sizes, Weights, Workspace))
 
-    Return the number of the last step seen.
-    """
-    mailbox, counters = integers(model.work.mailbox), integers(model.work.counters)
-    if worker == 0:
-        open_phases(counters, model.shape.num_layers * PHASES + LAST_PHASES, step.number)
-        if step.rows:
-            embed(step, model)
-        post_step(step, mailbox)
-    while True:
-        number = wait_for_step(mailbox, seen)
-        if number == seen:
-            return seen
-        seen = number
-        run_phases(worker, read_step(number, mailbox), model)
+
+def step_for(pool: Any) -> Callable[..., Any]:
+    """Return the function that the loader calls, for keys and values in a Pool or an Int8Pool."""
+    pool_at = fields_at(pool)
+    size, num_sizes, num_weights = len(pool._fields), len(Sizes._fields), len(Weights._fields)
+
+    @kernel
+    def run_step(worker: int, seen: int, step: int, model: int, like: Memory, like_x: Memory) -> int:
+        """Run a step as worker 0. As a helper, take part in all steps after `seen` until none comes for a while.
+
+        Return the number of the last step seen. `step` is the address of a Step, and `model` that of a pool, Sizes,
+        Weights and a Workspace in a row.
+        """
+        sizes = at(integers(model), size)
+        weights_and_work = at(sizes, num_sizes)
+        weights, work = weights_at(weights_and_work), work_at(at(weights_and_work, num_weights))
+        eps = read(floats(weights.eps), 0)
+        fixed = Model(like, like_x, pool_at(integers(model)), sizes_at(sizes), weights, work, eps)
+        mailbox, counters = integers(work.mailbox), integers(work.counters)
         if worker == 0:
-            return seen
+            new = step_at(integers(step))
+            open_phases(counters, fixed.shape.num_layers * PHASES + LAST_PHASES, new.number)
+            if new.rows:
+                embed(new, fixed)
+            post_step(new, mailbox)
+        while True:
+            if wait_for_step(mailbox, seen) == seen:
+                return seen
+            newest = step_at(mailbox)  # a later one will offer no task to a helper that reads while it is written
+            seen = newest.number
+            run_phases(worker, newest, fixed)
+            if worker == 0:
+                return seen
+
+    return run_step
 
 
 @part
@@ -226,18 +202,6 @@ def post_step(step: Step, mailbox: Memory) -> None:
     for i in range(1, len(step)):
         store_release(mailbox, i, step[i])
     store_release(mailbox, 0, step.number)
-
-
-@part
-def read_step(number: int, mailbox: Memory) -> Step:
-    """Return the step in the mailbox. A helper that reads while the next step is written will find no task to take."""
-    return Step(
-        number, load_acquire(mailbox, 1), load_acquire(mailbox, 2), load_acquire(mailbox, 3), load_acquire(mailbox, 4),
-        load_acquire(mailbox, 5), load_acquire(mailbox, 6), load_acquire(mailbox, 7), load_acquire(mailbox, 8),
-        load_acquire(mailbox, 9), load_acquire(mailbox, 10), load_acquire(mailbox, 11), load_acquire(mailbox, 12),
-        load_acquire(mailbox, 13), load_acquire(mailbox, 14), load_acquire(mailbox, 15), load_acquire(mailbox, 16),
-        load_acquire(mailbox, 17), load_acquire(mailbox, 18), load_acquire(mailbox, 19), load_acquire(mailbox, 20),
-    )  # fmt: skip
 
 
 # Splitting a phase into tasks
@@ -624,6 +588,3 @@ def find_peaks(worker: int, phase: int, step: Step, model: Model) -> None:
         write(sums, task, total)
     if worker == 0:
         join_parts(tokens, peaks, sums, step.num_outputs, parts, integers(step.tokens), floats(step.logprobs))
-
-
-NO_STEP = Step(*[0] * len(Step._fields))

@@ -27,23 +27,23 @@ from numba.core import extending
 from numba.core.cgutils import get_or_insert_function
 from numba.core.registry import cpu_target
 
-WIDTH = 16
+from .layout import WIDTH
+
 Memory = Any  # in a signature: a pointer to float32 or int64 numbers, or to numbers of a model's dtype
 Function = TypeVar("Function", bound=Callable[..., Any])
 # No fastmath: a token's bits must not depend on the tokens beside it. The code for one row and the code for four are
 # compiled separately, and a flag would let the compiler add or fuse in one of them in another way. A product and a sum
 # that take one rounding are written as fma().
-ENTRY: dict[str, Any] = {"error_model": "numpy", "nogil": True}
-# Without the wrappers that Python and C need to call them, functions compile in half the time.
-INNER: dict[str, Any] = ENTRY | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+# Only other kernels call most kernels, and only the loader calls the step: none needs the wrappers for Python and C.
+OPTIONS: dict[str, Any] = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 FLOAT, WORD, HALF, BITS = ir.FloatType(), ir.IntType(32), ir.HalfType(), ir.IntType(16)
 FLOATS, WORDS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(WORD, WIDTH)
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function that only other kernels call."""
-    compiled: Callable[..., Any] = njit(**INNER)(function)
+    """Compile a function."""
+    compiled: Callable[..., Any] = njit(**OPTIONS)(function)
     return compiled
 
 
@@ -52,19 +52,13 @@ def part(function: Callable[..., Any]) -> Callable[..., Any]:
 
     LLVM optimizes any other kernel once by itself and again in each of its callers, so fewer levels compile faster.
     """
-    compiled: Callable[..., Any] = njit(**INNER, inline="always")(function)
+    compiled: Callable[..., Any] = njit(**OPTIONS, inline="always")(function)
     return compiled
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Force-inline a function into each kernel that calls it, to keep vectors in registers."""
-    compiled: Callable[..., Any] = njit(**INNER, forceinline=True)(function)
-    return compiled
-
-
-def entry(function: Function) -> Function:
-    """Compile a function that Python calls."""
-    compiled: Function = njit(**ENTRY)(function)
+    compiled: Callable[..., Any] = njit(**OPTIONS, forceinline=True)(function)
     return compiled
 
 
@@ -101,7 +95,7 @@ def choose(example: Callable[..., Any], choice: Callable[[Any], Function]) -> Ca
         return choice(first)
 
     setattr(choose_by_type, "__signature__", inspect.signature(example))  # noqa: B010  # Numba reads it
-    extending.overload(chosen, jit_options=INNER, strict=False)(choose_by_type)
+    extending.overload(chosen, jit_options=OPTIONS, strict=False)(choose_by_type)
     return chosen
 
 
@@ -185,7 +179,7 @@ def sixteen(of_type: ir.Type) -> ir.Type:
 
 
 def constant(of_type: ir.Type, value: int) -> ir.Constant:
-    return ir.Constant(of_type, [value] * WIDTH if isinstance(of_type, ir.VectorType) else value)
+    return ir.Constant(of_type, [value] * of_type.count if isinstance(of_type, ir.VectorType) else value)
 
 
 # Return element i as float32
@@ -384,6 +378,19 @@ def put(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     """Set element i of int64 memory to `value`."""
     builder.store(args[2], builder.gep(args[0], [args[1]]))
     return context.get_dummy_value()
+
+
+def fields_at(fields: Any) -> Callable[..., Any]:
+    """Return an intrinsic that reads a named tuple of int64 numbers, each with load_acquire()'s promise."""
+    kind = types.NamedUniTuple(types.int64, len(fields._fields), fields)
+
+    @intrinsic(lambda memory: kind(memory))
+    def read_fields(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        places = [builder.gep(args[0], [ir.Constant(ir.IntType(64), i)]) for i in range(len(kind))]
+        numbers = [builder.load_atomic(place, "acquire", 8) for place in places]
+        return context.make_tuple(builder, signature.return_type, numbers)
+
+    return read_fields
 
 
 # exp(x) as a polynomial instead of a call, so that a loop over it can be vectorized

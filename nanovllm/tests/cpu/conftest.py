@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ...backends.cpu.compiler import Variant, compile_here, fill, find_folder
+from ...backends.cpu.compiler import compile_here, find_folder
+from ...backends.cpu.machine_code import Variant
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +26,6 @@ def compiled(kernels_folder: Path) -> Callable[[torch.dtype], None]:
             patch.setenv("NUMBA_CACHE_DIR", str(kernels_folder))
             folder = find_folder(variant.name)
         assert folder is not None
-        fill(variant, folder)
         compile_here(variant, folder)
 
     return load

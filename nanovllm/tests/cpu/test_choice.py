@@ -14,7 +14,7 @@ from ... import __main__ as command
 from ...backends import choice
 from ...backends.cpu import backend
 from ...backends.cpu.backend import CpuChoice
-from ...backends.cpu.compiler import Variant
+from ...backends.cpu.machine_code import Variant
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.backend import TorchBackend
 from ...options.attention_backend import BACKEND_VARIABLE, backend_of

@@ -12,7 +12,6 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,6 +19,7 @@ pytest.importorskip("numba")
 from numba import typeof, types
 
 from ...backends.cpu import compiler, step
+from ...backends.cpu.machine_code import MachineCode, Variant
 from ...backends.cpu.vectors import kernel
 from ...options.attention_backend import BACKEND_VARIABLE
 from ..testing.processes import let_others_run
@@ -36,10 +36,12 @@ def user(tmp_path, monkeypatch) -> Path:
     return tmp_path / "home"
 
 
+CODE = MachineCode("function", b"code")
+
+
 def fill_by_hand(folder: Path) -> None:
-    (folder / "kernels_1").mkdir(parents=True, exist_ok=True)
-    (folder / "kernels_1" / "step.1.nbc").write_bytes(b"code")
-    compiler.mark_complete(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    CODE.write(folder / compiler.CODE)
 
 
 # Folders
@@ -61,23 +63,11 @@ def test_the_folder_depends_on_sources_numba_and_the_machine(tmp_path, monkeypat
     assert len(set(hashes)) == 5
 
 
-def test_a_second_install_of_the_same_sources_has_its_own_folder(tmp_path):
-    """Numba looks for code by path, so a complete folder of the first install holds none for the second one."""
+def test_a_second_install_of_the_same_sources_shares_the_folder(tmp_path):
     for install in ("first", "second"):
         (tmp_path / install).mkdir()
         (tmp_path / install / "kernel.py").write_text("ONE = 1\n")
-    assert compiler.fingerprint(tmp_path / "first") != compiler.fingerprint(tmp_path / "second")
-
-
-def test_the_process_imports_the_package_by_the_path_of_this_one(tmp_path, monkeypatch):
-    """An install may be reached through a link. Kernels stored by the path that it leads to would not be found."""
-    environments = []
-    (tmp_path / "install").symlink_to(PACKAGE.parent)
-    linked = tmp_path / "install" / Path(compiler.__file__).relative_to(PACKAGE.parent)
-    monkeypatch.setattr(compiler, "__file__", str(linked))
-    monkeypatch.setattr(compiler.subprocess, "Popen", lambda *_, env, **__: environments.append(env))
-    compiler.start("float32", tmp_path, None)
-    assert environments[0]["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path / "install")
+    assert compiler.fingerprint(tmp_path / "first") == compiler.fingerprint(tmp_path / "second")
 
 
 def test_each_dtype_has_a_folder_in_the_named_cache(user, monkeypatch, tmp_path):
@@ -96,27 +86,22 @@ def test_a_read_only_home_leads_to_a_temporary_folder_or_none(user, monkeypatch,
     assert compiler.find_folder("float32") is None
 
 
-def test_a_complete_read_only_cache_is_copied(user, monkeypatch, tmp_path):
+def test_kernels_in_a_read_only_cache_are_used_there(user, monkeypatch, tmp_path):
     theirs = compiler.find_folder("float32")
     fill_by_hand(theirs)
-    real = compiler.is_writable
-    monkeypatch.setattr(compiler, "is_writable", lambda folder: not folder.is_relative_to(user) and real(folder))
-    mine = compiler.find_folder("float32")
-    assert mine.is_relative_to(tmp_path / "own") and compiler.is_complete(mine)
+    monkeypatch.setattr(compiler, "is_writable", lambda folder: False)
+    assert compiler.find_folder("float32") == theirs and compiler.find_folder("bfloat16") is None
 
 
-def test_a_folder_is_complete_if_it_has_all_files(tmp_path):
+def test_a_folder_is_complete_if_its_code_is_as_it_was_written(tmp_path):
     assert not compiler.is_complete(tmp_path)
-    compiler.mark_complete(tmp_path)
-    assert not compiler.is_complete(tmp_path), "nothing has been compiled"
     fill_by_hand(tmp_path)
-    assert compiler.is_complete(tmp_path)
-    for damage in (b"cod", b"code and more"):
-        (tmp_path / "kernels_1" / "step.1.nbc").write_bytes(damage)
+    path = tmp_path / compiler.CODE
+    assert compiler.is_complete(tmp_path) and MachineCode.read(path) == CODE
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:8], whole[:-1], whole + b"e", whole[:-1] + b"E", whole[:3] + b"." + whole[4:]):
+        path.write_bytes(damaged)
         assert not compiler.is_complete(tmp_path)
-    fill_by_hand(tmp_path)
-    (tmp_path / compiler.MARKER).write_text("{")
-    assert not compiler.is_complete(tmp_path)
 
 
 def test_old_folders_are_removed(tmp_path):
@@ -130,60 +115,63 @@ def test_old_folders_are_removed(tmp_path):
     assert not old.exists() and compiler.is_complete(used) and compiler.is_complete(mine)
 
 
-# Numba's cache, with a function that compiles at once
+# Machine code, of a function that compiles at once
 
 
-def tripled(x):
-    return 3 * x
+def in_order(worker, seen, step, model, like, like_x):
+    return ((worker * 10 + seen) * 10 + step) * 10 + model
 
 
 @pytest.fixture
 def entry(monkeypatch):
-    """Replace the step by a small function, and return it."""
-    from numba import njit
-
-    function = njit(tripled)
-    monkeypatch.setattr(compiler, "entry_of", lambda dtype: (function, (np.float32(1),)))
-    return function
+    """Replace the step by a small function."""
+    signature = types.int64(*[types.int64] * 4, *[types.CPointer(types.float32)] * 2)
+    monkeypatch.setattr(compiler, "entry_of", lambda variant: (kernel(in_order), signature))
+    monkeypatch.setattr(compiler, "STEPS", {})
 
 
-def test_a_stored_function_is_loaded_and_numba_settings_are_restored(entry, tmp_path):
-    from numba import config, njit
-
-    before = config.CACHE_DIR
-    compiler.fill(compiler.Variant(torch.float32), tmp_path)
-    assert before == config.CACHE_DIR and compiler.is_complete(tmp_path) and entry(2.0) == 6
-    again = njit(tripled)
-    compiler.store_in(tmp_path, again)
-    again.compile(entry.signatures[0])
-    assert sum(again.stats.cache_hits.values()) == 1 and not again.stats.cache_misses
+FLOAT32 = Variant(torch.float32)
 
 
-def test_full_disk_does_not_stop_compilation_but_is_an_error_of_the_process(entry, tmp_path, monkeypatch):
-    from numba.core.caching import IndexDataCacheFile
+def test_compiled_code_is_stored_and_loaded(entry, tmp_path, monkeypatch):
+    code = compiler.fill(FLOAT32, tmp_path)
+    assert MachineCode.read(tmp_path / compiler.CODE) == code
+    monkeypatch.setattr(compiler, "compile_step", lambda variant, folder: pytest.fail("it is compiled again"))
+    assert compiler.fill(FLOAT32, tmp_path) == code
+    compiler.compile_here(FLOAT32, tmp_path)
+    assert compiler.STEPS[FLOAT32](1, 2, 3, -4) == 1226
 
-    def full(self, name, data):
+
+def test_a_full_disk_does_not_stop_compilation_but_is_an_error_of_the_process(entry, tmp_path, monkeypatch):
+    def full(code, path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(IndexDataCacheFile, "_save_data", full)
-    compiler.compile_here(compiler.Variant(torch.float32), tmp_path)
-    assert entry.signatures and not compiler.is_complete(tmp_path)
-    entry.overloads.clear()
+    monkeypatch.setattr(MachineCode, "write", full)
+    compiler.compile_here(FLOAT32, tmp_path)
+    assert compiler.STEPS[FLOAT32](1, 2, 3, 4) == 1234 and not compiler.is_complete(tmp_path)
     with pytest.raises(OSError, match="No space left"):
-        compiler.fill(compiler.Variant(torch.float32), tmp_path)
-    assert not compiler.is_complete(tmp_path)
+        compiler.fill(FLOAT32, tmp_path)
+
+
+def test_code_that_cannot_be_stored_leaves_nothing(tmp_path):
+    path = tmp_path / compiler.CODE
+    path.mkdir()
+    (path / "file").touch()
+    with pytest.raises(OSError, match="step"):
+        CODE.write(path)
+    assert MachineCode.read(path) is None and [*tmp_path.iterdir()] == [path]
 
 
 def test_progress_counts_the_kernels_of_the_step(tmp_path):
     integer, grid = types.int64, typeof(step.Grid(0, 0, 0, 0))
-    total = len(re.findall(r"^@(?:kernel|entry)$", Path(step.__file__).read_text(), re.MULTILINE))
+    total = len(re.findall(r"^@kernel$", Path(step.__file__).read_text(), re.MULTILINE))
     with compiler.progress_in(tmp_path):
         assert compiler.read_progress(tmp_path) == compiler.read_progress(None) == "about half a minute"
         for function, arguments, count in [
             (step.part_of.py_func, (integer, grid, integer, integer), 1),
             (step.grid_of.py_func, (integer,) * 4, 2),
             (step.grid_of.py_func, (integer,) * 4, 2),
-            (tripled, (integer,), 2),
+            (in_order, (integer,) * 6, 2),
         ]:
             kernel(function).compile(arguments)
             assert compiler.read_progress(tmp_path) == f"{count} of {total} are ready"
@@ -202,39 +190,18 @@ def test_every_kernel_of_the_step_is_called_in_it():
 def test_several_compilers_compile_only_once(tmp_path, monkeypatch):
     compiled = []
 
-    def slow(dtype, folder):
-        compiled.append(dtype)
+    def slow(variant, folder):
+        compiled.append(variant)
         let_others_run()
-        fill_by_hand(folder)
+        return CODE
 
     monkeypatch.setattr(compiler, "compile_step", slow)
-    threads = [Thread(target=compiler.fill, args=(compiler.Variant(torch.float32), tmp_path)) for _ in range(3)]
+    threads = [Thread(target=compiler.fill, args=(FLOAT32, tmp_path)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(compiled) == 1 and compiler.is_complete(tmp_path)
-
-
-def test_two_engines_that_load_at_once_use_their_own_folders(tmp_path, monkeypatch):
-    from numba import config, njit
-
-    before, function, real = config.CACHE_DIR, njit(tripled), compiler.store_in
-
-    def slow(folder, function):
-        real(folder, function)
-        let_others_run()
-
-    monkeypatch.setattr(compiler, "store_in", slow)
-    types = {torch.float32: np.float32, torch.bfloat16: np.uint16}
-    monkeypatch.setattr(compiler, "entry_of", lambda dtype: (function, (types[dtype](1),)))
-    threads = [Thread(target=compiler.fill, args=(dtype, tmp_path / str(dtype))) for dtype in types]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert before == config.CACHE_DIR
-    assert all(len(list((tmp_path / str(dtype)).glob("*/*.nbc"))) == 1 for dtype in types)
 
 
 # The process, with a program given by the test
@@ -251,7 +218,7 @@ def process(monkeypatch, tmp_path):
             return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
 
         monkeypatch.setattr(compiler, "start", started)
-        return compiler.Compiler(compiler.Variant(torch.float32), tmp_path)
+        return compiler.Compiler(FLOAT32, tmp_path)
 
     return make
 
@@ -334,13 +301,25 @@ def test_the_first_engine_starts_at_once_and_the_second_one_has_kernels(checkpoi
 
 
 @pytest.mark.nightly
-def test_a_second_install_compiles_in_the_background_too(checkpoint, tmp_path):
+def test_a_second_install_uses_the_kernels_of_the_first(checkpoint, tmp_path):
     (tmp_path / "install").symlink_to(PACKAGE.parent)
     script = GENERATE.format(package=PACKAGE.name, checkpoint=str(checkpoint))
     finish(run_script(script, tmp_path), COMPILING)
     again = run_script(script, tmp_path, tmp_path / "install")
-    (_, first), (_, second) = json.loads(finish(again, COMPILING))
-    assert (first, second) == ("plain ", "kernel")
+    assert [kernels for _, kernels in json.loads(finish(again))] == ["kernel"] * 2
+
+
+WITHOUT_NUMBA = """
+import sys
+sys.modules["numba"] = None  # an import fails
+{generate}
+"""
+
+
+def test_compiled_kernels_run_without_an_import_of_numba(with_kernels, kernels_folder, checkpoint, tmp_path):
+    script = WITHOUT_NUMBA.format(generate=GENERATE.format(package=PACKAGE.name, checkpoint=str(checkpoint)))
+    out = finish(run_script(script, tmp_path, NUMBA_CACHE_DIR=str(kernels_folder)))
+    assert [kernels for _, kernels in json.loads(out)] == ["kernel"] * 2
 
 
 @pytest.mark.nightly

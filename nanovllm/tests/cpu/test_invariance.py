@@ -24,8 +24,7 @@ from llvmlite import binding
 from numba import njit
 
 from ... import LLM, SamplingParams
-from ...backends.cpu.attention import SPLIT
-from ...backends.cpu.likeliest import PART
+from ...backends.cpu.layout import PART, SPLIT
 from ...backends.cpu.runner import StepRunner
 from ...backends.cpu.vectors import add, floats, fma, has_fma, kernel, load, multiply, store
 from ...engine.kv_cache import KVCache

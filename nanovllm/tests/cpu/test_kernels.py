@@ -18,9 +18,9 @@ pytest.importorskip("numba")
 from numba import njit
 
 from ...backends.cpu import attention, dot, elementwise, matmul, team, vectors
-from ...backends.cpu.attention import PLACES, SCORES, TILE, Pool
-from ...backends.cpu.team import STRIDE, Helpers
-from ...backends.cpu.vectors import WIDTH, at, floats, get, integers, like_of, load, put, read, store, stored, write
+from ...backends.cpu.layout import PLACES, SCORES, STRIDE, TILE, WIDTH, Pool, pack, type_of
+from ...backends.cpu.threads import Helpers, Shared, end_all, run_helper
+from ...backends.cpu.vectors import at, floats, get, integers, like_of, load, put, read, store, stored, write
 from ..testing.processes import let_others_run
 from . import plain
 
@@ -38,7 +38,7 @@ def rng() -> random.Random:
 
 def some_x(rows: int, size: int, dtype: torch.dtype) -> Tensor:
     """Return an x of the dtype that linear layers take."""
-    return torch.randn(rows, size).to(matmul.type_of(dtype))
+    return torch.randn(rows, size).to(type_of(dtype))
 
 
 def guarded(*shape: int) -> Tensor:
@@ -123,7 +123,7 @@ def test_dot_rows(dtype, rng):
 def test_packing_reorders_a_weight():
     weight = torch.arange(70 * 6.0).view(70, 6)
     packed = weight.clone()
-    matmul.pack(packed)
+    pack(packed)
     columns = packed[:64].view(4, 6, 16)  # [columns, size, 16]
     assert all(torch.equal(column.T, weight[16 * i : 16 * i + 16]) for i, column in enumerate(columns))
     assert torch.equal(packed[64:], weight[64:])
@@ -146,7 +146,7 @@ def test_matmul_with_a_packed_weight(dtype, rng):
         before = torch.randn(rows, end - start) if adds else torch.zeros(rows, end - start)
         out[:rows, start:end] = before
         packed, likes = weight.clone(), (like_of(x.dtype), like_of(dtype))
-        matmul.pack(packed)
+        pack(packed)
         arguments = packed.data_ptr(), bias.data_ptr(), start, end, outputs, out.data_ptr(), outputs + more, adds
         call_matmul(x.data_ptr(), rows, size, *arguments, *likes)
         result, expected = out[:rows, start:end], plain.linear(weight, bias, x.float())[:, start:end] + before
@@ -465,7 +465,7 @@ def test_helpers_sleep_until_a_step_and_end_with_their_owner():
     assert not any(thread.is_alive() for thread in threads)
 
 
-def shared_of(helpers: Helpers) -> team.Shared:
+def shared_of(helpers: Helpers) -> Shared:
     """Return what the owner and its threads share, which outlives the owner."""
     return helpers._shared  # noqa: SLF001 - whether threads sleep has no public name, since only tests ask
 
@@ -476,10 +476,10 @@ def test_helpers_end_before_the_interpreter(monkeypatch):
     helpers = Helpers(3, lambda worker, seen: is_over.wait(60) and seen)
     end = shared_of(helpers).end
     monkeypatch.setattr(shared_of(helpers), "end", lambda: (end(), is_over.set()))
-    monkeypatch.setattr(team, "SHARED", [shared_of(helpers)])
+    monkeypatch.setattr(f"{Helpers.__module__}.SHARED", [shared_of(helpers)])
     threads = list(shared_of(helpers).threads)
     assert len(threads) == 3 and all(thread.is_alive() for thread in threads)
-    team.end_all()
+    end_all()
     assert not any(thread.is_alive() for thread in threads)
 
 
@@ -491,8 +491,8 @@ def test_a_helper_ends_if_its_owner_is_collected_just_before_it_sleeps():
             shared.end()
             return super().get()
 
-    shared = team.Shared([Wakeup()])
-    thread = threading.Thread(target=team.run_helper, args=(1, lambda worker, seen: seen, shared.wakeups[0], shared))
+    shared = Shared([Wakeup()])
+    thread = threading.Thread(target=run_helper, args=(1, lambda worker, seen: seen, shared.wakeups[0], shared))
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
@@ -523,7 +523,7 @@ def test_a_forked_child_does_not_wait_for_helpers():
     if (child := os.fork()) == 0:
         asleep.start_step()
         del asleep, waiting
-        team.end_all()
+        end_all()
         os._exit(0)
     has_ended = wait_until(lambda: os.waitpid(child, os.WNOHANG)[0] == child)
     if not has_ended:
@@ -557,5 +557,5 @@ def test_end_all_waits_for_helpers_whose_owner_was_collected():
     helpers = Helpers(1, partial(lambda kept, worker, seen: seen, Kept()))
     del helpers
     assert is_freeing.wait(60)
-    team.end_all()
+    end_all()
     assert freed

@@ -1,22 +1,26 @@
 """Weights in 8 and 4 bits: their format, the kernels that multiply them, engines that use them, and their quality."""
 
 import os
+import platform
 import random
 import re
 import subprocess
 import sys
+from ctypes import CFUNCTYPE, c_void_p
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 pytest.importorskip("numba")
+from llvmlite import binding, ir
 from numba import njit
 
 from ... import LLM, EngineArgs, SamplingParams
 from ...backends.cpu import quantized
-from ...backends.cpu.matmul import COLUMNS
+from ...backends.cpu.layout import COLUMNS, SUMS
 from ...backends.cpu.runner import StepRunner
 from ...backends.cpu.vectors import floats
 from ...backends.torch.attention import PagedAttention
@@ -135,7 +139,7 @@ def call_quantize(x, rows, size, values, scales, sums):
 
 def quantized_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     values, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(x.shape[0], x.shape[1] // GROUP)
-    sums = torch.empty(*scales.shape, quantized.SUMS)
+    sums = torch.empty(*scales.shape, SUMS)
     call_quantize(x.data_ptr(), *x.shape, values.data_ptr(), scales.data_ptr(), sums.data_ptr())
     return values, scales, sums
 
@@ -152,6 +156,41 @@ def test_rows_are_quantized_in_groups():
     assert ((back - groups).abs() <= 0.501 * scales[..., None]).all()
     x[1, 40] = torch.nan
     assert quantized_rows(x)[1].isnan().nonzero().tolist() == [[1, 1]]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles instructions of x86")
+@pytest.mark.parametrize(
+    ("processor", "feature", "instruction"),
+    [
+        ("x86-64", None, "pmull|pmadd"),
+        ("haswell", "avx2", "vpmaddwd"),
+        ("alderlake", "avxvnni", "vpdpbusd .*ymm"),
+        ("cascadelake", "avx512vnni", "vpdpbusd .*zmm"),
+    ],
+)
+def test_every_processor_multiplies_bytes_exactly(processor, feature, instruction, monkeypatch):
+    monkeypatch.setattr(quantized, "has", lambda name: name == feature)
+    module, address = ir.Module(), quantized.WORDS.as_pointer()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [address] * 3), "add_dot")
+    builder = ir.IRBuilder(function.append_basic_block())
+    total, weight, x = (builder.load(argument, align=4) for argument in function.args)
+    builder.store(quantized.add_dot(builder, total, weight, x), function.args[0], align=4)
+    builder.ret_void()
+    code, target = binding.parse_assembly(str(module)), binding.Target.from_default_triple()
+    machine = target.create_target_machine(cpu=processor, opt=3)
+    assert re.search(instruction.replace(" ", "[^\\n]*"), machine.emit_assembly(code))
+    if feature and not binding.get_host_cpu_features().get(feature):
+        return  # it compiles, but doesn't run here
+    engine = binding.create_mcjit_compiler(code, machine)
+    rng = np.random.default_rng(0)
+    for low, high in [(0, 256), (255, 256)]:
+        total = rng.integers(-(2**20), 2**20, 16, np.int32)
+        weight, x = rng.integers(low, high, 64, np.uint8), rng.integers(-128, 127 if low == 0 else -127, 64, np.int8)
+        expected = total + (weight.astype(np.int32) * x).reshape(16, 4).sum(1)
+        CFUNCTYPE(None, *[c_void_p] * 3)(engine.get_function_address("add_dot"))(
+            *(each.ctypes.data for each in (total, weight, x))
+        )
+        assert (total == expected).all()
 
 
 @njit
@@ -172,9 +211,15 @@ def test_kernels_multiply_quantized_numbers_exactly(format):
         size, rows, outputs, more = 32 * rng.randint(1, 5), rng.randint(1, 13), rng.randint(1, 150), rng.randint(0, 9)
         start, adds = rng.randrange(0, outputs, 32), rng.random() < 0.5
         end = rng.choice([outputs, *range(start + 32, outputs, 32)])
-        integers, bias = random_integers(outputs, size, format), torch.randn(outputs + COLUMNS)
+        integers, bias, x = (
+            random_integers(outputs, size, format),
+            torch.randn(outputs + COLUMNS),
+            torch.randn(rows, size),
+        )
+        if rng.random() < 0.2:  # the largest sums of integers
+            integers, x = integers._replace(q=integers.q.clamp(integers.q.max())), x[:, :1].sign().expand(-1, size)
         layer = stored_linear(integers, format)
-        values, scales, sums = quantized_rows(torch.randn(rows, size))
+        values, scales, sums = quantized_rows(x.contiguous())
         wanted, tile = torch.randn(rows + 1, outputs + more), torch.empty(rows, COLUMNS)
         out, before = wanted.clone(), wanted.clone()
         call_matmul(

@@ -10,11 +10,8 @@ import torch
 pytest.importorskip("numba")
 
 from ...backends.cpu import runner
-from ...backends.cpu.attention import SPLIT
-from ...backends.cpu.likeliest import PART
-from ...backends.cpu.matmul import pack
+from ...backends.cpu.layout import JOB, MERGE, PART, SPLIT, pack
 from ...backends.cpu.runner import StepRunner, plan_step, sample_rows, why_unsupported
-from ...backends.cpu.step import JOB, MERGE
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.backend import TorchBackend
 from ...backends.torch.sampler import sample

@@ -20,7 +20,7 @@ from torch import Tensor
 pytest.importorskip("numba")
 
 from ... import LLM, PoolingParams, SamplingParams
-from ...backends.cpu.attention import SPLIT
+from ...backends.cpu.layout import SPLIT
 from ...backends.cpu.runner import StepRunner
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM, ModelConfig

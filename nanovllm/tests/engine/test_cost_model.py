@@ -161,6 +161,7 @@ def measured(engine: LLMEngine, num_tokens: int = 20) -> CostModel:
 def test_speeds_are_what_was_moved_or_computed_in_a_second(engine, monkeypatch):
     """Storing takes half a second, loading a quarter, and the prefill of 16 tokens 2 seconds."""
     seconds = iter([0.5, 0.25, 2.0])
+    monkeypatch.setattr(cost_model, "NUM_FEW_TOKENS", 16)
     monkeypatch.setattr(cost_model, "best_time", lambda work, kv_cache: next(seconds))
     num_bytes = min(cost_model.NUM_MEASURED_BLOCKS, 16) * engine.kv_cache.blocks[0].nbytes
     assert measured(engine, 16) == CostModel(num_bytes * 4, num_bytes * 2, 8.0, num_tokens=16)
