@@ -279,7 +279,7 @@ CEILINGS = {
     "": 1_910,
     "backends": 50,
     "backends/cpu": 2_870,
-    "backends/gpu": 1_580,
+    "backends/gpu": 1_650,
     "backends/torch": 540,
     "bench": 950,
     "chat": 400,

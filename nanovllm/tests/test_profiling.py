@@ -126,12 +126,14 @@ def test_other_configs_are_rejected(config):
 
 
 def names_of_kernels() -> set[str]:
-    """Return the functions of backends/gpu that are launched on a grid, as in `attend_split[grid](...)`."""
+    """Return backends/gpu's functions that are launched: `merge_splits[grid](...)`, `launch(attend_split, ...)`."""
     trees = [ast.parse(path.read_text()) for path in (PACKAGE / "backends" / "gpu").glob("*_kernels.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     compiled = {node.name for node in nodes if isinstance(node, ast.FunctionDef) and "jit" in decorators(node)}
-    calls = [node.func.value for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)]
-    return compiled & {value.id for value in calls if isinstance(value, ast.Name)}
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    launched = [call.func.value for call in calls if isinstance(call.func, ast.Subscript)]
+    launched += [call.args[0] for call in calls if ast.unparse(call.func) == "launch"]
+    return compiled & {value.id for value in launched if isinstance(value, ast.Name)}
 
 
 def decorators(function: ast.FunctionDef) -> str:

@@ -24,7 +24,7 @@ from nanovllm.backends.gpu.backend import TritonBackend
 from nanovllm.backends.gpu.graphs import buckets
 from nanovllm.backends.gpu.ops import PLAIN, Ops
 from nanovllm.backends.gpu.plain import gather
-from nanovllm.backends.gpu.tiles import DecodeWorkspace, tile_size
+from nanovllm.backends.gpu.tiles import DecodeWorkspace, paces
 from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.backends.torch.online_softmax import Part, attend_part
 from nanovllm.engine.block_manager import cdiv
@@ -90,7 +90,7 @@ class DecodeCall(NamedTuple):
     @property
     def tile(self) -> int:
         """Return the number of keys that a program reads at a time."""
-        return tile_size(self.blocks.shape[5], self.blocks.element_size())
+        return paces(self.blocks.shape[5], self.blocks.element_size())[0].tile
 
 
 def record_calls(llm: LLM) -> tuple[list[DecodeCall], list[int]]:

@@ -32,18 +32,16 @@ The functions that launch kernels take the same arguments as their plain version
 """
 
 import math
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import JITFunction, OutOfResources
 
 from .early_start import EARLY_START_OPTIONS, start_next_and_wait
-from .tiles import MAX_SPLITS, DecodeWorkspace, queries_per_tile, tile_size
+from .tiles import MAX_SPLITS, DecodeWorkspace, Pace, paces, queries_per_tile
 
-# Triton's pipeline loads later tiles while it computes one. Keys can load only after their block table entries, so a
-# tile takes two stages before the stage that computes it. With five stages, two tiles are in flight. With three or
-# four, prefill waits for each tile right after requesting it.
-NUM_STAGES = 5
 SPLITS_PER_TILE = 16  # splits that merge_splits() reads at a time
 LOG2_E = math.log2(math.e)  # exp(x) is 2 ** (x * LOG2_E), and GPUs have an instruction for powers of two
 
@@ -88,6 +86,27 @@ def add_tile(queries, k, v, is_seen, scale, peak, total, out):
     return new_peak, total * correction + tl.sum(weights, 1), out
 
 
+FITTING: dict[tuple[Any, ...], int] = {}  # the first pace that fits, by kernel, GPU, dtype and constants
+
+
+def launch(
+    kernel: JITFunction[Any], grid: tuple[int, ...], paces: list[Pace], *arguments: Any, **constants: Any
+) -> None:
+    """Launch an attention kernel at the first pace for which the GPU has the shared memory, or raise OutOfResources."""
+    q = arguments[0]
+    key = kernel, q.device, q.dtype, *constants.values()
+    for number, (tile, num_stages) in enumerate(paces):
+        if number >= FITTING.get(key, 0):
+            try:
+                kernel[grid](*arguments, TILE=tile, num_stages=num_stages, **constants, **EARLY_START_OPTIONS)
+            except OutOfResources:
+                if number == len(paces) - 1:
+                    raise
+            else:
+                FITTING[key] = number
+                return
+
+
 # Decode
 
 
@@ -108,12 +127,12 @@ def paged_decode(
     keys, values = blocks[:, layer, 0], blocks[:, layer, 1]  # views: [num_blocks, block_size, num_kv_heads, head_dim]
     width, group = triton.next_power_of_2(max(16, head_dim)), num_heads // num_kv_heads
     parts = out if num_splits == 1 else workspace.parts  # the result of a single split is final
-    attend_split[(rows, num_kv_heads, num_splits)](
+    launch(
+        attend_split, (rows, num_kv_heads, num_splits), paces(width, blocks.element_size()),
         q, keys, values, block_tables, context_lens, parts, workspace.lses, LOG2_E * head_dim**-0.5,
         block_tables.stride(0), keys.stride(0), keys.stride(1),
         GROUP=group, HEADS=triton.next_power_of_2(max(16, group)), HEAD_DIM=head_dim, WIDTH=width,
-        BLOCK_SIZE=blocks.shape[3], TILE=tile_size(width, blocks.element_size()),
-        num_warps=4, num_stages=NUM_STAGES, **EARLY_START_OPTIONS,
+        BLOCK_SIZE=blocks.shape[3], num_warps=4,
     )  # fmt: skip
     if num_splits > 1:
         merge_splits[(rows, num_heads)](
@@ -245,12 +264,12 @@ def paged_prefill(
     keys, values = blocks[:, layer, 0], blocks[:, layer, 1]  # views: [num_blocks, block_size, num_kv_heads, head_dim]
     width, group = triton.next_power_of_2(max(16, head_dim)), num_heads // num_kv_heads
     queries = queries_per_tile(rows_per_program, group)
-    attend_queries[(len(tiles), num_kv_heads)](
+    launch(
+        attend_queries, (len(tiles), num_kv_heads), paces(width, q.element_size()),
         q, keys, values, block_tables, query_start_loc, context_lens, tiles, out, LOG2_E * head_dim**-0.5,
         block_tables.stride(0), keys.stride(0), keys.stride(1),
         GROUP=group, QUERIES=queries, ROWS=triton.next_power_of_2(max(16, queries * group)), HEAD_DIM=head_dim,
-        WIDTH=width, BLOCK_SIZE=blocks.shape[3], TILE=tile_size(width, q.element_size()),
-        num_warps=choose_warps(rows_per_program, width, q.element_size()), num_stages=NUM_STAGES, **EARLY_START_OPTIONS,
+        WIDTH=width, BLOCK_SIZE=blocks.shape[3], num_warps=choose_warps(rows_per_program, width, q.element_size()),
     )  # fmt: skip
 
 

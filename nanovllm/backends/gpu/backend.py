@@ -4,6 +4,7 @@ GpuChoice builds it when an engine starts. If that fails, GpuChoice tries again 
 operations.
 """
 
+import math
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -27,11 +28,12 @@ from .capture import Capture, CudaCapture
 from .graphs import DecodeGraphs, DecodeOutput, buckets
 from .inputs import NO_SLOT, SAMPLING_FIELDS, allocate_fields, field_views, fill_placeholders, sampling_params
 from .model import REPEATS, FusedModel, LinearDispatch, Timer, linear_layers, seconds_on_gpu
-from .ops import Ops, triton_ops
+from .ops import Ops, plain_names, triton_ops, with_fallbacks, without_fallbacks
 from .sampler import Sampling, params_on_device
 from .tiles import PREFILL_ROWS, DecodeWorkspace, SamplingWorkspace
 
 DEFAULT_SMS = 132  # multiprocessors of an H100 or H200, assumed on a device that isn't a GPU
+OLDEST = 8, 0  # compute capability: an A100
 TIMED_TOKENS = 2048  # length of the prompt that choose_prefill_rows() times
 
 
@@ -144,6 +146,14 @@ def on_device(device: torch.device) -> AbstractContextManager[None]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def too_old() -> str | None:
+    """Return why kernels would be slow on the current GPU, or None. On older ones, they spill registers."""
+    if not torch.cuda.is_available() or (capability := torch.cuda.get_device_capability()) >= OLDEST:
+        return None
+    actual, oldest = ("{}.{}".format(*each) for each in (capability, OLDEST))
+    return f"the GPU has compute capability {actual}, and kernels are made for {oldest} and later"
+
+
 def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return DEFAULT_SMS
@@ -151,8 +161,11 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 def choose_prefill_rows(context: KernelContext, timer: Timer) -> int:
-    """Return the fastest of PREFILL_ROWS for a long prompt. The timed step reads only block 0, and writes no block."""
-    blocks, num_tokens = context.blocks, TIMED_TOKENS
+    """Return the fastest of PREFILL_ROWS for a long prompt, without those that don't fit into the GPU.
+
+    The timed step reads only block 0, and writes no block.
+    """
+    blocks, num_tokens, context = context.blocks, TIMED_TOKENS, context._replace(ops=without_fallbacks(context.ops))
     if blocks.element_size() == 4:
         return PREFILL_ROWS[0]  # more rows of float32 don't fit into a program's registers
     zeros = torch.zeros(num_tokens, dtype=torch.int64, device=blocks.device)
@@ -165,7 +178,10 @@ def choose_prefill_rows(context: KernelContext, timer: Timer) -> int:
         def run() -> None:
             attend(0, qkv, zeros, None, None)
 
-        run()  # compile the kernel first
+        try:
+            run()  # compile the kernel first
+        except Exception:  # too little shared memory, or too few registers
+            return math.inf
         return min(timer(run) for _ in range(REPEATS))
 
     return min(PREFILL_ROWS, key=seconds)
@@ -213,7 +229,7 @@ class GpuChoice(Kernels):
 
         Raise ValueError if kernels are required and unavailable.
         """
-        super().__init__("as requested" if backend == "torch" else None)
+        super().__init__("as requested" if backend == "torch" else too_old() if backend == "auto" else None)
         self.has_graphs = False
         if backend == "numba":
             raise ValueError("attention_backend 'numba' is unavailable on a GPU: its kernels run on a CPU")
@@ -228,18 +244,19 @@ class GpuChoice(Kernels):
         if not self.uses_kernels:
             return super().description
         graphs = "CUDA graphs" if self.has_graphs else f"no graphs: {self.reason}"
-        return f"kernels: triton {version('triton')}, {graphs}"
+        plain = f", plain {' and '.join(plain_names(self._ops))}" if plain_names(self._ops) else ""
+        return f"kernels: triton {version('triton')}, {graphs}{plain}"
 
     def _try_kernels(self, is_eager: bool, runner: ModelRunner, build: BuildBackend) -> None:
         try:
-            ops = triton_ops()
+            self._ops = with_fallbacks(triton_ops())
         except ImportError as error:
             self.reason = f"triton cannot be imported: {error}"
             return
         self.reason = "enforce_eager" if is_eager else None
         for capture in [None] if is_eager else [CudaCapture(), None]:
             try:
-                runner.backend = build(ops, capture, seconds_on_gpu)
+                runner.backend = build(self._ops, capture, seconds_on_gpu)
             except Exception as error:  # too little memory for graphs, or a kernel that this GPU can't run
                 traceback.print_exception(error)
                 self.reason = f"{type(error).__name__}: {error}"

@@ -7,7 +7,8 @@ decode step launches hundreds of kernels, and in a small model each of them runs
     kernel 2               start, wait |...................|       the wait ends when kernel 1 has ended
     kernel 3                                      start, wait |....
 
-Programmatic dependent launch requires a Hopper GPU or newer (compute capability 9.0).
+Programmatic dependent launch requires a Hopper GPU or newer (compute capability 9.0), and is tried before any kernel
+uses it.
 """
 
 import torch
@@ -15,9 +16,35 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-GPUS = range(0 if triton.knobs.runtime.interpret else torch.cuda.device_count())
-# Enabled for all GPUs or none. Older GPUs and Triton's interpreter cannot run these instructions.
-CAN_START_EARLY = tl.constexpr(bool(GPUS) and all(torch.cuda.get_device_capability(i) >= (9, 0) for i in GPUS))
+from ...log import logger
+
+
+@triton.jit
+def probe(number):
+    gdc_launch_dependents()
+    gdc_wait()
+    tl.store(number, 1)
+
+
+def can_start_early() -> bool:
+    """Return whether kernels can start early: on all GPUs or none, because compiled kernels don't depend on the GPU.
+
+    Triton's interpreter and AMD's GPUs can't. If the current GPU should be able to and fails, log why.
+    """
+    gpus = range(0 if triton.knobs.runtime.interpret or torch.version.hip else torch.cuda.device_count())
+    if not gpus or any(torch.cuda.get_device_capability(i) < (9, 0) for i in gpus):
+        return False
+    number = torch.zeros(1, dtype=torch.int32, device=torch.cuda.current_device())
+    try:
+        for _ in range(2):  # the second may start before the first one ends
+            probe[(1,)](number, launch_pdl=True)
+        return number.item() == 1
+    except Exception as error:
+        logger.warning("kernels start one after the other: %s: %s", type(error).__name__, error)
+        return False
+
+
+CAN_START_EARLY = tl.constexpr(can_start_early())
 EARLY_START_OPTIONS = {"launch_pdl": True} if CAN_START_EARLY else {}  # launch options of every kernel
 
 

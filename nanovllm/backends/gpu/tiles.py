@@ -4,6 +4,7 @@ Everything here is plain Python that runs on the host: no launch has to wait for
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -59,15 +60,32 @@ def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
     return next(splits for splits, share in enumerate(shares, 1) if share >= NEARLY_FULL * max(shares))
 
 
-def tile_size(width: int, itemsize: int) -> int:
-    """Return how many keys a program reads at a time: as many as fill 16 KiB, but at least 16 and at most 128.
+class Pace(NamedTuple):
+    """How a program reads a context.
 
-    Tiles of this size are small enough to have several in flight.
-
-    >>> tile_size(128, 2), tile_size(128, 4), tile_size(16, 4), tile_size(256, 4)
-    (64, 32, 128, 16)
+    Triton's pipeline loads later tiles while it computes one. Keys can load only after their block table entries, so a
+    tile takes two stages before the stage that computes it. With five stages, two tiles are in flight. With three or
+    four, prefill waits for each tile right after requesting it.
     """
-    return max(16, min(128, 16384 // (width * itemsize)))
+
+    tile: int  # keys at a time
+    num_stages: int
+
+
+def paces(width: int, itemsize: int) -> list[Pace]:
+    """Return the paces at which a program may read heads of `width` numbers, the fastest first.
+
+    An H100 has 227 KiB of shared memory for a program, an RTX 4090 has 99, and a T4 has 64. So a tile of keys fills at
+    most 16 KiB, and if that is too much, smaller ones keep as many in flight. Tiles have 16 to 128 keys.
+
+    >>> paces(128, 2)[:4]
+    [Pace(tile=64, num_stages=5), Pace(tile=32, num_stages=5), Pace(tile=16, num_stages=5), Pace(tile=16, num_stages=3)]
+    >>> paces(16, 4)[0].tile, paces(256, 4)
+    (128, [Pace(tile=16, num_stages=5), Pace(tile=16, num_stages=3), Pace(tile=16, num_stages=1)])
+    """
+    largest = max(16, min(128, 16384 // (width * itemsize)))
+    tiles = [tile for tile in (128, 64, 32, 16) if tile <= largest]
+    return [*(Pace(tile, 5) for tile in tiles), Pace(16, 3), Pace(16, 1)]
 
 
 def queries_per_tile(rows: int, group: int) -> int:

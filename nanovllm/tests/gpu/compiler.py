@@ -1,13 +1,13 @@
-"""Triton's compiler without a GPU: what kernels need on an H200, and which variants of them requests launch.
+"""Triton's compiler without a GPU: what kernels need on a GPU, and which variants of them requests launch.
 
-    python -m nanovllm.tests.gpu.compiler resources bfloat16 8 4 128 16
+    python -m nanovllm.tests.gpu.compiler resources 90 bfloat16 8 4 128 16
 
-compiles all kernels for 8 KV heads with 4 query heads each, head_dim 128 and blocks of 16. Instead of running, each
-launch is compiled to machine code, and prints a line of JSON: {"kernel": "attend_split", "shared": 72192, "registers":
-128, "stack": 0, "wide_loads": 50, "in_flight": 3, "waits": true}. "shared" is shared memory in bytes, "stack" is what
-didn't fit into a thread's registers, in bytes, "wide_loads" counts instructions that read 16 bytes of the GPU's memory
-per thread, "in_flight" is how many loads for later tiles may run while a program computes, and "waits" says whether the
-kernel starts early and waits for its inputs.
+compiles all kernels for compute capability 9.0, with 8 KV heads, 4 query heads each, head_dim 128 and blocks of 16.
+Instead of running, each launch is compiled to machine code. If that fits, it prints a line of JSON: {"kernel":
+"attend_split", "shared": 72192, "registers": 128, "stack": 0, "wide_loads": 50, "in_flight": 3, "waits": true}.
+"shared" is shared memory in bytes, "stack" is what didn't fit into a thread's registers, in bytes, "wide_loads" counts
+instructions that read 16 bytes of the GPU's memory per thread, "in_flight" is how many loads for later tiles may run
+while a program computes, and "waits" says whether the kernel starts early and waits for its inputs.
 
     python -m nanovllm.tests.gpu.compiler variants CHECKPOINT bfloat16 8
 
@@ -21,6 +21,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime import OutOfResources
 from triton.runtime.jit import JITFunction
 
 from ...backends.gpu import early_start
@@ -43,7 +45,8 @@ from ...requests.sampling_params import SamplingParams
 from ..testing.engines import model_runner
 from .pools import KernelShape
 
-H200 = GPUTarget("cuda", 90, 32)
+# KiB of shared memory for a program: T4; A100; RTX 3090; L4 and RTX 4090; H100 and H200; RTX 5090
+SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 120: 99}
 WIDE_LOAD = r"ld\.global\S*\.v4\.b32|cp\.async\.cg\.shared\.global"
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 POINTERS = {
@@ -87,10 +90,15 @@ def variant_of(kernel: JITFunction, arguments: tuple[Any, ...], named: dict[str,
 # Resources
 
 
-def compile_launch(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
-    """Replace kernel[grid](...): compile the kernel and print what it needs."""
+def compile_launch(
+    capability: int, kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any
+) -> None:
+    """Replace kernel[grid](...): compile the kernel and print what it needs, or raise OutOfResources as a GPU would."""
     signature, constants, attributes, options = variant_of(kernel, arguments, named)
-    compiled = triton.compile(ASTSource(kernel, signature, constants, attributes), target=H200, options=options)
+    source, target = ASTSource(kernel, signature, constants, attributes), GPUTarget("cuda", capability, 32)
+    compiled = triton.compile(source, target=target, options=options)
+    if compiled.metadata.shared > (limit := SHARED_MEMORY[capability] << 10):
+        raise OutOfResources(compiled.metadata.shared, limit, "shared memory")
     registers, stack = count_registers(compiled.asm["cubin"])
     result = {"kernel": kernel.__name__, "shared": compiled.metadata.shared, "registers": registers, "stack": stack}
     result["wide_loads"] = len(re.findall(WIDE_LOAD, compiled.asm["ptx"]))
@@ -124,7 +132,8 @@ def launch_all(shape: KernelShape) -> None:
         workspace = DecodeWorkspace(4, num_heads, head_dim, num_splits, "cpu")
         ops.paged_decode(q, blocks, 1, tables, lengths, workspace, out)
     for rows in PREFILL_ROWS[: 1 if dtype == torch.float32 else 2]:
-        ops.paged_prefill(q, blocks, 1, tables, starts, lengths, tiles, rows, out)
+        with suppress(OutOfResources):  # an engine takes the rows that fit
+            ops.paged_prefill(q, blocks, 1, tables, starts, lengths, tiles, rows, out)
     for norm in (weight, None):
         ops.rotate_and_write(qkv, angles, angles, numbers, numbers, blocks, 1, norm, norm, 1e-5, q)
     for residual in (x, None):
@@ -143,9 +152,9 @@ def launch_all(shape: KernelShape) -> None:
     ops.sample_rows(logits, params, SamplingWorkspace(*logits.shape, "cpu"), numbers, torch.empty(4, 2))
 
 
-def print_resources(dtype: str, *sizes: str) -> None:
-    early_start.CAN_START_EARLY = triton.language.constexpr(True)
-    JITFunction.run = compile_launch
+def print_resources(capability: str, dtype: str, *sizes: str) -> None:
+    early_start.CAN_START_EARLY = triton.language.constexpr(int(capability) >= 90)
+    JITFunction.run = lambda *arguments, **named: compile_launch(int(capability), *arguments, **named)
     launch_all(KernelShape(*map(int, sizes), getattr(torch, dtype)))
 
 

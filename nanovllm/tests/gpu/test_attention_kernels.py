@@ -7,7 +7,7 @@ import torch
 
 from ...backends.gpu import plain
 from ...backends.gpu.ops import triton_ops
-from ...backends.gpu.tiles import PREFILL_ROWS, DecodeWorkspace, queries_per_tile, query_tiles
+from ...backends.gpu.tiles import PREFILL_ROWS, DecodeWorkspace, Pace, paces, queries_per_tile, query_tiles
 from .pools import DTYPES, TOLERANCE, KernelShape, make_pool, make_queries, pick, random_shape
 
 FLOAT, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
@@ -151,3 +151,44 @@ def test_query_tiles_cover_each_query_once(step: int) -> None:
         (seq, i) for seq, row in query_tiles(starts, seqs, step) for i in range(row, min(row + step, starts[seq + 1]))
     ]
     assert sorted(rows) == [(seq, i) for seq in seqs for i in range(starts[seq], starts[seq + 1])]
+
+
+# Paces
+
+
+@pytest.mark.parametrize("pace", [pytest.param(pace, marks=pytest.mark.full) for pace in paces(64, 2)])
+def test_a_pace_does_not_change_attention(pace: Pace, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nanovllm.backends.gpu.attention_kernels.paces", lambda width, itemsize: [pace])
+    check_decode(KernelShape(2, 4, 64, 16, BRAIN), 3, [300, 1, 0, 129], device)
+
+
+def test_a_launch_takes_the_first_pace_that_fits_and_remembers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="needs triton: make test-triton")
+    from ...backends.gpu import attention_kernels
+    from ...backends.gpu.attention_kernels import OutOfResources
+
+    monkeypatch.setattr(attention_kernels, "FITTING", {})
+    tried = list[int]()
+
+    class Kernel:
+        """A kernel for a GPU with room for tiles of up to `room` keys."""
+
+        room = 32
+
+        def __getitem__(self, grid: object) -> object:
+            return self.launch
+
+        def launch(self, *arguments: object, TILE: int, **constants: object) -> None:
+            tried.append(TILE)
+            if self.room < TILE:
+                raise OutOfResources(TILE, self.room, "shared memory")
+
+    kernel, q = Kernel(), torch.empty(1)
+    for _ in range(2):
+        attention_kernels.launch(kernel, (1,), paces(16, 2), q, GROUP=2)
+    assert tried == [128, 64, 32, 32]
+    attention_kernels.launch(kernel, (1,), paces(16, 2), q, GROUP=4)
+    assert tried[4:] == [128, 64, 32], "other constants need other memory"
+    kernel.room = 8
+    with pytest.raises(OutOfResources, match="Required: 16, Hardware limit: 8"):
+        attention_kernels.launch(kernel, (1,), paces(16, 2), q, GROUP=8)

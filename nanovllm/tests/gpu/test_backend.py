@@ -20,7 +20,7 @@ from ...backends.gpu.capture import Capture, CudaCapture
 from ...backends.gpu.graphs import buckets
 from ...backends.gpu.inputs import HostBuffer, StepInputs
 from ...backends.gpu.model import Timer, seconds_on_gpu
-from ...backends.gpu.ops import PLAIN, Ops, triton_ops
+from ...backends.gpu.ops import PLAIN, Ops, triton_ops, with_fallbacks, without_fallbacks
 from ...backends.gpu.tiles import PREFILL_ROWS
 from ...beam_search import BeamSearchParams
 from ...engine.executor import Scheduled
@@ -402,7 +402,7 @@ class FakeBuild:
         self.captures, self._fails = [], fails  # whether each call had a capture
 
     def __call__(self, ops, capture, timer):
-        assert ops is PLAIN and timer is seconds_on_gpu
+        assert without_fallbacks(ops) == PLAIN and timer is seconds_on_gpu
         self.captures.append(capture is not None)
         if "kernels" in self._fails or (capture is not None and "graphs" in self._fails):
             raise RuntimeError("out of memory")
@@ -451,6 +451,54 @@ def test_a_failure_falls_back_and_gives_the_reason(
     assert runner.backend == (f"kernels {len(captures)}" if choice.uses_kernels else "plain")
 
 
+def cannot_run(*arguments: object) -> None:
+    raise RuntimeError("out of resource: shared memory\nand more")
+
+
+def test_a_kernel_that_cannot_run_is_replaced_alone(fake_triton, monkeypatch, checkpoint, expected, caplog):
+    """It is tried when the engine starts, and logged in one line."""
+    monkeypatch.setattr(backend_module, "triton_ops", lambda: PLAIN._replace(paged_prefill=cannot_run))
+    llm, built = make_llm(checkpoint), list[TritonBackend]()
+    runner = FakeRunner()
+
+    def build(ops: Ops, capture: Capture | None, timer: Timer) -> TritonBackend:
+        built.append(use_kernels(llm, None, ops=ops))
+        return built[0]
+
+    choice = GpuChoice("auto", True, runner, build)
+    [record] = caplog.records
+    assert record.getMessage().endswith(
+        "paged_prefill, so plain operations replace it: RuntimeError: out of resource: shared memory"
+    )
+    assert choice.description.endswith("no graphs: enforce_eager, plain paged_prefill")
+    assert outputs_of(llm, PARAMS["greedy"]) == expected("greedy") and len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("error", [AssertionError("rows must be contiguous"), torch.OutOfMemoryError("no memory")])
+def test_other_errors_are_raised(error):
+    def fails(*arguments: object) -> None:
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        with_fallbacks(PLAIN._replace(silu_and_mul=fails)).silu_and_mul(torch.ones(1, 2), torch.ones(1, 1))
+
+
+def test_prefill_takes_the_rows_that_fit(checkpoint):
+    """The first choice of rows cannot be launched, which is no reason to give the kernel up."""
+    tried = list[int]()
+
+    def prefill(*arguments: Any) -> None:
+        tried.append(arguments[-2])
+        if arguments[-2] == PREFILL_ROWS[0]:
+            cannot_run()
+        PLAIN.paged_prefill(*arguments)
+
+    ops = with_fallbacks(PLAIN._replace(paged_prefill=prefill))
+    use_kernels(make_llm(checkpoint, dtype="bfloat16"), None, ops=ops, timer=lambda step: step() or 1.0)
+    assert {*tried} == {*PREFILL_ROWS} and without_fallbacks(ops) != ops
+    assert tried[-1] == PREFILL_ROWS[1] and not ops.paged_prefill.has_failed
+
+
 def test_an_engine_on_a_gpu_builds_the_backend(checkpoint, monkeypatch):
     builds = list[BuildBackend]()
     monkeypatch.setattr(choice_module, "GpuChoice", lambda backend, is_eager, runner, build: builds.append(build))
@@ -461,6 +509,17 @@ def test_an_engine_on_a_gpu_builds_the_backend(checkpoint, monkeypatch):
     choice_module.choose_backend(model, pool, 16, engine.max_model_len, max_num_seqs=8)
     pool.blocks = engine.kv_cache.blocks
     assert isinstance(builds[0](PLAIN, FakeCapture(), lambda step: 1.0), TritonBackend)
+
+
+def test_kernels_are_left_out_on_old_gpus_unless_they_are_required(fake_triton, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, reason in [
+        ((7, 5), "the GPU has compute capability 7.5, and kernels are made for 8.0 and later"),
+        ((8, 0), "enforce_eager"),
+    ]:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        assert GpuChoice("auto", True, FakeRunner(), FakeBuild()).reason == reason
+        assert GpuChoice("triton", True, FakeRunner(), FakeBuild()).uses_kernels
 
 
 def test_without_triton_plain_operations_compute(monkeypatch):

@@ -1,4 +1,4 @@
-"""Compile the kernels for an H200. No GPU is needed, because Triton brings its own compiler."""
+"""Compile the kernels for several GPUs. None is needed, because Triton brings its own compiler."""
 
 import json
 import os
@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("triton", reason="needs triton: make test-triton")
 
-SHARED_MEMORY = 227 * 1024  # an H200's limit per program
 KERNELS = {
     "attend_split",
     "merge_splits",
@@ -40,9 +39,8 @@ full = pytest.mark.full
     ],
 )
 def test_kernels_compile_and_fit_an_h200(shape: str, tmp_path: Path) -> None:
-    launches = [json.loads(line) for line in run("resources", *shape.split(), cache=tmp_path)]
+    launches = [json.loads(line) for line in run("resources", "90", *shape.split(), cache=tmp_path)]
     assert {launch["kernel"] for launch in launches} == KERNELS
-    assert all(launch["shared"] <= SHARED_MEMORY for launch in launches), launches
     assert all(launch["wide_loads"] for launch in launches if launch["kernel"] in READERS), launches
     assert all(launch["in_flight"] for launch in launches if launch["kernel"] in PIPELINED), launches
     assert all(launch["waits"] for launch in launches), launches
@@ -52,6 +50,27 @@ def test_kernels_compile_and_fit_an_h200(shape: str, tmp_path: Path) -> None:
     assert all(launch["shared"] < 1024 for launch in launches if launch["kernel"] == "multiply_row"), launches
     if not shape.startswith("float32"):  # float32 products don't use tensor cores, and need many registers
         assert all(launch["stack"] < 64 for launch in launches), launches  # sample_row's has 48 with triton 3.6
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("shape", ["float16 8 4 128 16", "float16 2 2 256 16", "float32 8 4 128 16"])
+@pytest.mark.parametrize("capability", ["80", "86", "89", "120"])
+def test_kernels_compile_and_fit_other_gpus(capability: str, shape: str, tmp_path: Path) -> None:
+    launches = [json.loads(line) for line in run("resources", capability, *shape.split(), cache=tmp_path)]
+    assert {launch["kernel"] for launch in launches} == KERNELS
+    assert {launch["waits"] for launch in launches} == {int(capability) >= 90}
+    is_wide = " 256 " in shape  # heads so wide leave prefill no room to load tiles ahead
+    pipelined = {"attend_split"} if is_wide else PIPELINED
+    assert all(launch["in_flight"] for launch in launches if launch["kernel"] in pipelined), launches
+    if not is_wide and not shape.startswith("float32"):
+        assert all(launch["stack"] <= 128 for launch in launches), launches
+
+
+@pytest.mark.nightly
+def test_kernels_compile_for_an_old_gpu(tmp_path: Path) -> None:
+    arguments = "75", "float16", "8", "4", "128", "16"
+    launches = [json.loads(line) for line in run("resources", *arguments, cache=tmp_path)]
+    assert {launch["kernel"] for launch in launches} == KERNELS
 
 
 @pytest.mark.parametrize("max_rows", ["8", pytest.param("300", marks=full)])
