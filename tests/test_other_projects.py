@@ -14,11 +14,23 @@ from tests.helpers import ROOT
 
 TABLE = tomllib.loads((ROOT / ".ci" / "other_projects.toml").read_text(encoding="utf-8"))
 LESSONS = sorted(ROOT.glob("stages/s*/README.md"))
-PAGES = [*LESSONS, *(ROOT / "stages" / name for name in ("VLLM.md", "NEXT.md", "SCALE.md"))]
+PAGES = [*LESSONS, *(ROOT / "stages" / name for name in ("VLLM.md", "NEXT.md", "LEFT_OUT.md", "SCALE.md"))]
 OURS = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|\*\*", re.DOTALL)  # code, addresses and bold type aren't theirs
 PATH = re.compile(r"(?<![\w*])\*((?:\w+/)+[\w.]+|\w+\.py)\*")
 NAME = re.compile(r"\w+(?=\(\))|\b[A-Z]+[a-z]+[A-Z]\w*|\b[A-Z]{2,}[a-z]\w*|\b\w*[^\W_]_\w+|\b_\w+")
-WORDS = {"DistServe", "FlashAttention", "FlashInfer", "GiB", "HiCache", "LoRA", "NanoFlow", "PagedAttention", "PyTorch"}
+WORDS = {
+    "DistServe",
+    "FlashAttention",
+    "FlashInfer",
+    "GiB",
+    "HiCache",
+    "LoRA",
+    "MLPs",
+    "MoE",
+    "NanoFlow",
+    "PagedAttention",
+    "PyTorch",
+}
 WORDS |= {"SGLang", "flashinfer_backend", "gate_up"}  # a name, the end of a path, and a name of ours
 WORDS |= {"context_lens"}  # vLLM has several
 
