@@ -42,7 +42,8 @@ html_extra_path = ["../notebooks/pool.html"]
 LINK = re.compile(r"\[([^\[\]]*)\]\(([\w./-]+)\)")
 FOLDED = re.compile(r'"jupyter": \{\s*"source_hidden": true\s*\}')  # Jupyter's way to fold a cell's code
 CONTENTS = {
-    "The path": "self stages/s*/README stages/SCOREBOARD stages/VLLM stages/NEXT stages/LEFT_OUT stages/SCALE stages/GPU",
+    "The path": "self stages/s*/README stages/SCOREBOARD stages/VLLM stages/NEXT stages/LEFT_OUT stages/SCALE "
+    "stages/GPU",
     "Notebooks": "notebooks/s* notebooks/nanovllm notebooks/beyond notebooks/routing notebooks/claims book/errata",
     "The package": "nanovllm/README nanovllm/docs/* nanovllm/trace/EVENTS book/reference",
     "The project": "README ARCHITECTURE CONTRIBUTING CHANGELOG tests/mutants/README models/storyteller/README",
