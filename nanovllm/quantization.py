@@ -32,7 +32,7 @@ from .llama import LlamaForCausalLM
 GROUP = 32  # numbers of a row in a group, which share a scale and a minimum in int4, and a scale in a kernel's input
 COLUMN = 16  # outputs in a column
 PAD_TO = 32  # the number of outputs is padded to a multiple of this, because a kernel computes 32 at a time
-NUMBERS_AT_A_TIME = 1 << 20  # numbers that are quantized at a time: few enough for a core's cache
+NUMBERS_AT_A_TIME = 1 << 20  # numbers that are quantized or stored at a time
 LOW_HALVES = 0x0F0F0F0F  # mask for the low 4 bits of four bytes
 
 

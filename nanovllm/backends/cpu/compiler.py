@@ -118,7 +118,7 @@ def entry_of(variant: Variant) -> tuple[Any, Any]:
 
 
 def compile_step(variant: Variant, folder: Path | None) -> MachineCode:
-    """Compile the step for `variant`, and record the progress in `folder`."""
+    """Compile the step for `variant`, once per process, and record the progress in `folder`."""
     function, signature = entry_of(variant)
     with progress_in(folder) if folder is not None else nullcontext():
         result = function.get_compile_result(signature)

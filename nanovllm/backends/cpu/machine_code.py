@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-RunStep = Callable[[int, int, int, int], int]  # see step.run_step(), without the types at its end
+RunStep = Callable[[int, int, int, int], int]  # step.run_step() without its last two arguments, which only have types
 
 
 class Variant(NamedTuple):

@@ -18,6 +18,8 @@ at most 128 rows, which stay in the core's cache while the weight is read.
 """
 
 from collections.abc import Callable
+from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,7 +77,7 @@ from .vectors import (
 
 
 class Model(NamedTuple):
-    """What is the same in all steps."""
+    """The types, numbers and addresses that are the same in all steps."""
 
     like: Memory  # nowhere: a pointer to the type of weights, hidden, and keys and values unless they are int8
     like_x: Memory  # nowhere: a pointer to the type of x for weights, see layout.type_of()
@@ -116,10 +118,11 @@ def buffers_of(step: Step, sizes: Sizes, shape: Pool | Int8Pool) -> Buffers:
 step_at, sizes_at, weights_at, work_at = map(fields_at, (Step, Sizes, Weights, Workspace))
 
 
+@cache
 def step_for(pool: Any) -> Callable[..., Any]:
     """Return the function that the loader calls, for keys and values in a Pool or an Int8Pool."""
     pool_at = fields_at(pool)
-    size, num_sizes, num_weights = len(pool._fields), len(Sizes._fields), len(Weights._fields)
+    first_size, first_weight, first_buffer = accumulate(len(each._fields) for each in (pool, Sizes, Weights))
 
     @kernel
     def run_step(worker: int, seen: int, step: int, model: int, like: Memory, like_x: Memory) -> int:
@@ -128,15 +131,14 @@ def step_for(pool: Any) -> Callable[..., Any]:
         Return the number of the last step seen. `step` is the address of a Step, and `model` that of a pool, Sizes,
         Weights and a Workspace in a row.
         """
-        sizes = at(integers(model), size)
-        weights_and_work = at(sizes, num_sizes)
-        weights, work = weights_at(weights_and_work), work_at(at(weights_and_work, num_weights))
-        eps = read(floats(weights.eps), 0)
-        fixed = Model(like, like_x, pool_at(integers(model)), sizes_at(sizes), weights, work, eps)
+        numbers = integers(model)
+        shape, sizes = pool_at(numbers), sizes_at(at(numbers, first_size))
+        weights, work = weights_at(at(numbers, first_weight)), work_at(at(numbers, first_buffer))
+        fixed = Model(like, like_x, shape, sizes, weights, work, read(floats(weights.eps), 0))
         mailbox, counters = integers(work.mailbox), integers(work.counters)
         if worker == 0:
             new = step_at(integers(step))
-            open_phases(counters, fixed.shape.num_layers * PHASES + LAST_PHASES, new.number)
+            open_phases(counters, shape.num_layers * PHASES + LAST_PHASES, new.number)
             if new.rows:
                 embed(new, fixed)
             post_step(new, mailbox)

@@ -42,7 +42,7 @@ FLOATS, WORDS = ir.VectorType(FLOAT, WIDTH), ir.VectorType(WORD, WIDTH)
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function."""
+    """Compile a function that other kernels or the loader call."""
     compiled: Callable[..., Any] = njit(**OPTIONS)(function)
     return compiled
 

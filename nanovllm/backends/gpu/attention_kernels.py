@@ -86,25 +86,27 @@ def add_tile(queries, k, v, is_seen, scale, peak, total, out):
     return new_peak, total * correction + tl.sum(weights, 1), out
 
 
-FITTING: dict[tuple[Any, ...], int] = {}  # the first pace that fits, by kernel, GPU, dtype and constants
+# Launches
+
+FITTING: dict[tuple[Any, ...], int] = {}  # the first candidate that fits, by kernel, GPU, dtype and constants
 
 
 def launch(
-    kernel: JITFunction[Any], grid: tuple[int, ...], paces: list[Pace], *arguments: Any, **constants: Any
+    kernel: JITFunction[Any], grid: tuple[int, ...], candidates: list[Pace], *arguments: Any, **constants: Any
 ) -> None:
     """Launch an attention kernel at the first pace for which the GPU has the shared memory, or raise OutOfResources."""
     q = arguments[0]
     key = kernel, q.device, q.dtype, *constants.values()
-    for number, (tile, num_stages) in enumerate(paces):
-        if number >= FITTING.get(key, 0):
-            try:
-                kernel[grid](*arguments, TILE=tile, num_stages=num_stages, **constants, **EARLY_START_OPTIONS)
-            except OutOfResources:
-                if number == len(paces) - 1:
-                    raise
-            else:
-                FITTING[key] = number
-                return
+    first = FITTING.get(key, 0)
+    for number, (tile, num_stages) in enumerate(candidates[first:], first):
+        try:
+            kernel[grid](*arguments, TILE=tile, num_stages=num_stages, **constants, **EARLY_START_OPTIONS)
+        except OutOfResources:
+            if number == len(candidates) - 1:
+                raise
+        else:
+            FITTING[key] = number
+            return
 
 
 # Decode

@@ -28,7 +28,7 @@ from .capture import Capture, CudaCapture
 from .graphs import DecodeGraphs, DecodeOutput, buckets
 from .inputs import NO_SLOT, SAMPLING_FIELDS, allocate_fields, field_views, fill_placeholders, sampling_params
 from .model import REPEATS, FusedModel, LinearDispatch, Timer, linear_layers, seconds_on_gpu
-from .ops import Ops, plain_names, triton_ops, with_fallbacks, without_fallbacks
+from .ops import PLAIN, Ops, plain_names, triton_ops, with_fallbacks, without_fallbacks
 from .sampler import Sampling, params_on_device
 from .tiles import PREFILL_ROWS, DecodeWorkspace, SamplingWorkspace
 
@@ -229,8 +229,8 @@ class GpuChoice(Kernels):
 
         Raise ValueError if kernels are required and unavailable.
         """
-        super().__init__("as requested" if backend == "torch" else too_old() if backend == "auto" else None)
-        self.has_graphs = False
+        super().__init__({"torch": "as requested", "auto": too_old()}.get(backend))
+        self._ops, self.has_graphs = PLAIN, False
         if backend == "numba":
             raise ValueError("attention_backend 'numba' is unavailable on a GPU: its kernels run on a CPU")
         if self.reason is None:
@@ -244,7 +244,7 @@ class GpuChoice(Kernels):
         if not self.uses_kernels:
             return super().description
         graphs = "CUDA graphs" if self.has_graphs else f"no graphs: {self.reason}"
-        plain = f", plain {' and '.join(plain_names(self._ops))}" if plain_names(self._ops) else ""
+        plain = f", plain {' and '.join(names)}" if (names := plain_names(self._ops)) else ""
         return f"kernels: triton {version('triton')}, {graphs}{plain}"
 
     def _try_kernels(self, is_eager: bool, runner: ModelRunner, build: BuildBackend) -> None:

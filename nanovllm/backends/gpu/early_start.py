@@ -34,8 +34,8 @@ def can_start_early() -> bool:
     gpus = range(0 if triton.knobs.runtime.interpret or torch.version.hip else torch.cuda.device_count())
     if not gpus or any(torch.cuda.get_device_capability(i) < (9, 0) for i in gpus):
         return False
-    number = torch.zeros(1, dtype=torch.int32, device=torch.cuda.current_device())
     try:
+        number = torch.zeros(1, dtype=torch.int32, device=torch.cuda.current_device())
         for _ in range(2):  # the second may start before the first one ends
             probe[(1,)](number, launch_pdl=True)
         return number.item() == 1

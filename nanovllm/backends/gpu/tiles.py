@@ -61,7 +61,7 @@ def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
 
 
 class Pace(NamedTuple):
-    """How a program reads a context.
+    """The tiles in which a program reads a context, and the stages that load them ahead.
 
     Triton's pipeline loads later tiles while it computes one. Keys can load only after their block table entries, so a
     tile takes two stages before the stage that computes it. With five stages, two tiles are in flight. With three or

@@ -153,6 +153,14 @@ def test_a_full_disk_does_not_stop_compilation_but_is_an_error_of_the_process(en
         compiler.fill(FLOAT32, tmp_path)
 
 
+def test_variants_of_a_pool_share_one_function():
+    """So a step that could not be stored isn't compiled again, and what it has compiled is used."""
+    entries = [compiler.entry_of(Variant(dtype))[0] for dtype in (torch.float32, torch.float32, torch.bfloat16)]
+    assert (
+        entries[0] is entries[1] is entries[2] and entries[0] is not compiler.entry_of(Variant(torch.float32, True))[0]
+    )
+
+
 def test_code_that_cannot_be_stored_leaves_nothing(tmp_path):
     path = tmp_path / compiler.CODE
     path.mkdir()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from copy import copy
 from functools import cache
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -520,6 +521,12 @@ def test_kernels_are_left_out_on_old_gpus_unless_they_are_required(fake_triton, 
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
         assert GpuChoice("auto", True, FakeRunner(), FakeBuild()).reason == reason
         assert GpuChoice("triton", True, FakeRunner(), FakeBuild()).uses_kernels
+
+
+def test_the_docs_name_the_oldest_gpu():
+    oldest = "{}.{}".format(*backend_module.OLDEST)
+    text = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text(encoding="utf-8")
+    assert f"| below {oldest} |" in text and f"| {oldest} to " in text
 
 
 def test_without_triton_plain_operations_compute(monkeypatch):
