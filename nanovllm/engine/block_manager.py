@@ -213,8 +213,11 @@ class BlockManager:
         return copy
 
     def append_draft_slots(self, seq: Sequence, num_tokens: int) -> int:
-        """Take free blocks for a draft of up to `num_tokens` tokens. Return how many of its tokens have slots."""
-        while self.num_free_blocks and len(seq.block_table) * self.block_size < seq.num_tokens + num_tokens:
+        """Take blocks for a draft of up to `num_tokens` tokens. Return how many of its tokens have slots.
+
+        It gets no cached block: a hit is worth more than a guess.
+        """
+        while self.pool.has_uncached_block and len(seq.block_table) * self.block_size < seq.num_tokens + num_tokens:
             seq.block_table += self.pool.get_new_blocks(1)
             self._observer.tell("grow", seq, None)
         return min(num_tokens, len(seq.block_table) * self.block_size - seq.num_tokens)

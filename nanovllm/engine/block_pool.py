@@ -51,6 +51,11 @@ class BlockPool:
             self.ref_counts[block] = 1
         return blocks
 
+    @property
+    def has_uncached_block(self) -> bool:
+        """Whether get_new_blocks(1) would evict nothing."""
+        return bool(self.free) and next(iter(self.free)) not in self.hashes
+
     def touch(self, blocks: list[int]) -> None:
         """Add a holder to each of `blocks`, which must be held or cached, and take them off the free queue."""
         for block in blocks:

@@ -95,6 +95,19 @@ def test_draft_takes_the_blocks_that_are_free_and_trimming_gives_them_back():
     assert len(seq.block_table) == 2 and observer.tell.mock_calls == [call("trim", seq, [2, 3])]
 
 
+def test_draft_evicts_nothing():
+    """Of six blocks, two are cached, three are held by b, and one is free and holds nothing."""
+    manager = make_manager(6, is_caching=True)
+    first = admit(manager, make_sequence("a", 9, max_tokens=50))
+    first.num_computed_tokens = 9
+    manager.cache_blocks(first, 9)
+    manager.free(first)
+    seq = make_sequence("b", 12, max_tokens=50)
+    seq.token_ids = [5] * 12  # no hit
+    admit(manager, seq)
+    assert (manager.append_draft_slots(seq, 8), len(manager.pool.cached)) == (4, 2)
+
+
 # Cached tokens
 
 
