@@ -9,7 +9,7 @@
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run chat serve test test-all test-triton test-ray realmodel soak storm mutants clients setup notebooks notebook page
-.PHONY: open-page book exercise check play diff scoreboard measure claims peers gpu pins lint train clean FORCE
+.PHONY: open-page book exercise check museum play diff scoreboard measure claims peers gpu pins lint train clean FORCE
 
 # $(value) and the environment protect these from expansion by make and the shell.
 override PROMPT := $(value PROMPT)
@@ -114,6 +114,9 @@ exercise: ## create exercises/s3, a stage with functions for you to write; STAGE
 # Failing tests are a result here, not an error. chain.py exits with 1 for failing tests and with 2 for misuse.
 check: $(call needs,test) ## test the current step of your exercise, and after the last step generate a story; STAGE=3
 	@$(PY) stages/chain.py exercise $(one_stage) --check $(addprefix --step ,$(STEP)) $(ARGS) || test $$? -eq 1
+
+museum: $(call needs,test) ## find faults that vLLM, SGLang, llama.cpp and LMCache had, with your tests; STAGE=6, ARGS="--hint NAME"
+	@$(PY) -m stages.tools.museum $(STAGE) $(ARGS)
 
 play: $(call needs,core) ## play your exercise on the page, up to the step where it parts from the course's stage; STAGE=3
 	@$(PY) -m notebooks.page.play $(one_stage) $(ARGS)

@@ -48,8 +48,8 @@ def changed_by_learner(folder: Path) -> list[str]:
 
 
 def copy_stage(stage: Stage, folder: Path, opened: dict[str, str]) -> None:
-    """Copy a stage, with the given texts for the open files, and without DIFF.md, which holds the solution."""
-    for file in sorted(stage.files() - {"DIFF.md"}):
+    """Copy a stage, with the given texts for some files, and without DIFF.md, which holds the solution."""
+    for file in sorted({*stage.files(), *opened} - {"DIFF.md"}):
         target = folder / file
         target.parent.mkdir(parents=True, exist_ok=True)
         if file in opened:
