@@ -6,13 +6,15 @@
     --part all     all of them: make test-all
 
 A copy is left out only if its original is in the same run (tests/duplicate_tests.py), so `pytest stages/s7...` runs all
-tests of that stage. Mark a test's long form with pytest.param(1000, marks=pytest.mark.full).
+tests of that stage. Test files that a branch has byte for byte from its base run at night. Mark a test's long form with
+pytest.param(1000, marks=pytest.mark.full).
 """
 
 import gc
 import re
 import signal
 from collections import Counter
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,10 @@ from typing import Any
 import pytest
 
 from tests.duplicate_tests import Case, find_copies
-from tests.helpers import ROOT, find_stages, folder_of
+from tests.helpers import ROOT, find_bases, find_stages, folder_of
 
 STAGES = [folder_of(stage) for stage in find_stages(ROOT)]
+BASES = {folder_of(branch): folder_of(base) for branch, base in find_bases(ROOT).items()}
 COSTLY = ("test_beam_search.py", "test_histories.py")  # all beams and long histories: quick runs only the last stage's
 COMPILING = {"compiled", "with_kernels"}  # fixtures that compile all CPU kernels, unless they are cached
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # the number of tests by kind
@@ -73,11 +76,21 @@ def as_case(item: pytest.Item) -> Case:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part, copies = config.getoption("part"), find_copies([as_case(item) for item in items], STAGES)
     last = costly_at_the_end({item.path for item in items})
-    kinds = ["copies" if i in copies else length(item, last) for i, item in enumerate(items)]
+    kinds = [
+        "copies" if i in copies else "nightly" if is_from_base(item.path) else length(item, last)
+        for i, item in enumerate(items)
+    ]
     kept = {"rest": {"copies", "long"}, "all": {"quick", "copies", "long", "nightly"}}.get(part, {part})
     config.stash[LEFT_OUT] = Counter(kind for kind in kinds if kind not in kept)
     config.hook.pytest_deselected(items=[item for item, kind in zip(items, kinds, strict=True) if kind not in kept])
     items[:] = [item for item, kind in zip(items, kinds, strict=True) if kind in kept]
+
+
+@cache
+def is_from_base(path: Path) -> bool:
+    """Return True if the file is in a branch, and byte for byte that of its base."""
+    originals = [base / path.relative_to(branch) for branch, base in BASES.items() if path.is_relative_to(branch)]
+    return any(original.exists() and original.read_bytes() == path.read_bytes() for original in originals)
 
 
 def pytest_collection_finish() -> None:

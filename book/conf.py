@@ -18,7 +18,16 @@ project = html_title = "nanovllm"
 root_doc = "stages/README"  # the course's first page, and the site's
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 include_patterns = [
-    *("*.md", "book/*.md", "stages/*.md", "stages/s*/*.md", "stages/bench/gpu/*/summary.md", "notebooks/*.ipynb"),
+    *(
+        "*.md",
+        "book/*.md",
+        "stages/*.md",
+        "stages/s*/*.md",
+        "stages/more_*/*.md",
+        "stages/museum/*.md",
+        "stages/bench/gpu/*/summary.md",
+        "notebooks/*.ipynb",
+    ),
     *("nanovllm/*.md", "nanovllm/docs/*.md", "nanovllm/trace/*.md", "tests/mutants/*.md", "models/storyteller/*.md"),
 ]
 exclude_patterns = [".*", "build", "dist", "exercises", "gpu-results", "runs"]
@@ -42,8 +51,8 @@ html_extra_path = ["../notebooks/pool.html"]
 LINK = re.compile(r"\[([^\[\]]*)\]\(([\w./-]+)\)")
 FOLDED = re.compile(r'"jupyter": \{\s*"source_hidden": true\s*\}')  # Jupyter's way to fold a cell's code
 CONTENTS = {
-    "The path": "self stages/s*/README stages/SCOREBOARD stages/VLLM stages/NEXT stages/LEFT_OUT stages/SCALE "
-    "stages/GPU",
+    "The path": "self stages/s*/README stages/more_*/README stages/museum/README stages/SCOREBOARD stages/VLLM "
+    "stages/NEXT stages/LEFT_OUT stages/SCALE stages/GPU",
     "Notebooks": "notebooks/s* notebooks/nanovllm notebooks/beyond notebooks/routing notebooks/claims book/errata",
     "The package": "nanovllm/README nanovllm/docs/* nanovllm/trace/EVENTS book/reference",
     "The project": "README ARCHITECTURE CONTRIBUTING CHANGELOG tests/mutants/README models/storyteller/README",
@@ -68,7 +77,7 @@ def read_source(app: Any, docname: str, content: list[str]) -> None:
     for caption, pages in CONTENTS.items() if docname == root_doc else ():
         entries = "\n".join(page if page == "self" else f"/{page}" for page in pages.split())
         content[0] += f"\n```{{toctree}}\n:caption: {caption}\n:hidden:\n:glob:\n\n{entries}\n```\n"
-    if docname.startswith("stages/s") and docname.endswith("/README"):
+    if docname.startswith(("stages/s", "stages/more_")) and docname.endswith("/README"):
         content[0] += "\n```{toctree}\n:hidden:\n\nDIFF\n```\n"
     if docname == "stages/GPU":
         content[0] += "\n```{toctree}\n:hidden:\n:glob:\n\nbench/gpu/*/summary\n```\n"

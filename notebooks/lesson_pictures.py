@@ -1,11 +1,14 @@
 """The lessons' pictures: `python -m notebooks.lesson_pictures` writes stages/pictures/*.svg.
 
-Their data is counted, so every machine draws the same pictures. A test compares them with the files.
+Their data is counted, so every machine draws the same pictures, or it was measured, and is in results.json. A test
+compares the pictures with the files.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from stages.bench import results
 from stages.bench.models import STORYTELLER
 from stages.bench.predict.s1 import crowded_moments, most_free, num_free
 from stages.s1_contiguous_cache.kv_cache import PoolReport
@@ -24,7 +27,12 @@ text{font:13px system-ui,sans-serif;fill:#57606a}.strong{font-weight:600;fill:#2
 
 def pictures() -> dict[str, str]:
     """Return the SVG of each picture by its file name."""
-    return {"s1_refused.svg": refused(), "s2_block_table.svg": block_table()}
+    drafts = results.value("drafts")
+    return {
+        "s1_refused.svg": refused(),
+        "s2_block_table.svg": block_table(),
+        "more_speculation.svg": when_guesses_pay(drafts["batches"]["storyteller"], drafts["texts"]),
+    }
 
 
 def svg(height: int, title: str, parts: list[str]) -> str:
@@ -119,6 +127,39 @@ def pool_block(block: int) -> list[str]:
             kind = "hot" if name == "A" else "used"
             parts += [rect(x, 212, CELL, HIGH, "held"), rect(x, 212, round(CELL * filled, 1), HIGH, kind)]
     return [*parts, rect(x, 212, CELL, HIGH, "edge"), text(x + CELL / 2, 256, str(block), anchor="middle")]
+
+
+# ---- speculation: what a step with guesses costs, and what it brings
+
+TEXTS = {"again": "the story again", "greedy": "a new story, greedy", "sampled": "temperature 0.8"}
+BOTTOM, TALLEST = 250, 200  # of the bars
+
+
+def when_guesses_pay(batches: Mapping[str, Any], texts: Mapping[str, Any]) -> str:
+    """Draw the cost of a step in which everybody guesses by batch, and lines at the tokens that texts bring a step."""
+    scale = TALLEST / max(*(row["cost_spread"][1] for row in batches.values()), texts["again"]["tokens_a_step"])
+    parts = [
+        text(LEFT, 18, "bars: a step in which each sequence has 4 wrong guesses, in steps without guesses", "strong")
+    ]
+    parts.append(
+        text(LEFT, 36, "lines: the tokens that a step brings each sequence. Guesses pay where a line is above a bar")
+    )
+    for place, batch in enumerate(sorted(batches, key=int)):
+        row = batches[batch]
+        x, height = LEFT + 20 + place * 110, row["cost"] * scale
+        low, high = (BOTTOM - cost * scale for cost in row["cost_spread"])
+        parts += [
+            rect(x, BOTTOM - height, 60, height, "used"),
+            f'<path d="M{x + 30} {low:.1f}V{high:.1f}" class="edge"/>',
+        ]
+        parts.append(text(x + 66, BOTTOM - height + 12, f"{row['cost']:.1f}", "strong"))
+        parts.append(text(x + 30, BOTTOM + 18, f"batch of {batch}", anchor="middle"))
+    for name, words in TEXTS.items():
+        y = BOTTOM - texts[name]["tokens_a_step"] * scale
+        parts.append(f'<path d="M{LEFT} {y:.1f}H500" class="limit"/>')
+        parts.append(text(508, y + 4, f"{words}: {texts[name]['tokens_a_step']:.2f}"))
+    parts.append(f'<path d="M{LEFT} {BOTTOM}H500" class="edge"/>')
+    return svg(BOTTOM + 32, "Guesses cost more in a larger batch, and only some texts pay for them", parts)
 
 
 def main() -> None:

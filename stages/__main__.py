@@ -1,12 +1,13 @@
 """Run a stage: `python -m stages [N] [PROMPT ...] [flags]`.
 
-N picks a stage; the default is the latest one. The other arguments go to that stage's own command line.
-A prompt that is a number goes after a double dash: `python -m stages -- 42`.
+N picks a stage, or a branch such as more_speculation. The default is the last stage. The other arguments go to that
+stage's own command line. A prompt that is a number goes after a double dash: `python -m stages -- 42`.
 `--trace FILE`, for any stage, writes what its engine does to a file of events (nanovllm/trace/EVENTS.md).
 """
 
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -20,18 +21,29 @@ def find_stages(folder: Path) -> dict[int, str]:
     return dict(sorted((int(match[1]), match[0]) for match in found if match))
 
 
-def pick(argv: list[str], stages: dict[int, str]) -> tuple[str, list[str]]:
-    """Return the stage that the command line names, and the arguments left for it.
+def find_branches(folder: Path) -> list[str]:
+    """Return the branches in `folder`: ["more_one", ...]."""
+    return sorted(path.parent.name for path in folder.glob("more_*/__main__.py"))
+
+
+def pick(argv: list[str], stages: dict[int, str], branches: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """Return the stage or branch that the command line names, and the arguments left for it.
 
     >>> pick(["2", "A fox"], {1: "s1_one", 2: "s2_two", 3: "s3_three"})
     ('s2_two', ['A fox'])
     >>> pick(["A fox", "--seed", "1"], {1: "s1_one", 2: "s2_two"})
     ('s2_two', ['A fox', '--seed', '1'])
+    >>> pick(["more_one", "A fox"], {1: "s1_one"}, ["more_one"])
+    ('more_one', ['A fox'])
 
-    Raise LookupError if there is no such stage.
+    Raise LookupError if there is no such stage or branch.
     """
     if not stages:
         raise LookupError("this folder has no stages")
+    if argv and re.fullmatch(r"more_\w+", argv[0]):
+        if argv[0] not in branches:
+            raise LookupError(f"branch must be one of {', '.join(branches) or '(there is none)'}, got {argv[0]}")
+        return argv[0], argv[1:]
     match = re.fullmatch(r"s?(\d+)(_\w+)?", argv[0]) if argv else None
     if not match:
         return stages[max(stages)], argv
@@ -105,7 +117,8 @@ def main(argv: list[str] | None = None) -> int:
         print(__doc__)
     try:
         trace, argv = take_trace(argv)
-        name, rest = pick(argv, find_stages(Path(__file__).parent))
+        folder = Path(__file__).parent
+        name, rest = pick(argv, find_stages(folder), find_branches(folder))
         stage = import_module(f"stages.{name}.__main__")
     except LookupError as error:
         print(error, file=sys.stderr)

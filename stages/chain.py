@@ -8,7 +8,7 @@
     python stages/chain.py size                  count the lines of code that each stage adds
     python stages/chain.py exercise 3            write stage 3 with the functions of its exercise left to you
     python stages/chain.py exercise 3 --check    check your solution, and count the gain; needs pytest and torch
-    python stages/chain.py propagate s2          merge an edit of s2 forward, through the last stage into the package
+    python stages/chain.py propagate s2          merge an edit of s2 forward, into stages, branches and the package
 
 Everything else needs only Python >= 3.11 and git. See also exercise --help and propagate --help.
 """
@@ -74,13 +74,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     diff = commands.add_parser("diff", help="show what a stage changes, in reading order")
     diff.set_defaults(run=_diff)
-    diff.add_argument("stage", help="2, s2, s2_block_manager or nanovllm")
+    diff.add_argument("stage", help="2, s2, s2_block_manager, more_kernel or nanovllm")
     diff.add_argument("--file", metavar="NAME", help="show only this file")
     diff.add_argument("--color", action="store_true", help="use color even if the output is not a terminal")
     commands.add_parser("write", help="write each DIFF.md").set_defaults(run=_write)
     commands.add_parser("size", help="count the lines of code that each stage adds").set_defaults(run=_size)
     _add_exercise(commands)
-    forward = commands.add_parser("propagate", help="merge an edit of a stage forward, through to the package")
+    forward = commands.add_parser(
+        "propagate", help="merge an edit of a stage forward, into stages, branches and the package"
+    )
     forward.set_defaults(run=_propagate)
     forward.add_argument("stage", nargs="?", help="the stage that was edited")
     forward.add_argument("--since", metavar="REV", help="the revision before the edit (default: HEAD)")
@@ -91,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_exercise(commands: Any) -> None:
     exercise = commands.add_parser("exercise", help="write exercises/sN, with functions left to you")
     exercise.set_defaults(run=_exercise)
-    exercise.add_argument("stage", help="2, s2 or s2_block_manager")
+    exercise.add_argument("stage", help="2, s2, s2_block_manager or more_kernel")
     exercise.add_argument(
         "--step",
         type=int,
@@ -106,7 +108,7 @@ def _add_exercise(commands: Any) -> None:
 
 def _check(chain: Chain, options: argparse.Namespace) -> int:
     named = [chain.stage(name) for name in options.exercises or ()]
-    stages = named or chain.stages
+    stages = named or chain.lessons
     result = [*([] if named else faults(chain)), *(fault for stage in stages for fault in declared_faults(stage))]
     if options.exercises is not None and not result:  # a proof on a broken chain would prove nothing
         result = [fault for stage in stages for fault in [*proof_faults(stage), *variant_faults(stage)]]
@@ -129,7 +131,7 @@ def _diff(chain: Chain, options: argparse.Namespace) -> int:
 
 
 def _write(chain: Chain, options: argparse.Namespace) -> int:
-    for stage in chain.stages:
+    for stage in chain.lessons:
         text = diff_md(stage)
         is_current = stage.text("DIFF.md") == text
         (stage.folder / "DIFF.md").write_text(text, encoding="utf-8")
@@ -138,7 +140,7 @@ def _write(chain: Chain, options: argparse.Namespace) -> int:
 
 
 def _size(chain: Chain, options: argparse.Namespace) -> int:
-    for stage in chain.stages:
+    for stage in chain.lessons:
         print(_size_line(stage.name, added_lines(stage), stage.budget, len(stage.changes) - len(stage.optional.files)))
         if optional := stage.optional.files:
             print(_size_line("  optional", optional_lines(stage), stage.optional.budget, len(optional)))

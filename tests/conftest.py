@@ -11,12 +11,12 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import pytest
 
-from tests.helpers import ROOT, find_stages, has_cuda
+from tests.helpers import ROOT, find_branches, find_stages, full, has_cuda
 
 
-@pytest.fixture(scope="session", params=find_stages(ROOT))
+@pytest.fixture(scope="session", params=[*find_stages(ROOT), *map(full, find_branches(ROOT))])
 def stage(request: pytest.FixtureRequest) -> ModuleType:
-    """Each stage as a module: stages.s1_contiguous_cache, ..."""
+    """Each stage and branch as a module: stages.s1_contiguous_cache, ..."""
     return importlib.import_module(request.param)
 
 

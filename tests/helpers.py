@@ -1,6 +1,8 @@
 """The stages, and the oracle that they are compared with: transformers' LlamaForCausalLM."""
 
+import os
 import re
+import tomllib
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +19,29 @@ MAX_LOGIT_ERROR = 1e-4  # of the largest |logit|, float32
 
 
 def find_stages(root: Path) -> list[str]:
-    """Return the module names in order: stages.s1_..., stages.s2_..."""
+    """Return the module names in order: stages.s1_..., stages.s2_...
+
+    $NANOVLLM_STAGE names a package that takes the place of the stage of its number: exercises.s6 is tested as stage 6.
+    """
     numbered = {}
     for path in root.glob("stages/s*_*/__init__.py"):
         if match := re.fullmatch(r"s(\d+)_\w+", path.parent.name):
             numbered[int(match[1])] = f"stages.{match[0]}"
+    if own := os.environ.get("NANOVLLM_STAGE"):
+        numbered[int(own.rpartition(".s")[2].partition("_")[0])] = own
     return [numbered[number] for number in sorted(numbered)]
+
+
+def find_branches(root: Path) -> list[str]:
+    """Return the module names of the branches: stages.more_..."""
+    return sorted(f"stages.{path.parent.name}" for path in root.glob("stages/more_*/__init__.py"))
+
+
+def find_bases(root: Path) -> dict[str, str]:
+    """Return the stage that each branch is a copy of: stages.more_... -> stages.s7_..."""
+    stages = {name.rpartition(".")[2].partition("_")[0]: name for name in find_stages(root)}
+    tables = tomllib.loads((root / "stages" / "chain.toml").read_text("utf-8")) if find_branches(root) else {}
+    return {branch: stages[tables[branch.rpartition(".")[2]]["after"]] for branch in find_branches(root)}
 
 
 PACKAGE = "nanovllm"  # its engine is based on the last stage's, so some tests run only once for both

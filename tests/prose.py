@@ -106,7 +106,8 @@ class Repository:
 
     @cached_property
     def stages(self) -> list[Path]:
-        return sorted(path.parent for path in self.root.glob("stages/s*_*/__init__.py"))
+        names = [*self.root.glob("stages/s*_*/__init__.py"), *self.root.glob("stages/more_*/__init__.py")]
+        return sorted(path.parent for path in names)
 
     @cached_property
     def targets(self) -> set[str]:
@@ -243,6 +244,13 @@ def one_command(words: list[str], repository: Repository) -> Iterator[str]:
         if module not in ("pytest", "pip", "venv", "doctest") and not repository.has_module(module):
             yield f"no module {module}"
         numbers = [word for word in rest[:1] if module == "stages" and word.isdigit()]
+        if (
+            module == "stages"
+            and rest
+            and rest[0].startswith("more_")
+            and not repository.has_module(f"stages.{rest[0]}")
+        ):
+            yield f"there is no branch {rest[0]}"
         if numbers and not any(folder.name.startswith(f"s{numbers[0]}_") for folder in repository.stages):
             yield f"there is no stage {numbers[0]}"
     elif arguments and arguments[0].endswith(".py") and not (repository.root / arguments[0]).exists():

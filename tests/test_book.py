@@ -22,7 +22,7 @@ from tests.helpers import ROOT
 
 SOURCE = "https://example.org/blob/main"
 FIRST = "stages/README"  # the page that the site's address shows
-STAGES = sorted(path.parent.name for path in ROOT.glob("stages/s*/README.md"))
+STAGES = sorted(path.parent.name for path in [*ROOT.glob("stages/s*/README.md"), *ROOT.glob("stages/more_*/README.md")])
 
 
 # The sources. Sphinx isn't needed, so every run checks them

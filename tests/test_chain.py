@@ -17,7 +17,7 @@ from stages.tools.chain.lines import code_lines, optional_lines
 from stages.tools.exercise.functions import find
 from stages.tools.exercise.proof import proof_faults
 from stages.tools.exercise.variants import variant_faults, variants_file
-from tests.helpers import find_stages, full
+from tests.helpers import full
 
 POOL_1 = '''"""One pool."""
 
@@ -370,6 +370,14 @@ CHAIN = {
     **{f"final/{file}": text for file, text in FINAL.items()},
 }
 S1, S2, S3 = "stages/s1_pool", "stages/s2_all_or_nothing", "stages/s3_server"
+MORE = "stages/more_server"
+BRANCH = """
+[more_server]
+after = "s2"
+budget = 6
+files = [{ new = "server.py", why = "a server without stage 3" }]
+"""
+BRANCH += "".join(STEP_3.replace("s3", "more_server").format(name) for name in ("port", "host", "both"))
 
 
 def git(root: Path, *arguments: str) -> None:
@@ -1189,9 +1197,72 @@ class TestPackage:
         assert (root / "final/serving/http.py").read_text() == FINAL["serving/http.py"]
 
 
+class TestBranch:
+    """A branch after s2: s3 and the package don't know it."""
+
+    @pytest.fixture(autouse=True)
+    def branch(self, chain: Run, root: Path) -> None:
+        for file, text in (STAGE_2 | {"server.py": SERVER, "tests/test_gain.py": GAIN_3}).items():
+            (root / MORE / file).parent.mkdir(parents=True, exist_ok=True)
+            (root / MORE / file).write_text(text)
+        edit(root, "stages/chain.toml", '"s3_server"]', '"s3_server"]\nbranches = ["more_server"]')
+        edit(root, "stages/chain.toml", "\n[package]\n", f"{BRANCH}\n[package]\n")
+        assert chain("write")[0] == 0
+        git(root, "add", ".")
+        git(root, "commit", "-qm", "a branch")
+
+    def test_is_checked_like_a_stage(self, chain: Run, root: Path) -> None:
+        assert chain("check") == (0, "stages are as chain.toml says: s1, s2, s3, more_server, final\n")
+        edit(root, f"{MORE}/__main__.py", "8", "9")
+        status, printed = chain("check")
+        fault = f"{MORE}/__main__.py differs from the previous stage but is not declared changed"
+        assert (status, printed.splitlines()[0]) == (1, fault)
+
+    def test_a_folder_that_is_not_declared_is_reported(self, chain: Run, root: Path) -> None:
+        (root / "stages/more_and_more").mkdir()
+        assert chain("check")[1].startswith("stages/more_and_more is not in chain.toml\n")
+
+    @pytest.mark.parametrize(
+        ("old", "new", "fault"),
+        [
+            (
+                'after = "s2"',
+                'after = "s9"',
+                "chain: chain.toml: [more_server] after must be one of s1, s2, s3, got 's9'",
+            ),
+            ('after = "s2"', "", "chain: chain.toml: [more_server] after must be one of s1, s2, s3, got None"),
+            ('branches = ["more_server"]', 'branches = ["s4_server"]', "chain: chain.toml: each stage needs one table"),
+        ],
+    )
+    def test_invalid_toml_is_reported_in_one_line(self, chain: Run, root: Path, old: str, new: str, fault: str) -> None:
+        edit(root, "stages/chain.toml", old, new)
+        status, printed = chain("check")
+        assert status == 2 and printed.startswith(fault) and printed.count("\n") == 1
+
+    def test_diff_and_exercise_compare_with_its_base(self, chain: Run, root: Path) -> None:
+        assert "more_server: what changes from s2_all_or_nothing, 1 files" in chain("diff", "more_server")[1]
+        status, printed = chain("exercise", "more_server")
+        assert status == 0 and "make check STAGE=more_server" in printed
+        assert "NotImplementedError" in (root / "exercises/more_server/server.py").read_text()
+
+    def test_edits_of_its_base_reach_it_and_those_of_others_do_not(self, chain: Run, root: Path) -> None:
+        edit(root, f"{S1}/__main__.py", "8", "9")
+        printed = chain("propagate", "s1")[1]
+        assert f"{S2}/__main__.py: follows" in printed and f"{MORE}/__main__.py: follows" in printed
+        assert "9" in (root / MORE / "__main__.py").read_text()
+        git(root, "commit", "-qam", "edit")
+        edit(root, f"{S3}/server.py", "::1", "::2")
+        printed = chain("propagate", "s3")[1]
+        assert "final/serving/http.py" in printed and MORE not in printed
+        assert chain("propagate", "more_server") == (0, "nothing to propagate\n")
+
+
 def test_missing_git_is_reported_in_one_line(chain: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert chain("diff", "2") == (2, "chain: git is not installed, or not on the PATH\n")
+
+
+EXERCISES = [stage.key for stage in load(ROOT).lessons if stage.steps]
 
 
 class TestTheRealChain:
@@ -1201,33 +1272,34 @@ class TestTheRealChain:
         assert done.returncode == 0, done.stdout + done.stderr
 
     @pytest.mark.nightly
-    @pytest.mark.parametrize("link", range(2, len(find_stages(ROOT)) + 1))
-    def test_exercises_are_red_before_each_step_and_green_after_it(self, link: int) -> None:
+    @pytest.mark.parametrize("key", EXERCISES)
+    def test_exercises_are_red_before_each_step_and_green_after_it(self, key: str) -> None:
         """Leave out the finished exercise: it is the stage itself, whose tests run anyway."""
-        (stage,) = [stage for stage in load(ROOT).stages if stage.key == f"s{link}"]
+        stage = load(ROOT).stage(key)
         assert stage.steps and proof_faults(stage, finished=False) == []
 
     @pytest.mark.nightly
-    @pytest.mark.parametrize("link", range(2, len(find_stages(ROOT)) + 1))
-    def test_solutions_are_green_and_mistakes_are_red(self, link: int) -> None:
-        [stage] = [stage for stage in load(ROOT).stages if stage.key == f"s{link}"]
-        faults = variant_faults(stage)
+    @pytest.mark.parametrize("key", EXERCISES)
+    def test_solutions_are_green_and_mistakes_are_red(self, key: str) -> None:
+        faults = variant_faults(load(ROOT).stage(key))
         assert not faults, "\n\n".join(faults)
 
     def test_each_exercise_has_solutions_and_mistakes(self) -> None:
-        missing = [variants_file(stage) for stage in load(ROOT).stages if stage.steps]
+        missing = [variants_file(stage) for stage in load(ROOT).lessons if stage.steps]
         assert [file for file in missing if not (ROOT / file).is_file()] == []
 
-    @pytest.mark.parametrize("link", [2, *map(full, range(3, len(find_stages(ROOT)) + 1))])
-    def test_gain_compares_with_the_previous_stage(self, link: int, tmp_path: Path) -> None:
-        before, stage = (import_module(name) for name in find_stages(ROOT)[link - 2 : link])
-        gain = import_module(f"{stage.__name__}.tests.gain")
-        old, new = gain.before(before, tmp_path), gain.now(stage, tmp_path)
+    @pytest.mark.parametrize("key", [EXERCISES[0], *map(full, EXERCISES[1:])])
+    def test_gain_compares_with_the_previous_stage(self, key: str, tmp_path: Path) -> None:
+        stage = load(ROOT).stage(key)
+        assert stage.before
+        before, now = (import_module(each.path.replace("/", ".")) for each in (stage.before, stage))
+        gain = import_module(f"{now.__name__}.tests.gain")
+        old, new = gain.before(before, tmp_path), gain.now(now, tmp_path)
         assert old.keys() == new.keys()
         assert all(new[what] <= old[what] for what in new) and any(2 * new[what] < old[what] for what in new)
 
     def test_exercises_take_45_to_75_minutes(self) -> None:
-        minutes = {stage.key: stage.minutes for stage in load(ROOT).stages if stage.steps}
+        minutes = {stage.key: stage.minutes for stage in load(ROOT).lessons if stage.steps}
         assert {key: each for key, each in minutes.items() if not 45 <= each <= 75} == {}
 
     def test_exercises_are_ignored_by_git(self) -> None:

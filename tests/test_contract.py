@@ -1,4 +1,4 @@
-"""One contract for all stages: each one generates the tokens of transformers' LlamaForCausalLM, however it serves them.
+"""One contract for all stages and branches: the tokens of transformers' LlamaForCausalLM, however they are served.
 
 "The same tokens" means float32; tests/helpers.py has the rule for ties. The first stage runs every shape of model, and
 the others a few shapes, because their model is the same. `make test` runs the last stage, and the first one with all
@@ -26,6 +26,7 @@ from tests.helpers import (
     Greedy,
     Oracle,
     compare_greedy,
+    find_branches,
     find_stages,
     full,
 )
@@ -48,7 +49,7 @@ def each_shape(few: Iterable[str], shapes: Iterable[str] = SHAPES) -> pytest.Mar
     """Test the first stage with all of these shapes of model, and the others with `few`."""
     first, *between = EARLIER
     pairs = [(first, shape) for shape in shapes] + [(LAST, shape) for shape in few]
-    pairs += [full(stage, shape) for stage in between for shape in few]
+    pairs += [full(stage, shape) for stage in [*between, *find_branches(ROOT)] for shape in few]
     return pytest.mark.parametrize(("stage", "tiny_model"), pairs, indirect=True)
 
 
@@ -115,7 +116,7 @@ def test_enough_candidates_have_no_ties(vectors):
     assert any(not prompt.isascii() for prompt in chosen if isinstance(prompt, str))
 
 
-@pytest.mark.parametrize("stage", [*map(full, EARLIER), LAST, PACKAGE], indirect=True)
+@pytest.mark.parametrize("stage", [*map(full, EARLIER), LAST, *find_branches(ROOT), PACKAGE], indirect=True)
 def test_fixed_vectors(stage, device, oracle, vectors):
     prompts = [CANDIDATES[i] for i in vectors]
     llm = make(stage, STORYTELLER, device=device, kv_cache_tokens=NUM_VECTORS * 1024)
@@ -357,6 +358,11 @@ def test_comparison_excuses_only_ties():
     for wrong in ([2, 2, 1], [2, 0, 2], [1, 2, 2]):
         with pytest.raises(AssertionError, match="standard deviations"):
             compare_greedy(FixedOracle([clear, tie, clear]), [1], wrong)
+
+
+def test_a_package_takes_the_place_of_the_stage_of_its_number(monkeypatch):
+    monkeypatch.setenv("NANOVLLM_STAGE", "exercises.s6")
+    assert find_stages(ROOT)[4:] == ["stages.s5_cow_sampling", "exercises.s6", "stages.s7_cpu_offload"]
 
 
 def test_stages_are_found_in_order(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_stages, folder_of, full, nightly
+from tests.helpers import PACKAGE, ROOT, STORYTELLER, find_branches, find_stages, folder_of, full, nightly
 
 STAGES = [*find_stages(ROOT), PACKAGE]
 INSTALLED = {"torch", "sentencepiece", "safetensors", "pytest"}
@@ -179,7 +179,7 @@ def may_import(module: str, allowed: frozenset[str]) -> bool:
     return package in allowed or (package in sys.stdlib_module_names and package not in NETWORK)
 
 
-@pytest.mark.parametrize("name", find_stages(ROOT))
+@pytest.mark.parametrize("name", [*find_stages(ROOT), *find_branches(ROOT)])
 def test_stage_has_no_forbidden_imports(name):
     assert import_faults(folder_of(name)) == []
 

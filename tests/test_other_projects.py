@@ -13,7 +13,7 @@ import pytest
 from tests.helpers import ROOT
 
 TABLE = tomllib.loads((ROOT / ".ci" / "other_projects.toml").read_text(encoding="utf-8"))
-LESSONS = sorted(ROOT.glob("stages/s*/README.md"))
+LESSONS = sorted([*ROOT.glob("stages/s*/README.md"), *ROOT.glob("stages/more_*/README.md")])
 PAGES = [*LESSONS, *(ROOT / "stages" / name for name in ("VLLM.md", "NEXT.md", "LEFT_OUT.md", "SCALE.md"))]
 OURS = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|\*\*", re.DOTALL)  # code, addresses and bold type aren't theirs
 PATH = re.compile(r"(?<![\w*])\*((?:\w+/)+[\w.]+|\w+\.py)\*")

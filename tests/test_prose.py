@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stages.tools.chain.model import key_of
 from stages.tools.prose import marks, tables
 from stages.tools.prose.figures import UNITS, Figure, figure, shown
 from tests.blocks import PAGES as PAGES_THAT_RUN
@@ -242,9 +243,9 @@ def glossary() -> list[tuple[str, str]]:
 
 def test_terms_of_the_glossary_are_in_the_code():
     """A term with an underscore must be a name in its stage's code; any other term must be in its text."""
-    present = {path.name.split("_")[0]: path for path in REPOSITORY.stages}
+    present = {key_of(path.name): path for path in REPOSITORY.stages}
     terms = glossary()
-    assert len(terms) > 15 and {stage for _, stage in terms} <= {f"s{n}" for n in range(1, 8)}
+    assert len(terms) > 15 and {stage for _, stage in terms} <= {*present}
     assert len({term for term, _ in terms}) == len(terms), "a term is listed twice"
     stages = {stage for _, stage in terms} & {*present}
     files = {stage: [path for path in present[stage].rglob("*") if path.suffix in (".py", ".md")] for stage in stages}

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from nanovllm.tests.test_house import code_lines
-from tests.helpers import PACKAGE, ROOT, find_stages, folder_of
+from tests.helpers import PACKAGE, ROOT, find_branches, find_stages, folder_of
 
-STAGES = [folder_of(name) for name in [*find_stages(ROOT), PACKAGE]]
+STAGES = [folder_of(name) for name in [*find_stages(ROOT), *find_branches(ROOT), PACKAGE]]
 CONFIGURATION = [*(folder / "config.py" for folder in STAGES), *(folder_of(PACKAGE) / "options").glob("*.py")]
 CONFIGURATION += [folder_of(PACKAGE) / "vllm_names.py"]  # vLLM's platforms and profilers
 MEASURING = [*ROOT.glob("stages/bench/**/*.py"), *ROOT.glob("nanovllm/bench/**/*.py")]
 MEASURING = [path for path in MEASURING if path.parent.name != "texts"]  # those programs are what is measured
-MAX_MEASURING_LINES = 5_140  # of code, without comments and docstrings
+MAX_MEASURING_LINES = 5_205  # of code, without comments and docstrings
 
 
 def fixed_devices(tree: ast.Module) -> Iterator[str]:

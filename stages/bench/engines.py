@@ -21,12 +21,12 @@ Script = Callable[[Seq], int]  # returns the next token of a sequence
 
 
 def stage(name: str) -> ModuleType:
-    """Return the package of a stage, by its short name.
+    """Return the package of a stage, by its short name, or of a branch.
 
-    >>> stage("s2").__name__
-    'stages.s2_block_manager'
+    >>> stage("s2").__name__, stage("more_speculation").__name__
+    ('stages.s2_block_manager', 'stages.more_speculation')
     """
-    return import_module(f"stages.{PACKAGES[name]}")
+    return import_module(f"stages.{PACKAGES.get(name, name)}")
 
 
 def part(name: str, module: str) -> ModuleType:

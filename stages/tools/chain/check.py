@@ -5,13 +5,13 @@ from contextlib import suppress
 
 from .diffs import diff_md
 from .lines import added_lines, optional_lines
-from .model import ALL_OTHERS, Chain, ChainError, Change, Link, Package, Stage, is_free
+from .model import ALL_OTHERS, BRANCH, Chain, ChainError, Change, Link, Package, Stage, is_free
 
 
 def faults(chain: Chain) -> list[str]:
     """Return all faults in the structure of the chain. Runs no tests."""
     result = [f"{path} is not in chain.toml" for path in _unlisted(chain)]
-    for stage in chain.stages:
+    for stage in chain.lessons:
         result += _declared(stage)
         result += _undeclared(stage)
         result += _size(stage)
@@ -25,8 +25,8 @@ def faults(chain: Chain) -> list[str]:
 
 
 def _unlisted(chain: Chain) -> list[str]:
-    folders = {f"stages/{path.name}" for path in (chain.root / "stages").glob("s[0-9]*_*") if path.is_dir()}
-    return sorted(folders - {stage.path for stage in chain.stages})
+    places = [path for name in ("s[0-9]*_*", f"{BRANCH}*") for path in (chain.root / "stages").glob(name)]
+    return sorted({f"stages/{path.name}" for path in places if path.is_dir()} - {stage.path for stage in chain.lessons})
 
 
 def _declared(stage: Stage) -> Iterator[str]:

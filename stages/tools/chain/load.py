@@ -8,6 +8,7 @@ from typing import Any
 
 from .model import (
     ALL_OTHERS,
+    BRANCH,
     KINDS,
     Chain,
     ChainError,
@@ -30,20 +31,34 @@ def load(root: Path) -> Chain:
     except tomllib.TOMLDecodeError as error:
         raise ChainError(f"chain.toml: {error}") from None
     names = _strings(tables.pop("stages", []), "stages")
+    branch_names = _strings(tables.pop("branches"), "branches") if "branches" in tables else ()
     package = tables.pop("package", None)
-    stages = tuple(_stages(root, names, tables))
-    return Chain(root, stages, None if package is None else _package(stages[-1], package))
-
-
-def _stages(root: Path, names: tuple[str, ...], tables: dict[str, Any]) -> Iterator[Stage]:
-    keys = [key_of(posixpath.basename(name)) for name in names]
+    keys = [key_of(posixpath.basename(name)) for name in (*names, *branch_names)]
     for key in dict.fromkeys([*keys, *tables]):
         if (keys.count(key), key in tables) != (1, True):
             raise ChainError(f"chain.toml: each stage needs one table, and each table one stage: check [{key}]")
+    stages = tuple(_stages(root, names, tables))
+    branches = tuple(_branch(root, name, stages, tables[name]) for name in branch_names)
+    return Chain(root, stages, branches, None if package is None else _package(stages[-1], package))
+
+
+def _stages(root: Path, names: tuple[str, ...], tables: dict[str, Any]) -> Iterator[Stage]:
     before = None
-    for key, name in zip(keys, names, strict=True):
+    for name in names:
+        key = key_of(posixpath.basename(name))
         before = _stage(root, _folder(root, name, f"of stage {name!r}"), before, tables[key], f"[{key}]")
         yield before
+
+
+def _branch(root: Path, name: str, stages: tuple[Stage, ...], table: dict[str, Any]) -> Stage:
+    """Return a branch. Its base is the stage that its table calls `after`."""
+    if not name.startswith(BRANCH):
+        raise ChainError(f"chain.toml: the name of a branch begins with {BRANCH}, and {name!r} does not")
+    after = table.pop("after", None)
+    bases = [stage for stage in stages if stage.key == after]
+    if not bases:
+        raise ChainError(f"chain.toml: [{name}] after must be one of {', '.join(s.key for s in stages)}, got {after!r}")
+    return _stage(root, _folder(root, name, f"of branch {name!r}"), bases[0], table, f"[{name}]")
 
 
 def _folder(root: Path, name: str, what: str) -> str:

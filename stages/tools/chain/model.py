@@ -1,4 +1,4 @@
-"""The chain: stages in order, what each one changes, the steps of its exercise; and the package at its end."""
+"""The chain: stages in order, branches, and the package at its end; what each one changes, and its exercise."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ KINDS = ("new", "changed", "removed")
 GAIN_TEST = "tests/test_gain.py"
 GAIN_FIGURES = "tests/gain.py"  # counts what the gain test compares, in this stage and in the previous one
 ALL_OTHERS = "*"  # in a package's paths: every file that no other entry places
+BRANCH = "more_"  # how the name of a branch begins
 
 
 class ChainError(ValueError):
@@ -101,7 +102,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Stage(Link):
-    """One stage and its link to the previous stage. Every file of the first stage is new."""
+    """A stage and its link to the previous one, or a branch and its link to its base. All files of stage 1 are new."""
 
     budget: int | None  # of added lines of code, without the optional files
     optional: OptionalPart
@@ -111,7 +112,11 @@ class Stage(Link):
 
     @property
     def number(self) -> str:
-        return self.key.removeprefix("s")
+        return self.key if self.is_branch else self.key.removeprefix("s")
+
+    @property
+    def is_branch(self) -> bool:
+        return self.name.startswith(BRANCH)
 
     @property
     def required_steps(self) -> tuple[Step, ...]:
@@ -154,22 +159,40 @@ class Package(Link):
 
 
 class Chain(NamedTuple):
-    """The stages of a repository in order, and the package that they lead to, if it is declared."""
+    """The stages of a repository in order, their branches, and the package that they lead to, if it is declared."""
 
     root: Path
     stages: tuple[Stage, ...]
+    branches: tuple[Stage, ...]
     package: Package | None
 
     @property
+    def lessons(self) -> tuple[Stage, ...]:
+        """The stages, then the branches: everything with a lesson."""
+        return (*self.stages, *self.branches)
+
+    @property
     def links(self) -> tuple[Link, ...]:
-        return (*self.stages, self.package) if self.package else self.stages
+        """The lessons and the package. Each one comes after what it is based on."""
+        return (*self.lessons, self.package) if self.package else self.lessons
+
+    def based_on(self, start: Stage) -> list[Link]:
+        """Return the links that an edit of `start` flows into, in an order in which it can be carried."""
+        reached: list[Link] = [start]
+        for link in self.links:
+            if link.before in reached:
+                reached.append(link)
+        return reached[1:]
 
     def stage(self, name: str) -> Stage:
-        """Return the stage called `name`: "2", "s2" or "s2_block_manager". Raise ChainError if there is none."""
-        for stage in self.stages:
+        """Return the stage called `name`: "2", "s2" or "s2_block_manager"; or the branch "more_kernel".
+
+        Raise ChainError if there is none.
+        """
+        for stage in self.lessons:
             if name in (stage.name, stage.key, stage.number, stage.path):
                 return stage
-        known = ", ".join(stage.key for stage in self.stages)
+        known = ", ".join(stage.key for stage in self.lessons)
         raise ChainError(f"there is no stage {name!r}; there are: {known}")
 
     def link(self, name: str) -> Link:
@@ -180,12 +203,12 @@ class Chain(NamedTuple):
 
 
 def key_of(name: str) -> str:
-    """Return a stage's short name.
+    """Return a stage's short name. A branch has none.
 
-    >>> key_of("s2_block_manager"), key_of("s2")
-    ('s2', 's2')
+    >>> key_of("s2_block_manager"), key_of("s2"), key_of("more_kernel")
+    ('s2', 's2', 'more_kernel')
     """
-    return name.partition("_")[0]
+    return name if name.startswith(BRANCH) else name.partition("_")[0]
 
 
 def is_free(file: str) -> bool:

@@ -1,4 +1,4 @@
-"""An edit of an early stage, merged forward link by link to the last stage and into the package. For maintainers.
+"""An edit of an early stage, merged forward link by link: to the last stage, the branches and the package.
 
 For each file of a link from P to N, a three-way merge:
 
@@ -42,9 +42,9 @@ def begin(chain: Chain, start: Stage, since: str | None) -> Progress:
     progress = _unfinished(chain.root)
     if progress is None:
         commit = _commit(chain.root, since or "HEAD")
-        for link in chain.links[chain.links.index(start) : -1]:
-            if not git(chain.root, "ls-tree", commit, "--", f"{link.path}/").stdout:
-                raise ChainError(f"{link.path} is not in {since or 'HEAD'}: commit it, or give another --since")
+        for base in dict.fromkeys(link.before or start for link in chain.based_on(start)):
+            if not git(chain.root, "ls-tree", commit, "--", f"{base.path}/").stdout:
+                raise ChainError(f"{base.path} is not in {since or 'HEAD'}: commit it, or give another --since")
         return Progress(start.name, commit)
     if progress.start != start.name or (since and _commit(chain.root, since) != progress.since):
         raise ChainError(f"propagate {progress.start} is unfinished: run it again unchanged, or propagate --abort")
@@ -52,7 +52,7 @@ def begin(chain: Chain, start: Stage, since: str | None) -> Progress:
 
 
 def propagate(chain: Chain, progress: Progress) -> Iterator[str]:
-    """Merge forward, into the package at last. Yield a line for each file that the edit reaches.
+    """Merge forward, into the branches and the package at last. Yield a line for each file that the edit reaches.
 
     Afterwards `progress.conflicts` names the files that stopped the run. A run stops immediately if the files of the
     last one still have conflict markers in them. Without conflicts, the run is finished and its note deleted.
@@ -60,8 +60,7 @@ def propagate(chain: Chain, progress: Progress) -> Iterator[str]:
     if any(_has_markers(chain.root / file) for file in progress.conflicts):
         return
     progress.conflicts.clear()
-    names = [link.name for link in chain.links]
-    for link in chain.links[names.index(progress.start) + 1 :]:
+    for link in chain.based_on(chain.stage(progress.start)):
         try:
             yield from _merge_link(link, progress)
         finally:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from stages.tools.chain import Stage, added_lines, load
 from stages.tools.chain.lines import code_lines
+from stages.tools.museum import Fault, address, faults
 from stages.tools.prose.markdown import table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -115,6 +116,19 @@ EVENING = (  # the package's files, in the order of reading
 )
 
 
+def museum_block(results: Results) -> str:
+    """Return the exhibits of the museum: the room, whose fault it was, what went wrong, and the threads."""
+    rows = [
+        [fault.stage, fault.name, fault.project, fault.was, fault.figure or "-", threads_of(fault)]
+        for fault in faults()
+    ]
+    return table(["room", "exhibit", "whose", "what went wrong", "in figures", "threads"], rows)
+
+
+def threads_of(fault: Fault) -> str:
+    return ", ".join(f"[#{thread.partition('#')[2]}]({address(thread)})" for thread in fault.threads)
+
+
 def evening_block(results: Results) -> str:
     """Return the files of the package that one reads in an evening, with their lines of code."""
     lines = [len(code_lines((ROOT / "nanovllm" / file).read_text("utf-8"))) for file, _ in EVENING]
@@ -137,5 +151,6 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "stages": stages_block,
     "path": path_block,
     "evening": evening_block,
+    "museum": museum_block,
     "book": book_block,
 }

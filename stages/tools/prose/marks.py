@@ -50,7 +50,7 @@ def write(root: Path = ROOT) -> list[str]:
 
 def prose_files(root: Path) -> list[Path]:
     """Return the picture, the notebooks, and every page of prose except DIFF.md, which stages/chain.py writes."""
-    stages = sorted((root / "stages").glob("s[0-9]*"))
+    stages = [*(root / stage.path for stage in load(root).lessons), root / "stages" / "museum"]
     folders = [root, root / "stages", *stages, root / "nanovllm", root / "models" / "storyteller", root / "notebooks"]
     pages = [path for folder in folders for path in sorted(folder.glob("*.md")) if path.name != "DIFF.md"]
     pages += (root / "nanovllm" / "docs").glob(peers.PAGE)  # the other pages have tests of their own
@@ -153,7 +153,7 @@ def facts(root: Path) -> dict[str, float]:
     return {
         "bytes_per_token": bytes_per_token,
         "weights_in_texts": 4 * num_parameters / (bytes_per_token * model["max_position_embeddings"]),
-        **{f"{stage.key}_lines": added_lines(stage) for stage in load(root).stages},
-        **{f"{stage.key}_minutes": stage.minutes for stage in load(root).stages if stage.steps},  # of its exercise
+        **{f"{stage.key}_lines": added_lines(stage) for stage in load(root).lessons},
+        **{f"{stage.key}_minutes": stage.minutes for stage in load(root).lessons if stage.steps},  # of its exercise
         "million_parameters": num_parameters / 1e6,
     }

@@ -38,7 +38,7 @@ def answers_of(stage: str) -> Callable[[Results], str]:
     """Return a block with the lesson's questions and their measured answers, folded."""
 
     def block(results: Results) -> str:
-        text = fill_in((PREDICT / f"{stage}.md").read_text("utf-8"), results | results["predict"][stage])
+        text = fill_in((PREDICT / f"{stage}.md").read_text("utf-8"), results | results["predict"].get(stage, {}))
         entries = (section.split("\n", 1) for section in text.split("## ")[1:])
         folded = "<details><summary>{}</summary>\n\n{}\n\n</details>\n"
         return "".join(folded.format(question, " ".join(answer.split())) for question, answer in entries)
@@ -207,6 +207,43 @@ def decode_block(results: Results) -> str:
     return table_of("batch x context", TIMES, {name: cases[key] for name, key in STEPS.items()})
 
 
+# ---- drafts
+
+TEXTS = {  # the lesson's
+    "a story again, greedy": "again",
+    "a new story, greedy": "greedy",
+    "a new story, temperature 0.8": "sampled",
+}
+GUESSES = (
+    Column("tokens a step", "tokens_a_step", "{:.2f}".format),
+    Column("guesses", "drafted", whole),
+    Column("right", "accepted", whole),
+    Column("speed, without guesses 1", "ratio", "{:.2f}".format, is_ratio=True),
+)
+COSTS = (
+    Column("without guesses", "plain_ms", "{:.1f} ms".format),
+    Column("with 4 guesses each", "guesses_ms", "{:.1f} ms".format),
+    Column("cost of a step", "cost", "{:.2f}".format, is_ratio=True),
+)
+
+
+def drafts_block(results: Results) -> str:
+    """Show what guesses gain in each text."""
+    texts = results["drafts"]["texts"]
+    return table_of("text", GUESSES, {name: texts[key] for name, key in TEXTS.items()})
+
+
+def drafts_cost_block(results: Results) -> str:
+    """Show what a step costs in which each sequence guesses, by model and batch."""
+    batches = results["drafts"]["batches"]
+    rows = {
+        f"{model}, batch of {batch}": batches[model][batch]
+        for model in ("storyteller", "135M")
+        for batch in sorted(batches[model], key=int)
+    }
+    return table_of("model", COSTS, rows)
+
+
 NUMBERS = range(1, 8)  # of the stages
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "run": run_block,
@@ -220,6 +257,9 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "offload": offload_block,
     "offload_talks": offload_talks_block,
     "decode": decode_block,
+    "drafts": drafts_block,
+    "drafts_cost": drafts_cost_block,
+    "answers_more_speculation": answers_of("more_speculation"),
     **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},
     **{f"run_s{number}": screen_of(f"s{number}") for number in NUMBERS},
     **{f"answers_s{number}": answers_of(f"s{number}") for number in NUMBERS},
