@@ -32,6 +32,7 @@ def pictures() -> dict[str, str]:
         "s1_refused.svg": refused(),
         "s2_block_table.svg": block_table(),
         "more_speculation.svg": when_guesses_pay(drafts["batches"]["storyteller"], drafts["texts"]),
+        "more_two_engines.svg": who_waits(results.value("two_engines.engines")),
     }
 
 
@@ -160,6 +161,49 @@ def when_guesses_pay(batches: Mapping[str, Any], texts: Mapping[str, Any]) -> st
         parts.append(text(508, y + 4, f"{words}: {texts[name]['tokens_a_step']:.2f}"))
     parts.append(f'<path d="M{LEFT} {BOTTOM}H500" class="edge"/>')
     return svg(BOTTOM + 32, "Guesses cost more in a larger batch, and only some texts pay for them", parts)
+
+
+# ---- two engines: the wait of those who decode, against that of a prompt
+
+CHUNKS, LONGEST = ("512", "128", "64", "32"), 420  # tokens in a step of one engine; width of the longest wait
+
+
+def who_waits(engines: Mapping[str, Any]) -> str:
+    """Draw ITL at p95 against TTFT: a line through one engine with steps of several sizes, and a point for two."""
+    longest = max(wait_range(row, "ttft_ms")[1] for row in engines.values())
+    highest = max(wait_range(row, "itl_p95_ms")[1] for row in engines.values())
+
+    def place(ttft: float, itl: float) -> tuple[float, float]:
+        return LEFT + 8 + ttft / longest * LONGEST, BOTTOM - itl / highest * TALLEST
+
+    places = {key: place(row["ttft_ms"], row["itl_p95_ms"]) for key, row in engines.items()}
+    line = "L".join(f"{x:.1f} {y:.1f}" for x, y in (places[key] for key in CHUNKS))
+    parts = [
+        text(LEFT, 18, "up: the wait of four that decode for their next token, 95th percentile", "strong"),
+        text(LEFT, 36, "right: the wait of a prompt of 700 tokens for its first one. Best is at the bottom left"),
+        f'<path d="M{LEFT + 8} 50V{BOTTOM}H{LEFT + 20 + LONGEST}" class="edge"/>',
+        f'<path d="M{line}" class="limit" fill="none"/>',
+    ]
+    for key, row in engines.items():
+        (left, low), (right, high) = (
+            place(*ends) for ends in zip(wait_range(row, "ttft_ms"), wait_range(row, "itl_p95_ms"), strict=True)
+        )
+        x, y = places[key]
+        is_two = key not in CHUNKS
+        name = "two engines" if is_two else f"{key} tokens in a step"
+        words = f"{name}: {row['itl_p95_ms']:.0f} and {row['ttft_ms']:,.0f} ms"
+        parts += [
+            f'<path d="M{left:.1f} {y:.1f}H{right:.1f}M{x:.1f} {low:.1f}V{high:.1f}" class="edge"/>',
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" class="{"hot" if is_two else "used"}"/>',
+            text(x + 9, y + 16 if is_two else y - 8, words, "strong" if is_two else ""),
+        ]
+    return svg(BOTTOM + 12, "Who waits for a prompt: one engine with steps of several sizes, and two engines", parts)
+
+
+def wait_range(row: Mapping[str, Any], name: str) -> list[float]:
+    """Return the smallest and the largest value over the rounds."""
+    both: list[float] = row.get(f"{name}_spread", [row[name]] * 2)
+    return both
 
 
 def main() -> None:

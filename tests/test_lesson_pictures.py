@@ -33,6 +33,18 @@ def test_guesses_are_drawn_to_scale():
     assert [[line < bar for bar in bars] for line in lines] == [[each > cost for cost in costs] for each in tokens]
 
 
+def test_waits_are_drawn_to_scale():
+    """A point is further right for a longer wait of the prompt, and higher for a longer one of the others."""
+    engines = read()["two_engines"]["engines"]
+    points = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', PICTURES["more_two_engines.svg"])
+    assert len(points) == len(engines) == 5
+    by_place = [(float(x), -float(y)) for x, y in points]
+    by_wait = [(row["ttft_ms"], row["itl_p95_ms"]) for row in engines.values()]
+    for axis in range(2):
+        order = sorted(range(5), key=lambda number: by_wait[number][axis])
+        assert order == sorted(range(5), key=lambda number: by_place[number][axis])
+
+
 def test_refused_request_matches_the_results():
     sentence = "needs {needed:,} slots waits: {free:,} slots are free, and the largest free piece has {largest_free:,}."
     assert sentence.format(**read()["holes"]) in PICTURES["s1_refused.svg"]

@@ -15,7 +15,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from stages.bench import claims, decode_step, drafts, offload, predict, results, samples, scoreboard, serving
+from stages.bench import (
+    claims,
+    decode_step,
+    drafts,
+    offload,
+    predict,
+    results,
+    samples,
+    scoreboard,
+    serving,
+    two_engines,
+)
 from stages.bench.commands import bench
 from stages.bench.engines import PACKAGES
 from stages.bench.steady import BusyMachineError, Quiet
@@ -31,6 +42,7 @@ TABLES: dict[str, Table] = {  # decode first: the answers of stages 2 and 3 need
     "prefix_cache": serving.measure_prefix_cache,
     "offload": offload.measure,
     "drafts": drafts.measure,
+    "two_engines": two_engines.measure,
     "claims": claims.measure,
     **{name: partial(predict.measure, name) for name in PACKAGES},
 }

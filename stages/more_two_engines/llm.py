@@ -62,7 +62,7 @@ class LLM:
                 self.llm_engine.abort_request(request_id)
 
     def close(self) -> None:
-        """End the second engine's process, if there is one. The other engine goes on alone."""
+        """End the second engine's process, if there is one. This engine goes on alone."""
         self.llm_engine.close()
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[RequestOutput]:

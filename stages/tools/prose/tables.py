@@ -244,6 +244,28 @@ def drafts_cost_block(results: Results) -> str:
     return table_of("model", COSTS, rows)
 
 
+# ---- two engines
+
+ENGINES = {  # the lesson's
+    "one, 512 tokens in a step": "512",
+    "one, 128": "128",
+    "one, 64": "64",
+    "one, 32": "32",
+    "two": "two",
+}
+GAPS = (
+    Column("ITL, median", "itl_ms", "{:.1f} ms".format),
+    Column("ITL, p95", "itl_p95_ms", "{:.1f} ms".format),
+    Column("TTFT", "ttft_ms", "{:,.0f} ms".format),
+)
+
+
+def two_engines_block(results: Results) -> str:
+    """Show how long sequences that decode wait, and how long a prompt does, with one engine and with two."""
+    engines = results["two_engines"]["engines"]
+    return table_of("engines", GAPS, {name: engines[key] for name, key in ENGINES.items()})
+
+
 NUMBERS = range(1, 8)  # of the stages
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "run": run_block,
@@ -259,7 +281,9 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "decode": decode_block,
     "drafts": drafts_block,
     "drafts_cost": drafts_cost_block,
+    "two_engines": two_engines_block,
     "answers_more_speculation": answers_of("more_speculation"),
+    "answers_more_two_engines": answers_of("more_two_engines"),
     **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},
     **{f"run_s{number}": screen_of(f"s{number}") for number in NUMBERS},
     **{f"answers_s{number}": answers_of(f"s{number}") for number in NUMBERS},
