@@ -64,7 +64,7 @@ test-all: $(call needs,test $(if $(filter rest,$(PART)),,book)) ## run every tes
 
 test-triton: .venv-triton/.complete ## test the GPU kernels on the CPU, in Triton's interpreter and an environment of its own; PART=all
 	@$(TESTING) TRITON_INTERPRET=1 .venv-triton/bin/python -m pytest $(PYTEST_FLAGS) --part $(or $(PART),quick) \
-	    nanovllm/tests/gpu nanovllm/backends/gpu tests/bench/test_paged_kernels.py $(ARGS)
+	    nanovllm/tests/gpu nanovllm/backends/gpu tests/bench/test_paged_kernels.py tests/bench/test_triton_kernel.py $(ARGS)
 
 .venv-ray/.complete: .ci/setup_ray.py $(call needs,test)
 	@$(PY) .ci/setup_ray.py

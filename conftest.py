@@ -11,6 +11,7 @@ pytest.param(1000, marks=pytest.mark.full).
 """
 
 import gc
+import os
 import re
 import signal
 from collections import Counter
@@ -28,6 +29,7 @@ STAGES = [folder_of(stage) for stage in find_stages(ROOT)]
 BASES = {folder_of(branch): folder_of(base) for branch, base in find_bases(ROOT).items()}
 COSTLY = ("test_beam_search.py", "test_histories.py")  # all beams and long histories: quick runs only the last stage's
 COMPILING = {"compiled", "with_kernels"}  # fixtures that compile all CPU kernels, unless they are cached
+os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # of the branch more_kernel: small models lose time with more
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # the number of tests by kind
 
 
@@ -58,8 +60,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Skip the doctests of modules that need triton or ray if it is missing: both have environments of their own."""
-    owners = {("backends", "gpu"): "triton", ("nanovllm", "cluster"): "ray"}
+    """Skip the branch that needs numba if it is missing, and the doctests of modules that need triton or ray.
+
+    The last two have environments of their own.
+    """
+    if collection_path.name == "more_kernel" and collection_path.is_dir():
+        return True if find_spec("numba") is None else None
+    owners = {("backends", "gpu"): "triton", ("stages", "more_kernel"): "triton", ("nanovllm", "cluster"): "ray"}
     library = owners.get(collection_path.parent.parts[-2:]) if collection_path.suffix == ".py" else None
     if library is None or find_spec(library) is not None:
         return None

@@ -8,10 +8,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stages.bench import results
+from stages.bench.kernel import MIXED
 from stages.bench.models import STORYTELLER
 from stages.bench.predict.s1 import crowded_moments, most_free, num_free
 from stages.s1_contiguous_cache.kv_cache import PoolReport
+from stages.s3_paged_attention.attention import AttentionMetadata, PagedAttention
+from stages.s3_paged_attention.config import EngineConfig
+from stages.s3_paged_attention.kv_cache import KVCache
+from stages.s3_paged_attention.llama import ModelConfig
 
 FOLDER = Path(__file__).resolve().parents[1] / "stages" / "pictures"
 WIDTH, LEFT = 720, 12  # of a picture, and its margin
@@ -31,6 +38,7 @@ def pictures() -> dict[str, str]:
     return {
         "s1_refused.svg": refused(),
         "s2_block_table.svg": block_table(),
+        "more_kernel.svg": what_attention_reads(),
         "more_speculation.svg": when_guesses_pay(drafts["batches"]["storyteller"], drafts["texts"]),
         "more_two_engines.svg": who_waits(results.value("two_engines.engines")),
     }
@@ -128,6 +136,55 @@ def pool_block(block: int) -> list[str]:
             kind = "hot" if name == "A" else "used"
             parts += [rect(x, 212, CELL, HIGH, "held"), rect(x, 212, round(CELL * filled, 1), HIGH, kind)]
     return [*parts, rect(x, 212, CELL, HIGH, "edge"), text(x + CELL / 2, 256, str(block), anchor="middle")]
+
+
+# ---- the kernel: what attention reads with tiles and in place
+
+ROW, THICK = 9, 7  # from one sequence to the next, and the height of its bar
+
+
+def what_attention_reads() -> str:
+    """Draw what attention reads in a decode step with one long context, with tiles and in place, and what moves."""
+    contexts, tiles = MIXED.contexts, tiles_of(MIXED.contexts)
+    longest = max(last for _, _, last in tiles)
+    scale, right = 330 / longest, LEFT + 366  # pixels a slot, and where the kernel's rows begin
+    num_copied, num_seen = sum(rows * (last - first) for rows, first, last in tiles), sum(contexts)
+    parts = [
+        text(LEFT, 18, f"tiles copy {num_copied:,} slots", "strong"),
+        text(right, 18, f"the kernel reads {num_seen:,} slots", "strong"),
+    ]
+    for seq, context in enumerate(contexts):
+        y = 28 + seq * ROW
+        end = max(last for rows, _, last in tiles if seq < rows)
+        parts += [rect(LEFT, y, context * scale, THICK, "used"), rect(right, y, context * scale, THICK, "used")]
+        parts.append(rect(LEFT + context * scale, y, (end - context) * scale, THICK, "held"))
+    for rows, first, last in tiles:
+        parts.append(rect(LEFT + first * scale, 26, (last - first) * scale, rows * ROW + 2, "edge"))
+    low = 28 + len(contexts) * ROW + 26
+    for x, kind, words in [(0, "used", "tokens of a sequence"), (190, "held", "padding"), (290, "edge", "a tile")]:
+        parts += [rect(LEFT + x, low - 11, 12, 12, kind), text(LEFT + x + 18, low, words)]
+    parts.append(text(LEFT, low + 36, "slots that move in a layer, at least, to scale", "strong"))
+    width = (WIDTH - 2 * LEFT - 90) / 3 / num_copied  # pixels a slot
+    for i, words in enumerate(("read from the pool", "written to the copy", "read again")):
+        start = LEFT + 90 + i * num_copied * width
+        parts += [rect(start, low + 48, num_copied * width - 2, 22, "hot"), text(start, low + 86, words)]
+    parts += [text(LEFT, low + 64, "tiles"), text(LEFT, low + 118, "kernel")]
+    parts.append(rect(LEFT + 90, low + 102, num_seen * width, 22, "used"))
+    parts.append(text(LEFT + 98 + num_seen * width, low + 118, "read from the pool"))
+    batch = f"One sequence of {contexts[0]:,} tokens and {len(contexts) - 1} of {contexts[1]}"
+    return svg(low + 134, f"{batch}: tiles copy {num_copied:,} slots, the kernel reads {num_seen:,}", parts)
+
+
+def tiles_of(contexts: list[int]) -> list[tuple[int, int, int]]:
+    """Return the tiles of a decode step: how many sequences each has, from the first on, and which of their slots."""
+    num_seqs, none = len(contexts), torch.zeros(0, dtype=torch.int64)
+    model = ModelConfig.from_folder(STORYTELLER)
+    kv_cache = KVCache(model, 1, EngineConfig.block_size, torch.float32, torch.device("cpu"))
+    tables = torch.zeros(num_seqs, -(-max(contexts) // EngineConfig.block_size), dtype=torch.int64)
+    step = AttentionMetadata(list(range(num_seqs + 1)), contexts, tables, none, none)
+    plan: Any = PagedAttention(kv_cache, EngineConfig.tile_size).plan(step)
+    [batch] = plan.args[-1]
+    return [(len(tile.rows), int(tile.keys[0]), int(tile.keys[-1]) + 1) for tile in batch.tiles]
 
 
 # ---- speculation: what a step with guesses costs, and what it brings

@@ -124,9 +124,10 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "sentencepiece", "safetensors"):
+        if error.name not in ("torch", "sentencepiece", "safetensors", "numba"):
             raise
-        print(f"{error.name} is not installed for {sys.executable}; `make run` creates an environment", file=sys.stderr)
+        how = f"`make run` creates an environment, and `pip install {error.name}` adds it to this one"
+        print(f"{error.name} is not installed for {sys.executable}; {how}", file=sys.stderr)
         return 2
     return run(stage, rest) if trace is None else run_traced(stage, rest, trace)
 

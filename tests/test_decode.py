@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 import torch
 
-from stages.bench import decode_step
+from stages.bench import decode_step, kernel
 from stages.bench.counting import Operations
 from stages.bench.decode_step import AttentionAlone, Case, DecodeStep
 from stages.bench.engines import PACKAGES
@@ -94,6 +94,14 @@ def test_attention_alone_has_fewer_operations_than_the_whole_step(folder, name):
     with Operations() as part:
         alone()
     assert 0 < part.count < whole.count and step.runner.num_steps == 1
+
+
+@pytest.mark.full
+def test_tiles_and_kernel_compute_the_same_step(folder):
+    pytest.importorskip("numba")
+    calls = kernel.both(folder, kernel.Work(Case("tiny", "float32", batch=2, context=150, is_mixed=True), num_tokens=3))
+    sampled = {name: [token.token_id for token in call()] for name, call in calls.items()}
+    assert sampled.keys() == {"tiles", "kernel"} and sampled["tiles"] == sampled["kernel"]
 
 
 def test_case_is_measured(folder):

@@ -27,6 +27,10 @@ IF_INSTALLED = {
     **{f"backends/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm/backends/gpu").glob("*.py")},
     **{f"tests/gpu/{path.name}": {"triton"} for path in (ROOT / "nanovllm/tests/gpu").glob("*.py")},
 }
+NUMBA = {"numba", "numpy"}
+OF_BRANCHES = {
+    "more_kernel": {"paged_kernel.py": NUMBA, "kernel_attention.py": NUMBA, "triton_kernel.py": {"triton"}},
+}
 SERVE = {"starlette", "uvicorn", "h11", "prometheus_client"}  # the extra named serve
 OF_FOLDERS = {  # the package's folders that listen, send HTTP requests, or test either
     "server/": SERVE | {"http", "socket", "urllib"},
@@ -146,6 +150,7 @@ def import_faults(folder: Path) -> list[str]:
         if folder.name == PACKAGE:
             of_folder = [modules for start, modules in OF_FOLDERS.items() if name.startswith(start)]
             allowed = allowed.union(IF_INSTALLED.get(name, set()), *of_folder)
+        allowed = allowed.union(OF_BRANCHES.get(folder.name, {}).get(name, set()))
         file_faults = text_faults(path.read_text(encoding="utf-8"), depth, frozenset(allowed))
         faults += [f"{path.relative_to(folder)}:{fault}" for fault in file_faults]
     return faults

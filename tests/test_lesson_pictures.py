@@ -6,6 +6,8 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from notebooks import lesson_pictures as pictures
+from stages.bench.kernel import MIXED
+from stages.bench.predict.s3 import slots_read
 from stages.bench.results import read
 
 PICTURES = pictures.pictures()
@@ -31,6 +33,18 @@ def test_guesses_are_drawn_to_scale():
     costs = [drafts["batches"]["storyteller"][batch]["cost"] for batch in ("1", "4", "16", "32")]
     tokens = [drafts["texts"][name]["tokens_a_step"] for name in ("again", "greedy", "sampled")]
     assert [[line < bar for bar in bars] for line in lines] == [[each > cost for cost in costs] for each in tokens]
+
+
+def test_what_attention_reads_is_drawn_to_scale():
+    """The bars of tiles are as long as what tiles copy, three times, and the kernel's as what it reads, once."""
+    counts = slots_read(MIXED)
+    bars = re.findall(
+        r'<rect x="[^"]+" y="[^"]+" width="([^"]+)" height="22" class="(\w+)"', PICTURES["more_kernel.svg"]
+    )
+    copied, read = (sum(float(width) for width, kind in bars if kind == each) for each in ("hot", "used"))
+    assert copied / read == pytest.approx(3 * counts["slots"] / counts["tokens"], rel=0.02)
+    for number in counts.values():
+        assert f"{number:,} slots" in PICTURES["more_kernel.svg"]
 
 
 def test_waits_are_drawn_to_scale():

@@ -343,6 +343,16 @@ def test_pick_accepts_a_number_or_a_name():
     assert doctest.testmod(launcher).failed == 0
 
 
+def test_missing_library_is_reported_in_one_line(monkeypatch, capsys):
+    def missing(module: str) -> None:
+        raise ModuleNotFoundError("No module named 'numba'", name="numba")
+
+    monkeypatch.setattr(launcher, "import_module", missing)
+    assert launcher.main(["more_kernel"]) == 2
+    printed = capsys.readouterr().err
+    assert "numba is not installed" in printed and "`pip install numba`" in printed and printed.count("\n") == 1
+
+
 @pytest.mark.parametrize("command", [["stages.s1_contiguous_cache"], ["stages", "1"]], ids=" ".join)
 def test_ctrl_c_during_the_import_of_torch_prints_one_line(tmp_path, command):
     """A fake torch interrupts itself and swallows the exception, as the real one does while it imports numpy."""

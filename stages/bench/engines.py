@@ -30,8 +30,8 @@ def stage(name: str) -> ModuleType:
 
 
 def part(name: str, module: str) -> ModuleType:
-    """Return a module of a stage, such as "block_manager" of "s2"."""
-    return import_module(f"stages.{PACKAGES[name]}.{module}")
+    """Return a module of a stage or a branch, such as "block_manager" of "s2"."""
+    return import_module(f"{stage(name).__name__}.{module}")
 
 
 def silent(name: str) -> Any:

@@ -14,7 +14,8 @@ from stages.bench.gpu.common import PartReport, Row, Setup, note_missing, run
 ROOT = Path(__file__).resolve().parents[3]
 MARKED = re.compile(r"pytest\.mark\.gpu\b|^def test_\w+\(.*\bdevice\b", re.MULTILINE)
 OUTCOME = re.compile(r"^(?:\[gw\d+\] \[ *\d+%\] )?(?:\S+::.* )?(PASSED|FAILED|ERROR|SKIPPED|XFAIL)\b.*", re.MULTILINE)
-KERNELS, PAGED = ROOT / "nanovllm" / "tests" / "gpu", ROOT / "tests" / "bench" / "test_paged_kernels.py"
+KERNELS, BENCH = ROOT / "nanovllm" / "tests" / "gpu", ROOT / "tests" / "bench"
+PAGED = [BENCH / "test_paged_kernels.py", BENCH / "test_triton_kernel.py"]
 NEEDED = ("triton", "transformers", "click", "tqdm", "sentencepiece", "tokenizers", "safetensors", "jinja2")
 WORKERS = 8  # of pytest-xdist
 COMMAND_SECONDS = 280.0  # so that one that is stuck leaves time for others
@@ -81,7 +82,7 @@ def run_tests(setup: Setup, report: PartReport) -> None:
         report.note("There is no CUDA device: every test that needs one is skipped.")
     few = [KERNELS / "test_on_device.py", KERNELS / "test_sampling_kernels.py"]
     groups = {
-        "Tests of the GPU's kernels": setup.size([KERNELS, PAGED], few),
+        "Tests of the GPU's kernels": setup.size([KERNELS, *PAGED], few),
         "Tests marked gpu": ["-m", "gpu", *setup.size(gpu_tests(), gpu_tests()[-1:])],
     }
     options = ["-v", "-rN", "--tb=short", "--continue-on-collection-errors", "-p", "no:cacheprovider"]

@@ -244,6 +244,31 @@ def drafts_cost_block(results: Results) -> str:
     return table_of("model", COSTS, rows)
 
 
+# ---- the kernel
+
+IN_PLACE = {  # batch x context, or a chunk of a prompt
+    "decode, 1 x 128": "decode_1_128",
+    "decode, 1 x 1,000": "decode_1_1000",
+    "decode, 8 x 1,000": "decode_8_1000",
+    "decode, 16 x 1,000": "decode_16_1000",
+    "decode, 32 x 128": "decode_32_128",
+    "decode, 1 x 1,000 and 15 x 128": "mixed",
+    "a chunk of 64 tokens, at 1,000": "chunk_64_1000",
+    "a chunk of 512 tokens, at 4,000": "chunk_512_4000",
+}
+BACKENDS = (
+    Column("tiles", "tiles_ms", "{:.1f} ms".format),
+    Column("kernel", "kernel_ms", "{:.1f} ms".format),
+    Column("speed, with tiles 1", "ratio", "{:.2f}".format, is_ratio=True),
+)
+
+
+def kernel_block(results: Results) -> str:
+    """Show steps with tiles and with the kernel."""
+    steps = results["kernel"]["steps"]
+    return table_of("step", BACKENDS, {name: steps[key] for name, key in IN_PLACE.items()})
+
+
 # ---- two engines
 
 ENGINES = {  # the lesson's
@@ -281,9 +306,9 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "decode": decode_block,
     "drafts": drafts_block,
     "drafts_cost": drafts_cost_block,
+    "kernel": kernel_block,
     "two_engines": two_engines_block,
-    "answers_more_speculation": answers_of("more_speculation"),
-    "answers_more_two_engines": answers_of("more_two_engines"),
+    **{f"answers_{branch}": answers_of(branch) for branch in ("more_kernel", "more_speculation", "more_two_engines")},
     **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},
     **{f"run_s{number}": screen_of(f"s{number}") for number in NUMBERS},
     **{f"answers_s{number}": answers_of(f"s{number}") for number in NUMBERS},
