@@ -128,7 +128,7 @@ scoreboard: $(call needs,test) ## compare what each stage gains and costs; ARGS=
 	@$(PY) -m stages.bench $(or $(ARGS),scoreboard run)
 	@$(PY) -m stages.tools.prose
 
-measure: $(call needs,test) ## measure all figures of the course, up to an hour on an idle machine; ARGS="decode offload", ARGS=--resume
+measure: $(call needs,test) ## measure all figures of the course, about an hour on an idle machine; ARGS="decode offload", ARGS=--resume
 	@$(PY) -m stages.bench $(or $(ARGS),all)
 	@$(PY) -m stages.tools.prose
 

@@ -247,12 +247,13 @@ def who_waits(engines: Mapping[str, Any]) -> str:
         )
         x, y = places[key]
         is_two = key not in CHUNKS
-        name = "two engines" if is_two else f"{key} tokens in a step"
+        name, kind = ("two engines", "strong") if is_two else (f"{key} tokens in a step", "")
         words = f"{name}: {row['itl_p95_ms']:.0f} and {row['ttft_ms']:,.0f} ms"
         parts += [
             f'<path d="M{left:.1f} {y:.1f}H{right:.1f}M{x:.1f} {low:.1f}V{high:.1f}" class="edge"/>',
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" class="{"hot" if is_two else "used"}"/>',
-            text(x + 9, y + 16 if is_two else y - 8, words, "strong" if is_two else ""),
+            text(x + 7, y + 17 if is_two else y - 7, key, kind),
+            text(LEFT + 300, 70 + 20 * [*CHUNKS, "two"].index(key), words, kind),
         ]
     return svg(BOTTOM + 12, "Who waits for a prompt: one engine with steps of several sizes, and two engines", parts)
 

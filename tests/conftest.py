@@ -11,13 +11,12 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import pytest
 
-from tests.helpers import ROOT, find_branches, find_stages, full, has_cuda
-
+from tests.helpers import ROOT, find_branches, find_stages, has_cuda, nightly
 
 collect_ignore = ["museum"]  # the museum copies these tests into stages
 
 
-@pytest.fixture(scope="session", params=[*find_stages(ROOT), *map(full, find_branches(ROOT))])
+@pytest.fixture(scope="session", params=[*find_stages(ROOT), *map(nightly, find_branches(ROOT))])
 def stage(request: pytest.FixtureRequest) -> ModuleType:
     """Each stage and branch as a module: stages.s1_contiguous_cache, ..."""
     try:

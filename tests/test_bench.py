@@ -275,7 +275,7 @@ def test_all_figures_come_from_one_machine_and_one_run():
     result = results.read()
     assert {*result["measured"]["tables"]} == {*command.TABLES}, "python -m stages.bench all --resume measures the rest"
     assert result["machine"].startswith(result["measured"]["machine"])
-    assert sum(table["seconds"] for table in result["measured"]["tables"].values()) < 60 * 60
+    assert sum(table["seconds"] for table in result["measured"]["tables"].values()) < 75 * 60
 
 
 def test_counts_of_serving_are_current():
@@ -318,7 +318,10 @@ def test_command_measures_the_scoreboard_by_default():
     ("argv", "expected"),
     [
         (["scorebord"], "TABLE must be one of all, decode, scoreboard, run, peers"),
-        (["s9"], "samples, prefix_cache, offload, drafts, claims, s1, s2, s3, s4, s5, s6, s7, got s9"),
+        (
+            ["s9"],
+            "samples, prefix_cache, offload, drafts, kernel, two_engines, claims, s1, s2, s3, s4, s5, s6, s7, got s9",
+        ),
         (["decode", "--resume"], "--resume measures all tables"),
     ],
 )

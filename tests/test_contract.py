@@ -29,6 +29,7 @@ from tests.helpers import (
     find_branches,
     find_stages,
     full,
+    nightly,
 )
 from tests.prompts import CANDIDATES
 from tests.tiny_models import SHAPES, TinyModel, random_prompts, write_tiny_model
@@ -49,7 +50,8 @@ def each_shape(few: Iterable[str], shapes: Iterable[str] = SHAPES) -> pytest.Mar
     """Test the first stage with all of these shapes of model, and the others with `few`."""
     first, *between = EARLIER
     pairs = [(first, shape) for shape in shapes] + [(LAST, shape) for shape in few]
-    pairs += [full(stage, shape) for stage in [*between, *find_branches(ROOT)] for shape in few]
+    pairs += [full(stage, shape) for stage in between for shape in few]
+    pairs += [nightly(branch, shape) for branch in find_branches(ROOT) for shape in few]
     return pytest.mark.parametrize(("stage", "tiny_model"), pairs, indirect=True)
 
 

@@ -43,7 +43,7 @@ def measure(args: Namespace) -> dict[str, Any]:
         prompts = fresh_prompts()
         engines[TWO].generate(next(prompts))  # waits until the second process has started
         calls = {key: partial(turn, llm, prompts, half if key == TWO else cores) for key, llm in engines.items()}
-        rounds, turns = until_steady(calls, waits, least=2 * NUM_ROUNDS, most=8 * NUM_ROUNDS, title="two engines")
+        rounds, turns = until_steady(calls, waits, least=NUM_ROUNDS, most=2 * NUM_ROUNDS, title="two engines")
     finally:
         engines[TWO].close()
         torch.set_num_threads(cores)

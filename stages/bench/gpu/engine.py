@@ -96,7 +96,13 @@ def run_tests(setup: Setup, report: PartReport) -> None:
 
 
 def gpu_tests() -> list[Path]:
-    """Return the files that have a test for a GPU. Others may import packages that are not installed."""
+    """Return the files that have a test for a GPU, without those that a branch has from its base.
+
+    Others may import packages that are not installed.
+    """
     folders = [ROOT / "tests", *sorted((ROOT / "stages").glob("s[0-9]*/tests"))]
     files = [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
+    known = {(path.name, path.read_bytes()) for path in files}
+    of_branches = sorted((ROOT / "stages").glob("more_*/tests/test_*.py"))
+    files += [path for path in of_branches if (path.name, path.read_bytes()) not in known]
     return [path for path in files if MARKED.search(path.read_text(encoding="utf-8"))]
