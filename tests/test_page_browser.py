@@ -344,7 +344,7 @@ def test_narrow_screen_keeps_the_grid_and_folds_the_queues(reader):
     reader.page.set_viewport_size(NARROW)
     box = reader.square(7).bounding_box()
     assert box["width"] > 30 and box["x"] + box["width"] <= 360
-    assert not reader.page.is_visible("#running")
+    reader.page.wait_for_selector("#running", state="hidden")  # the page hears of its new size a moment later
     reader.page.click("#queues summary >> nth=0")
     assert reader.page.is_visible("#running")
 
