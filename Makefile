@@ -116,7 +116,7 @@ check: $(call needs,test) ## test the current step of your exercise, and after t
 	@$(PY) stages/chain.py exercise $(one_stage) --check $(addprefix --step ,$(STEP)) $(ARGS) || test $$? -eq 1
 
 museum: $(call needs,test) ## find faults that vLLM, SGLang, llama.cpp and LMCache had, with your tests; STAGE=6, ARGS="--hint NAME"
-	@$(PY) -m stages.tools.museum $(STAGE) $(ARGS)
+	@$(PY) -m stages.tools.museum $(STAGE) $(ARGS) || test $$? -eq 1
 
 play: $(call needs,core) ## play your exercise on the page, up to the step where it parts from the course's stage; STAGE=3
 	@$(PY) -m notebooks.page.play $(one_stage) $(ARGS)

@@ -53,7 +53,7 @@ class BlockPool:
 
     @property
     def has_uncached_block(self) -> bool:
-        """Whether get_new_blocks(1) would evict nothing."""
+        """Return True if get_new_blocks(1) would evict nothing."""
         return bool(self.free) and next(iter(self.free)) not in self.hashes
 
     def touch(self, blocks: list[int]) -> None:

@@ -1,9 +1,9 @@
 """The museum of faults: what engines got wrong, planted into stages, and which of it your tests find. `make museum`.
 
-    python -m stages.tools.museum                              the rooms, and what can be seen in them
-    python -m stages.tools.museum 6                            write exercises/museum/s6.py, and later run its tests
-    python -m stages.tools.museum 6 --hint remembered-hits     what has to happen before anyone can notice the fault
-    python -m stages.tools.museum 6 --reveal remembered-hits   the fault
+    python -m stages.tools.museum                            the rooms, and what can be seen in them
+    python -m stages.tools.museum 6                          write exercises/museum/s6.py, and later run its tests
+    python -m stages.tools.museum --hint remembered-hits     what has to happen before anyone can notice the fault
+    python -m stages.tools.museum --reveal remembered-hits   the fault
 
 A room has a stage's code. Your tests must be green on the stage itself. They find a fault if one of them is red on a
 copy of the stage that has it. stages/museum/faults.toml has the exhibits.
@@ -113,7 +113,7 @@ def red(reports: Sequence[Report]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Show the museum. Return the exit status: 0, or 2 for misuse and for tests that are red on the stage itself."""
+    """Show the museum. Return the exit status: 0, 1 for tests that are red on the stage itself, or 2 for misuse."""
     parser = argparse.ArgumentParser(prog="python -m stages.tools.museum", description=__doc__.splitlines()[0])
     parser.add_argument("room", nargs="?", metavar="STAGE", help="4, s4 or s4_continuous_batching; default: list all")
     parser.add_argument("--hint", metavar="NAME", help="print what has to happen before a fault can be noticed")
@@ -127,6 +127,14 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
 
 
 def show(chain: Chain, exhibits: Sequence[Fault], options: argparse.Namespace) -> int:
+    """Print what the options ask for, and return the exit status."""
+    if options.hint:
+        print(textwrap.fill(called(options.hint, exhibits).history, 110))
+        return 0
+    if options.reveal:
+        fault = called(options.reveal, exhibits)
+        print("\n".join(planted(chain.stage(fault.stage), fault)))
+        return 0
     if options.room is None:
         print("\n".join(catalog(chain, exhibits)))
         return 0
@@ -135,12 +143,6 @@ def show(chain: Chain, exhibits: Sequence[Fault], options: argparse.Namespace) -
     if not here:
         rooms = ", ".join(dict.fromkeys(fault.stage for fault in exhibits))
         raise ChainError(f"stage {stage.number} has no room; there are: {rooms}")
-    if options.hint:
-        print(textwrap.fill(called(options.hint, here).history, 110))
-        return 0
-    if options.reveal:
-        print("\n".join(planted(stage, called(options.reveal, here))))
-        return 0
     file = chain.root / "exercises" / "museum" / f"{stage.key}.py"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -165,23 +167,18 @@ def catalog(chain: Chain, exhibits: Sequence[Fault]) -> list[str]:
 def room(stage: Stage, here: Sequence[Fault]) -> list[str]:
     """Return a room's lines: what its engines got wrong."""
     lines = [f"The room of {stage.name}:"]
+    wrapper = textwrap.TextWrapper(110, initial_indent="  ", subsequent_indent="    ")
     for fault in here:
-        lines += [
-            "",
-            *textwrap.wrap(
-                f"{fault.name}, {fault.project}: {fault.was}", 110, initial_indent="  ", subsequent_indent="    "
-            ),
-        ]
-        lines += [f"    {address(fault.threads[0])}"]
+        lines += ["", *wrapper.wrap(f"{fault.name}, {fault.project}: {fault.was}"), f"    {address(fault.threads[0])}"]
     return lines
 
 
-def called(name: str, here: Sequence[Fault]) -> Fault:
-    """Return the exhibit with that name. Raise ChainError if it isn't in this room."""
-    for fault in here:
+def called(name: str, exhibits: Sequence[Fault]) -> Fault:
+    """Return the exhibit with that name. Raise ChainError if there is none."""
+    for fault in exhibits:
         if fault.name == name:
             return fault
-    raise ChainError(f"there is no exhibit {name!r} in this room; there are: {', '.join(each.name for each in here)}")
+    raise ChainError(f"there is no exhibit {name!r}; there are: {', '.join(each.name for each in exhibits)}")
 
 
 def planted(stage: Stage, fault: Fault) -> list[str]:
@@ -194,12 +191,12 @@ def planted(stage: Stage, fault: Fault) -> list[str]:
 
 
 def judge(stage: Stage, here: Sequence[Fault], tests: str) -> int:
-    """Print which faults the tests find."""
+    """Print which faults the tests find. Return the exit status."""
     reports = visit(stage, here, tests)
     if broken := [each for each in reports[HEALTHY] if each.is_red]:
         print(f"On stage {stage.number} itself, all tests must be green. The first red one:\n")
         print("\n".join(broken[0].lines()))
-        return 2
+        return 1
     if not reports[HEALTHY]:
         raise ChainError(f"exercises/museum/{stage.key}.py has no test")
     print(f"Stage {stage.number} itself: {len(reports[HEALTHY])} tests are green.")
@@ -212,8 +209,7 @@ def judge(stage: Stage, here: Sequence[Fault], tests: str) -> int:
         )
     missing = [fault for fault in here if not found[fault]]
     if missing:
-        make = f"make museum STAGE={stage.number}"
-        print(f'\nNext: {missing[0].name}. A hint: {make} ARGS="--hint {missing[0].name}"')
+        print(f'\nNext: {missing[0].name}. A hint: make museum ARGS="--hint {missing[0].name}"')
     else:
         print(f"\nAll {len(here)} faults of this room are found.")
     return 0
