@@ -201,12 +201,8 @@ def judge(stage: Stage, here: Sequence[Fault], tests: str) -> int:
         raise ChainError(f"exercises/museum/{stage.key}.py has no test")
     print(f"Stage {stage.number} itself: {len(reports[HEALTHY])} tests are green.")
     found = {fault: red(reports[fault.version]) for fault in here}
-    for fault, tests_that_find in found.items():
-        print(
-            f"  {'found    ' if tests_that_find else 'not found'} {fault.name}, {fault.project}",
-            *tests_that_find[:1],
-            sep="  ",
-        )
+    for fault, names in found.items():
+        print(f"  {fault.name}, {fault.project}: {f'found by {names[0]}' if names else 'not found'}")
     missing = [fault for fault in here if not found[fault]]
     if missing:
         print(f'\nNext: {missing[0].name}. A hint: make museum ARGS="--hint {missing[0].name}"')
