@@ -155,7 +155,10 @@ def _size_line(title: str, lines: int, budget: int | None, num_files: int) -> st
 def _exercise(chain: Chain, options: argparse.Namespace) -> int:
     stage = chain.stage(options.stage)
     if stage.tries:
-        print(f"Stage {stage.number} has no exercise: there is no previous stage. Try these on a copy:")
+        which = (
+            f"{stage.name} has no exercise." if stage.before else "Stage 1 has no exercise: there is no previous stage."
+        )
+        print(f"{which} Try these on a copy:")
         print("\n".join(f"  {number}. {experiment}" for number, experiment in enumerate(stage.tries, 1)))
         return 0
     step = step_of(stage, options.step or remembered_step(stage))

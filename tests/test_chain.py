@@ -1245,6 +1245,31 @@ class TestBranch:
         assert status == 0 and "make check STAGE=more_server" in printed
         assert "NotImplementedError" in (root / "exercises/more_server/server.py").read_text()
 
+    def test_may_have_experiments_instead_of_an_exercise(self, chain: Run, root: Path) -> None:
+        edit(root, "stages/chain.toml", BRANCH[BRANCH.index("\n[[") :], 'tries = ["another port", "no port"]\n')
+        for file in ("tests/gain.py", "tests/test_gain.py"):
+            (root / MORE / file).unlink()
+        assert chain("check") == (0, "stages are as chain.toml says: s1, s2, s3, more_server, final\n")
+        assert chain("check", "--exercises", "more_server") == (0, "exercises are as chain.toml says: more_server\n")
+        tries = "more_server has no exercise. Try these on a copy:\n  1. another port\n  2. no port\n"
+        for flags in ([], ["--check"]):
+            assert chain("exercise", "more_server", *flags) == (0, tries)
+
+    @pytest.mark.parametrize(
+        ("old", "new", "fault"),
+        [
+            ('after = "s2"', 'after = "s2"\ntries = ["a port"]', f"{MORE} has tries and steps: it needs one of them\n"),
+            (BRANCH[BRANCH.index("\n[[") :], "", f"{MORE}: its exercise has 0 steps, and should have 3 to 5\n"),
+            ("[s2]", '[s2]\ntries = ["a pool"]', "chain: chain.toml: [s2] has the unknown key 'tries'"),
+        ],
+    )
+    def test_experiments_are_for_branches_without_an_exercise(
+        self, chain: Run, root: Path, old: str, new: str, fault: str
+    ) -> None:
+        edit(root, "stages/chain.toml", old, new)
+        status, printed = chain("check")
+        assert status > 0 and printed.startswith(fault)
+
     def test_edits_of_its_base_reach_it_and_those_of_others_do_not(self, chain: Run, root: Path) -> None:
         edit(root, f"{S1}/__main__.py", "8", "9")
         printed = chain("propagate", "s1")[1]

@@ -13,7 +13,10 @@ ALWAYS_GIVEN = ("__init__", "check_integrity")  # an exercise opens neither
 
 def declared_faults(stage: Stage) -> Iterator[str]:
     """Yield each mistake in the steps that chain.toml declares, such as a function that does not exist."""
-    if (stage.before or stage.steps) and not 3 <= len(stage.steps) <= 5:
+    if stage.before and stage.tries:
+        if stage.steps:
+            yield f"{stage.path} has tries and steps: it needs one of them"
+    elif (stage.before or stage.steps) and not 3 <= len(stage.steps) <= 5:
         yield f"{stage.path}: its exercise has {len(stage.steps)} steps, and should have 3 to 5"
     for file in (GAIN_TEST, GAIN_FIGURES) if stage.steps else ():
         if not stage.text(file):

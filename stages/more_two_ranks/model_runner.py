@@ -1,0 +1,87 @@
+"""ModelRunner: from sequences to flat tensors, through the model, to one sampled token for each sequence.
+
+Only rank 0 has sequences. It describes a step in plain numbers, which every rank turns into tensors on its device.
+"""
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from .attention import AttentionMetadata, PagedAttention
+from .block_manager import cdiv
+from .llama import LlamaForCausalLM
+from .ranks import Ranks
+from .sampling import SampledToken, sample
+from .sequence import Sequence
+
+Scheduled = tuple[Sequence, int]  # a sequence, and how many of its tokens to compute in this step
+
+
+class ModelRunner:
+    """The model, and what it needs to run one step."""
+
+    def __init__(
+        self, model: LlamaForCausalLM, attention: PagedAttention, block_size: int, device: torch.device, ranks: Ranks
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._block_size = block_size
+        self._device, self._ranks = device, ranks
+        self.num_steps = 0
+        self.num_tokens = 0  # computed since the start
+
+    @torch.inference_mode()
+    def run(self, batch: list[Scheduled]) -> list[SampledToken | None]:
+        """Compute the next `num_tokens` tokens of each sequence, and sample the token that follows its last one.
+
+        A sequence with more tokens to compute gets None. Sequences do not change: the caller advances
+        num_computed_tokens and appends the sampled tokens.
+        """
+        logits = self.compute_logits(batch)  # [num_seqs, vocab_size]
+        complete = [i for i, (seq, num_tokens) in enumerate(batch) if seq.num_uncomputed_tokens == num_tokens]
+        sampled = sample(logits[complete], [batch[i][0].sampling_row() for i in complete]) if complete else []
+        tokens: list[SampledToken | None] = [None] * len(batch)
+        for i, token in zip(complete, sampled, strict=True):
+            tokens[i] = token
+        return tokens
+
+    @torch.inference_mode()
+    def compute_logits(self, batch: list[Scheduled]) -> Tensor:
+        """Run the model on all ranks. Return logits after the last token of each sequence, [num_seqs, vocab_size]."""
+        rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
+        ids, positions = zip(*[(seq.token_ids[position], position) for seq, position in rows], strict=True)
+        starts = [0, *accumulate(num_tokens for _, num_tokens in batch)]  # [num_seqs + 1]
+        hidden = self._ranks.tell("forward", ids, positions, starts, *self._metadata(batch, rows), work=self.forward)
+        self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + len(rows)
+        last_rows = self._tensor(starts[1:]) - 1  # [num_seqs]
+        return self._model.compute_logits(hidden[last_rows])
+
+    def forward(self, ids: list, positions: list, starts: list, context_lens: list, *metadata: list) -> Tensor:
+        """Run this rank's part of the model, in step with the others. Return `hidden` [num_tokens, hidden_size].
+
+        The arguments are input_ids, positions, and the fields of AttentionMetadata.
+        """
+        step = AttentionMetadata(starts, context_lens, *map(self._tensor, metadata))
+        return self._model(self._tensor(ids), self._tensor(positions), self._attention.plan(step))
+
+    def _metadata(self, batch: list[Scheduled], rows: list[tuple[Sequence, int]]) -> tuple[list, list, list, list]:
+        """Return context_lens, block_tables, slot_mapping and new_blocks of a step.
+
+        `rows` has the sequence and the position of each token.
+        """
+        context_lens, tables, new_blocks = [], [], []
+        for seq, num_tokens in batch:
+            context_lens.append(seq.num_computed_tokens + num_tokens)
+            tables.append(seq.block_table[: cdiv(context_lens[-1], self._block_size)])
+            new_blocks += tables[-1][cdiv(seq.num_computed_tokens, self._block_size) :]
+        width = max(map(len, tables))
+        block_tables = [table + table[-1:] * (width - len(table)) for table in tables]
+        return context_lens, block_tables, [self._slot(seq, position) for seq, position in rows], new_blocks
+
+    def _slot(self, seq: Sequence, position: int) -> int:
+        """Return the slot of a token: block * block_size + offset."""
+        return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
+
+    def _tensor(self, values: list) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
