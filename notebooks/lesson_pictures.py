@@ -4,7 +4,7 @@ Their data is counted, so every machine draws the same pictures, or it was measu
 compares the pictures with the files.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,15 @@ from stages.bench import results
 from stages.bench.kernel import MIXED
 from stages.bench.models import STORYTELLER
 from stages.bench.predict.s1 import crowded_moments, most_free, num_free
+from stages.more_two_ranks.llama import LlamaForCausalLM
+from stages.more_two_ranks.llama import ModelConfig as RanksConfig
+from stages.more_two_ranks.ranks import part_of
 from stages.s1_contiguous_cache.kv_cache import PoolReport
 from stages.s3_paged_attention.attention import AttentionMetadata, PagedAttention
 from stages.s3_paged_attention.config import EngineConfig
 from stages.s3_paged_attention.kv_cache import KVCache
 from stages.s3_paged_attention.llama import ModelConfig
+from stages.tools.prose.two_ranks import show_bytes, storyteller
 
 FOLDER = Path(__file__).resolve().parents[1] / "stages" / "pictures"
 WIDTH, LEFT = 720, 12  # of a picture, and its margin
@@ -41,6 +45,7 @@ def pictures() -> dict[str, str]:
         "more_kernel.svg": what_attention_reads(),
         "more_speculation.svg": when_guesses_pay(drafts["batches"]["storyteller"], drafts["texts"]),
         "more_two_engines.svg": who_waits(results.value("two_engines.engines")),
+        "more_two_ranks.svg": two_ranks(),
     }
 
 
@@ -262,6 +267,77 @@ def wait_range(row: Mapping[str, Any], name: str) -> list[float]:
     """Return the smallest and the largest value over the rounds."""
     both: list[float] = row.get(f"{name}_spread", [row[name]] * 2)
     return both
+
+
+# ---- two ranks: which weights of a layer, and which heads of a block, each of them has
+
+RANKS = ("used", "free")  # filled, and only an outline, so that they differ in grey, too
+SMALL, LARGE = 0.16, 1.2  # pixels per number of a weight, and of a block
+Span = tuple[int, int]  # the first number and how many
+
+
+def two_ranks() -> str:
+    """Draw the storyteller's weights, and a block, each to its scale. The branch's code says which rank has what."""
+    config = RanksConfig.from_folder(STORYTELLER)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    weights = {name: weight for name, weight in model.model.layers[0].named_parameters() if "_proj" in name}
+    words = "the weights of one layer: outputs from left to right, inputs from top to bottom"
+    parts, x = [text(LEFT, 18, words, "strong")], float(LEFT)
+    for name, weight in weights.items():
+        adds_up = "o_proj" in name.split(".") or "down_proj" in name.split(".")
+        parts += [text(x, 44, name.split(".")[-2]), *weight_of_ranks(name, weight.shape, config, x, 52)]
+        x += weight.shape[0] * SMALL + (110 if adds_up else 30)
+        if adds_up:
+            parts.append(text(x - 102, 68, "all-reduce"))
+    width, height = (size * SMALL for size in model.lm_head.weight.shape)
+    parts += [text(LEFT, 190, "embedding and head: one weight"), box(LEFT, 198, width, height, "held")]
+    parts.append(text(LEFT, 272, "a block of 16 tokens in one layer, tokens from top to bottom", "strong"))
+    size = config.head_dim * LARGE
+    for x, what in ((LEFT, "keys"), (LEFT + 230, "values")):
+        parts.append(text(x, 292, what))
+        for head, kind in enumerate(RANKS):
+            parts.append(box(x + head * size, 300, size, 16 * LARGE, kind))
+            parts.append(text(x + (head + 0.5) * size, 335, f"head {head}", "", "middle"))
+    for x, kind, words in ((0, "used", "rank 0"), (90, "free", "rank 1"), (180, "held", "both")):
+        parts += [box(LEFT + x, 356, 12, 12, kind), text(LEFT + x + 18, 367, words)]
+    one, two = (show_bytes(storyteller().held(num_ranks)) for num_ranks in (1, 2))
+    caption = f"Each rank has {two} of {one} of weights, and half of every block."
+    parts.append(text(LEFT, 394, caption))
+    return svg(406, f"Two ranks share the storyteller. {caption}", parts)
+
+
+def weight_of_ranks(name: str, shape: Sequence[int], config: RanksConfig, x: float, y: float) -> list[str]:
+    """Return the rows and columns of a layer's weight that each rank has. Rows lie from left to right."""
+    parts = []
+    for rank, kind in enumerate(RANKS):
+        for (row, num_rows), (column, num_columns) in pieces(name, shape, config, rank):
+            parts.append(box(x + row * SMALL, y + column * SMALL, num_rows * SMALL, num_columns * SMALL, kind))
+    return parts
+
+
+def pieces(name: str, shape: Sequence[int], config: RanksConfig, rank: int) -> list[tuple[Span, Span]]:
+    """Return the rows and the columns of each piece of a weight [num_rows, num_columns] that one of two ranks has."""
+    num_rows, num_columns = shape
+    numbers = torch.arange(num_rows * num_columns).view(num_rows, num_columns)
+    part = part_of(name, numbers, config, rank, 2)
+    rows, columns = (part // num_columns).unique().tolist(), (part % num_columns).unique().tolist()
+    assert len(rows) * len(columns) == part.numel(), f"{name}: the part is not some rows and some columns"
+    return [(row, column) for row in spans(rows) for column in spans(columns)]
+
+
+def spans(numbers: list[int]) -> list[Span]:
+    """Return the runs of consecutive numbers.
+
+    >>> spans([0, 1, 2, 6, 7])
+    [(0, 3), (6, 2)]
+    """
+    starts = [i for i, number in enumerate(numbers) if i == 0 or number != numbers[i - 1] + 1]
+    return [(numbers[a], b - a) for a, b in zip(starts, [*starts[1:], len(numbers)], strict=True)]
+
+
+def box(x: float, y: float, width: float, height: float, kind: str) -> str:
+    return rect(round(x, 1), round(y, 1), round(width, 1), round(height, 1), kind)
 
 
 def main() -> None:

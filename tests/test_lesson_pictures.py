@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
+from itertools import combinations
 
 import pytest
 
@@ -9,6 +10,7 @@ from notebooks import lesson_pictures as pictures
 from stages.bench.kernel import MIXED
 from stages.bench.predict.s3 import slots_read
 from stages.bench.results import read
+from stages.tools.prose.two_ranks import storyteller
 
 PICTURES = pictures.pictures()
 
@@ -62,3 +64,28 @@ def test_waits_are_drawn_to_scale():
 def test_refused_request_matches_the_results():
     sentence = "needs {needed:,} slots waits: {free:,} slots are free, and the largest free piece has {largest_free:,}."
     assert sentence.format(**read()["holes"]) in PICTURES["s1_refused.svg"]
+
+
+def test_two_ranks_are_drawn_to_scale():
+    """Each rank has half of a layer's weights, and half of a block. Their pieces don't overlap."""
+    found = re.findall(
+        r'<rect x="(.+?)" y="(.+?)" width="(.+?)" height="(.+?)" class="(\w+)"', PICTURES["more_two_ranks.svg"]
+    )
+    boxes = [(*map(float, box), kind) for *box, kind in found]
+    areas = {
+        (part, kind): sum(width * height for _, y, width, height, each in boxes if each == kind and low <= y < high)
+        for part, low, high in (("layer", 0, 190), ("block", 290, 330))
+        for kind in ("used", "free")
+    }
+    shape = storyteller()
+    num_weights = shape.divided / shape.itemsize / shape.num_hidden_layers
+    for kind in ("used", "free"):
+        assert areas["layer", kind] == pytest.approx(pictures.SMALL**2 * num_weights / 2, rel=0.01)
+        assert areas["block", kind] == pytest.approx(pictures.LARGE**2 * 16 * shape.kv_size, rel=0.01)
+    ranks = [box for box in boxes if box[4] != "held" and box[1] < 340]
+    assert not any(overlap(a, b) for a, b in combinations(ranks, 2))
+
+
+def overlap(a, b):
+    """Return whether two boxes share more than the rounding of their edges."""
+    return all(min(a[i] + a[i + 2], b[i] + b[i + 2]) - max(a[i], b[i]) > 0.2 for i in range(2))

@@ -27,6 +27,7 @@ from stages.bench import (
     scoreboard,
     serving,
     two_engines,
+    two_ranks,
 )
 from stages.bench.commands import bench
 from stages.bench.engines import PACKAGES
@@ -45,6 +46,7 @@ TABLES: dict[str, Table] = {  # decode first: the answers of stages 2 and 3 need
     "drafts": drafts.measure,
     "kernel": kernel.measure,
     "two_engines": two_engines.measure,
+    "two_ranks": two_ranks.measure,
     "claims": claims.measure,
     **{name: partial(predict.measure, name) for name in PACKAGES},
 }

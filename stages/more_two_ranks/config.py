@@ -51,7 +51,6 @@ class EngineConfig:
             "block_size",
             "tile_size",
             "kv_cache_tokens",
-            "tensor_parallel_size",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

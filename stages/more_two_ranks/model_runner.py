@@ -50,34 +50,31 @@ class ModelRunner:
     def compute_logits(self, batch: list[Scheduled]) -> Tensor:
         """Run the model on all ranks. Return logits after the last token of each sequence, [num_seqs, vocab_size]."""
         rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
-        ids, positions = zip(*[(seq.token_ids[position], position) for seq, position in rows], strict=True)
+        ids, positions, slots = zip(*[(seq.token_ids[i], i, self._slot(seq, i)) for seq, i in rows], strict=True)
         starts = [0, *accumulate(num_tokens for _, num_tokens in batch)]  # [num_seqs + 1]
-        hidden = self._ranks.tell("forward", ids, positions, starts, *self._metadata(batch, rows), work=self.forward)
+        hidden = self._ranks.tell("forward", ids, positions, slots, starts, *self._metadata(batch), work=self.forward)
         self.num_steps, self.num_tokens = self.num_steps + 1, self.num_tokens + len(rows)
         last_rows = self._tensor(starts[1:]) - 1  # [num_seqs]
         return self._model.compute_logits(hidden[last_rows])
 
-    def forward(self, ids: list, positions: list, starts: list, context_lens: list, *metadata: list) -> Tensor:
+    def forward(self, ids: list, where: list, slots: list, starts: list, lens: list, tables: list, new: list) -> Tensor:
         """Run this rank's part of the model, in step with the others. Return `hidden` [num_tokens, hidden_size].
 
-        The arguments are input_ids, positions, and the fields of AttentionMetadata.
+        The arguments are input_ids and positions, and slot_mapping, query_start_loc, context_lens, block_tables and
+        new_blocks of AttentionMetadata.
         """
-        step = AttentionMetadata(starts, context_lens, *map(self._tensor, metadata))
-        return self._model(self._tensor(ids), self._tensor(positions), self._attention.plan(step))
+        step = AttentionMetadata(starts, lens, self._tensor(tables), self._tensor(slots), self._tensor(new))
+        return self._model(self._tensor(ids), self._tensor(where), self._attention.plan(step))
 
-    def _metadata(self, batch: list[Scheduled], rows: list[tuple[Sequence, int]]) -> tuple[list, list, list, list]:
-        """Return context_lens, block_tables, slot_mapping and new_blocks of a step.
-
-        `rows` has the sequence and the position of each token.
-        """
+    def _metadata(self, batch: list[Scheduled]) -> tuple[list, list, list]:
+        """Return context_lens, block_tables and new_blocks of a step."""
         context_lens, tables, new_blocks = [], [], []
         for seq, num_tokens in batch:
             context_lens.append(seq.num_computed_tokens + num_tokens)
             tables.append(seq.block_table[: cdiv(context_lens[-1], self._block_size)])
             new_blocks += tables[-1][cdiv(seq.num_computed_tokens, self._block_size) :]
         width = max(map(len, tables))
-        block_tables = [table + table[-1:] * (width - len(table)) for table in tables]
-        return context_lens, block_tables, [self._slot(seq, position) for seq, position in rows], new_blocks
+        return context_lens, [table + table[-1:] * (width - len(table)) for table in tables], new_blocks
 
     def _slot(self, seq: Sequence, position: int) -> int:
         """Return the slot of a token: block * block_size + offset."""

@@ -49,7 +49,7 @@ def local_config(config: ModelConfig, size: int) -> ModelConfig:
     (2, 1, 24, 32)
     """
     names = "num_attention_heads", "num_key_value_heads", "intermediate_size"
-    if wrong := [name for name in names if getattr(config, name) % size]:
+    if wrong := [name for name in names if size < 1 or getattr(config, name) % size]:
         raise ValueError(f"tensor_parallel_size is {size}, and must divide {wrong[0]}, {getattr(config, wrong[0])}")
     return replace(config, **{name: getattr(config, name) // size for name in names})
 
@@ -61,7 +61,7 @@ def part_of_model(whole: LlamaForCausalLM, rank: int, size: int, max_model_len: 
         for name, old in list(part.named_modules()):
             if isinstance(old, nn.Linear) and name.endswith(("o_proj", "down_proj")):
                 part.set_submodule(name, RowParallelLinear(old.in_features, old.out_features, old.bias is not None))
-    # with its duplicates: a tied head is listed, too, and stays tied
+    # A tied head is listed, too, and stays tied
     state = {n: part_of(n, w, whole.config, rank, size) for n, w in whole.named_parameters(remove_duplicate=False)}
     part.load_state_dict(state, assign=True)
     return part.requires_grad_(False)
@@ -86,7 +86,12 @@ class Ranks:
 
     @classmethod
     def start(cls, config: EngineConfig, follow: Callable[..., None]) -> "Ranks":
-        """Start the other ranks, as processes that call `follow`, and connect to them. Return rank 0's view."""
+        """Start the other ranks, as processes that call `follow`, and connect to them. Return rank 0's view.
+
+        Raise ValueError if this program has connected ranks already.
+        """
+        if dist.is_initialized():
+            raise ValueError("one engine of a program can have ranks at a time: close() those of the other one")
         folder, ends = TemporaryDirectory(), [Pipe() for _ in range(config.tensor_parallel_size - 1)]
         others = spawn(follow, (config, folder.name, [end for _, end in ends]), len(ends), join=False, daemon=True)
         ranks = cls(0, [pipe for pipe, _ in ends], others)

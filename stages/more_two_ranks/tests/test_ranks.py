@@ -1,5 +1,6 @@
 """Ranks: parts of a model that add up, the tokens of a single rank, and what a rank holds."""
 
+import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from ..__main__ import counts
 from ..beam_search import BeamSearchParams
-from ..config import EngineConfig
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llm import LLM
 from ..outputs import RequestOutput
@@ -144,9 +144,9 @@ def test_a_model_that_cannot_be_divided_is_refused_with_both_numbers(tmp_path, n
         local_config(ModelConfig.from_folder(folder), size)
 
 
-def test_the_number_of_ranks_is_at_least_1():
-    with pytest.raises(ValueError, match="tensor_parallel_size must be at least 1, not 0"):
-        EngineConfig(tensor_parallel_size=0)
+def test_no_ranks_are_refused(checkpoint):
+    with pytest.raises(ValueError, match="tensor_parallel_size is 0"):
+        LLM(checkpoint, tensor_parallel_size=0)
 
 
 # ---- the same tokens
@@ -190,6 +190,14 @@ def test_beams_are_those_of_one_rank(two, one):
     params = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
     assert tokens(two.beam_search([PROMPTS[2]], params)) == tokens(one.beam_search([PROMPTS[2]], params))
     assert two.kv_cache.num_blocks_copied > 0
+
+
+def test_a_second_engine_is_refused_and_leaves_the_ranks_of_the_first_alone(two, checkpoint):
+    before = multiprocessing.active_children()
+    with pytest.raises(ValueError, match="one engine"):
+        LLM(checkpoint, tensor_parallel_size=2)
+    assert multiprocessing.active_children() == before
+    assert len(tokens(two.generate([PROMPTS[0]], GREEDY))[0]) == 24
 
 
 def test_an_aborted_request_leaves_the_ranks_in_step(two, one):

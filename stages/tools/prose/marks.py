@@ -2,7 +2,7 @@
 
 A generated block stands between two comments, which a code host does not show, and is replaced as a whole:
 
-    <!-- figures: stages --> ... <!-- /figures -->      tables.py, ideas.py, model_card.py
+    <!-- figures: stages --> ... <!-- /figures -->      tables.py, ideas.py, model_card.py, two_ranks.py
 
 A number inside a sentence has no mark. numbers.toml lists, for each file, pieces of its sentences with a place for the
 number: "puts {serving.s4.tokens:,} tokens through". A place is a path into results.json and a format of figures.py,
@@ -24,13 +24,13 @@ from typing import Any
 from safetensors import safe_open
 
 from stages.tools.chain import added_lines, load
-from stages.tools.prose import ideas, model_card, peers, tables
+from stages.tools.prose import ideas, model_card, peers, tables, two_ranks
 from stages.tools.prose.figures import SAME, parts_of, shown
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = Path("stages/bench/results.json")
 NUMBERS = Path("stages/tools/prose/numbers.toml")
-BLOCKS = tables.BLOCKS | ideas.BLOCKS | model_card.BLOCKS | peers.BLOCKS
+BLOCKS = tables.BLOCKS | ideas.BLOCKS | model_card.BLOCKS | peers.BLOCKS | two_ranks.BLOCKS
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 NUMBER = r"(?<![\d.,])-?\d(?:[\d,.]*\d)?%?(?![\d%])"
 
@@ -143,7 +143,7 @@ def read(path: Path) -> Any:
 
 
 @cache
-def facts(root: Path) -> dict[str, float]:
+def facts(root: Path) -> dict[str, Any]:
     """Return the numbers that are counted, not measured: they are always current."""
     model = read(root / "models/storyteller/config.json")
     heads_and_sizes = model["num_hidden_layers"] * model["num_key_value_heads"] * model["head_dim"]
@@ -156,4 +156,5 @@ def facts(root: Path) -> dict[str, float]:
         **{f"{stage.key}_lines": added_lines(stage) for stage in load(root).lessons},
         **{f"{stage.key}_minutes": stage.minutes for stage in load(root).lessons if stage.steps},  # of its exercise
         "million_parameters": num_parameters / 1e6,
+        "two_ranks": two_ranks.facts(),
     }

@@ -291,7 +291,25 @@ def two_engines_block(results: Results) -> str:
     return table_of("engines", GAPS, {name: engines[key] for name, key in ENGINES.items()})
 
 
+# ---- two ranks
+
+RANKS = (
+    Column("one rank", "one_ms", "{:.1f} ms".format),
+    Column("two ranks", "two_ms", "{:.1f} ms".format),
+    Column("speed, one rank 1", "ratio", "{:.2f}".format, is_ratio=True),
+)
+
+
+def two_ranks_block(results: Results) -> str:
+    """Show what a decode step takes on one rank and on two, which share a processor."""
+    if "two_ranks" not in results:
+        return NOT_YET
+    steps = results["two_ranks"]["steps"]
+    return table_of("storyteller", RANKS, {f"batch of {batch}": row for batch, row in steps.items()})
+
+
 NUMBERS = range(1, 8)  # of the stages
+BRANCHES = ("more_kernel", "more_speculation", "more_two_engines", "more_two_ranks")
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "run": run_block,
     "machine": machine_block,
@@ -308,7 +326,8 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "drafts_cost": drafts_cost_block,
     "kernel": kernel_block,
     "two_engines": two_engines_block,
-    **{f"answers_{branch}": answers_of(branch) for branch in ("more_kernel", "more_speculation", "more_two_engines")},
+    "two_ranks": two_ranks_block,
+    **{f"answers_{branch}": answers_of(branch) for branch in BRANCHES},
     **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},
     **{f"run_s{number}": screen_of(f"s{number}") for number in NUMBERS},
     **{f"answers_s{number}": answers_of(f"s{number}") for number in NUMBERS},
