@@ -99,7 +99,7 @@ def build_executor(
 ) -> tuple[KVCache, Executor, Kernels]:
     """Load the weights, then allocate a pool in the remaining memory. With `choose_executor`, load no weights."""
     rank_config = local_config(model_config, ranks.world_size)  # with only this rank's heads
-    if config.has_int8_kv:
+    if config.kv_cache_dtype == "int8":
         int8_block_shape(rank_config, config.block_size)  # raises before the weights are read
     device, dtype = config.torch_device(), config.torch_dtype(model_config.dtype)
     model = None
@@ -107,7 +107,7 @@ def build_executor(
         load = dummy_model if config.load_format == "dummy" else load_model
         model = load(config.model, model_config, dtype, device, max_model_len, config.quantization, ranks)
     [num_blocks] = ranks.minimum([num_blocks_for(config, rank_config, max_model_len, device)])  # after loading weights
-    kv_cache = KVCache(rank_config, num_blocks, config.block_size, dtype, device, config.has_int8_kv)
+    kv_cache = KVCache(rank_config, num_blocks, config.block_size, dtype, device, config.kv_cache_dtype)
     if choose_executor is not None:
         return kv_cache, *choose_executor(kv_cache)
     assert model is not None, "weights are loaded unless `choose_executor` is given"
@@ -130,7 +130,7 @@ def num_blocks_for(config: EngineConfig, model: ModelConfig, max_model_len: int,
     By default, weights and pool take 90% of a GPU's memory, and the rest is left for activations. Without a GPU, the
     ranks' pools take 1 GiB together, or less if max_num_seqs sequences cannot fill them or if memory is short.
     """
-    bytes_per_token = kv_bytes_per_token(model, config.torch_dtype(model.dtype).itemsize, config.has_int8_kv)
+    bytes_per_token = kv_bytes_per_token(model, config.torch_dtype(model.dtype).itemsize, config.kv_cache_dtype)
     if config.kv_cache_tokens is not None:
         pool_bytes = config.kv_cache_tokens * bytes_per_token
     elif config.kv_cache_memory_bytes is not None:

@@ -220,7 +220,7 @@ def get_metrics(engine: EngineCore, tally: Tally, tiers: TierParts, model_name: 
         metrics.append(Counter("vllm:request_success", reason_labels, tally.ended[reason]))
     options: dict[str, object] = {
         "block_size": engine.config.block_size,
-        "cache_dtype": "int8" if engine.kv_cache.is_int8 else str(engine.kv_cache.dtype).removeprefix("torch."),
+        "cache_dtype": engine.kv_cache.stored_as,
         "enable_prefix_caching": engine.config.enable_prefix_caching,
         "gpu_memory_utilization": engine.config.gpu_memory_utilization,
         "num_cpu_blocks": stats.num_host_blocks,

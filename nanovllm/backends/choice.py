@@ -9,7 +9,7 @@ from ..llama import LlamaForCausalLM
 from ..options.attention_backend import backend_of
 from .cpu.backend import CpuChoice, NumbaBackend
 from .cpu.machine_code import Variant
-from .gpu.backend import GpuChoice, TritonBackend
+from .gpu.backend import GpuChoice, TritonBackend, check_fp8
 from .gpu.capture import Capture
 from .gpu.model import Timer
 from .gpu.ops import Ops
@@ -49,10 +49,12 @@ def choose_backend(
         def build_on_gpu(ops: Ops, capture: Capture | None, timer: Timer) -> TritonBackend:
             return TritonBackend(model, kv_cache, max_model_len, ops, capture, max_num_seqs, timer)
 
-        if kv_cache.is_int8 and backend == "triton":
-            raise ValueError("kv_cache_dtype 'int8' has no kernels on a GPU: use attention_backend 'torch'")
-        backend = "torch" if kv_cache.is_int8 else backend
+        if kv_cache.is_fp8 and backend != "torch":
+            check_fp8()
         return ChosenBackend(runner, GpuChoice(backend, enforce_eager, runner, build_on_gpu))
     build_on_cpu = partial(NumbaBackend, model, kv_cache, max_model_len)
-    unsupported = None if device.type == "cpu" else f"kernels need a CPU or a GPU, got device {device}"
+    if device.type != "cpu":
+        unsupported = f"kernels need a CPU or a GPU, got device {device}"
+    elif kv_cache.is_fp8:
+        unsupported = "kv_cache_dtype 'fp8' has kernels on a GPU only, and 'int8' on a CPU, too"
     return ChosenBackend(runner, CpuChoice(backend, runner, build_on_cpu, variant, unsupported))

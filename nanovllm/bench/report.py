@@ -36,9 +36,10 @@ def machine(llm: "LLM") -> dict[str, Any]:
     """Return the versions, device, model and kernels that the numbers depend on."""
     engine = llm.llm_engine
     model = f"random {Path(llm.config.model).name}" if has_random_weights(llm) else str(llm.config.model)
-    dtypes = str(engine.dtype).removeprefix("torch."), llm.config.quantization  # the latter may be None
-    dtype = ", weights in ".join(filter(None, dtypes)) + ", KV cache in int8" * engine.kv_cache.is_int8
-    return machine_of(engine.device) | {"model": model, "dtype": dtype, "with": engine.kernels.description}
+    dtype, stored_as = str(engine.dtype).removeprefix("torch."), engine.kv_cache.stored_as
+    others = {"weights": llm.config.quantization, "KV cache": stored_as if stored_as != dtype else None}
+    dtypes = ", ".join([dtype, *(f"{name} in {other}" for name, other in others.items() if other)])
+    return machine_of(engine.device) | {"model": model, "dtype": dtypes, "with": engine.kernels.description}
 
 
 def has_random_weights(llm: "LLM") -> bool:

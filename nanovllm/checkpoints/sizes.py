@@ -219,14 +219,14 @@ def weight_bits(model: Dimensions, quantization: str | None, itemsize: int) -> f
     return sum(parts[name] * bits[name] for name in parts) / sum(parts.values())
 
 
-def kv_bytes_per_token(model: Dimensions, itemsize: int, is_int8: bool = False) -> int:
+def kv_bytes_per_token(model: Dimensions, itemsize: int, kv_cache_dtype: str = "auto") -> int:
     """Return the bytes of one token's keys and values in all layers. In int8, each head's key and value has a scale.
 
     >>> from .sizes import SHAPES
-    >>> kv_bytes_per_token(SHAPES["llama-2-7b"], 2), kv_bytes_per_token(SHAPES["llama-2-7b"], 2, is_int8=True)
-    (524288, 270336)
+    >>> [kv_bytes_per_token(SHAPES["llama-2-7b"], 2, each) for each in ("auto", "int8", "fp8")]
+    [524288, 270336, 262144]
     """
-    size = model.head_dim + 4 if is_int8 else model.head_dim * itemsize
+    size = {"int8": model.head_dim + 4, "fp8": model.head_dim}.get(kv_cache_dtype, model.head_dim * itemsize)
     return 2 * model.num_hidden_layers * model.num_key_value_heads * size
 
 
@@ -257,7 +257,7 @@ class Fit:
     block_size: int
     max_model_len: int
     weight_bits: float | None = None  # of a quantized checkpoint
-    has_int8_kv: bool = False
+    kv_cache_dtype: str = "auto"
 
     @property
     def weight_bytes(self) -> int:
@@ -273,7 +273,7 @@ class Fit:
 
     @property
     def slot_bytes(self) -> int:
-        return kv_bytes_per_token(self.model, self.itemsize, self.has_int8_kv)
+        return kv_bytes_per_token(self.model, self.itemsize, self.kv_cache_dtype)
 
     @property
     def num_blocks(self) -> int:

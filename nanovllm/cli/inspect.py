@@ -56,7 +56,7 @@ def print_names(context: click.Context, _: click.Parameter, is_given: bool) -> N
 )
 @click.option(
     "--kv-cache-dtype",
-    type=click.Choice(["auto", "int8"]),
+    type=click.Choice(["auto", "int8", "fp8"]),
     default="auto",
     show_default=True,
     help="type of keys and values; auto: same as --dtype",
@@ -153,8 +153,8 @@ def make_report(
         if weight_bits is not None:
             raise ValueError("--weight-bits and --quantization exclude each other: use only one")
         weight_bits = sizes.weight_bits(model, quantization, sizes.DTYPE_BYTES[dtype])
-    usable_bytes, has_int8_kv = int(share * available.size), kv_cache_dtype == "int8"
-    fit = sizes.Fit(model, sizes.DTYPE_BYTES[dtype], usable_bytes, block_size, max_model_len, weight_bits, has_int8_kv)
+    shares = int(share * available.size), block_size, max_model_len, weight_bits
+    fit = sizes.Fit(model, sizes.DTYPE_BYTES[dtype], *shares, kv_cache_dtype)
     bytes_per_second = sizes.parse_size(bandwidth) if bandwidth else None
     if bytes_per_second == 0:
         raise ValueError("bandwidth must be above 0, got 0")
@@ -166,7 +166,7 @@ def make_report(
         "weight_bytes": {name: size * sum(parameter_counts.values()) for name, size in sizes.DTYPE_BYTES.items()},
         "dtype": dtype,
         "weight_bits": weight_bits or 8 * fit.itemsize,
-        "kv_cache_dtype": "int8" if has_int8_kv else dtype,
+        "kv_cache_dtype": kv_cache_dtype if kv_cache_dtype in ("int8", "fp8") else dtype,
         "kv_bytes_per_token": fit.slot_bytes,
         "block_size": block_size,
         "kv_bytes_per_block": fit.block_bytes,

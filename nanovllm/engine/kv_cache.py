@@ -13,6 +13,8 @@ from ..host_memory import allocate, use_huge_pages
 from ..llama import ModelConfig
 from .int8_blocks import Int8Blocks, int8_block_shape
 
+FP8, MAX_FP8 = torch.float8_e4m3fn, 448  # a sign, 4 bits of exponent and 3 of fraction
+
 
 class BlockCopy(NamedTuple):
     """A block to copy, before the step writes to the source or the target."""
@@ -27,7 +29,8 @@ class KVCache:
     blocks   [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
 
     A block holds the keys (0) and values (1) of its tokens in all layers, contiguously, so moving a block is a single
-    copy. With int8, a block has the layout that int8_blocks.py describes.
+    copy. Numbers of 8 bits are stored as bytes, uint8: fp8 (float8_e4m3fn) in the same shape, and int8 in the layout
+    that int8_blocks.py describes.
     """
 
     def __init__(
@@ -37,22 +40,25 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        is_int8: bool = False,
+        kv_cache_dtype: str = "auto",
     ) -> None:
-        """Allocate the pool. write() takes and read() returns `dtype`, even if blocks store int8."""
-        self.num_blocks, self.block_size, self.dtype, self.is_int8 = num_blocks, block_size, dtype, is_int8
+        """Allocate the pool. write() takes and read() returns `dtype`, even if blocks store "int8" or "fp8"."""
+        self.num_blocks, self.block_size, self.dtype = num_blocks, block_size, dtype
+        self.is_int8, self.is_fp8 = kv_cache_dtype == "int8", kv_cache_dtype == "fp8"
+        self.stored_as = kv_cache_dtype if self.is_int8 or self.is_fp8 else str(dtype).removeprefix("torch.")
         self.num_layers, self.num_kv_heads = model.num_hidden_layers, model.num_key_value_heads
         self.head_dim = model.head_dim
         shape: tuple[int, ...] = (self.num_layers, 2, block_size, self.num_kv_heads, self.head_dim)
-        if is_int8:
+        if self.is_int8:
             shape = int8_block_shape(model, block_size)
+        stored = torch.uint8 if self.is_int8 or self.is_fp8 else dtype
         try:
-            self.blocks = allocate((num_blocks, *shape), torch.uint8 if is_int8 else dtype, device)
+            self.blocks = allocate((num_blocks, *shape), stored, device)
         except RuntimeError:
-            size = num_blocks * block_size * kv_bytes_per_token(model, dtype.itemsize, is_int8)
+            size = num_blocks * block_size * kv_bytes_per_token(model, dtype.itemsize, kv_cache_dtype)
             raise ValueError(f"{device} has no room for a pool of {num_blocks:,} blocks, {size:,} bytes") from None
         use_huge_pages(self.blocks)
-        self._int8 = Int8Blocks(self.blocks, block_size, self.head_dim) if is_int8 else None
+        self._int8 = Int8Blocks(self.blocks, block_size, self.head_dim) if self.is_int8 else None
         # Two views of a pool that is not int8. In a layer, the key (kv = 0) or the value (1) of a slot is row number
         # ((block * num_layers + layer) * 2 + kv) * block_size + offset; all keys or values of a block are piece number
         # (block * num_layers + layer) * 2 + kv.
@@ -60,6 +66,11 @@ class KVCache:
         self._pieces = self.blocks.view(-1, *shape[2:])  # [num_blocks * num_layers * 2, block_size, num_kv_heads, ...]
         self.bytes_per_token = self.blocks.nbytes // (num_blocks * block_size)
         self.num_blocks_copied = 0  # since the start
+
+    @property
+    def numbers(self) -> Tensor:
+        """`blocks` with the type of what they store: bytes of fp8 are FP8. Only int8, which has scales, stays uint8."""
+        return self.blocks.view(FP8) if self.is_fp8 else self.blocks
 
     def copy_blocks(self, copies: list[BlockCopy]) -> None:
         """Copy the keys and values of all layers from each source to its target, and count the copies, if any."""
@@ -83,14 +94,18 @@ class KVCache:
     def write(self, layer: int, rows: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store the key and value of each token i in slot slot_mapping[i]; `rows` is rows(slot_mapping).
 
-        Return them as read() would: with int8, rounded.
+        Return them as read() would: in 8 bits, rounded.
 
         k, v [num_tokens, num_kv_heads, head_dim]
         """
         if self._int8:
             return self._int8.write(layer, rows, k, v)
         assert k.shape == v.shape == (len(rows) // 2, *self._rows.shape[1:]), (k.shape, v.shape, rows.shape)
-        self._rows.index_copy_(0, rows + layer * 2 * self.block_size, torch.cat((k, v)))
+        both = torch.cat((k, v))
+        if self.is_fp8:
+            both = to_fp8(both).view(torch.uint8)
+            k, v = self._numbers(both).chunk(2)
+        self._rows.index_copy_(0, rows + layer * 2 * self.block_size, both)
         return k, v
 
     def clear(self, blocks: Tensor) -> None:
@@ -120,9 +135,22 @@ class KVCache:
         if self._int8:
             k, v = self._int8.read(layer, pieces, self.dtype)
             return k[..., :length, :, :], v[..., :length, :, :]
-        copied = self._pieces.index_select(0, pieces.flatten() + layer * 2)  # [all pieces, block_size, ...]
+        stored = self._pieces.index_select(0, pieces.flatten() + layer * 2)  # [all pieces, block_size, ...]
+        copied = self._numbers(stored)
         k, v = copied.view(*pieces.shape[:-1], 2, -1, *copied.shape[2:]).unbind(-4)  # [..., slots, ...] each
         return k[..., :length, :, :], v[..., :length, :, :]
+
+    def _numbers(self, stored: Tensor) -> Tensor:
+        return stored.view(FP8).to(self.dtype) if self.is_fp8 else stored
+
+
+def to_fp8(numbers: Tensor) -> Tensor:
+    """Round to FP8, and what is too large to the largest number that it has.
+
+    >>> to_fp8(torch.tensor([1.05, -1e6])).float()
+    tensor([   1., -448.])
+    """
+    return numbers.clamp(-MAX_FP8, MAX_FP8).to(FP8)
 
 
 @dataclass(frozen=True)

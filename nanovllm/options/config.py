@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 POOL_SIZES = ("kv_cache_tokens", "kv_cache_memory_bytes", "gpu_memory_utilization")  # set at most one of these
 POOL_SIZE_RULE: Rule = ("at least 1 and below 2**63", lambda size: 1 <= size < 2**63)
 DTYPES = ("float32", "bfloat16", "float16")
-KV_CACHE_DTYPES = ("auto", *DTYPES, "int8")
+KV_CACHE_DTYPES = ("auto", *DTYPES, "int8", "fp8")
 QUANTIZATIONS = ("int8", "int4")
 KV_DISK_SAVE = ("prompt", "all", "evicted")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
@@ -100,7 +100,7 @@ class EngineConfig:
         None, "size of the KV cache in bytes; default without a GPU: at most 1 GiB"
     )
     kv_cache_dtype: str = cli_option(
-        "auto", "type of keys and values; int8: half the bytes of bfloat16; auto: same as --dtype", KV_CACHE_DTYPES
+        "auto", "type of keys and values; int8, fp8: half the bytes of bfloat16; auto: same as --dtype", KV_CACHE_DTYPES
     )
     gpu_memory_utilization: float | None = cli_option(
         None, "share of the GPU's memory for weights and KV cache; default on a GPU: 0.9"
@@ -188,20 +188,17 @@ class EngineConfig:
     def torch_dtype(self, checkpoint_dtype: str) -> "torch.dtype":
         """Return the dtype; "auto" is float32 on a CPU, and otherwise the checkpoint's.
 
-        Raise ValueError if kv_cache_dtype is neither this dtype nor int8.
+        Raise ValueError if kv_cache_dtype is another dtype.
         """
         import torch
 
         name = self.dtype
         if name == "auto":
             name = checkpoint_dtype if self.device_type != "cpu" and checkpoint_dtype in DTYPES else "float32"
-        if self.kv_cache_dtype not in ("auto", "int8", name):
-            raise ValueError(f"kv_cache_dtype must be auto, int8 or the dtype, {name}, got {self.kv_cache_dtype!r}")
+        if self.kv_cache_dtype not in ("auto", "int8", "fp8", name):
+            names = f"auto, int8, fp8 or the dtype, {name}"
+            raise ValueError(f"kv_cache_dtype must be {names}, got {self.kv_cache_dtype!r}")
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-
-    @property
-    def has_int8_kv(self) -> bool:
-        return self.kv_cache_dtype == "int8"
 
     @property
     def device_type(self) -> str:

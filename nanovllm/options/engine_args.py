@@ -44,7 +44,7 @@ class EngineArgs(CompatibilityOptions):
     watermark: float | None = None
     attention_backend: str | None = None
     quantization: str | None = None  # "int8" or "int4"
-    kv_cache_dtype: str = "auto"  # or "int8"
+    kv_cache_dtype: str = "auto"  # or "int8" or "fp8"
     enforce_eager: bool = False
     async_scheduling: bool | None = None
     speculative_config: dict[str, Any] | None = None  # {"method": "ngram", ...}: see ../requests/speculation.py
@@ -151,7 +151,7 @@ class EngineArgs(CompatibilityOptions):
             )
         model = read_model_config(config.model, config.hf_overrides)
         itemsize = config.torch_dtype(model.dtype).itemsize
-        return int(size * GIB) // kv_bytes_per_token(model, itemsize, config.has_int8_kv)
+        return int(size * GIB) // kv_bytes_per_token(model, itemsize, config.kv_cache_dtype)
 
     @classmethod
     def add_cli_args(cls, parser: ArgumentParser) -> ArgumentParser:

@@ -300,7 +300,7 @@ def peers(engine: dict[str, Any], options: Peers) -> Report:
             lengths = f"{len(job.tasks)} contexts of {len(job.tasks[0].prompt)} tokens"
             raise ValueError(f"{lengths} do not fit in the pool of {num_slots} slots")
     given, unquantized = settings(options), None
-    if options.contexts and llm.llm_engine.kv_cache.is_int8:
+    if options.contexts and (llm.llm_engine.kv_cache.is_int8 or llm.llm_engine.kv_cache.is_fp8):
         room = with_room(engine, jobs) | dict.fromkeys(POOL_SIZES) | {"kv_cache_tokens": num_slots}
         unquantized = load_llm(engine | room | {"kv_cache_dtype": "auto"})
     others = ("written", "formats", "prompts", "busy_jobs", "contexts")

@@ -9,6 +9,7 @@ from torch import Tensor
 from ...llama.model import RMSNorm
 from ..torch.attention import AttentionMetadata
 from .ops import Ops
+from .plain import PoolSizes
 from .tiles import DecodeWorkspace, choose_splits, queries_per_tile, query_tiles
 
 
@@ -38,18 +39,18 @@ class KernelContext(NamedTuple):
     """The kernel arguments that are the same in every step."""
 
     ops: Ops
-    blocks: Tensor  # the pool, [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+    blocks: Tensor  # the pool: KVCache.numbers
+    pool: PoolSizes
     num_heads: int
-    cos: Tensor  # [max_model_len, head_dim], in the pool's dtype
+    cos: Tensor  # [max_model_len, head_dim], in the model's dtype
     sin: Tensor  # same shape as cos
     num_sms: int  # multiprocessors of the device
     prefill_rows: int  # rows per program of paged_prefill(), one of PREFILL_ROWS
 
     def decode_workspace(self, rows: int) -> DecodeWorkspace:
         """Allocate the workspace for a step that decodes `rows` sequences."""
-        num_kv_heads, head_dim = self.blocks.shape[4:]
-        splits = choose_splits(rows, num_kv_heads, self.num_sms)
-        return DecodeWorkspace(rows, self.num_heads, head_dim, splits, self.blocks.device)
+        splits = choose_splits(rows, self.pool.num_kv_heads, self.num_sms)
+        return DecodeWorkspace(rows, self.num_heads, self.cos.shape[1], splits, self.blocks.device)
 
 
 class KernelAttend:
@@ -74,7 +75,7 @@ class KernelAttend:
 
         qkv [num_tokens, num_heads + 2 * num_kv_heads, head_dim]; positions int64 [num_tokens]
         """
-        ops, blocks, num_heads, cos, sin, *_ = self._context
+        ops, blocks, _, num_heads, cos, sin, *_ = self._context
         q = qkv.new_empty(len(qkv), num_heads, qkv.shape[2])
         weights = [norm and norm.weight for norm in (q_norm, k_norm)]
         eps = q_norm.eps if q_norm else 0.0
@@ -122,7 +123,7 @@ class KernelAttention:
     def _prefill_metadata(self, step: AttentionMetadata, seqs: list[int], tables: Tensor) -> PrefillMetadata | None:
         if not seqs:
             return None
-        rows, group = self._context.prefill_rows, self._context.num_heads // self._context.blocks.shape[4]
+        rows, group = self._context.prefill_rows, self._context.num_heads // self._context.pool.num_kv_heads
         tiles = query_tiles(step.query_start_loc, seqs, queries_per_tile(rows, group))
         starts, lens = self._upload(step.query_start_loc), self._upload(step.context_lens)
         return PrefillMetadata(tables, starts, lens, self._upload(tiles), rows)

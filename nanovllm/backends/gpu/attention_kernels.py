@@ -26,7 +26,8 @@ Some Triton you need to read these kernels:
     kernel[grid](...)            launches the kernel; grid is the number of programs, in up to three dimensions
 
 Any block size works, because each position is looked up separately. Lookups and masks cost little compared with loading
-the keys: memory bandwidth limits kernels like these.
+the keys: memory bandwidth limits kernels like these. So keys and values in 8 bits save time, too, although each becomes
+a number of the model's type again before it is multiplied.
 
 The functions that launch kernels take the same arguments as their plain versions. plain.py documents the shapes.
 """
@@ -34,12 +35,14 @@ The functions that launch kernels take the same arguments as their plain version
 import math
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.runtime import JITFunction, OutOfResources
 
 from .early_start import EARLY_START_OPTIONS, start_next_and_wait
+from .plain import PoolSizes
 from .tiles import MAX_SPLITS, DecodeWorkspace, Pace, paces, queries_per_tile
 
 SPLITS_PER_TILE = 16  # splits that merge_splits() reads at a time
@@ -59,13 +62,40 @@ LOG2_E = math.log2(math.e)  # exp(x) is 2 ** (x * LOG2_E), and GPUs have an inst
 
 
 @triton.jit
-def find_slots(table, position, is_key, block_stride, slot_stride, BLOCK_SIZE: tl.constexpr):
-    """Return the offset of each position's slot from the start of a layer's keys, in elements: int64 [TILE].
-
-    Positions with is_key False aren't looked up. table int32 [max_blocks], a pointer; position, is_key [TILE]
-    """
+def load_tile(
+    keys,  # a layer's, and the next three arguments: see layer_of()
+    values,
+    scales,
+    block_stride,
+    slot_stride,
+    table,  # int32 [max_blocks], a pointer
+    position,  # [TILE]
+    is_key,  # bool [TILE]; other positions aren't looked up, and get zeros
+    kv_head,
+    dim,  # [WIDTH]
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
+    """Return a head's keys and values at these positions, as DTYPE [TILE, WIDTH] each."""
     block = tl.load(table + position // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)  # offsets may exceed 2**31
-    return block * block_stride + position % BLOCK_SIZE * slot_stride
+    slot = position % BLOCK_SIZE
+    is_loaded = is_key[:, None] & (dim < HEAD_DIM)[None, :]
+    if HAS_SCALES:  # int8_blocks.py has the layout
+        head = block * block_stride + kv_head * BLOCK_SIZE * (2 * HEAD_DIM + 8)  # in bytes, like all strides
+        quad, token, scale = head + slot // 4 * (4 * HEAD_DIM), slot % 4, head // 4 + BLOCK_SIZE * HEAD_DIM // 2 + slot
+        k = tl.load(keys + (quad + token * 4)[:, None] + (dim // 4 * 16 + dim % 4)[None, :], mask=is_loaded, other=0)
+        value = (quad + BLOCK_SIZE * HEAD_DIM + token)[:, None] + 4 * dim[None, :]
+        v = tl.load(values + value, mask=is_loaded, other=0)
+        k_scale = tl.load(scales + scale, mask=is_key, other=0.0)
+        v_scale = tl.load(scales + scale + BLOCK_SIZE, mask=is_key, other=0.0)
+        return (k.to(tl.float32) * k_scale[:, None]).to(DTYPE), (v.to(tl.float32) * v_scale[:, None]).to(DTYPE)
+    else:
+        offsets = (block * block_stride + slot * slot_stride)[:, None] + kv_head * HEAD_DIM + dim[None, :]
+        k = tl.load(keys + offsets, mask=is_loaded, other=0.0)
+        v = tl.load(values + offsets, mask=is_loaded, other=0.0)  # zeros, not stale memory: 0 * NaN is NaN
+        return k.to(DTYPE), v.to(DTYPE)
 
 
 @triton.jit
@@ -87,6 +117,20 @@ def add_tile(queries, k, v, is_seen, scale, peak, total, out):
 
 
 # Launches
+
+
+def layer_of(blocks: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor | None, int, int]:
+    """Return a layer of a pool: its keys, values and scales, and two strides, from a block and from a slot to the next.
+
+    Keys and values are [num_blocks, block_size, num_kv_heads, head_dim] each. With int8, both are the bytes of the
+    layer, and scales are the same bytes as float32, [num_blocks, num_kv_heads, ...] each.
+    """
+    if blocks.dtype == torch.uint8:
+        integers = blocks[:, layer].view(torch.int8)
+        return integers, integers, blocks[:, layer].view(torch.float32), integers.stride(0), 0
+    keys, values = blocks[:, layer, 0], blocks[:, layer, 1]
+    return keys, values, None, keys.stride(0), keys.stride(1)
+
 
 FITTING: dict[tuple[Any, ...], int] = {}  # the first candidate that fits, by kernel, GPU, dtype and constants
 
@@ -123,18 +167,17 @@ def paged_decode(
 ) -> None:
     """Launch the kernels for plain.paged_decode(): two of them, or one if there is a single split."""
     rows, num_heads, head_dim = q.shape
-    num_kv_heads, num_splits = blocks.shape[4], workspace.num_splits
+    (block_size, num_kv_heads), num_splits = PoolSizes.of(blocks, head_dim), workspace.num_splits
     assert q.is_contiguous() and out.is_contiguous() and block_tables.stride(1) == 1, "rows must be contiguous"
     assert len(block_tables) == len(context_lens) == rows <= len(workspace.lses), (block_tables.shape, rows)
-    keys, values = blocks[:, layer, 0], blocks[:, layer, 1]  # views: [num_blocks, block_size, num_kv_heads, head_dim]
+    pool = layer_of(blocks, layer)
     width, group = triton.next_power_of_2(max(16, head_dim)), num_heads // num_kv_heads
     parts = out if num_splits == 1 else workspace.parts  # the result of a single split is final
     launch(
         attend_split, (rows, num_kv_heads, num_splits), paces(width, blocks.element_size()),
-        q, keys, values, block_tables, context_lens, parts, workspace.lses, LOG2_E * head_dim**-0.5,
-        block_tables.stride(0), keys.stride(0), keys.stride(1),
+        q, *pool, block_tables, context_lens, parts, workspace.lses, LOG2_E * head_dim**-0.5, block_tables.stride(0),
         GROUP=group, HEADS=triton.next_power_of_2(max(16, group)), HEAD_DIM=head_dim, WIDTH=width,
-        BLOCK_SIZE=blocks.shape[3], num_warps=4,
+        BLOCK_SIZE=block_size, HAS_SCALES=pool[2] is not None, num_warps=4,
     )  # fmt: skip
     if num_splits > 1:
         merge_splits[(rows, num_heads)](
@@ -147,21 +190,23 @@ def paged_decode(
 @triton.jit(do_not_specialize=["block_tables", "context_lens", "table_stride"])
 def attend_split(
     q,  # [rows, num_heads, head_dim]
-    keys,  # [num_blocks, block_size, num_kv_heads, head_dim], of one layer
-    values,  # same shape as keys
+    keys,  # of one layer, and the next four arguments: see layer_of()
+    values,
+    scales,
+    block_stride,
+    slot_stride,
     block_tables,  # int32 [rows, max_blocks]
     context_lens,  # int32 [rows]
     parts,  # [rows, num_heads, num_splits, head_dim], output
     lses,  # float32 [rows, num_heads, num_splits], output
     scale,  # LOG2_E / sqrt(head_dim)
     table_stride,  # from one row of block_tables to the next
-    block_stride,  # from one block to the next, in keys and in values
-    slot_stride,  # from one token of a block to the next
     GROUP: tl.constexpr,  # query heads per KV head
     HEADS: tl.constexpr,  # GROUP, padded for tensor cores
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,  # HEAD_DIM, padded
     BLOCK_SIZE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     TILE: tl.constexpr,  # keys at a time
 ):
     """Compute the attention of one KV head's query heads over one split of one row's context."""
@@ -184,11 +229,10 @@ def attend_split(
     for start in range(first, end, TILE):
         position = start + tl.arange(0, TILE)
         is_key = position < end  # [TILE]
-        slot = find_slots(block_tables + row * table_stride, position, is_key, block_stride, slot_stride, BLOCK_SIZE)
-        offsets = slot[:, None] + kv_head * HEAD_DIM + dim[None, :]  # [TILE, WIDTH]
-        is_loaded = is_key[:, None] & (dim < HEAD_DIM)[None, :]
-        k = tl.load(keys + offsets, mask=is_loaded, other=0.0)
-        v = tl.load(values + offsets, mask=is_loaded, other=0.0)  # zeros, not stale memory: 0 * NaN is NaN
+        k, v = load_tile(
+            keys, values, scales, block_stride, slot_stride, block_tables + row * table_stride, position, is_key,
+            kv_head, dim, BLOCK_SIZE, HEAD_DIM, HAS_SCALES, queries.dtype,
+        )  # fmt: skip
         peak, total, out = add_tile(queries, k, v, is_key[None, :], scale, peak, total, out)
 
     is_empty = total == 0.0
@@ -261,17 +305,19 @@ def paged_prefill(
     out: Tensor,
 ) -> None:
     """Launch the kernel for plain.paged_prefill(). `tiles` comes from query_tiles() and queries_per_tile()."""
-    num_heads, head_dim, num_kv_heads = q.shape[1], q.shape[2], blocks.shape[4]
+    num_heads, head_dim = q.shape[1:]
+    block_size, num_kv_heads = PoolSizes.of(blocks, head_dim)
     assert q.is_contiguous() and out.is_contiguous() and tiles.is_contiguous() and block_tables.stride(1) == 1
-    keys, values = blocks[:, layer, 0], blocks[:, layer, 1]  # views: [num_blocks, block_size, num_kv_heads, head_dim]
+    pool = layer_of(blocks, layer)
     width, group = triton.next_power_of_2(max(16, head_dim)), num_heads // num_kv_heads
     queries = queries_per_tile(rows_per_program, group)
     launch(
         attend_queries, (len(tiles), num_kv_heads), paces(width, q.element_size()),
-        q, keys, values, block_tables, query_start_loc, context_lens, tiles, out, LOG2_E * head_dim**-0.5,
-        block_tables.stride(0), keys.stride(0), keys.stride(1),
+        q, *pool, block_tables, query_start_loc, context_lens, tiles, out, LOG2_E * head_dim**-0.5,
+        block_tables.stride(0),
         GROUP=group, QUERIES=queries, ROWS=triton.next_power_of_2(max(16, queries * group)), HEAD_DIM=head_dim,
-        WIDTH=width, BLOCK_SIZE=blocks.shape[3], num_warps=choose_warps(rows_per_program, width, q.element_size()),
+        WIDTH=width, BLOCK_SIZE=block_size, HAS_SCALES=pool[2] is not None,
+        num_warps=choose_warps(rows_per_program, width, q.element_size()),
     )  # fmt: skip
 
 
@@ -289,8 +335,11 @@ def choose_warps(rows: int, width: int, itemsize: int) -> int:
 @triton.jit(do_not_specialize=["block_tables", "query_start_loc", "context_lens", "tiles", "table_stride"])
 def attend_queries(
     q,  # [num_tokens, num_heads, head_dim]
-    keys,  # [num_blocks, block_size, num_kv_heads, head_dim], of one layer
-    values,  # same shape as keys
+    keys,  # of one layer, and the next four arguments: see layer_of()
+    values,
+    scales,
+    block_stride,
+    slot_stride,
     block_tables,  # int32 [num_seqs, max_blocks]
     query_start_loc,  # int32 [num_seqs + 1]
     context_lens,  # int32 [num_seqs]
@@ -298,14 +347,13 @@ def attend_queries(
     out,  # [num_tokens, num_heads, head_dim], output
     scale,  # LOG2_E / sqrt(head_dim)
     table_stride,  # from one row of block_tables to the next
-    block_stride,  # from one block to the next, in keys and in values
-    slot_stride,  # from one token of a block to the next
     GROUP: tl.constexpr,  # query heads per KV head
     QUERIES: tl.constexpr,  # per tile
     ROWS: tl.constexpr,  # QUERIES * GROUP, padded
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,  # HEAD_DIM, padded
     BLOCK_SIZE: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     TILE: tl.constexpr,  # keys at a time
 ):
     """Compute the attention of one tile of queries, for one KV head's query heads, over the sequence's context."""
@@ -330,11 +378,10 @@ def attend_queries(
     for start in range(0, end, TILE):
         position = start + tl.arange(0, TILE)
         is_key = position < end  # [TILE]
-        slot = find_slots(block_tables + seq * table_stride, position, is_key, block_stride, slot_stride, BLOCK_SIZE)
-        offsets = slot[:, None] + kv_head * HEAD_DIM + dim[None, :]  # [TILE, WIDTH]
-        is_loaded = is_key[:, None] & (dim < HEAD_DIM)[None, :]
-        k = tl.load(keys + offsets, mask=is_loaded, other=0.0)
-        v = tl.load(values + offsets, mask=is_loaded, other=0.0)  # zeros, not stale memory: 0 * NaN is NaN
+        k, v = load_tile(
+            keys, values, scales, block_stride, slot_stride, block_tables + seq * table_stride, position, is_key,
+            kv_head, dim, BLOCK_SIZE, HEAD_DIM, HAS_SCALES, queries.dtype,
+        )  # fmt: skip
         is_seen = is_key[None, :] & (position[None, :] <= (token + shift)[:, None])  # [ROWS, TILE]; never all False
         peak, total, attended = add_tile(queries, k, v, is_seen, scale, peak, total, attended)
 

@@ -29,11 +29,12 @@ from .graphs import DecodeGraphs, DecodeOutput, buckets
 from .inputs import NO_SLOT, SAMPLING_FIELDS, allocate_fields, field_views, fill_placeholders, sampling_params
 from .model import REPEATS, FusedModel, LinearDispatch, Timer, linear_layers, seconds_on_gpu
 from .ops import PLAIN, Ops, plain_names, triton_ops, with_fallbacks, without_fallbacks
+from .plain import PoolSizes
 from .sampler import Sampling, params_on_device
 from .tiles import PREFILL_ROWS, DecodeWorkspace, SamplingWorkspace
 
 DEFAULT_SMS = 132  # multiprocessors of an H100 or H200, assumed on a device that isn't a GPU
-OLDEST = 8, 0  # compute capability: an A100
+OLDEST, OLDEST_WITH_FP8 = (8, 0), (8, 9)  # compute capability: an A100, an L4
 TIMED_TOKENS = 2048  # length of the prompt that choose_prefill_rows() times
 
 
@@ -65,10 +66,10 @@ class TritonBackend:
         self._graphs: DecodeGraphs | None = None
         self._latest_tokens = torch.zeros(max_rows, dtype=torch.int64, device=self._device)  # by row
         self._decoded: DecodeOutput | None = None  # the latest step's output, if a graph computed it
-        rotary, dtype, num_heads = model.model.rotary_emb, kv_cache.blocks.dtype, model.config.num_attention_heads
+        rotary, dtype, num_heads = model.model.rotary_emb, kv_cache.dtype, model.config.num_attention_heads
         cos, sin = rotary.cos.to(dtype), rotary.sin.to(dtype)  # [max_model_len, head_dim]
-        num_sms = num_multiprocessors(self._device)
-        context = KernelContext(ops, kv_cache.blocks, num_heads, cos, sin, num_sms, PREFILL_ROWS[0])
+        num_sms, pool = num_multiprocessors(self._device), PoolSizes(kv_cache.block_size, kv_cache.num_kv_heads)
+        context = KernelContext(ops, kv_cache.numbers, pool, num_heads, cos, sin, num_sms, PREFILL_ROWS[0])
         linears = LinearDispatch(ops)
         fused = FusedModel(model.model, linears)
         model.register_module("model", fused)
@@ -154,6 +155,13 @@ def too_old() -> str | None:
     return f"the GPU has compute capability {actual}, and kernels are made for {oldest} and later"
 
 
+def check_fp8() -> None:
+    """Raise ValueError if kernels on the current GPU cannot read a KV cache in fp8."""
+    if torch.version.hip is None and (capability := torch.cuda.get_device_capability()) < OLDEST_WITH_FP8:
+        actual, oldest = ("{}.{}".format(*each) for each in (capability, OLDEST_WITH_FP8))
+        raise ValueError(f"kv_cache_dtype 'fp8' needs compute capability {oldest}, got {actual}: use 'int8'")
+
+
 def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return DEFAULT_SMS
@@ -165,11 +173,11 @@ def choose_prefill_rows(context: KernelContext, timer: Timer) -> int:
 
     The timed step reads only block 0, and writes no block.
     """
-    blocks, num_tokens, context = context.blocks, TIMED_TOKENS, context._replace(ops=without_fallbacks(context.ops))
-    if blocks.element_size() == 4:
+    angles, num_tokens, context = context.cos, TIMED_TOKENS, context._replace(ops=without_fallbacks(context.ops))
+    if angles.element_size() == 4:
         return PREFILL_ROWS[0]  # more rows of float32 don't fit into a program's registers
-    zeros = torch.zeros(num_tokens, dtype=torch.int64, device=blocks.device)
-    qkv = blocks.new_zeros(num_tokens, context.num_heads + 2 * blocks.shape[4], blocks.shape[5])
+    zeros = torch.zeros(num_tokens, dtype=torch.int64, device=angles.device)
+    qkv = angles.new_zeros(num_tokens, context.num_heads + 2 * context.pool.num_kv_heads, angles.shape[1])
     step = AttentionMetadata([0, num_tokens], [num_tokens], zeros[None], zeros + NO_SLOT, zeros[:0])
 
     def seconds(rows: int) -> float:
@@ -193,7 +201,7 @@ def warm_up(model: LlamaForCausalLM, context: KernelContext, attention: KernelAt
     Triton compiles each variant of a kernel (another dtype, another constant) on its first launch. After this call,
     requests don't wait for the compiler, and a kernel that can't be compiled has already failed.
     """
-    blocks, device = context.blocks, context.blocks.device
+    blocks, device, head_dim = context.blocks, context.blocks.device, context.cos.shape[1]
     tables = torch.zeros(2, 2, dtype=torch.int64, device=device)  # the step reads block 0, and writes no block
     slots = torch.full((3,), NO_SLOT, dtype=torch.int64, device=device)
     no_blocks = torch.empty(0, dtype=torch.int64)
@@ -206,8 +214,8 @@ def warm_up(model: LlamaForCausalLM, context: KernelContext, attention: KernelAt
         context.ops.sample_rows(scores, params, SamplingWorkspace(3, scores.shape[1], device), zeros, sampled)
     for num_splits in (1, 2):
         table, lens = torch.zeros(2, 1, dtype=torch.int32, device=device)
-        q = blocks.new_zeros(1, context.num_heads, blocks.shape[5])
-        workspace = DecodeWorkspace(1, context.num_heads, blocks.shape[5], num_splits, device)
+        q = context.cos.new_zeros(1, context.num_heads, head_dim)
+        workspace = DecodeWorkspace(1, context.num_heads, head_dim, num_splits, device)
         context.ops.paged_decode(q, blocks, 0, table[None], lens, workspace, torch.empty_like(q))
     sampled.tolist()  # waits for the device
 

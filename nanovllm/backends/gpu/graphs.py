@@ -87,14 +87,14 @@ class DecodeGraphs:
         """
         self._latest_tokens = latest_tokens
         self._model, self._linears, self._context, self.max_rows = model, linears, context, sizes[-1]
-        blocks, config = context.blocks, model.config
-        block_size, device = blocks.shape[3], blocks.device
+        angles, config = context.cos, model.config
+        block_size, device = context.pool.block_size, angles.device
         self.inputs = StepInputs(self.max_rows, -(-max_model_len // block_size), block_size, device)
         self._outputs = DecodeOutput(
-            blocks.new_empty(self.max_rows, config.hidden_size),
-            blocks.new_empty(self.max_rows, config.vocab_size),
-            blocks.new_empty(self.max_rows, dtype=torch.int64),
-            blocks.new_empty(self.max_rows, 2, dtype=torch.float32),
+            angles.new_empty(self.max_rows, config.hidden_size),
+            angles.new_empty(self.max_rows, config.vocab_size),
+            angles.new_empty(self.max_rows, dtype=torch.int64),
+            angles.new_empty(self.max_rows, 2, dtype=torch.float32),
         )
         self._decode_workspaces = {rows: context.decode_workspace(rows) for rows in sizes}
         self._sampling_workspace = SamplingWorkspace(self.max_rows, config.vocab_size, device)

@@ -9,8 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...engine.kv_cache import FP8, MAX_FP8
+from .attention_kernels import layer_of
 from .early_start import EARLY_START_OPTIONS, start_next_and_wait
-from .plain import NormBefore
+from .plain import NormBefore, PoolSizes
 from .tiles import MAX_GEMV_ROWS
 
 NORM_SIZE_PER_WARP = 512  # numbers of a row
@@ -111,7 +113,8 @@ def silu_and_mul_part(
 #     program row,1             x    x         x         x       q2, q3 -> q_out    k1, v1 -> the row's slot
 #
 # A head rotates in pairs (x[i], x[i + head_dim / 2]), so a program holds a head as two halves. The model's own
-# operations would read and write every element of q and k about ten times, with a launch each time.
+# operations would read and write every element of q and k about ten times, with a launch each time. Keys and values
+# that the pool stores in 8 bits are rounded here.
 
 
 def rotate_and_write(
@@ -129,16 +132,16 @@ def rotate_and_write(
 ) -> None:
     """Launch the kernel for plain.rotate_and_write()."""
     rows, num_heads, head_dim = q_out.shape
-    num_kv_heads = blocks.shape[4]
+    block_size, num_kv_heads = PoolSizes.of(blocks, head_dim)
     group = num_heads // num_kv_heads
     assert qkv.shape == (rows, num_heads + 2 * num_kv_heads, head_dim), (qkv.shape, q_out.shape, num_kv_heads)
     assert qkv.is_contiguous() and q_out.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
-    keys, values = blocks[:, layer, 0], blocks[:, layer, 1]  # views: [num_blocks, block_size, num_kv_heads, head_dim]
+    pool = layer_of(blocks, layer)
     rotate_and_write_row[(rows, num_kv_heads)](
-        qkv, cos, sin, positions, slot_mapping, keys, values, q_norm, k_norm, q_out, eps,
-        keys.stride(0), keys.stride(1),
+        qkv, cos, sin, positions, slot_mapping, *pool, q_norm, k_norm, q_out, eps,
         GROUP=group, HEADS=triton.next_power_of_2(group), HALF=head_dim // 2,
-        HALF_WIDTH=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=blocks.shape[3], HAS_NORM=q_norm is not None,
+        HALF_WIDTH=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=block_size, HAS_NORM=q_norm is not None,
+        HAS_SCALES=pool[2] is not None, LARGEST=MAX_FP8 if blocks.dtype == FP8 else 0,
         num_warps=2, enable_fp_fusion=False,  # a product fused into a sum would not be rounded
         **EARLY_START_OPTIONS,
     )  # fmt: skip
@@ -193,6 +196,27 @@ def load_rotated(
     return rotate(first, second, cos, sin, DTYPE)
 
 
+@triton.jit
+def store(to, numbers, is_stored, LARGEST: tl.constexpr):
+    """Store numbers in the type of the pointers `to`. If LARGEST is not 0, larger ones become LARGEST."""
+    if LARGEST:
+        numbers = tl.clamp(numbers.to(tl.float32), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(to, numbers.to(to.dtype.element_ty), mask=is_stored)
+
+
+@triton.jit
+def store_integers(to_first, to_second, to_scale, first, second, is_stored, has_scale):
+    """Store a head, held as two halves, as int8 with a scale: the largest |number| / 127."""
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(first)), tl.max(tl.abs(second)))
+    scale = tl.div_rn(largest, 127.0)
+    divisor = tl.where(scale == 0.0, 1.0, scale)
+    # a number below 2**22 is rounded, ties to even, when 1.5 * 2**23 is added
+    tl.store(to_first, (tl.div_rn(first, divisor) + 12582912.0 - 12582912.0).to(tl.int8), mask=is_stored)
+    tl.store(to_second, (tl.div_rn(second, divisor) + 12582912.0 - 12582912.0).to(tl.int8), mask=is_stored)
+    tl.store(to_scale, scale, mask=has_scale)
+
+
 @triton.jit(do_not_specialize=["positions", "slot_mapping"])
 def rotate_and_write_row(
     qkv,  # [rows, num_heads + 2 * num_kv_heads, head_dim]
@@ -200,20 +224,23 @@ def rotate_and_write_row(
     sin,  # same shape as cos
     positions,  # int64 [rows]
     slot_mapping,  # int64 [rows]
-    keys,  # [num_blocks, block_size, num_kv_heads, head_dim], of one layer, output
-    values,  # same shape as keys, output
+    keys,  # of one layer, and the next four arguments: see layer_of(); output
+    values,
+    scales,
+    block_stride,
+    slot_stride,
     q_norm,  # [head_dim] or None
     k_norm,  # [head_dim] or None
     q_out,  # [rows, num_heads, head_dim], output
     eps,
-    block_stride,  # from one block to the next, in keys and in values
-    slot_stride,  # from one token of a block to the next
     GROUP: tl.constexpr,  # query heads per KV head
     HEADS: tl.constexpr,  # GROUP, padded
     HALF: tl.constexpr,  # head_dim / 2
     HALF_WIDTH: tl.constexpr,  # HALF, padded
     BLOCK_SIZE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    LARGEST: tl.constexpr,  # the largest number that the pool stores, or 0 if it stores what DTYPE has
 ):
     """Process one KV head of one row: its query heads, its key and its value."""
     start_next_and_wait()
@@ -239,14 +266,25 @@ def rotate_and_write_row(
 
     key = (GROUP * num_kv_heads + kv_head) * SIZE + half[None, :]  # [1, HALF_WIDTH]
     is_key = is_half[None, :]
-    offsets = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride + kv_head * SIZE + half[None, :]
-    first, second = load_rotated(qkv + key, is_key, k_norm, half, is_half, c, s, eps, SIZE, HAS_NORM, DTYPE)
-    tl.store(keys + offsets, first, mask=is_key)
-    tl.store(keys + offsets + HALF, second, mask=is_key)
-
     value = key + num_kv_heads * SIZE
-    tl.store(values + offsets, tl.load(qkv + value, mask=is_key), mask=is_key)
-    tl.store(values + offsets + HALF, tl.load(qkv + value + HALF, mask=is_key), mask=is_key)
+    k_first, k_second = load_rotated(qkv + key, is_key, k_norm, half, is_half, c, s, eps, SIZE, HAS_NORM, DTYPE)
+    v_first, v_second = tl.load(qkv + value, mask=is_key), tl.load(qkv + value + HALF, mask=is_key)
+    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    if HAS_SCALES:  # int8_blocks.py has the layout
+        start = block * block_stride + kv_head * BLOCK_SIZE * (2 * SIZE + 8)  # of the head, in bytes
+        quad, token = start + offset // 4 * (4 * SIZE), offset % 4
+        scale, dim, other = scales + start // 4 + BLOCK_SIZE * SIZE // 2 + offset, half[None, :], half[None, :] + HALF
+        keys += quad + token * 4
+        first, second = keys + dim // 4 * 16 + dim % 4, keys + other // 4 * 16 + other % 4
+        store_integers(first, second, scale, k_first, k_second, is_key, is_row)
+        values += quad + BLOCK_SIZE * SIZE + token
+        store_integers(values + 4 * dim, values + 4 * other, scale + BLOCK_SIZE, v_first, v_second, is_key, is_row)
+    else:
+        offsets = block * block_stride + offset * slot_stride + kv_head * SIZE + half[None, :]
+        store(keys + offsets, k_first, is_key, LARGEST)
+        store(keys + offsets + HALF, k_second, is_key, LARGEST)
+        store(values + offsets, v_first, is_key, LARGEST)
+        store(values + offsets + HALF, v_second, is_key, LARGEST)
 
 
 # A linear layer for one to four rows: each weight is read once, for all rows.

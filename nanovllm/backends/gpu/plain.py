@@ -12,7 +12,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...engine.int8_blocks import Int8Blocks
+from ...engine.kv_cache import FP8, to_fp8
 from ..torch.sampler import RowParams, ban_improbable, sample_from_all, sample_from_top_k
+
+
+class PoolSizes(NamedTuple):
+    """The sizes that attention needs of a pool."""
+
+    block_size: int
+    num_kv_heads: int
+
+    @classmethod
+    def of(cls, blocks: Tensor, head_dim: int) -> "PoolSizes":
+        """Return the sizes of a pool: KVCache.numbers, which is uint8 if it stores int8."""
+        if blocks.dtype == torch.uint8:  # [num_blocks, num_layers, num_kv_heads, block_size * (2 * head_dim + 8)]
+            return cls(blocks.shape[3] // (2 * head_dim + 8), blocks.shape[2])
+        return cls(blocks.shape[3], blocks.shape[4])
 
 
 def paged_decode(
@@ -22,11 +38,11 @@ def paged_decode(
 
     Only the kernel uses `workspace`.
 
-    q, out [rows, num_heads, head_dim]; blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim];
-    block_tables int32 [rows, max_blocks]; context_lens int32 [rows]
+    q, out [rows, num_heads, head_dim]; blocks is KVCache.numbers; block_tables int32 [rows, max_blocks];
+    context_lens int32 [rows]
     """
     for row, context_len in enumerate(context_lens.tolist()):
-        k, v = gather(blocks, layer, block_tables[row], context_len)
+        k, v = gather(blocks, layer, block_tables[row], context_len, q.shape[2])
         out[row] = attend(q[row : row + 1], k, v)[0]
 
 
@@ -46,24 +62,29 @@ def paged_prefill(
     A sequence's queries are the last tokens of its context. Only the kernel uses `rows_per_program`, one of
     PREFILL_ROWS.
 
-    q, out [num_tokens, num_heads, head_dim]; blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim];
-    block_tables int32 [num_seqs, max_blocks]; query_start_loc int32 [num_seqs + 1]; context_lens int32 [num_seqs];
-    tiles int32 [num_tiles, 2], each the index of a sequence and a row of q
+    q, out [num_tokens, num_heads, head_dim]; blocks is KVCache.numbers; block_tables int32 [num_seqs, max_blocks];
+    query_start_loc int32 [num_seqs + 1]; context_lens int32 [num_seqs]; tiles int32 [num_tiles, 2], each the index of a
+    sequence and a row of q
     """
     starts = query_start_loc.tolist()
     for seq in sorted(set(tiles[:, 0].tolist())):
         tokens = slice(starts[seq], starts[seq + 1])
-        k, v = gather(blocks, layer, block_tables[seq], int(context_lens[seq]))
+        k, v = gather(blocks, layer, block_tables[seq], int(context_lens[seq]), q.shape[2])
         out[tokens] = attend(q[tokens], k, v)
 
 
-def gather(blocks: Tensor, layer: int, block_table: Tensor, context_len: int) -> tuple[Tensor, Tensor]:
-    """Return a copy of a context's keys and values, each [context_len, num_kv_heads, head_dim].
+def gather(blocks: Tensor, layer: int, block_table: Tensor, context_len: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Return a copy of a context's keys and values, each [context_len, num_kv_heads, head_dim]. 8 bits become float32.
 
     block_table [max_blocks]
     """
-    table = block_table[: -(-context_len // blocks.shape[3])].long()
-    k, v = blocks[table, layer].transpose(0, 1).flatten(1, 2)[:, :context_len]
+    block_size = PoolSizes.of(blocks, head_dim).block_size
+    table = block_table[: -(-context_len // block_size)].long()
+    if blocks.dtype == torch.uint8:
+        k, v = Int8Blocks(blocks, block_size, head_dim).read(layer, table, torch.float32)
+        return k[:context_len], v[:context_len]
+    stored = blocks.view(torch.uint8)[table, layer].view(FP8).float() if blocks.dtype == FP8 else blocks[table, layer]
+    k, v = stored.transpose(0, 1).flatten(1, 2)[:, :context_len]
     return k, v
 
 
@@ -104,10 +125,10 @@ def rotate_and_write(
     pool, and zeros to `q_out`.
 
     qkv [rows, num_heads + 2 * num_kv_heads, head_dim]; cos, sin [max_model_len, head_dim]; positions int64 [rows];
-    slot_mapping int64 [rows]; blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim];
-    q_norm, k_norm [head_dim]; q_out [rows, num_heads, head_dim]
+    slot_mapping int64 [rows]; blocks is KVCache.numbers; q_norm, k_norm [head_dim]; q_out [rows, num_heads, head_dim]
     """
-    num_heads, num_kv_heads, block_size = q_out.shape[1], blocks.shape[4], blocks.shape[3]
+    num_heads, head_dim = q_out.shape[1:]
+    block_size, num_kv_heads = PoolSizes.of(blocks, head_dim)
     is_row = slot_mapping >= 0  # [rows]
     q, k, v = qkv[is_row].split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_norm is not None and k_norm is not None:
@@ -115,10 +136,14 @@ def rotate_and_write(
     cos, sin = (x[positions[is_row]].to(qkv.dtype)[:, None] for x in (cos, sin))  # [rows, 1, head_dim] each
     q_out.zero_()
     q_out[is_row] = rotate(q, cos, sin)
-    slots = slot_mapping[is_row]
+    slots, k = slot_mapping[is_row], rotate(k, cos, sin)
+    if blocks.dtype == torch.uint8:
+        Int8Blocks(blocks, block_size, head_dim).write(layer, slots, k, v)
+        return
+    if blocks.dtype == FP8:
+        k, v, blocks = to_fp8(k).view(torch.uint8), to_fp8(v).view(torch.uint8), blocks.view(torch.uint8)
     block, offset = slots // block_size, slots % block_size
-    blocks[block, layer, 0, offset] = rotate(k, cos, sin)
-    blocks[block, layer, 1, offset] = v
+    blocks[block, layer, 0, offset], blocks[block, layer, 1, offset] = k, v
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -106,9 +106,9 @@ def test_parameters_match_the_published_counts(name):
 @pytest.mark.parametrize("name", SHAPES)
 def test_bytes_of_a_token_match_the_pool(name):
     for dtype, itemsize in DTYPE_BYTES.items():
-        for is_int8 in (False, True):
-            pool = KVCache(as_config(SHAPES[name]), 1, 4, getattr(torch, dtype), torch.device("cpu"), is_int8)
-            assert kv_bytes_per_token(SHAPES[name], itemsize, is_int8) == pool.bytes_per_token
+        for stored in ("auto", "int8", "fp8"):
+            pool = KVCache(as_config(SHAPES[name]), 1, 4, getattr(torch, dtype), torch.device("cpu"), stored)
+            assert kv_bytes_per_token(SHAPES[name], itemsize, stored) == pool.bytes_per_token
 
 
 def test_blocks_match_the_pool(checkpoint):
@@ -174,6 +174,7 @@ def test_int8_halves_the_bytes_of_keys_and_values(report, capsys):
     plain, result = report(*given), report(*given, "--kv-cache-dtype", "int8")
     assert result["kv_bytes_per_token"] == plain["kv_bytes_per_token"] * (128 + 4) // 256
     assert result["num_slots"] > 1.9 * plain["num_slots"] and result["memory"] == plain["memory"]
+    assert report(*given, "--kv-cache-dtype", "fp8")["kv_bytes_per_token"] == plain["kv_bytes_per_token"] // 2
     assert main(["inspect", *given, "--kv-cache-dtype", "int8"]) == 0
     assert "per block of 16, in int8" in capsys.readouterr().out
 

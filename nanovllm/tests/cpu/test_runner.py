@@ -63,7 +63,8 @@ class Driver:
 
     def __init__(self, model, block_size, dtype, num_seqs, is_int8=False):
         blocks_each = -(-LONGEST // block_size)
-        self.kv_cache = KVCache(model.config, num_seqs * blocks_each + 1, block_size, dtype, CPU, is_int8)
+        stored = "int8" if is_int8 else "auto"
+        self.kv_cache = KVCache(model.config, num_seqs * blocks_each + 1, block_size, dtype, CPU, stored)
         self.kv_cache.blocks.view(torch.uint8).fill_(255)  # NaN: unwritten slots must not be read
         rng = random.Random(5)
         blocks = rng.sample(range(num_seqs * blocks_each + 1), num_seqs * blocks_each)

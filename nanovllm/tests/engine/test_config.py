@@ -135,7 +135,7 @@ def test_option_of_the_wrong_type_is_refused(argv):
         ("dtype", torch.float16),
         ("dtype", None),
         ("dtype", ["auto"]),
-        ("kv_cache_dtype", "fp8"),
+        ("kv_cache_dtype", "fp4"),
         ("kv_cache_dtype", None),
     ],
 )
@@ -202,14 +202,13 @@ def test_explicit_dtype_is_used_on_every_device():
     assert EngineConfig(dtype="float16").torch_dtype("bfloat16") == torch.float16
 
 
-def test_keys_and_values_have_the_dtype_or_int8():
-    for name in ("auto", "bfloat16", "int8"):
-        config = EngineConfig(dtype="bfloat16", kv_cache_dtype=name)
-        assert config.torch_dtype("float32") == torch.bfloat16 and config.has_int8_kv == (name == "int8")
-    with pytest.raises(ValueError, match="must be auto, int8 or the dtype, float32, got 'bfloat16'"):
+def test_keys_and_values_have_the_dtype_or_8_bits():
+    for name in ("auto", "bfloat16", "int8", "fp8"):
+        assert EngineConfig(dtype="bfloat16", kv_cache_dtype=name).torch_dtype("float32") == torch.bfloat16
+    with pytest.raises(ValueError, match="must be auto, int8, fp8 or the dtype, float32, got 'bfloat16'"):
         EngineConfig(kv_cache_dtype="bfloat16").torch_dtype("bfloat16")
-    with pytest.raises(ValueError, match="one of auto, float32, bfloat16, float16, int8, got 'fp8'"):
-        EngineConfig(kv_cache_dtype="fp8")
+    with pytest.raises(ValueError, match="one of auto, float32, bfloat16, float16, int8, fp8, got 'fp4'"):
+        EngineConfig(kv_cache_dtype="fp4")
 
 
 # The tile

@@ -76,7 +76,7 @@ def test_pool_that_does_not_fit_is_refused_with_blocks_and_bytes():
 
 def int8_cache(block_size: int, dtype: torch.dtype = torch.float32) -> KVCache:
     """Return a pool of 5 blocks in which unwritten scales are NaN."""
-    cache = KVCache(model_config(num_layers=2, head_dim=48), 5, block_size, dtype, torch.device("cpu"), is_int8=True)
+    cache = KVCache(model_config(num_layers=2, head_dim=48), 5, block_size, dtype, torch.device("cpu"), "int8")
     cache.blocks.fill_(255)
     return cache
 
@@ -121,10 +121,53 @@ def test_blocks_in_int8_are_copied_and_cleared_as_bytes():
 
 def test_int8_needs_little_more_than_a_byte_per_number():
     cache = int8_cache(4)
-    assert cache.bytes_per_token == kv_bytes_per_token(model_config(num_layers=2, head_dim=48), 4, is_int8=True)
+    assert cache.bytes_per_token == kv_bytes_per_token(model_config(num_layers=2, head_dim=48), 4, "int8")
     assert cache.bytes_per_token == 2 * 2 * 2 * (48 + 4) and cache.blocks[0].is_contiguous()
     with pytest.raises(ValueError, match="a multiple of 16, got 5 and 8"):
-        KVCache(model_config(), 4, 5, torch.float32, torch.device("cpu"), is_int8=True)
+        KVCache(model_config(), 4, 5, torch.float32, torch.device("cpu"), "int8")
+
+
+# fp8
+
+
+def fp8_cache(dtype: torch.dtype = torch.float32) -> KVCache:
+    """Return a pool of 5 blocks in which unwritten numbers are NaN."""
+    cache = KVCache(model_config(num_layers=2), 5, BLOCK_SIZE, dtype, torch.device("cpu"), "fp8")
+    cache.blocks.fill_(255)
+    return cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_keys_and_values_in_fp8_are_read_as_write_returns_them(dtype):
+    cache, table = fp8_cache(dtype), [4, 0, 3]
+    rows = cache.rows(torch.tensor([slot(table, position) for position in range(11)]))
+    _, k, v = (each.to(dtype) for each in random_qkv(11))
+    k[0, 0, 0], v[1, 0, 0], v[2] = 1e4, -1e4, 0
+    written = cache.write(1, rows, k, v)
+    assert written[0][0, 0, 0] == 448 and written[1][1, 0, 0] == -448
+    for number, stored in zip((k, v), written, strict=True):
+        number = number.float().clamp(-448, 448)
+        assert ((number - stored.float()).abs() <= number.abs() / 16 + 2**-10).all()  # 3 bits, and subnormal numbers
+    for result, stored in zip(cache.read(1, cache.pieces(torch.tensor(table)), 11), written, strict=True):
+        assert torch.equal(result, stored) and result.dtype == dtype
+    assert all(each.isnan().all() for each in cache.read(1, cache.pieces(torch.tensor([1, 2])), 8))
+
+
+def test_blocks_in_fp8_are_copied_and_cleared_as_bytes():
+    cache = fp8_cache()
+    rows, pieces = cache.rows(torch.arange(8)), cache.pieces(torch.tensor([[0, 1], [3, 2]]))
+    _, k, v = random_qkv(8)
+    cache.write(0, rows, k, v)
+    cache.copy_blocks([BlockCopy(0, 3), BlockCopy(1, 2)])
+    assert all(torch.equal(*each) for each in cache.read(0, pieces, 8))
+    cache.clear(torch.tensor([3, 2]))
+    assert all((each[1] == 0).all() and (each[0] != 0).any() for each in cache.read(0, pieces, 8))
+
+
+def test_fp8_needs_a_byte_per_number():
+    assert (
+        fp8_cache().bytes_per_token == kv_bytes_per_token(model_config(num_layers=2), 4, "fp8") == 2 * 2 * 2 * HEAD_DIM
+    )
 
 
 # Copies

@@ -43,7 +43,7 @@ from ...backends.gpu.tiles import MAX_GEMV_ROWS, MAX_SPLITS, PREFILL_ROWS, Decod
 from ...llm import LLM
 from ...requests.sampling_params import SamplingParams
 from ..testing.engines import model_runner
-from .pools import KernelShape
+from .pools import KernelShape, as_stored
 
 # KiB of shared memory for a program: T4; A100; RTX 3090; L4 and RTX 4090; H100 and H200; RTX 5090
 SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 120: 99}
@@ -55,6 +55,8 @@ POINTERS = {
     torch.bfloat16: "*bf16",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.int8: "*i8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 
 
@@ -121,7 +123,8 @@ def count_registers(cubin: bytes) -> tuple[int, int]:
 def launch_all(shape: KernelShape) -> None:
     """Launch every kernel, for 4 rows where it takes any number."""
     ops, dtype, num_heads, head_dim = triton_ops(), shape.dtype, shape.num_kv_heads * shape.group, shape.head_dim
-    blocks = torch.empty(3, 2, 2, shape.block_size, shape.num_kv_heads, head_dim, dtype=dtype)
+    pool = torch.empty(3, 2, 2, shape.block_size, shape.num_kv_heads, head_dim, dtype=dtype)
+    blocks = as_stored(pool, shape.kv_cache_dtype)
     qkv = torch.empty(4, num_heads + 2 * shape.num_kv_heads, head_dim, dtype=dtype)
     q, out = torch.empty(2, 4, num_heads, head_dim, dtype=dtype)
     tables, lengths = torch.zeros(4, 8, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
@@ -152,10 +155,11 @@ def launch_all(shape: KernelShape) -> None:
     ops.sample_rows(logits, params, SamplingWorkspace(*logits.shape, "cpu"), numbers, torch.empty(4, 2))
 
 
-def print_resources(capability: str, dtype: str, *sizes: str) -> None:
+def print_resources(capability: str, dtype: str, *rest: str) -> None:
+    sizes, kv_cache_dtype = rest[:4], rest[4:]  # the latter may be missing
     early_start.CAN_START_EARLY = triton.language.constexpr(int(capability) >= 90)
     JITFunction.run = lambda *arguments, **named: compile_launch(int(capability), *arguments, **named)
-    launch_all(KernelShape(*map(int, sizes), getattr(torch, dtype)))
+    launch_all(KernelShape(*map(int, sizes), getattr(torch, dtype), *kv_cache_dtype))
 
 
 # Variants

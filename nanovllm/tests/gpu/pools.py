@@ -5,6 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...engine.int8_blocks import Int8Blocks
+from ...engine.kv_cache import to_fp8
+
 # How far a kernel's result may be from its plain version's, which works in float32 and rounds at the end
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 DTYPES = list(TOLERANCE)
@@ -18,12 +21,13 @@ class KernelShape(NamedTuple):
     head_dim: int
     block_size: int
     dtype: torch.dtype
+    kv_cache_dtype: str = "auto"
 
 
 class FilledPool(NamedTuple):
     """A pool, and the sequences in it."""
 
-    blocks: Tensor  # [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+    blocks: Tensor  # as KVCache.numbers
     block_tables: Tensor  # int32 [num_seqs, max_blocks], with an invalid block number past a sequence's end
     context_lens: Tensor  # int32 [num_seqs]
 
@@ -44,7 +48,27 @@ def make_pool(shape: KernelShape, context_lens: list[int], layer: int, device: s
             kv = torch.randn(2, shape.num_kv_heads, shape.head_dim, generator=generator)
             blocks[block, layer, :, offset] = kv.to(shape.dtype)
     lengths = torch.tensor(context_lens, dtype=torch.int32)
-    return FilledPool(blocks.to(device), block_tables.to(device), lengths.to(device))
+    return FilledPool(as_stored(blocks, shape.kv_cache_dtype).to(device), block_tables.to(device), lengths.to(device))
+
+
+def as_stored(blocks: Tensor, kv_cache_dtype: str) -> Tensor:
+    """Return a pool of numbers as KVCache.numbers stores them. NaN stays NaN.
+
+    blocks [num_blocks, num_layers, 2, block_size, num_kv_heads, head_dim]
+    """
+    if kv_cache_dtype == "fp8":
+        return to_fp8(blocks)
+    if kv_cache_dtype != "int8":
+        return blocks
+    num_blocks, num_layers, _, block_size, num_kv_heads, head_dim = blocks.shape
+    shape = num_blocks, num_layers, num_kv_heads, block_size * (2 * head_dim + 8)
+    stored = torch.full(shape, 255, dtype=torch.uint8)  # NaN in each scale
+    writer = Int8Blocks(stored, block_size, head_dim)
+    for layer in range(num_layers):
+        k, v = blocks[:, layer].transpose(0, 1).flatten(1, 2)  # [num_slots, num_kv_heads, head_dim] each
+        slots = (~k.isnan()).all(-1).all(-1).nonzero()[:, 0]
+        writer.write(layer, slots, k[slots], v[slots])
+    return stored
 
 
 def make_queries(shape: KernelShape, rows: int, device: str, seed: int) -> Tensor:
@@ -61,4 +85,6 @@ def pick(generator: torch.Generator, *choices: int) -> int:
 def random_shape(generator: torch.Generator, dtype: torch.dtype) -> KernelShape:
     sizes = (1, 2, 3), (1, 2, 3, 4, 5, 6, 7, 8), (8, 16, 24, 64, 80, 128), (1, 3, 16, 128)
     num_kv_heads, group, head_dim, block_size = (pick(generator, *each) for each in sizes)
-    return KernelShape(num_kv_heads, group, head_dim, block_size, dtype)
+    fits_int8 = head_dim % 16 == block_size % 4 == 0
+    kv_cache_dtype = ("auto", "fp8", "int8" if fits_int8 else "auto")[pick(generator, 0, 1, 2)]
+    return KernelShape(num_kv_heads, group, head_dim, block_size, dtype, kv_cache_dtype)

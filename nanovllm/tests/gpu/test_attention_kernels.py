@@ -42,6 +42,10 @@ def check_decode(shape: KernelShape, num_splits: int, context_lens: list[int], d
         (KernelShape(2, 5, 80, 16, BRAIN), 5, [17, 64, 65]),
         (KernelShape(1, 2, 256, 3, FLOAT), 7, [40, 16]),
         (KernelShape(1, 20, 32, 16, FLOAT), 1, [33, 130]),  # a group wider than tensor cores need
+        (KernelShape(2, 4, 64, 16, BRAIN, "fp8"), 3, [300, 1, 0, 129]),
+        (KernelShape(3, 3, 24, 3, FLOAT, "fp8"), 2, [0, 200, 5]),
+        (KernelShape(2, 4, 64, 16, HALF, "int8"), 3, [300, 1, 0, 129]),
+        (KernelShape(2, 5, 80, 4, FLOAT, "int8"), 1, [17, 64, 65]),
     ],
 )
 def test_decode_matches_plain_attention(
@@ -127,6 +131,10 @@ def check_prefill(shape: KernelShape, lengths: list[tuple[int, int]], device: st
         (KernelShape(1, 7, 80, 16, BRAIN), [(29, 19)]),
         (KernelShape(1, 2, 256, 3, FLOAT), [(40, 33)]),
         (KernelShape(1, 80, 32, 16, FLOAT), [(6, 2)]),  # a group wider than a program's rows
+        (KernelShape(2, 4, 64, 16, BRAIN, "fp8"), [(100, 33), (17, 1), (16, 16)]),
+        (KernelShape(2, 3, 24, 3, FLOAT, "fp8"), [(40, 22), (1, 1), (23, 21)]),
+        (KernelShape(2, 4, 64, 16, HALF, "int8"), [(100, 33), (17, 1), (16, 16)]),
+        (KernelShape(2, 3, 80, 4, FLOAT, "int8"), [(40, 22), (1, 1), (23, 21)]),
     ],
 )
 def test_prefill_matches_plain_attention(shape: KernelShape, lengths: list[tuple[int, int]], device: str) -> None:

@@ -1,6 +1,7 @@
 """TritonBackend and GpuChoice, with plain versions for kernels and a fake for CUDA graphs."""
 
 import gc
+import re
 import weakref
 from collections.abc import Callable
 from copy import copy
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...backends import choice as choice_module
 from ...backends.gpu import backend as backend_module
-from ...backends.gpu.backend import BuildBackend, GpuChoice, TritonBackend
+from ...backends.gpu.backend import BuildBackend, GpuChoice, TritonBackend, check_fp8
 from ...backends.gpu.capture import Capture, CudaCapture
 from ...backends.gpu.graphs import buckets
 from ...backends.gpu.inputs import HostBuffer, StepInputs
@@ -221,6 +222,20 @@ def test_tokens_match_with_blocks_loaded_from_the_host(checkpoint, expected):
     for _ in range(3):
         assert outputs_of(fast, PARAMS["greedy"]) == expected("greedy")
     assert fast.llm_engine.host_tier.num_blocks_loaded > 0
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_tokens_match_with_keys_and_values_in_8_bits(kv_cache_dtype, checkpoint):
+    """Blocks are hit, copied for samples, and loaded from the host."""
+    options = {"kv_cache_dtype": kv_cache_dtype, "offload_policy": "load"}
+    plain = make_llm(checkpoint, **options)
+    fast = make_llm(checkpoint, kv_cache_tokens=96, kv_offloading_tokens=512, **options)
+    use_kernels(fast, FakeCapture())
+    for params in (PARAMS["greedy"], SamplingParams(n=3, max_tokens=8, seed=1, ignore_eos=True)):
+        for _ in range(2):
+            assert outputs_of(fast, params) == outputs_of(plain, params)
+    engine = fast.llm_engine
+    assert engine.host_tier.num_blocks_loaded > 0 and engine.kv_cache.num_blocks_copied > 0
 
 
 @pytest.mark.parametrize("has_graphs", [True, False])
@@ -523,10 +538,20 @@ def test_kernels_are_left_out_on_old_gpus_unless_they_are_required(fake_triton, 
         assert GpuChoice("triton", True, FakeRunner(), FakeBuild()).uses_kernels
 
 
+def test_fp8_is_refused_by_gpus_that_cannot_convert_it(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+    check_fp8()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    with pytest.raises(ValueError, match=re.escape("needs compute capability 8.9, got 8.6: use 'int8'")):
+        check_fp8()
+
+
 def test_the_docs_name_the_oldest_gpu():
     oldest = "{}.{}".format(*backend_module.OLDEST)
     text = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text(encoding="utf-8")
     assert f"| below {oldest} |" in text and f"| {oldest} to " in text
+    assert "\n| {}.{} | L4".format(*backend_module.OLDEST_WITH_FP8) in text
 
 
 def test_without_triton_plain_operations_compute(monkeypatch):

@@ -36,6 +36,10 @@ full = pytest.mark.full
         pytest.param("bfloat16 2 2 256 16", marks=full),
         pytest.param("float32 2 1 256 1", marks=full),
         pytest.param("float32 8 4 128 16", marks=full),
+        "bfloat16 8 4 128 16 fp8",
+        "bfloat16 8 4 128 16 int8",
+        pytest.param("float16 2 7 80 128 fp8", marks=full),
+        pytest.param("float16 2 2 256 16 int8", marks=full),
     ],
 )
 def test_kernels_compile_and_fit_an_h200(shape: str, tmp_path: Path) -> None:
@@ -53,9 +57,20 @@ def test_kernels_compile_and_fit_an_h200(shape: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("shape", ["float16 8 4 128 16", "float16 2 2 256 16", "float32 8 4 128 16"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "float16 8 4 128 16",
+        "float16 2 2 256 16",
+        "float32 8 4 128 16",
+        "float16 8 4 128 16 int8",
+        "float16 8 4 128 16 fp8",
+    ],
+)
 @pytest.mark.parametrize("capability", ["80", "86", "89", "120"])
 def test_kernels_compile_and_fit_other_gpus(capability: str, shape: str, tmp_path: Path) -> None:
+    if shape.endswith("fp8") and int(capability) < 89:
+        pytest.skip("a GPU so old does not convert fp8")
     launches = [json.loads(line) for line in run("resources", capability, *shape.split(), cache=tmp_path)]
     assert {launch["kernel"] for launch in launches} == KERNELS
     assert {launch["waits"] for launch in launches} == {int(capability) >= 90}

@@ -9,7 +9,7 @@ import torch
 from ...backends.gpu import plain
 from ...backends.gpu.ops import triton_ops
 from ...llama.model import RMSNorm, Rotate
-from .pools import DTYPES, TOLERANCE, KernelShape
+from .pools import DTYPES, TOLERANCE, KernelShape, as_stored
 
 FLOAT, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 
@@ -89,7 +89,7 @@ def make_step(shape: KernelShape, has_norms: bool, device: str) -> tuple[dict[st
         "eps": 1e-5,
     }
     pool = (5, LAYER + 2, 2, shape.block_size, shape.num_kv_heads, shape.head_dim)
-    return arguments, torch.full(pool, 7, dtype=shape.dtype, device=device)
+    return arguments, as_stored(torch.full(pool, 7, dtype=shape.dtype), shape.kv_cache_dtype).to(device)
 
 
 @pytest.mark.parametrize(("shape", "has_norms"), SHAPES)
@@ -106,6 +106,25 @@ def test_rotate_and_write_matches_plain_torch(shape: KernelShape, has_norms: boo
     torch.testing.assert_close(*pools, rtol=tolerance, atol=tolerance)
     assert torch.equal(pools[0] == 7, pools[1] == 7), "the kernel wrote to other slots"
     assert not outs[0][1].any() and not outs[0][5].any(), "queries of padding rows must be zeros"
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "head_dim"), [("fp8", 24), ("fp8", 128), ("int8", 80), ("int8", 64)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotate_and_write_rounds_to_8_bits_like_plain_torch(
+    kv_cache_dtype: str, head_dim: int, dtype: torch.dtype, device: str
+) -> None:
+    shape = KernelShape(2, 3, head_dim, 4, dtype, kv_cache_dtype)
+    arguments, unwritten = make_step(shape, False, device)
+    arguments["qkv"][0, -1] = 1e4  # too large for fp8
+    arguments["qkv"][2, -1] = 0  # the scale of zeros
+    pools, q_out = [], arguments["qkv"].new_empty(6, 6, head_dim)
+    for run in (triton_ops().rotate_and_write, plain.rotate_and_write):
+        pools.append(unwritten.clone())
+        run(**arguments, blocks=pools[-1], q_out=q_out)
+    kernel, expected = (pool.view(torch.uint8) for pool in pools)
+    if device == "cpu" and dtype != FLOAT:  # rotations in float32 differ in the last bit
+        assert torch.equal(kernel, expected)
+    assert (kernel != expected).float().mean() < 1e-3 and not torch.equal(expected, unwritten.view(torch.uint8))
 
 
 @pytest.mark.parametrize(("shape", "has_norms"), SHAPES)
