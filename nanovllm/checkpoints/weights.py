@@ -28,6 +28,7 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)  # in old checkpoints; it follows fr
 MAX_ROTARY_BYTES = 2**31  # 2 million positions of 128 numbers
 STD = 0.02  # standard deviation of the random weights in dummy_model(); norms are ones
 ALIGNMENT = 64  # bytes: each tensor begins on a cache line
+QUANTIZED_DEVICES = "cpu", "cuda"  # where quantized layers run
 
 
 def load_model(
@@ -43,7 +44,7 @@ def load_model(
 
     With several `ranks`, read and load only this rank's part.
     With `quantization` ("int8" or "int4"), quantize the weights of linear layers one by one as they are read.
-    Without it, integer weights in the checkpoint stay integers on a CPU if a Format can represent them exactly.
+    Without it, integer weights in the checkpoint stay integers if a Format can represent them exactly.
     Raise ValueError, naming the file and the tensor, if a tensor is missing, unreadable, unknown or of a wrong shape.
     Raise ValueError, too, if the model's sliding window is shorter than `max_model_len` (default:
     max_position_embeddings), or if the rotary table for so many positions is too large. Names and shapes are checked
@@ -55,7 +56,8 @@ def load_model(
     reader, ranks = TensorReader(Path(folder)), ranks or RankGroup()
     reader.check(config)
     check_rotary(config.head_dim, max_model_len, Path(folder))
-    stored = partial(stored_format, reader, config) if device.type == "cpu" and ranks.world_size == 1 else None
+    keeps_integers = device.type in QUANTIZED_DEVICES and ranks.world_size == 1
+    stored = partial(stored_format, reader, config) if keeps_integers else None
     format_of = stored if quantization is None else format_at_load(quantization)
     model, region = empty_model(config, dtype, device, max_model_len, format_of, ranks)
     if config.tie_word_embeddings:
@@ -215,8 +217,8 @@ def check_rotary(head_dim: int, max_model_len: int, folder: Path) -> None:
 
 def check_device(quantization: str | None, device: torch.device) -> None:
     """Raise ValueError if quantized layers cannot run on a device."""
-    if quantization is not None and device.type != "cpu":
-        raise ValueError(f"quantization {quantization!r} needs a CPU, got device {device}")
+    if quantization is not None and device.type not in QUANTIZED_DEVICES:
+        raise ValueError(f"quantization {quantization!r} needs a CPU or CUDA, got device {device}")
 
 
 def stored_format(reader: "TensorReader", config: ModelConfig, layer: str) -> Format | None:

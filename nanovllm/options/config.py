@@ -109,9 +109,7 @@ class EngineConfig:
     attention_backend: str = cli_option(
         "auto", "numba: CPU kernels; triton: GPU kernels; torch: plain operations; auto: the fastest one here", BACKENDS
     )
-    quantization: str | None = cli_option(
-        None, "weights in 8 or 4 bits, quantized while they load (on a CPU)", QUANTIZATIONS
-    )
+    quantization: str | None = cli_option(None, "weights in 8 or 4 bits, quantized while they load", QUANTIZATIONS)
     enforce_eager: bool = cli_option(False, "no CUDA graphs on a GPU; on a CPU, the same as --attention-backend torch")
     async_scheduling: bool | None = cli_option(
         None, "launch each step before reading the tokens of the previous one; default: only on a GPU"

@@ -19,6 +19,7 @@ from ...engine.executor import Kernels, Scheduled
 from ...engine.kv_cache import KVCache
 from ...engine.sequence import Sequence
 from ...llama import LlamaForCausalLM
+from ...quantization import QuantizedLinear
 from ...requests.tokens import SamplingRow, StepOutput
 from ..torch.attention import AttentionMetadata
 from ..torch.backend import Backend, Computed, SamplerAhead, flatten
@@ -31,7 +32,7 @@ from .model import REPEATS, FusedModel, LinearDispatch, Timer, linear_layers, se
 from .ops import PLAIN, Ops, plain_names, triton_ops, with_fallbacks, without_fallbacks
 from .plain import PoolSizes
 from .sampler import Sampling, params_on_device
-from .tiles import PREFILL_ROWS, DecodeWorkspace, SamplingWorkspace
+from .tiles import PREFILL_ROWS, ROW_TILES, DecodeWorkspace, SamplingWorkspace
 
 DEFAULT_SMS = 132  # multiprocessors of an H100 or H200, assumed on a device that isn't a GPU
 OLDEST, OLDEST_WITH_FP8 = (8, 0), (8, 9)  # compute capability: an A100, an L4
@@ -70,7 +71,7 @@ class TritonBackend:
         cos, sin = rotary.cos.to(dtype), rotary.sin.to(dtype)  # [max_model_len, head_dim]
         num_sms, pool = num_multiprocessors(self._device), PoolSizes(kv_cache.block_size, kv_cache.num_kv_heads)
         context = KernelContext(ops, kv_cache.numbers, pool, num_heads, cos, sin, num_sms, PREFILL_ROWS[0])
-        linears = LinearDispatch(ops)
+        self._linears = linears = LinearDispatch(ops)
         fused = FusedModel(model.model, linears)
         model.register_module("model", fused)
         try:
@@ -105,7 +106,7 @@ class TritonBackend:
         return Computed(hidden, step.query_start_loc)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        return self._model.compute_logits(hidden)
+        return self._linears(self._model.lm_head, hidden)
 
     def sampling(self, computed: Computed) -> AbstractContextManager[None]:
         return on_device(self._device)
@@ -217,6 +218,11 @@ def warm_up(model: LlamaForCausalLM, context: KernelContext, attention: KernelAt
         q = context.cos.new_zeros(1, context.num_heads, head_dim)
         workspace = DecodeWorkspace(1, context.num_heads, head_dim, num_splits, device)
         context.ops.paged_decode(q, blocks, 0, table[None], lens, workspace, torch.empty_like(q))
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLinear):
+            for rows in ROW_TILES:
+                x = context.cos.new_zeros(rows, layer.in_features)
+                context.ops.quantized_gemm(x, layer, x.new_empty(rows, layer.out_features))
     sampled.tolist()  # waits for the device
 
 

@@ -15,7 +15,8 @@ The weights, and the modules that hold them, belong to the plain model.
 LinearDispatch decides how each matmul runs. A step of one row uses each weight in a single multiplication, so memory
 bandwidth is its limit. How close torch's matmul comes to that limit depends on the shape, the GPU and the version of
 cuBLAS. So the engine times each shape when it starts, and picks gemv or torch's matmul. For one row, gemv can also
-compute the norm before the layer, which saves a launch. This variant is timed too.
+compute the norm before the layer, which saves a launch. This variant is timed too. Quantized weights have one kernel
+for any number of rows.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from ...llama.model import LlamaAttention, LlamaDecoderLayer, LlamaModel, RMSNorm
+from ...quantization import QuantizedLinear
 from .attention import KernelAttend
 from .capture import Capture, Launcher
 from .ops import Ops
@@ -48,14 +50,17 @@ class LinearDispatch:
 
     def __call__(self, layer: nn.Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return layer(x), [rows, outputs], written to `out` if given. x is [rows, size]."""
-        out = x.new_empty(len(x), len(layer.weight)) if out is None else out
-        self._multiply((len(x), *layer.weight.shape) in self.gemv_shapes, layer, x, out)
+        out = x.new_empty(len(x), layer.out_features) if out is None else out
+        if isinstance(layer, QuantizedLinear):
+            self._ops.quantized_gemm(x, layer, out)
+        else:
+            self._multiply(shape_of(layer, len(x)) in self.gemv_shapes, layer, x, out)
         return out
 
     def gated(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """Return silu(gate) * up of layer(x), [rows, outputs / 2]. x is [rows, size]."""
-        out = x.new_empty(len(x), len(layer.weight) // 2)
-        if len(x) == 1 and (1, *layer.weight.shape) in self.gemv_shapes:
+        out = x.new_empty(len(x), layer.out_features // 2)
+        if len(x) == 1 and shape_of(layer, 1) in self.gemv_shapes:
             self._ops.gated_gemv(x, layer.weight, layer.bias, out)
         else:
             self._ops.silu_and_mul(self(layer, x), out)
@@ -70,7 +75,7 @@ class LinearDispatch:
 
         x, residual and the sum are [rows, size]; the result is [rows, outputs], or if gated [rows, outputs / 2].
         """
-        if x is None or (len(x), *layer.weight.shape) not in self.normed_shapes:
+        if x is None or shape_of(layer, len(x)) not in self.normed_shapes:
             normed = self.norm(x, residual, norm)
             return self.gated(layer, normed) if is_gated else self(layer, normed), residual
         out = x.new_empty(1, len(layer.weight) // (2 if is_gated else 1))
@@ -135,6 +140,11 @@ class LinearDispatch:
             torch.addmm(layer.bias, x, layer.weight.t(), out=out)
 
 
+def shape_of(layer: nn.Module, rows: int) -> MatmulShape | None:
+    """Return the shape of a layer's product, or None if its weight is quantized."""
+    return (rows, layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else None
+
+
 class NormedLinear(NamedTuple):
     """A linear layer, and the norm before it."""
 
@@ -181,10 +191,11 @@ class FusedModel(nn.Module):
         return self._linears.norm(x, residual, self.plain.norm)
 
     def normed_linears(self) -> list[NormedLinear]:
-        """Return the linear layers that follow a norm."""
+        """Return the linear layers that follow a norm, and are not quantized."""
         layers = self._layers
-        qkv = [NormedLinear(each.self_attn.qkv_proj, each.input_layernorm, False) for each in layers]
-        return qkv + [NormedLinear(each.mlp.gate_up_proj, each.post_attention_layernorm, True) for each in layers]
+        normed = [NormedLinear(each.self_attn.qkv_proj, each.input_layernorm, False) for each in layers]
+        normed += [NormedLinear(each.mlp.gate_up_proj, each.post_attention_layernorm, True) for each in layers]
+        return [each for each in normed if isinstance(each.layer, nn.Linear)]
 
     def _attention(self, attention: LlamaAttention, qkv: Tensor, positions: Tensor, attend: KernelAttend) -> Tensor:
         qkv = qkv.unflatten(1, (-1, attention.head_dim))  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]

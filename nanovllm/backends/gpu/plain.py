@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ...engine.int8_blocks import Int8Blocks
 from ...engine.kv_cache import FP8, to_fp8
+from ...quantization import QuantizedLinear
 from ..torch.sampler import RowParams, ban_improbable, sample_from_all, sample_from_top_k
 
 
@@ -200,6 +201,11 @@ def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm
     gate_up = x.new_empty(1, len(weight))
     gemv(x, weight, bias, gate_up, norm)
     silu_and_mul(gate_up, out)
+
+
+def quantized_gemm(x: Tensor, layer: QuantizedLinear, out: Tensor) -> None:
+    """Write layer(x) to `out`. x [rows, size]; out [rows, outputs]."""
+    out.copy_(layer(x))
 
 
 def sample_rows(logits: Tensor, params: RowParams, workspace: object, tokens: Tensor, out: Tensor) -> None:

@@ -15,6 +15,7 @@ NEARLY_FULL = 0.85  # as a share of a wave of programs
 PROGRAMS_PER_SM = 2  # one reads memory while the other computes
 CHUNKS_PER_PROGRAM = 16  # of the sampler's chunks, each of 128 logits
 MAX_GEMV_ROWS = 4  # the sums of more rows don't fit into registers
+ROW_TILES = 1, MAX_GEMV_ROWS, 16, 64  # rows of x that quantized_gemm() multiplies at a time
 PREFILL_ROWS = 64, 128  # choices, per program; a query takes a row for each query head that shares a KV head
 
 

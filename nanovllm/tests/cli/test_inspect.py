@@ -179,6 +179,11 @@ def test_int8_halves_the_bytes_of_keys_and_values(report, capsys):
     assert "per block of 16, in int8" in capsys.readouterr().out
 
 
+def test_7b_in_4_bits_fits_a_gpu_of_8_gb(report):
+    given = "llama-2-7b", "--memory", "8GB", "--dtype", "float16"
+    assert report(*given, "--quantization", "int4")["fits"] and not report(*given)["fits"]
+
+
 def test_weight_bits_estimate_a_quantized_checkpoint(report, capsys):
     """70.55 billion weights of 4 bits are 35.3 GB: one 80 GB GPU has room for the model and a pool."""
     plain = report("llama-3.1-70b", "--memory", "80GB", "--dtype", "bfloat16", "--bandwidth", "1TB/s")

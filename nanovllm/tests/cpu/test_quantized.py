@@ -31,6 +31,7 @@ from ...llama import LlamaForCausalLM, ModelConfig
 from ...quantization import GROUP, Format, Integers, QuantizedLinear, floats_of, format_at_load, quantize_layers
 from ..testing.checkpoints import write_checkpoint
 from ..testing.engines import OPTIONS
+from ..testing.quantized import random_integers, stored_linear
 from .test_runner import CPU, LONGEST, sequence
 
 STORYTELLER = Path(__file__).resolve().parents[3] / "models" / "storyteller"
@@ -45,22 +46,6 @@ def quantized_linear(weight: Tensor, bits: int, bias: bool = False) -> Quantized
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias).requires_grad_(False)
     layer = QuantizedLinear(linear, AT_LOAD[bits])
     layer.quantize([weight])
-    return layer
-
-
-def random_integers(outputs: int, size: int, format: Format) -> Integers:
-    highest = {4: 15, 8: 31 if format.has_minima else 255}[format.bits]
-    q = torch.randint(highest + 1, (outputs, size), dtype=torch.uint8)
-    groups = {Format.INT8: 1}.get(format, size // (16 if format >= Format.INT8_HALF_GROUPS else GROUP))
-    scales, minima = torch.rand(outputs, groups) / 16, torch.randn(outputs, groups)
-    if format == Format.INT4:
-        scales, minima = scales.bfloat16().float(), minima.bfloat16().float()
-    return Integers(q, scales, minima if format.has_minima else None)
-
-
-def stored_linear(integers: Integers, format: Format) -> QuantizedLinear:
-    layer = QuantizedLinear(nn.Linear(*integers.q.shape[::-1], bias=False).requires_grad_(False), format)
-    layer.store([integers])
     return layer
 
 
@@ -317,7 +302,7 @@ def test_wrong_quantizations_are_errors(checkpoint):
     with pytest.raises(ValueError, match="a weight of 64 x 33 cannot be quantized: 33 is not a multiple of 32"):
         QuantizedLinear(linear, 8)
     config = ModelConfig.from_folder(checkpoint)
-    with pytest.raises(ValueError, match="quantization 'int8' needs a CPU, got device meta"):
+    with pytest.raises(ValueError, match="quantization 'int8' needs a CPU or CUDA, got device meta"):
         load_model(checkpoint, config, torch.float32, torch.device("meta"), quantization="int8")
 
 

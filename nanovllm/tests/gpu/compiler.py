@@ -39,8 +39,16 @@ from ...backends.gpu.backend import TritonBackend
 from ...backends.gpu.inputs import SAMPLING_FIELDS, allocate_fields, field_views, sampling_params
 from ...backends.gpu.ops import PLAIN, Ops, triton_ops
 from ...backends.gpu.plain import NormBefore
-from ...backends.gpu.tiles import MAX_GEMV_ROWS, MAX_SPLITS, PREFILL_ROWS, DecodeWorkspace, SamplingWorkspace
+from ...backends.gpu.tiles import (
+    MAX_GEMV_ROWS,
+    MAX_SPLITS,
+    PREFILL_ROWS,
+    ROW_TILES,
+    DecodeWorkspace,
+    SamplingWorkspace,
+)
 from ...llm import LLM
+from ...quantization import Format, QuantizedLinear
 from ...requests.sampling_params import SamplingParams
 from ..testing.engines import model_runner
 from .pools import KernelShape, as_stored
@@ -56,6 +64,7 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.int8: "*i8",
+    torch.uint8: "*u8",
     torch.float8_e4m3fn: "*fp8e4nv",
 }
 
@@ -150,6 +159,10 @@ def launch_all(shape: KernelShape) -> None:
     ops.gemv(down[:1], down, None, torch.empty(1, 4096, dtype=dtype))
     ops.gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype))
     ops.silu_and_mul(x, x.view(8, 2048)[:4])
+    for format in (Format.INT8, Format.INT4, Format.INT8_MINIMA):
+        layer = QuantizedLinear(torch.nn.Linear(4096, 6144, bias=False, device="meta"), format).to_empty(device="cpu")
+        for rows in ROW_TILES:
+            ops.quantized_gemm(x.new_empty(rows, 4096), layer, x.new_empty(rows, 6144))
     logits = torch.empty(4, 151_936, dtype=dtype)
     params = sampling_params(field_views(allocate_fields(SAMPLING_FIELDS, 4, "cpu"), SAMPLING_FIELDS), 4)
     ops.sample_rows(logits, params, SamplingWorkspace(*logits.shape, "cpu"), numbers, torch.empty(4, 2))

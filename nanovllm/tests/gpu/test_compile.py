@@ -19,10 +19,11 @@ KERNELS = {
     "silu_and_mul_part",
     "multiply_row",
     "multiply_rows",
+    "multiply_integers",
     "reduce_chunks",
     "sample_row",
 }
-READERS = KERNELS - {"rotate_and_write_row"}  # whose programs read only a few numbers
+READERS = KERNELS - {"rotate_and_write_row", "multiply_integers"}  # the latter reads four bytes at a time
 PIPELINED = {"attend_split", "attend_queries"}
 full = pytest.mark.full
 
