@@ -119,7 +119,7 @@ def build_executor(
         config.max_rows,
         config.attention_backend,
         config.enforce_eager,
-        "ranks exchange parts of each layer" if ranks.world_size > 1 else None,
+        ranks,
     )
     return kv_cache, executor, kernels
 

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import NamedTuple
 
+from ..distributed.rank_group import RankGroup
 from ..engine.executor import Kernels
 from ..engine.kv_cache import KVCache
 from ..llama import LlamaForCausalLM
@@ -32,29 +33,29 @@ def choose_backend(
     max_num_seqs: int,
     attention_backend: str | None = None,
     enforce_eager: bool = False,
-    unsupported: str | None = None,
+    ranks: RankGroup | None = None,
 ) -> ChosenBackend:
     """Return an executor with the fastest backend that `attention_backend` and the machine allow.
 
-    `tile_size` applies only to plain operations. If `unsupported`, the reason why kernels cannot serve this engine, is
-    not None, always use plain operations. Otherwise, raise ValueError if kernels are required but unavailable.
+    `tile_size` applies only to plain operations. Raise ValueError if kernels are required but unavailable.
     """
     device, variant = kv_cache.blocks.device, Variant(kv_cache.dtype, kv_cache.is_int8)
     backend = backend_of(attention_backend, enforce_eager, is_gpu=device.type == "cuda")
     runner = ModelRunner(model, PagedAttention(kv_cache, tile_size), kv_cache.block_size, device)
-    if unsupported is not None:
-        return ChosenBackend(runner, Kernels(unsupported))
     if device.type == "cuda":
 
         def build_on_gpu(ops: Ops, capture: Capture | None, timer: Timer) -> TritonBackend:
-            return TritonBackend(model, kv_cache, max_model_len, ops, capture, max_num_seqs, timer)
+            return TritonBackend(model, kv_cache, max_model_len, ops, capture, max_num_seqs, timer, ranks=ranks)
 
         if kv_cache.is_fp8 and backend != "torch":
             check_fp8()
-        return ChosenBackend(runner, GpuChoice(backend, enforce_eager, runner, build_on_gpu))
+        return ChosenBackend(runner, GpuChoice(backend, enforce_eager, runner, build_on_gpu, ranks))
     build_on_cpu = partial(NumbaBackend, model, kv_cache, max_model_len)
+    unsupported = None
     if device.type != "cpu":
         unsupported = f"kernels need a CPU or a GPU, got device {device}"
     elif kv_cache.is_fp8:
         unsupported = "kv_cache_dtype 'fp8' has kernels on a GPU only, and 'int8' on a CPU, too"
+    elif ranks is not None and ranks.world_size > 1:
+        unsupported = "on a CPU, ranks exchange parts of each layer"
     return ChosenBackend(runner, CpuChoice(backend, runner, build_on_cpu, variant, unsupported))

@@ -81,6 +81,7 @@ class RankGroup:
         self.rank, self.world_size = rank, world_size
         self.local_rank = rank  # this rank's number on its machine, and the number of its GPU
         self.num_all_reduces = 0  # for tensors, not for agreements
+        self.num_reconnections = 0  # after steps that failed
         self._store, self._tensor_backend = store, "nccl" if device_type == "cuda" else "gloo"
         self._followers, self._inbox = followers, inbox
         self._outbox: list[bytes] = []  # pickled commands that have not been sent yet
@@ -220,6 +221,7 @@ class RankGroup:
         self._close_tensor_connections()
         with self._close_on_error():
             self._tensor_connections = self._connect(self._tensor_backend)
+        self.num_reconnections += 1
         if raised is not None and is_cause:
             raise raised
         raise RuntimeError(reason)

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ...distributed.rank_group import RankError, RankGroup
 from ...engine.executor import Kernels, Scheduled
 from ...engine.kv_cache import KVCache
 from ...engine.sequence import Sequence
@@ -56,8 +57,11 @@ class TritonBackend:
         max_rows: int,
         timer: Timer | None = None,
         progress: bool = True,
+        ranks: RankGroup | None = None,
     ) -> None:
         """Compile all kernels, and capture graphs if `capture` is given. With a `timer`, also choose between kernels.
+
+        Graphs include the communication of `ranks`, and are dropped once these have reconnected.
 
         Raise any error from compiling or capturing, and leave the model unchanged in that case.
         """
@@ -65,6 +69,8 @@ class TritonBackend:
         self._block_size, self._device = kv_cache.block_size, kv_cache.blocks.device
         self._plain_model = model.model
         self._graphs: DecodeGraphs | None = None
+        self._ranks = RankGroup() if ranks is None else ranks
+        self._num_reconnections = self._ranks.num_reconnections
         self._latest_tokens = torch.zeros(max_rows, dtype=torch.int64, device=self._device)  # by row
         self._decoded: DecodeOutput | None = None  # the latest step's output, if a graph computed it
         rotary, dtype, num_heads = model.model.rotary_emb, kv_cache.dtype, model.config.num_attention_heads
@@ -95,6 +101,8 @@ class TritonBackend:
 
     def compute(self, batch: list[Scheduled]) -> Computed:
         self._decoded = None
+        if self._num_reconnections != self._ranks.num_reconnections:
+            self._graphs = None
         is_decode = all([num_tokens == 1 for _, num_tokens in batch])
         with on_device(self._device):
             if self._graphs is not None and is_decode and len(batch) <= self._graphs.max_rows:
@@ -238,11 +246,14 @@ class GpuChoice(Kernels):
     Kernels compile while the engine starts, so nothing has to wait for them later.
     """
 
-    def __init__(self, backend: str, is_eager: bool, runner: ModelRunner, build: BuildBackend) -> None:
+    def __init__(
+        self, backend: str, is_eager: bool, runner: ModelRunner, build: BuildBackend, ranks: RankGroup | None = None
+    ) -> None:
         """Replace the runner's plain backend with one from `build`, if `backend`, one of BACKENDS, allows kernels.
 
-        Raise ValueError if kernels are required and unavailable.
+        All `ranks` make the same choice. Raise ValueError if kernels are required and unavailable.
         """
+        self._ranks = RankGroup() if ranks is None else ranks
         super().__init__({"torch": "as requested", "auto": too_old()}.get(backend))
         self._ops, self.has_graphs = PLAIN, False
         if backend == "numba":
@@ -270,7 +281,9 @@ class GpuChoice(Kernels):
         self.reason = "enforce_eager" if is_eager else None
         for capture in [None] if is_eager else [CudaCapture(), None]:
             try:
-                runner.backend = build(self._ops, capture, seconds_on_gpu)
+                runner.backend = self._ranks.call_on_all(partial(build, self._ops, capture, seconds_on_gpu))
+            except RankError:
+                raise
             except Exception as error:  # too little memory for graphs, or a kernel that this GPU can't run
                 traceback.print_exception(error)
                 self.reason = f"{type(error).__name__}: {error}"

@@ -16,7 +16,7 @@ LinearDispatch decides how each matmul runs. A step of one row uses each weight 
 bandwidth is its limit. How close torch's matmul comes to that limit depends on the shape, the GPU and the version of
 cuBLAS. So the engine times each shape when it starts, and picks gemv or torch's matmul. For one row, gemv can also
 compute the norm before the layer, which saves a launch. This variant is timed too. Quantized weights have one kernel
-for any number of rows.
+for any number of rows. A layer that is divided among ranks computes its part, and then adds up or gathers the parts.
 """
 
 from collections.abc import Callable
@@ -50,6 +50,9 @@ class LinearDispatch:
 
     def __call__(self, layer: nn.Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return layer(x), [rows, outputs], written to `out` if given. x is [rows, size]."""
+        if not (isinstance(layer, QuantizedLinear) or is_whole(layer)):  # its ranks add up or gather their parts
+            result: Tensor = layer(x)
+            return result if out is None else out.copy_(result)
         out = x.new_empty(len(x), layer.out_features) if out is None else out
         if isinstance(layer, QuantizedLinear):
             self._ops.quantized_gemm(x, layer, out)
@@ -140,9 +143,14 @@ class LinearDispatch:
             torch.addmm(layer.bias, x, layer.weight.t(), out=out)
 
 
-def shape_of(layer: nn.Module, rows: int) -> MatmulShape | None:
-    """Return the shape of a layer's product, or None if its weight is quantized."""
-    return (rows, layer.out_features, layer.in_features) if isinstance(layer, nn.Linear) else None
+def is_whole(layer: nn.Module) -> bool:
+    """Return whether a layer is only a product with a weight in floating point."""
+    return type(layer) is nn.Linear
+
+
+def shape_of(layer: nn.Linear, rows: int) -> MatmulShape | None:
+    """Return the shape of a layer's product, or None if it is not only that."""
+    return (rows, layer.out_features, layer.in_features) if is_whole(layer) else None
 
 
 class NormedLinear(NamedTuple):
@@ -154,7 +162,7 @@ class NormedLinear(NamedTuple):
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear]:
-    return [each for each in model.modules() if isinstance(each, nn.Linear)]
+    return [each for each in model.modules() if isinstance(each, nn.Linear) and is_whole(each)]
 
 
 def seconds_on_gpu(step: Launcher) -> float:
@@ -195,7 +203,7 @@ class FusedModel(nn.Module):
         layers = self._layers
         normed = [NormedLinear(each.self_attn.qkv_proj, each.input_layernorm, False) for each in layers]
         normed += [NormedLinear(each.mlp.gate_up_proj, each.post_attention_layernorm, True) for each in layers]
-        return [each for each in normed if isinstance(each.layer, nn.Linear)]
+        return [each for each in normed if is_whole(each.layer)]
 
     def _attention(self, attention: LlamaAttention, qkv: Tensor, positions: Tensor, attend: KernelAttend) -> Tensor:
         qkv = qkv.unflatten(1, (-1, attention.head_dim))  # [num_tokens, num_heads + 2 * num_kv_heads, head_dim]
