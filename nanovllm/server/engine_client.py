@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from ctypes import c_double
 from dataclasses import dataclass, field
+from itertools import chain
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -22,7 +23,7 @@ from ..async_llm import EngineDeadError
 from ..log import logger
 from ..metrics import Metric
 from ..options.engine_args import EngineArgs
-from . import engine_process
+from . import collector, engine_process
 from .engine_process import (
     Abort,
     Add,
@@ -72,32 +73,39 @@ def start_engine(args: EngineArgs, build: engine_process.Build) -> tuple[Connect
 
 @dataclass
 class RunningRequests:
-    """The unfinished requests of one body, and a queue of their deltas. An error in the queue ends the requests."""
+    """The unfinished requests of one body, and what has arrived of them and was not taken yet."""
 
     num_samples: int
     num_waiting_tokens: dict[str, int]  # prompt tokens of each request that has no output yet
-    queue: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
+    _deltas: dict[str, Delta] = field(default_factory=dict)  # one per request
+    _error: Exception | None = None
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, delta: Delta) -> None:
+        """Merge a delta with what has arrived of the same request."""
+        self.num_waiting_tokens.pop(delta.request_id, None)
+        earlier = self._deltas.get(delta.request_id)
+        self._deltas[delta.request_id] = delta if earlier is None else merge_deltas(earlier, delta)
+        self._arrived.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the requests with an error. Only the first one counts."""
+        self._error = self._error or error
+        self._arrived.set()
 
     async def get(self) -> list[Delta]:
-        """Wait for deltas. Return all that have arrived, merged into one per request.
-
-        If the queue has an error, raise it once all deltas before it have been returned.
-        """
-        deltas: dict[str, Delta] = {}
-        while not deltas or not self.queue.empty():
-            delta = await self.queue.get()
-            if isinstance(delta, Exception):
-                if not deltas:
-                    raise delta
-                self.queue.put_nowait(delta)
-                break
-            earlier = deltas.get(delta.request_id)
-            deltas[delta.request_id] = delta if earlier is None else merge_deltas(earlier, delta)
-        return list(deltas.values())
+        """Wait for deltas, and return those that have arrived. If there are none but an error, raise it."""
+        await self._arrived.wait()
+        deltas, self._deltas = list(self._deltas.values()), {}
+        if self._error is None:
+            self._arrived.clear()
+        elif not deltas:
+            raise self._error
+        return deltas
 
 
 class EngineClient:
-    """A client of the engine. Requests leave through an outbox; outputs arrive in one queue per request body.
+    """A client of the engine. Requests leave through an outbox; outputs arrive per request body.
 
     The server's limits use num_samples and num_waiting_tokens. `error` is set once the engine has exited.
     """
@@ -176,6 +184,8 @@ class EngineClient:
         finally:
             for request in requests:
                 self.running.pop(request.request_id, None)
+            if not self.running:
+                collector.catch_up()
             for request_id in unfinished:
                 self._outbox.put(Abort(request_id))
 
@@ -192,7 +202,7 @@ class EngineClient:
     def cut(self, reason: str) -> None:
         """End all requests and all pending calls of get_metrics() with an ApiError whose message is `reason`."""
         for running in self._bodies():
-            running.queue.put_nowait(ApiError(reason, status=503))
+            running.fail(ApiError(reason, status=503))
         for reply in self._replies:
             if not reply.done():
                 reply.set_exception(ApiError(reason, status=503))
@@ -235,11 +245,10 @@ class EngineClient:
         except (EOFError, OSError):
             message = Failed(self._exit_reason())
         match message:
-            case StepResult(deltas, events):
-                for delta in deltas:
+            case StepResult(texts, deltas, events):
+                for delta in chain(texts.rows(), deltas):
                     if running := self.running.get(delta.request_id):  # otherwise its client has disconnected
-                        running.num_waiting_tokens.pop(delta.request_id, None)
-                        running.queue.put_nowait(delta)
+                        running.put(delta)
                 if events is not None:
                     self.on_events(events)
             case MetricsReply(metrics):
@@ -257,7 +266,7 @@ class EngineClient:
             return
         self.error = EngineDeadError(f"the engine has ended: {reason}")
         for running in self._bodies():
-            running.queue.put_nowait(EngineDeadError(*self.error.args))
+            running.fail(EngineDeadError(*self.error.args))
         for reply in self._replies:
             if not reply.done():
                 reply.set_exception(EngineDeadError(*self.error.args))

@@ -13,7 +13,7 @@ import select
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_double
 from multiprocessing.connection import Connection
 from threading import Thread
@@ -34,6 +34,7 @@ from ..requests.prompts import TokensPrompt
 from ..requests.sampling_params import SamplingParams
 from ..requests.tokens import Logprob
 from ..trace import tracer
+from . import collector
 
 MAX_MESSAGE_BYTES = 1 << 17  # between two steps, roughly; running requests wait while messages are handled
 RANK_CHECK_MILLISECONDS = 1000  # how often an idle engine checks that its other ranks are alive
@@ -113,9 +114,31 @@ class Delta(NamedTuple):
     embedding: list[float] | None = None
 
 
-class StepResult(NamedTuple):
-    """The results of a step."""
+class TextDeltas(NamedTuple):
+    """The outputs of a step that are only text, in columns: lists pickle faster than objects. See is_text()."""
 
+    request_ids: list[str]
+    texts: list[str]
+    token_ids: list[list[int]]
+    num_cached_tokens: list[int]
+
+    def add(self, output: RequestOutput) -> None:
+        """Add an output."""
+        self.request_ids.append(output.request_id)
+        self.texts.append(output.outputs[0].text)
+        self.token_ids.append(output.outputs[0].token_ids)
+        self.num_cached_tokens.append(output.num_cached_tokens)
+
+    def rows(self) -> Iterator[Delta]:
+        """Yield a delta for each request."""
+        for request_id, text, token_ids, num_cached_tokens in zip(*self, strict=True):
+            yield Delta(request_id, [Piece(0, text, token_ids, None, None, None)], False, num_cached_tokens)
+
+
+class StepResult(NamedTuple):
+    """The results of a step: most of them are in `texts`, and all others in `deltas`."""
+
+    texts: TextDeltas
     deltas: list[Delta]
     events: list[dict[str, Any]] | None = None  # memory events (trace/EVENTS.md), if watched
 
@@ -165,7 +188,13 @@ def run(pipe: Connection, args: EngineArgs, build: Build, log_level: int, progre
     share_progress(progress)
     logger.setLevel(log_level)
     Thread(target=exit_when_closed, args=(pipe.fileno(),), daemon=True).start()
-    status = serve(pipe, args, build)
+
+    def build_and_hold_back(args: EngineArgs) -> LLMEngine:
+        engine = build(args)
+        collector.hold_back()
+        return engine
+
+    status = serve(pipe, args, build_and_hold_back)
     sys.stderr.flush()
     os._exit(status)  # skip the cleanup of libraries, which takes a second and isn't needed
 
@@ -214,6 +243,8 @@ class Worker:
         """Handle messages and run steps until Stop. Wait for a message only if there is nothing to compute."""
         while True:
             num_bytes = 0  # of messages handled before this step
+            if not self.has_work:
+                collector.catch_up()
             while not self.has_work or (num_bytes < MAX_MESSAGE_BYTES and self._poller.poll(0)):
                 with no_progress_due():
                     while self.engine.ranks.world_size > 1 and not self._poller.poll(RANK_CHECK_MILLISECONDS):
@@ -254,11 +285,16 @@ class Worker:
             for message in held:
                 self.add(message)
         outputs = self.engine.step() if self.engine.has_unfinished_requests() else []
-        deltas = [*self._refused, *map(delta_of, outputs)]
+        texts, deltas = TextDeltas([], [], [], []), self._refused
         self._refused = []
+        for output in outputs:
+            if is_text(output):
+                texts.add(output)
+            else:
+                deltas.append(delta_of(output))
         events = self._watch.take()
-        if deltas or events:
-            send(self._pipe, StepResult(deltas, events))
+        if outputs or deltas or events:
+            send(self._pipe, StepResult(texts, deltas, events))
 
     def add(self, message: Add) -> None:
         """Add a request to the engine. If the engine refuses it, the next StepResult says so.
@@ -283,6 +319,14 @@ class Worker:
             self._refused.append(Delta(message.request_id, [], True, 0, error=f"{type(error).__name__}: {error}"))
         if awaits_idle:
             send(self._pipe, Note(self.engine.kernels.description))
+
+
+def is_text(output: RequestOutput) -> bool:
+    """Return whether an output is only text and tokens of a request that goes on, and of its first sample alone."""
+    new = output.outputs
+    is_alone = len(new) == 1 and new[0].index == 0 and new[0].finish_reason is None
+    is_last = output.finished or output.embedding is not None
+    return is_alone and not is_last and new[0].logprobs is None and output.prompt_logprobs is None
 
 
 def delta_of(output: RequestOutput) -> Delta:

@@ -28,10 +28,11 @@ from .limits import check_load, check_size, read_as
 from .logprobs import echoed_logprobs
 from .served_model import TokenizedPrompt
 from .state import ServerState
-from .streaming import Events, error_event, event_of, stream, unless_hung_up
+from .streaming import Events, error_event, event_of, stream, to_json, unless_hung_up
 
 NO_STREAM_INTERVAL = 1 << 30  # tokens: a stream_interval that is never reached, for responses sent as one object
 DONE = b"data: [DONE]\n\n"
+MARK = "\0"  # a text that occurs nowhere else in a chunk
 
 
 # From a body to the engine and back
@@ -129,6 +130,11 @@ class Work:
         count = token_ids.index(end) if end in token_ids else len(token_ids)
         self.num_reasoning = (self.num_reasoning or 0) + (count if self.is_thinking[index] else 0)
         self.is_thinking[index] = self.is_thinking[index] and end not in token_ids
+
+    @property
+    def streams_text(self) -> bool:
+        """Whether the chunks of a choice differ in their text alone, apart from its first and last one."""
+        return self.format is None and self.params.num_logprobs is None and not self.body.return_token_ids
 
     @cached_property
     def num_prompt_tokens(self) -> int:
@@ -242,10 +248,17 @@ async def events_of(engine: EngineClient, work: Work, build_chunks: BuildChunks,
             chunk["usage"] = None
         return event_of(chunk)
 
+    frames: dict[int, list[bytes]] = {}  # by choice: the bytes before and after the text of a chunk that has only text
     async with aclosing(work.pieces(engine)) as pieces:
-        async for piece in pieces:
-            if events := b"".join(map(event, build_chunks(work, *piece))):
+        async for index, is_first, piece in pieces:
+            if index in frames and piece.finish_reason is None:
+                before, after = frames[index]
+                yield before + to_json(piece.text).encode() + after
+            elif events := b"".join(map(event, build_chunks(work, index, is_first, piece))):
                 yield events
+            if is_first and work.streams_text and not options.continuous_usage_stats:
+                [chunk] = build_chunks(work, index, False, Piece(piece.sample, MARK, [], None, None, None))
+                frames[index] = event(chunk).split(to_json(MARK).encode())
     if options.include_usage:
         yield event_of({**head, "choices": [], "usage": work.usage()})
     yield DONE

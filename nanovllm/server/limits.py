@@ -44,12 +44,24 @@ JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class CheckedConnection(h11.Connection):
-    """An h11 connection that refuses requests that are too large or ambiguous. `error` says why it last refused one."""
+    """An h11 connection that refuses requests that are too large or ambiguous, and sends streams quickly.
+
+    `error` says why it last refused a request.
+    """
 
     def __init__(self, max_body_bytes: int) -> None:
         super().__init__(h11.SERVER, MAX_HEAD_BYTES)
         self.error: h11.RemoteProtocolError | None = None
         self._max_body_bytes, self._num_bytes = max_body_bytes, 0
+        self._is_chunked = False  # while a response without a known length is being sent
+
+    def send(self, event: h11.Event) -> bytes | None:
+        """Return the bytes of an event. Those of a chunk are the same as h11's, which takes several times as long."""
+        if self._is_chunked and isinstance(event, h11.Data):
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+        output = super().send(event)
+        self._is_chunked = isinstance(event, h11.Response) and b"transfer-encoding: chunked" in (output or b"").lower()
+        return output
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """Return the next event. Raise h11.RemoteProtocolError, whose error_status_hint is the response's status."""

@@ -1,7 +1,6 @@
 """The server from its start to its exit status: sockets, signals, and the two processes."""
 
 import asyncio
-import gc
 import resource
 import signal
 import socket
@@ -19,6 +18,7 @@ from ..checkpoints.chat_template import read_template
 from ..llm_engine import LLMEngine
 from ..log import logger
 from ..options.engine_args import EngineArgs
+from . import collector
 from .app import make_apps
 from .engine_client import EngineClient, start_engine
 from .engine_process import Build
@@ -207,7 +207,7 @@ def address_of(listener: socket.socket) -> str:
 
 def prepare_process() -> None:
     """Prepare this process for many clients, so that no client waits long for another one."""
-    gc.freeze()  # keep all current objects out of garbage collections, which would take 0.1 s
+    collector.hold_back()
     sys.setswitchinterval(SWITCH_SECONDS)
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # each client is an open file; some systems grant less than they report

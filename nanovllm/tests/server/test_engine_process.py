@@ -197,10 +197,10 @@ async def test_slow_reader_gets_merged_deltas():
 
     running = RunningRequests(1, {})
     for each in (delta("on", 1), delta("ce", 2), delta(" upon", 3, "length")):
-        running.queue.put_nowait(each)
+        running.put(each)
     [merged] = await running.get()
     assert merged == Delta("a", [Piece(0, "once upon", [1, 2, 3], None, "length", None)], True, 4)
-    running.queue.put_nowait(ValueError("no"))
+    running.fail(ValueError("no"))
     with pytest.raises(ValueError, match="no"):
         await running.get()
 
