@@ -279,7 +279,7 @@ CEILINGS = {
     "": 1_910,
     "backends": 50,
     "backends/cpu": 2_870,
-    "backends/gpu": 1_650,
+    "backends/gpu": 1_880,
     "backends/torch": 540,
     "bench": 950,
     "chat": 400,
@@ -291,7 +291,7 @@ CEILINGS = {
     "llama": 290,
     "options": 460,
     "requests": 810,
-    "server": 2_590,
+    "server": 2_650,
     "tiers": 820,
     "trace": 850,
 }
