@@ -132,7 +132,7 @@ def layer_of(blocks: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor | None,
     return keys, values, None, keys.stride(0), keys.stride(1)
 
 
-FITTING: dict[tuple[Any, ...], int] = {}  # the first candidate that fits, by kernel, GPU, dtype and constants
+FITTING: dict[tuple[Any, ...], int] = {}  # the first candidate that fits, by kernel, GPU, dtypes and constants
 
 
 def launch(
@@ -140,7 +140,7 @@ def launch(
 ) -> None:
     """Launch an attention kernel at the first pace for which the GPU has the shared memory, or raise OutOfResources."""
     q = arguments[0]
-    key = kernel, q.device, q.dtype, *constants.values()
+    key = kernel, q.device, *(each.dtype for each in arguments[:2]), *constants.values()  # of queries and keys
     first = FITTING.get(key, 0)
     for number, (tile, num_stages) in enumerate(candidates[first:], first):
         try:
