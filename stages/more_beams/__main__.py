@@ -1,4 +1,4 @@
-"""Continue texts: stream the first story, print the others, then one line about the pool."""
+"""Continue texts: stream the first story, or search beams, print the others, then one line about the pool."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import get_args
 
+from .beam_search import BeamSearchParams
 from .config import EngineConfig
 from .llm import LLM
 from .outputs import RequestOutput
@@ -27,15 +28,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="texts to continue (default: six beginnings)")
     add_flags(parser, EngineConfig)
     of_request = add_flags(parser, SamplingParams)
+    parser.add_argument("--beam-width", type=int, help="print the most likely text that this many beams find")
     parser.set_defaults(temperature=0.7, top_p=0.9, max_tokens=120, kv_cache_tokens=2048, seed=2)  # see the model card
     options = vars(parser.parse_args(argv))
-    prompts = options.pop("prompts") or PROMPTS
+    prompts, width = options.pop("prompts") or PROMPTS, options.pop("beam_width")
     try:
         params = SamplingParams(**{name: options.pop(name) for name in of_request})
         llm = LLM(**options)
+        beams = None if width is None else BeamSearchParams(width, params.max_tokens, params.ignore_eos)
+        stream = iter(llm.beam_search(prompts, beams)) if beams else llm.stream(prompts, params)
     except ValueError as error:
         parser.error(str(error))
-    outputs = show(llm.stream(prompts, params))
+    outputs = show(stream)
     print(summary(llm, outputs))
     return 1 if any(output.error for output in outputs) else 0
 
