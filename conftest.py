@@ -27,7 +27,7 @@ from tests.helpers import ROOT, find_bases, find_stages, folder_of
 
 STAGES = [folder_of(stage) for stage in find_stages(ROOT)]
 BASES = {folder_of(branch): folder_of(base) for branch, base in find_bases(ROOT).items()}
-COSTLY = ("test_beam_search.py", "test_histories.py")  # all beams and long histories: quick runs only the last stage's
+COSTLY = ("test_histories.py",)  # long histories: quick runs only the last stage's
 COMPILING = {"compiled", "with_kernels"}  # fixtures that compile all CPU kernels, unless they are cached
 os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # of the branch more_kernel: small models lose time with more
 LEFT_OUT = pytest.StashKey[Counter[str]]()  # the number of tests by kind

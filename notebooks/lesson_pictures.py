@@ -5,8 +5,9 @@ compares the pictures with the files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +15,9 @@ from stages.bench import results
 from stages.bench.kernel import MIXED
 from stages.bench.models import STORYTELLER
 from stages.bench.predict.s1 import crowded_moments, most_free, num_free
+from stages.more_beams import LLM, BeamSearchParams
+from stages.more_beams.beam_search import BeamSearch
+from stages.more_beams.sequence import Sequence as BeamSequence
 from stages.more_two_ranks.llama import LlamaForCausalLM
 from stages.more_two_ranks.llama import ModelConfig as RanksConfig
 from stages.more_two_ranks.ranks import part_of
@@ -42,6 +46,7 @@ def pictures() -> dict[str, str]:
     return {
         "s1_refused.svg": refused(),
         "s2_block_table.svg": block_table(),
+        "more_beams.svg": beams_in_blocks(),
         "more_kernel.svg": what_attention_reads(),
         "more_speculation.svg": when_guesses_pay(drafts["batches"]["storyteller"], drafts["texts"]),
         "more_two_engines.svg": who_waits(results.value("two_engines.engines")),
@@ -223,6 +228,103 @@ def when_guesses_pay(batches: Mapping[str, Any], texts: Mapping[str, Any]) -> st
         parts.append(text(508, y + 4, f"{words}: {texts[name]['tokens_a_step']:.2f}"))
     parts.append(f'<path d="M{LEFT} {BOTTOM}H500" class="edge"/>')
     return svg(BOTTOM + 32, "Guesses cost more in a larger batch, and only some texts pay for them", parts)
+
+
+# ---- beams: rows of blocks, which children share with their parents
+
+WIDTH_OF_SEARCH, BEGINNING, FIRST, NUM_STEPS = 3, "Once upon a time there was", 3, 4  # the steps that are drawn
+SLOT, ROW, PANEL = 24, 52, 178  # the size of a block, and the distance of two rows and two steps
+
+
+class Beam(NamedTuple):
+    """A beam when its last token has a slot."""
+
+    token_ids: tuple[int, ...]
+    table: tuple[int, ...]
+    is_copied: bool  # its last block, for this step
+
+
+class WatchedSearch(BeamSearch):
+    """A search that notes its beams at each step."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.steps: list[list[Beam]] = []
+
+    def append_slots(self, beams: list[BeamSequence]) -> None:
+        before = [list(beam.block_table) for beam in beams]
+        super().append_slots(beams)
+        tables = [tuple(beam.block_table) for beam in beams]
+        copied = [len(a) == len(b) and a[-1] != b[-1] for a, b in zip(before, tables, strict=True)]
+        tokens = [tuple(beam.token_ids) for beam in beams]
+        self.steps.append([Beam(*parts) for parts in zip(tokens, tables, copied, strict=True)])
+
+
+def watch_beams(width: int, prompt: str, max_tokens: int) -> tuple[list[list[Beam]], LLM]:
+    """Return the beams of each step of a search by the storyteller, in blocks of 4, and its engine."""
+    llm = LLM(STORYTELLER, dtype="float32", block_size=4, kv_cache_tokens=256)
+    search = WatchedSearch(llm.llm_engine, BeamSearchParams(width, max_tokens, ignore_eos=True))
+    search.run("0", prompt)
+    return search.steps, llm
+
+
+def beams_in_blocks() -> str:
+    """Draw a few steps: a row for each beam, with its blocks and its last token, and an arrow to each child."""
+    steps, llm = watch_beams(WIDTH_OF_SEARCH, BEGINNING, FIRST + NUM_STEPS)
+    steps = steps[FIRST : FIRST + NUM_STEPS]
+    parts = [
+        text(
+            LEFT,
+            18,
+            f"{WIDTH_OF_SEARCH} beams in {NUM_STEPS} steps: blocks of 4 tokens, and how many beams hold each",
+            "strong",
+        )
+    ]
+    for number, beams in enumerate(steps):
+        left = LEFT + number * PANEL
+        parts.append(text(left, 46, f"step {FIRST + number}"))
+        parts += [part for row, beam in enumerate(beams) for part in row_of(left, row, beam, beams, llm)]
+        if number + 1 < NUM_STEPS:
+            parts += arrows(left, beams, steps[number + 1])
+    y = 62 + WIDTH_OF_SEARCH * ROW
+    for x, kind, words in [
+        (0, "held", "held by several beams"),
+        (180, "edge", "by one"),
+        (270, "free", "a copy, for this step"),
+    ]:
+        parts += [rect(LEFT + x, y, 12, 12, kind), text(LEFT + x + 18, y + 11, words)]
+    return svg(y + 24, "Beams in rows of blocks: children share the blocks of their parent", parts)
+
+
+def row_of(left: float, row: int, beam: Beam, beams: list[Beam], llm: LLM) -> Iterator[str]:
+    """Yield the parts of a beam's row: its blocks, each with its number and its count, and its last token."""
+    y = 58 + row * ROW
+    for column, block in enumerate(beam.table):
+        count, x = sum(block in each.table for each in beams), left + column * SLOT
+        is_copy = beam.is_copied and column == len(beam.table) - 1
+        yield rect(x, y, SLOT - 3, 20, "held" if count > 1 else "free" if is_copy else "edge")
+        yield text(x + (SLOT - 3) / 2, y + 15, str(block), "strong", "middle")
+        yield text(x + (SLOT - 3) / 2, y + 35, f"×{count}", anchor="middle")
+    yield text(left + len(beam.table) * SLOT + 2, y + 15, escape(word_of(beam, llm)))
+
+
+def word_of(beam: Beam, llm: LLM) -> str:
+    """Return the text of a beam's last token."""
+    assert llm.tokenizer, "the storyteller has one"
+    return llm.tokenizer.decode(list(beam.token_ids[-1:])).strip() or "⏎"
+
+
+def arrows(left: float, beams: list[Beam], children: list[Beam]) -> Iterator[str]:
+    """Yield an arrow from each beam to each of its children in the next step, and a cross behind one that has none."""
+    rows = {beam.token_ids: row for row, beam in enumerate(beams)}
+    parents = [rows[child.token_ids[:-1]] for child in children]
+    start, end = left + PANEL - 28, left + PANEL - 5
+    for row, parent in enumerate(parents):
+        y = 68 + row * ROW
+        yield f'<path d="M{start} {68 + parent * ROW}L{end - 4} {y}" class="arrow"/>'
+        yield f'<path d="M{end} {y}l-7 -4v8z" class="hot"/>'
+    for row in {*range(len(beams))} - {*parents}:
+        yield text(start + 2, 72 + row * ROW, "×", "strong", "middle")
 
 
 # ---- two engines: the wait of those who decode, against that of a prompt

@@ -150,7 +150,7 @@ def random_events(stage: Stage, rng: random.Random) -> Iterator[Event]:
     else:
         if rng.randint(0, 3):
             yield Drain()
-        beams = [Beams(random_request(rng), rng.choice([1, 2, 3, 5]))] if stage.has_samples else []
+        beams = [Beams(random_request(rng), rng.choice([1, 2, 3, 5]))] if stage.has_beams else []
         yield rng.choice([random_stream(stage, rng), *beams])
 
 

@@ -23,6 +23,7 @@ import numpy
 import torch
 
 from nanovllm.tests.testing.sequences import holders
+from tests.helpers import ROOT, find_bases
 
 VOCAB_SIZE = 90
 PRIME = 16_777_213  # slot values are below it, so float32 represents each of them exactly
@@ -220,13 +221,21 @@ def delayed_load(tier: Any, device: torch.Tensor, delays: Iterator[int]) -> Call
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage, by its module's name, and its features."""
+    """A stage or a branch, by its module's name, and its features."""
 
-    name: str  # stages.s5_cow_sampling
+    name: str  # stages.s5_cow_sampling, stages.more_beams
+
+    @property
+    def key(self) -> str:
+        """The short name: s5, more_beams."""
+        name = self.name.rpartition(".")[2]
+        return name if name.startswith("more_") else name.partition("_")[0]
 
     @cached_property
     def number(self) -> int:
-        return int(self.name.rpartition(".s")[2].partition("_")[0])
+        """The number of the stage, or of a branch's base."""
+        stage = find_bases(ROOT).get(self.name, self.name)
+        return int(stage.rpartition(".s")[2].partition("_")[0])
 
     @cached_property
     def module(self) -> ModuleType:
@@ -238,6 +247,7 @@ class Stage:
 
     has_engine = property(lambda self: self.number >= 4)
     has_samples = property(lambda self: self.number >= 5)
+    has_beams = property(lambda self: hasattr(self.module, "BeamSearchParams"))
     has_prefix_cache = property(lambda self: self.number >= 6)
     has_tiers = property(lambda self: self.number >= 7)
 

@@ -28,6 +28,7 @@ from tests.history import play
 from tests.plans import Plan, random_plan, shrink
 from tests.scripted_llm import Stage
 
+BRANCHES = ("stages.more_beams",)  # with events that no stage has
 HISTORIES_PER_TASK = 10
 TASKS_AHEAD = 4  # of the current task: the same for any number of processes
 LENGTHS = (20, 60, 200)  # of a history, in events
@@ -117,7 +118,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=1_000_000, help="all stages together (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stage", help="only this stage, such as s7 (default: all in turn)")
+    parser.add_argument("--stage", help="only this stage, such as s7, or more_beams (default: all in turn)")
     parser.add_argument("--history", type=int, help="play only this history of a stage")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--kernels", action="store_true", help="soak the package's kernels; see --kernels --help")
@@ -131,9 +132,11 @@ def main(argv: list[str] | None = None) -> int:
 
         return kernel_soak.main([word for word in argv if word != "--kernels"])
     args = make_parser().parse_args(argv)
-    names = [name for name in find_stages(ROOT) if args.stage in (None, name.rpartition(".")[2].partition("_")[0])]
+    stages = [Stage(name) for name in (*find_stages(ROOT), *BRANCHES)]
+    names = [stage.name for stage in stages if args.stage in (None, stage.key)]
     if not names or (args.history is not None and len(names) > 1):
-        print(f"--stage must be one of s1 to s{len(find_stages(ROOT))}, got {args.stage}", file=sys.stderr)
+        known = ", ".join(stage.key for stage in stages)
+        print(f"--stage must be one of {known}, got {args.stage}", file=sys.stderr)
         return 2
     if args.history is not None:
         counts, fault = play_some(names[0], args.seed, range(args.history, args.history + 1))
@@ -141,9 +144,9 @@ def main(argv: list[str] | None = None) -> int:
         counts, fault = soak_all(names, args)
     print(summary(counts))
     if fault:
-        number = Stage(fault.stage).number
+        key = Stage(fault.stage).key
         print(f"{fault.stage}, seed {args.seed}, history {fault.history}: {fault}")
-        print(f"python -m tests.soak --stage s{number} --seed {args.seed} --history {fault.history}")
+        print(f"python -m tests.soak --stage {key} --seed {args.seed} --history {fault.history}")
         return 1
     print(f"seed {args.seed}: no fault")
     return 0

@@ -1,22 +1,20 @@
-"""Beam search in every stage that has it: the same beams as transformers' `generate`, token for token, in float32.
+"""Beam search of the branch more_beams: the same beams as transformers' `generate`, token for token, in float32.
 
 Stories of the shipped checkpoint rarely end, so some searches treat a few frequent tokens as the end of a text.
 """
 
-import importlib
 import json
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from transformers import GenerationConfig
 
-from tests.helpers import ROOT, STORYTELLER, Oracle, find_stages, folder_of, full
+from stages.more_beams import LLM, BeamSearchParams
+from tests.helpers import STORYTELLER, Oracle, full
 
-STAGES = [name for name in find_stages(ROOT) if (folder_of(name) / "beam_search.py").exists()]
 PROMPTS = ["Once upon a time", "He said,"]
 ORACLE = Oracle(STORYTELLER)
 
@@ -88,21 +86,18 @@ def folders(tmp_path_factory) -> dict[tuple[str, ...], Path]:
 
 
 @cache
-def llm_of(stage: ModuleType, folder: Path) -> Any:
-    return stage.LLM(folder, dtype="float32", max_model_len=256, kv_cache_tokens=4096, max_num_batched_tokens=7)
+def llm_of(folder: Path) -> Any:
+    return LLM(folder, dtype="float32", max_model_len=256, kv_cache_tokens=4096, max_num_batched_tokens=7)
 
 
-FIRST, *LATER = STAGES  # beam_search.py hardly changes after its first stage, but the block manager does
-CASES = [(FIRST, SEARCHES[i]) for i in (1, 3, 6)] + [(LATER[-1], SEARCHES[3])]
-LONG = [full(FIRST, SEARCHES[i]) for i in (0, 2, 4, 5)] + [full(later, SEARCHES[i]) for later in LATER for i in (0, 4)]
+CASES = [SEARCHES[i] for i in (1, 3, 6)] + [full(SEARCHES[i]) for i in (0, 2, 4, 5)]
 
 
-@pytest.mark.parametrize("name,search", CASES + LONG, ids=str)
-def test_beams_match_transformers(name, search, folders):
-    stage = importlib.import_module(name)
-    llm = llm_of(stage, folders[search.endings])
+@pytest.mark.parametrize("search", CASES, ids=str)
+def test_beams_match_transformers(search, folders):
+    llm = llm_of(folders[search.endings])
     width, max_tokens, length_penalty, early_stopping, _ = search
-    params = stage.BeamSearchParams(width, max_tokens, length_penalty=length_penalty, early_stopping=early_stopping)
+    params = BeamSearchParams(width, max_tokens, length_penalty=length_penalty, early_stopping=early_stopping)
     for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, params), strict=True):
         beams = expected(prompt, search)
         assert [completion.token_ids for completion in output.outputs] == beams.token_ids

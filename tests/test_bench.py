@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from nanovllm.bench.harness import median_scores, medians, take_turns, timed
 from nanovllm.bench.workload import Task, mixed_tasks
-from stages.bench import offload, results, samples, serving
+from stages.bench import beams, offload, results, samples, serving
 from stages.bench import tables as command
 from stages.bench.engines import PACKAGES, WITHOUT_SCHEDULER, by_sample, stage, without_model
 from stages.bench.models import STORYTELLER
@@ -238,7 +238,7 @@ def test_shared_prompt_that_leaves_the_device_moves_once():
 TIMED = re.compile(
     r"(.*_)?(ms|us|seconds|ratio|gain|bandwidth)|.*tokens_per_second|bytes_per_second|.*_over_\w+|cache_at.*"
 )
-COUNTED = {"predict.s2.at_once.copied_over_moved", "predict.s5.beams.ratio"}  # not timed: the same on any machine
+COUNTED = {"predict.s2.at_once.copied_over_moved"}  # not timed: the same on any machine
 SINGLE = {"measured"}  # the duration of each table
 
 
@@ -286,6 +286,19 @@ def test_counts_of_serving_are_current():
         serve("s4", engine, mixed_tasks(4096))
         runner = engine.model_runner
         assert (runner.num_steps, runner.num_tokens) == (row["steps"], row["tokens_computed"])
+
+
+@pytest.mark.full
+def test_counts_of_beams_are_current():
+    """Their tokens come from the model, but no machine chooses others."""
+    counts, result = beams.counted(), results.read()["beams"]
+    texts = counts.pop("texts")
+    for way in ("alone", "samples", "beams"):
+        assert texts[way]["repeated"] == result["texts"][way]["repeated"]
+        assert texts[way]["logprob"] == pytest.approx(result["texts"][way]["logprob"], abs=0.02)
+    for name, ways in counts.items():
+        for way in ("alone", "requests", "samples", "beams"):
+            assert {key: result[name][way][key] for key in ways[way]} == ways[way]
 
 
 @pytest.mark.skipif("samples" not in results.read(), reason="not measured yet")

@@ -1,7 +1,7 @@
 """Random histories of every stage: by hypothesis, by seed as in `python -m tests.soak`, and those that once failed.
 
-tests/history.py has the checks after each step, tests/scripted_llm.py the model. Injected faults show that histories
-find faults.
+The branch more_beams has some, too. tests/history.py has the checks after each step, tests/scripted_llm.py the model.
+Injected faults show that histories find faults.
 """
 
 import random
@@ -36,6 +36,7 @@ from tests.plans import (
 from tests.scripted_llm import Stage
 
 STAGES = [Stage(name) for name in find_stages(ROOT)]
+WITH_BEAMS = Stage("stages.more_beams")
 RANDOMS = st.randoms(use_true_random=False)  # hypothesis can shrink its draws
 
 
@@ -44,7 +45,7 @@ def from_stage(number: int) -> list[Stage]:
 
 
 def each(stages: list[Stage]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("stage", stages, ids=[f"s{stage.number}" for stage in stages])
+    return pytest.mark.parametrize("stage", stages, ids=[stage.key for stage in stages])
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -88,7 +89,7 @@ class EngineMachine(RuleBasedStateMachine):
     def abort(self, which: int) -> None:
         self.history.apply(Abort(which))
 
-    @precondition(lambda self: self.stage.has_samples)
+    @precondition(lambda self: self.stage.has_beams)
     @rule(rng=RANDOMS, width=st.integers(1, 4))
     def beams(self, rng: random.Random, width: int) -> None:
         self.history.apply(Beams(random_request(rng), width))
@@ -100,7 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("num_histories", [4, pytest.param(60, marks=pytest.mark.nightly)])
-@each(STAGES)
+@each([*STAGES, WITH_BEAMS])
 def test_random_histories(stage, num_histories):
     run_state_machine_as_test(
         lambda: EngineMachine(stage),
@@ -111,7 +112,7 @@ def test_random_histories(stage, num_histories):
 
 
 @pytest.mark.parametrize("num_histories", [5, pytest.param(40, marks=pytest.mark.nightly)])
-@each(STAGES)
+@each([*STAGES, WITH_BEAMS])
 def test_seeded_histories(stage, num_histories):
     counts, fault = soak.play_some(stage.name, 7, range(num_histories))
     assert fault is None, str(fault)
@@ -175,16 +176,6 @@ OPTIONS = EngineOptions(
     load_delays=(9,),
 )
 REQUEST = Request(0, 22, (49,), follows=False, n=1, max_tokens=1, seed=4, stop_token_ids=())
-
-
-@each(from_stage(7))
-def test_beams_wait_while_their_prompt_is_loaded(stage):
-    """The prompt's first blocks were evicted to the host, and their load is slow."""
-    others = REQUEST._replace(text=1, num_shared=30)
-    counts = play(
-        stage, Plan(OPTIONS, [REQUEST, Drain(), others, Drain(), Beams(REQUEST._replace(max_tokens=9), width=1)])
-    )
-    assert counts["blocks loaded"] > 0
 
 
 @each(from_stage(7))

@@ -2,7 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ET
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 
@@ -10,6 +10,7 @@ from notebooks import lesson_pictures as pictures
 from stages.bench.kernel import MIXED
 from stages.bench.predict.s3 import slots_read
 from stages.bench.results import read
+from stages.more_beams import BeamSearchParams
 from stages.tools.prose.two_ranks import storyteller
 
 PICTURES = pictures.pictures()
@@ -47,6 +48,31 @@ def test_what_attention_reads_is_drawn_to_scale():
     assert copied / read == pytest.approx(3 * counts["slots"] / counts["tokens"], rel=0.02)
     for number in counts.values():
         assert f"{number:,} slots" in PICTURES["more_kernel.svg"]
+
+
+def test_watching_changes_no_beam_and_counts_match_the_tables():
+    steps, llm = pictures.watch_beams(3, pictures.BEGINNING, 8)
+    copied = llm.kv_cache.num_blocks_copied
+    [alone] = llm.beam_search([pictures.BEGINNING], BeamSearchParams(3, 8, ignore_eos=True))
+    assert 2 * copied == llm.kv_cache.num_blocks_copied == 2 * sum(beam.is_copied for beams in steps for beam in beams)
+    assert [len(beams) for beams in steps] == [1] + [3] * 7
+    num_prompt_tokens = len(alone.prompt_token_ids)
+    assert {beam.token_ids[num_prompt_tokens:] for beam in steps[-1]} >= {
+        tuple(each.token_ids[:-1]) for each in alone.outputs
+    }
+    for before, beams in pairwise(steps):
+        parents = {beam.token_ids: beam.table for beam in before}
+        for beam in beams:
+            table, parent = beam.table, parents[beam.token_ids[:-1]]
+            shared = [block for block in table if block in parent]
+            assert shared == list(table[: len(shared)]) and len(shared) >= len(table) - 1
+
+
+def test_each_child_has_an_arrow_and_shared_blocks_are_shaded():
+    picture = PICTURES["more_beams.svg"]
+    assert picture.count('class="arrow"') == (pictures.NUM_STEPS - 1) * pictures.WIDTH_OF_SEARCH
+    assert picture.count('class="held"') > picture.count("×3<") > 0
+    assert picture.count('class="free"') > 1, "a copy, and its key"
 
 
 def test_waits_are_drawn_to_scale():

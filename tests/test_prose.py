@@ -51,7 +51,7 @@ FOREIGN |= {
 DEFINITIONS: dict[str, list[str]] = {
     "nanovllm/README.md": ["200 MB", "2.7 GB", "100 MB"],  # as pip reports them
     "stages/s1_contiguous_cache/README.md": ["64 numbers × 4 bytes"],
-    "stages/bench/predict/s5.md": ["hold 4 times the blocks"],
+    "stages/bench/predict/more_beams.md": ["hold 4 times the blocks"],
     "nanovllm/docs/disk.md": ["differs by more than 2 times"],
     "tests/mutants/README.md": ["Wilson's 95% interval", "60 seconds", "6 GiB"],
 }

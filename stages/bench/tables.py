@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from stages.bench import (
+    beams,
     claims,
     decode_step,
     drafts,
@@ -40,6 +41,7 @@ TABLES: dict[str, Table] = {  # decode first: the answers of stages 2 and 3 need
     "run": scoreboard.measure_run,
     "peers": scoreboard.measure_peers,
     "serving": serving.measure,
+    "beams": beams.measure,
     "samples": samples.measure,
     "prefix_cache": serving.measure_prefix_cache,
     "offload": offload.measure,

@@ -6,7 +6,6 @@ Unlike stage 7:
 - a chunk of a prompt with a long past is slower, because each of its tokens reads that past anew.
 """
 
-from .beam_search import BeamSearchParams
 from .config import EngineConfig
 from .engine import LLMEngine
 from .llm import LLM
@@ -15,7 +14,6 @@ from .sampling import SamplingParams
 
 __all__ = [
     "LLM",
-    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "LLMEngine",

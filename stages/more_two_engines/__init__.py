@@ -6,7 +6,6 @@ Unlike stage 7:
 - the first engine never waits for the second one while it has work, and does without it if it is full or dead.
 """
 
-from .beam_search import BeamSearchParams
 from .config import EngineConfig
 from .engine import LLMEngine
 from .llm import LLM
@@ -15,7 +14,6 @@ from .sampling import SamplingParams
 
 __all__ = [
     "LLM",
-    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "LLMEngine",

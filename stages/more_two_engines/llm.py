@@ -5,7 +5,6 @@ from collections import abc
 from pathlib import Path
 from typing import Any
 
-from .beam_search import BeamSearch, BeamSearchParams
 from .config import EngineConfig
 from .engine import LLMEngine
 from .input_processor import Prompt
@@ -64,13 +63,6 @@ class LLM:
     def close(self) -> None:
         """End the second engine's process, if there is one. This engine goes on alone."""
         self.llm_engine.close()
-
-    def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[RequestOutput]:
-        """Return one output for each prompt, with beam_width completions, best first. No other request may run."""
-        if self.llm_engine.has_unfinished_requests():
-            raise ValueError("the engine has unfinished requests, and beam search needs it to itself")
-        search = BeamSearch(self.llm_engine, params)
-        return [search.run(next(self._request_ids), prompt) for prompt, _ in pair(prompts, None)]
 
 
 def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, SamplingParams]]:

@@ -6,7 +6,6 @@ Unlike stage 7:
 - rank 0 schedules, and sends each step to the others. If one dies, all end.
 """
 
-from .beam_search import BeamSearchParams
 from .config import EngineConfig
 from .engine import LLMEngine
 from .llm import LLM
@@ -15,7 +14,6 @@ from .sampling import SamplingParams
 
 __all__ = [
     "LLM",
-    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "LLMEngine",

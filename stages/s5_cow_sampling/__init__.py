@@ -2,11 +2,9 @@
 
 Unlike the stage before:
 - each block has a reference count: n samples compute their prompt once, and are forked one token before its end;
-- a sequence copies a shared block before it writes to it, and the copies of a step are made together;
-- optional: beam search, which forks at every token.
+- a sequence copies a shared block before it writes to it, and the copies of a step are made together.
 """
 
-from .beam_search import BeamSearchParams
 from .config import EngineConfig
 from .engine import LLMEngine
 from .llm import LLM
@@ -15,7 +13,6 @@ from .sampling import SamplingParams
 
 __all__ = [
     "LLM",
-    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "LLMEngine",

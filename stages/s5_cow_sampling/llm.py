@@ -5,7 +5,6 @@ from collections import abc
 from pathlib import Path
 from typing import Any
 
-from .beam_search import BeamSearch, BeamSearchParams
 from .config import EngineConfig
 from .engine import LLMEngine
 from .input_processor import Prompt
@@ -60,13 +59,6 @@ class LLM:
         finally:  # the iterator was closed, or a step has failed
             for request_id in request_ids:
                 self.llm_engine.abort_request(request_id)
-
-    def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[RequestOutput]:
-        """Return one output for each prompt, with beam_width completions, best first. No other request may run."""
-        if self.llm_engine.has_unfinished_requests():
-            raise ValueError("the engine has unfinished requests, and beam search needs it to itself")
-        search = BeamSearch(self.llm_engine, params)
-        return [search.run(next(self._request_ids), prompt) for prompt, _ in pair(prompts, None)]
 
 
 def pair(prompts: Prompts, sampling_params: Params) -> list[tuple[Prompt, SamplingParams]]:

@@ -7,7 +7,6 @@ Unlike the previous stage:
   end of a prefix before its beginning.
 """
 
-from .beam_search import BeamSearchParams
 from .config import EngineConfig
 from .engine import LLMEngine
 from .llm import LLM
@@ -16,7 +15,6 @@ from .sampling import SamplingParams
 
 __all__ = [
     "LLM",
-    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "LLMEngine",

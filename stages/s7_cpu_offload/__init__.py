@@ -6,7 +6,6 @@ Unlike the previous stage:
 - the choice between loading and computing again is made once, from two measured speeds: a copy's and a prefill's.
 """
 
-from .beam_search import BeamSearchParams
 from .config import EngineConfig
 from .engine import LLMEngine
 from .llm import LLM
@@ -15,7 +14,6 @@ from .sampling import SamplingParams
 
 __all__ = [
     "LLM",
-    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "LLMEngine",

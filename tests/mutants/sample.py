@@ -67,7 +67,7 @@ def read_targets(root: Path) -> list[Target]:
 
 def stage_targets(root: Path, keys: list[str], patterns: list[str], without: list[str]) -> Iterator[Target]:
     """Yield the files that each stage adds or changes. The model's are never among them."""
-    for stage in load(root).stages:
+    for stage in load(root).lessons:
         if stage.key not in keys or stage.before is None:
             continue
         folder, before = Path(stage.path), Path(stage.before.path)

@@ -44,7 +44,8 @@ def finding_13() -> Finding:
         speed = rows["device"]["copy GB/s, read and written"]
         return f"{2 * BLOCK_OF_70B / speed / 1000:.1f} us at the {speed:,.0f} GB/s at which {machine} copies"
 
-    beams = under("predict.s5.beams")
+    story = under("beams.story")
+    beams = {"alone": story["alone"]["blocks"], "blocks": story["beams"]["blocks"], "ratio": story["times"]}
     return finding(
         13,
         holds_as_worded=beams["ratio"] < 4,

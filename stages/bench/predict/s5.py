@@ -1,4 +1,4 @@
-"""Stage 5: blocks that samples share and copy, tokens that a preempted sample computes again, and blocks of beams."""
+"""Stage 5: blocks that samples share and copy, and tokens that a preempted sample computes again."""
 
 import statistics
 from collections.abc import Sequence
@@ -14,20 +14,17 @@ from stages.bench.steady import until_steady
 from stages.bench.workloads import even_prompt
 
 POOL, BLOCK, TURNS = 8192, 16, 5
-PROMPT, ALIGNED, OUTPUT, N, WIDTH = 200, 208, 64, 8, 4
-STORY = "Once upon a time there was a princess"
+PROMPT, ALIGNED, OUTPUT, N = 200, 208, 64, 8
 
 
 def measure(model: Path) -> Scores:
-    """Return counts of three prompts, of a preempted sample and of beams, and timed runs."""
+    """Return counts of three prompts and of a preempted sample, and timed runs."""
     counts = {f"of_{length}": counted(model, length) for length in (PROMPT, ALIGNED, ALIGNED + 1)}
-    alone, beams = search(model, STORY, 1)["blocks"], search(model, STORY, WIDTH)
     held = counts[f"of_{PROMPT}"]
     return {
         **counts,
         "times": held["samples"]["blocks"] / held["alone"]["blocks"],
         "preempted": one_is_preempted(model),
-        "beams": {**beams, "alone": alone, "ratio": beams["blocks"] / alone, "output_tokens": OUTPUT},
         "runs": timed_runs(model, held["samples"]["copied"]),
     }
 
@@ -61,19 +58,11 @@ def one_is_preempted(model: Path, name: str = "s5") -> dict[str, int]:
     return {"pool_blocks": num_blocks, "computed_twice": twice}
 
 
-def search(model: Path, prompt: str | list[int], width: int) -> dict[str, int]:
-    """Return the counts of a beam search."""
-    llm = stage("s5").LLM(model, dtype="float32", kv_cache_tokens=POOL)
-    llm.beam_search([prompt], stage("s5").BeamSearchParams(beam_width=width, max_tokens=OUTPUT, ignore_eos=True))
-    counts = {"steps": llm.model_runner.num_steps, "tokens_computed": llm.model_runner.num_tokens}
-    return counts | {"blocks": llm.peak.held // BLOCK, "blocks_copied": llm.kv_cache.num_blocks_copied}
-
-
 # ---- timed
 
 
 def timed_runs(model: Path, blocks_copied: int) -> Scores:
-    """Time N outputs of one prompt, as requests of stage 4 and as samples, which take turns, and a beam search."""
+    """Time N outputs of one prompt, as requests of stage 4 and as samples, which take turns."""
     options: dict[str, Any] = {"temperature": 1.0, "max_tokens": OUTPUT, "ignore_eos": True}
     seeds = [stage("s4").SamplingParams(seed=seed, **options) for seed in range(N)]
     samples = [stage("s5").SamplingParams(n=N, seed=0, **options)]
@@ -88,7 +77,7 @@ def timed_runs(model: Path, blocks_copied: int) -> Scores:
     rounds, turns = until_steady(calls, gain, least=TURNS, most=4 * TURNS)
     result = median_scores(rounds)
     result["samples"] |= {"blocks_copied": blocks_copied}
-    return {**result, "beams": search(model, prompt, WIDTH), **gain(rounds), "turns": turns}
+    return {**result, **gain(rounds), "turns": turns}
 
 
 def one_run(llm: Any, prompts: list[list[int]], params: list[Any]) -> Scores:

@@ -2,9 +2,7 @@
 
 import pytest
 
-from ..beam_search import BeamSearchParams
 from ..engine import LLMEngine
-from ..llm import LLM
 from ..outputs import RequestOutput
 from ..prefix_cache import BlockHash, extend_block_hashes
 from ..sampling import SamplingParams
@@ -319,13 +317,3 @@ def test_a_prompt_that_needs_the_whole_pool_waits_for_the_load_of_an_aborted_req
     assert not transfers[0].has_arrived, "the load still holds a block of the three"
     prompt = add(engine, "c", 11, max_tokens=1)
     assert tokens_of_all(run(engine)["c"]) == [tokens_alone(prompt, 1)]
-
-
-def test_a_beam_search_waits_for_the_blocks_of_its_prompt(checkpoint):
-    options = {"kv_cache_tokens": 40, "max_model_len": 40, "kv_offloading_tokens": 200, "offload_policy": "load"}
-    llm, params = LLM(checkpoint, block_size=4, **options), BeamSearchParams(2, 4, ignore_eos=True)
-    [first] = llm.beam_search(TEXT, params)
-    llm.generate([7] * 36, SamplingParams(max_tokens=4, ignore_eos=True))
-    slow_loads(llm.llm_engine)
-    [second] = llm.beam_search(TEXT, params)
-    assert tokens_of_all(second) == tokens_of_all(first) and loaded(llm.llm_engine) == 3

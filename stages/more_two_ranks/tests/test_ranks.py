@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..__main__ import counts
-from ..beam_search import BeamSearchParams
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llm import LLM
 from ..outputs import RequestOutput
@@ -184,12 +183,6 @@ def test_seeded_samples_of_one_prompt_are_those_of_one_rank(two, one):
     before = two.kv_cache.num_blocks_copied
     assert tokens(two.generate([PROMPTS[1]], params)) == tokens(one.generate([PROMPTS[1]], params))
     assert two.kv_cache.num_blocks_copied - before == 2
-
-
-def test_beams_are_those_of_one_rank(two, one):
-    params = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
-    assert tokens(two.beam_search([PROMPTS[2]], params)) == tokens(one.beam_search([PROMPTS[2]], params))
-    assert two.kv_cache.num_blocks_copied > 0
 
 
 def test_a_second_engine_is_refused_and_leaves_the_ranks_of_the_first_alone(two, checkpoint):

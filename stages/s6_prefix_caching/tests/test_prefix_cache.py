@@ -4,10 +4,8 @@ from itertools import combinations
 
 import pytest
 
-from ..beam_search import BeamSearchParams
 from ..block_pool import BlockPool
 from ..engine import LLMEngine
-from ..llm import LLM
 from ..observer import Observer
 from ..prefix_cache import BlockHash, extend_block_hashes, hash_block_tokens
 from ..sampling import SamplingParams
@@ -280,24 +278,3 @@ def test_samples_of_a_cached_prompt_run_in_the_step_that_admits_it(engine):
     num_steps = len(engine.model_runner.steps)
     assert computed(engine, TEXT[:9], n=2) == 2
     assert len(engine.model_runner.steps) == num_steps + 1
-
-
-def test_a_repeated_beam_search_hits_its_prompt(checkpoint):
-    """12 of the prompt's 13 tokens are cached the second time. Two beams compute 5 more each, both times."""
-    llm, params = LLM(checkpoint, block_size=4), BeamSearchParams(2, 6, ignore_eos=True)
-    outputs, counts = [], [llm.model_runner.num_tokens]
-    for _ in range(2):
-        outputs += llm.beam_search(TEXT[:13], params)
-        counts.append(llm.model_runner.num_tokens)
-    assert [counts[1] - counts[0], counts[2] - counts[1]] == [13 + 2 * 5, 1 + 2 * 5]
-    assert llm.kv_cache_manager.prefix_cache_stats.hits == 12
-    assert tokens_of_all(outputs[0]) == tokens_of_all(outputs[1])
-
-
-def test_beam_searches_and_requests_hit_each_others_blocks(checkpoint):
-    llm = LLM(checkpoint, block_size=4)
-    llm.generate(TEXT[:9], SamplingParams(max_tokens=1))
-    [output] = llm.beam_search(TEXT, BeamSearchParams(1, 10, ignore_eos=True))
-    assert llm.kv_cache_manager.prefix_cache_stats.hits == 8
-    llm.generate([*TEXT, *tokens_of(output)], SamplingParams(max_tokens=1))
-    assert llm.kv_cache_manager.prefix_cache_stats.hits == 8 + 24

@@ -50,7 +50,7 @@ IDEAS = (
     ),
     Idea(
         "copy-on-write",
-        "samples and beams that share blocks until they differ",
+        "samples that share blocks until they differ",
         "n samples share one prompt",
         "equal prompts in two requests are computed twice",
     ),

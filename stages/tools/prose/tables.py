@@ -115,9 +115,9 @@ def serving_block(results: Results) -> str:
 
 
 def samples_of_one_prompt_block(results: Results) -> str:
-    """Compare several outputs of one prompt: as requests of their own, as samples, as beams."""
+    """Compare several outputs of one prompt: as requests of their own, and as samples."""
     runs = results["predict"]["s5"]["runs"]
-    names = {"requests": "s4, 8 requests", "samples": "s5, n = 8", "beams": "s5, a beam of 4"}
+    names = {"requests": "s4, 8 requests", "samples": "s5, n = 8"}
     return table_of("stage", SCORES, {text: runs[name] for name, text in names.items()})
 
 
@@ -269,6 +269,42 @@ def kernel_block(results: Results) -> str:
     return table_of("step", BACKENDS, {name: steps[key] for name, key in IN_PLACE.items()})
 
 
+# ---- beams
+
+OUTPUTS = {"4 requests": "requests", "4 samples": "samples", "4 beams": "beams", "1 beam, which is greedy": "alone"}
+SEARCHES = (
+    Column("steps", "steps", whole),
+    Column("tokens computed", "tokens_computed", whole),
+    Column("blocks", "blocks", whole),
+    Column("blocks copied", "blocks_copied", whole),
+    Column("a step", "step_ms", "{:.1f} ms".format),
+)
+LIKELIEST = {"1 beam, which is greedy": "alone", "the best of 4 samples": "samples", "the best of 4 beams": "beams"}
+LIKELINESS = (
+    Column("logprob", "logprob", "{:.1f}".format),
+    Column("pairs of tokens that it repeats", "repeated", whole),
+)
+
+
+def beams_block(results: Results) -> str:
+    """Show four outputs of a prompt as requests, as samples and as beams."""
+    if "beams" not in results:
+        return NOT_YET
+    prompts = {"a few words": "story", "200 tokens": "long"}
+    rows = {
+        f"{text}: {way}": results["beams"][name][key] for text, name in prompts.items() for way, key in OUTPUTS.items()
+    }
+    return table_of("prompt: outputs", SEARCHES, rows)
+
+
+def beams_texts_block(results: Results) -> str:
+    """Show how likely an output is, and how often it repeats itself."""
+    if "beams" not in results:
+        return NOT_YET
+    texts = results["beams"]["texts"]
+    return table_of("output", LIKELINESS, {name: texts[key] for name, key in LIKELIEST.items()})
+
+
 # ---- two engines
 
 ENGINES = {  # the lesson's
@@ -309,7 +345,6 @@ def two_ranks_block(results: Results) -> str:
 
 
 NUMBERS = range(1, 8)  # of the stages
-BRANCHES = ("more_kernel", "more_speculation", "more_two_engines", "more_two_ranks")
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "run": run_block,
     "machine": machine_block,
@@ -322,12 +357,14 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "offload": offload_block,
     "offload_talks": offload_talks_block,
     "decode": decode_block,
+    "beams": beams_block,
+    "beams_texts": beams_texts_block,
     "drafts": drafts_block,
     "drafts_cost": drafts_cost_block,
     "kernel": kernel_block,
     "two_engines": two_engines_block,
     "two_ranks": two_ranks_block,
-    **{f"answers_{branch}": answers_of(branch) for branch in BRANCHES},
+    **{f"answers_{questions.stem}": answers_of(questions.stem) for questions in PREDICT.glob("more_*.md")},
     **{f"scoreboard_s{number}": scoreboard_of(number) for number in NUMBERS},
     **{f"run_s{number}": screen_of(f"s{number}") for number in NUMBERS},
     **{f"answers_s{number}": answers_of(f"s{number}") for number in NUMBERS},

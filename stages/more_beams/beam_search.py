@@ -76,11 +76,17 @@ class Hypotheses:
         self._params = params
 
     def add(self, token_ids: list[int], logprob: float) -> None:
+        """Keep an output that has ended, if it is one of the best beam_width."""
         hypothesis = Hypothesis(self._score(logprob, len(token_ids)), token_ids, logprob)
         self.best = sorted([*self.best, hypothesis], key=lambda h: -h.score)[: self._params.beam_width]
 
     def are_final(self, logprob: float, num_tokens: int, max_tokens: int) -> bool:
-        """Return True if no running beam can become one of the best. The likeliest has this logprob and length."""
+        """Return True if no running beam can become one of the best. The likeliest has this logprob and length.
+
+        With fewer than beam_width hypotheses, any beam can. With as many, early_stopping decides: True ends the search.
+        False compares the score that the likeliest has now with the worst hypothesis, and "never" the best score that
+        its logprob can have at any length up to max_tokens. An equal score is not better.
+        """
         if len(self.best) < self._params.beam_width:
             return False
         if self._params.early_stopping is True:
@@ -122,34 +128,34 @@ class BeamSearch:
     def _search(self, root: Sequence) -> list[Hypothesis]:
         """Return the best hypotheses. Raise PoolTooSmall if blocks run out. Free all blocks in either case."""
         beams, hypotheses, manager = [root], Hypotheses(self._params), self._kv_cache_manager
-        hits = manager.find_hits(root)
-        needed, free = manager.num_needed(root, hits), manager.num_free_blocks
+        needed, free = manager.num_needed(root), manager.num_free_blocks
         if needed > free:
             raise PoolTooSmall(f"the prompt needs {needed} blocks, {free} are free")
-        manager.allocate(root, hits)
-        manager.collect_loads(wait=True)
+        manager.allocate(root)
         try:
+            while root.num_uncomputed_tokens > self._max_num_batched_tokens:  # a chunk of the prompt
+                self._compute([root])
             while beams:
-                beams = self._step(beams, hypotheses)
+                beams = self.step(beams, hypotheses)
         finally:
             for beam in beams:
                 manager.free(beam)
         return hypotheses.best
 
-    def _step(self, beams: list[Sequence], hypotheses: Hypotheses) -> list[Sequence]:
-        """Fork the next beams from these, free these, and return the next ones: none if the search is over."""
-        if beams[0].num_uncomputed_tokens > self._max_num_batched_tokens:  # only a chunk of the prompt
-            self._compute(beams)
-            return beams
-        children = [self._fork(candidate) for candidate in self._choose(self._most_likely(beams), hypotheses)]
+    def step(self, beams: list[Sequence], hypotheses: Hypotheses) -> list[Sequence]:
+        """Compute one step, and return the beams of the next one: none if the search is over.
+
+        Afterwards `beams` hold no blocks. A block that they share with a beam of the next step is never free meanwhile.
+        """
+        children = [self.fork(candidate) for candidate in self.choose(self.extend(beams), hypotheses)]
         for beam in beams:
             self._kv_cache_manager.free(beam)
         return children
 
-    def _most_likely(self, beams: list[Sequence]) -> list[Candidate]:
-        """Return the most likely continuations of all beams by one token, best first.
+    def append_slots(self, beams: list[Sequence]) -> None:
+        """Make sure that the last token of each beam has a slot, in a block that no other beam holds.
 
-        There are enough for beam_width of them to go on, even if all stop tokens of all beams are among them.
+        A new block in the place of a shared one has its keys and values. Raise PoolTooSmall if blocks run out.
         """
         copies = []
         for beam in beams:
@@ -157,8 +163,14 @@ class BeamSearch:
                 raise PoolTooSmall(f"{len(beams)} beams of {beam.num_tokens} tokens need more blocks than are free")
             copies.append(self._kv_cache_manager.append_slot(beam))
         self._engine.kv_cache.copy_blocks([each for each in copies if each])
-        size = self._max_num_batched_tokens
-        logprobs = torch.cat([self._compute(beams[start : start + size]) for start in range(0, len(beams), size)])
+
+    def extend(self, beams: list[Sequence]) -> list[Candidate]:
+        """Compute the last token of each beam. Return the most likely continuations of all beams, best first.
+
+        There are enough for beam_width of them to go on, even if all stop tokens of all beams are among them.
+        """
+        self.append_slots(beams)
+        logprobs = self._next_logprobs(beams)  # [num_beams, vocab_size]
         count = self._params.beam_width * max(2, 1 + len(beams[0].stop_token_ids))
         top = logprobs.topk(min(count, logprobs.shape[1]))  # [num_beams, count]
         candidates = [
@@ -168,18 +180,8 @@ class BeamSearch:
         ]
         return sorted(candidates, key=lambda candidate: -candidate.logprob)[:count]
 
-    @torch.inference_mode()
-    def _compute(self, beams: list[Sequence]) -> Tensor:
-        """Run the model. Return each beam's logprobs of its next token, float32 [num_beams, vocab_size]."""
-        batch = [(beam, min(beam.num_uncomputed_tokens, self._max_num_batched_tokens)) for beam in beams]
-        logits = self._engine.model_runner.compute_logits(batch)  # [num_beams, vocab_size]
-        for beam, num_tokens in batch:
-            beam.num_computed_tokens += num_tokens
-            self._kv_cache_manager.cache_blocks(beam, num_tokens)
-        return logits.float().log_softmax(dim=-1)
-
-    def _choose(self, candidates: list[Candidate], hypotheses: Hypotheses) -> list[Candidate]:
-        """Return the best beam_width candidates that have not ended, or none if the search is over.
+    def choose(self, candidates: list[Candidate], hypotheses: Hypotheses) -> list[Candidate]:
+        """Return the best beam_width candidates that have not ended, best first, or none if the search is over.
 
         A candidate that has ended becomes a hypothesis if it is among the best beam_width of all.
         """
@@ -193,9 +195,29 @@ class BeamSearch:
         max_tokens = kept[0].parent.max_num_tokens - kept[0].parent.num_prompt_tokens
         return [] if hypotheses.are_final(kept[0].logprob, len(kept[0].output), max_tokens) else kept
 
-    def _fork(self, candidate: Candidate) -> Sequence:
-        """Return a beam that shares its parent's computed blocks, and ends in the candidate's token."""
+    def fork(self, candidate: Candidate) -> Sequence:
+        """Return a beam that shares its parent's computed blocks, and ends in the candidate's token.
+
+        Its cumulative_logprob is the candidate's. The parent stays as it is.
+        """
         child = copy.copy(candidate.parent)
         child.token_ids, child.cumulative_logprob = [*child.token_ids, candidate.token_id], candidate.logprob
         self._kv_cache_manager.fork(candidate.parent, child)
         return child
+
+    def _next_logprobs(self, beams: list[Sequence]) -> Tensor:
+        """Return each beam's logprobs of its next token, float32 [num_beams, vocab_size].
+
+        If a step may not compute a token of each beam, it takes several steps.
+        """
+        size = self._max_num_batched_tokens
+        return torch.cat([self._compute(beams[start : start + size]) for start in range(0, len(beams), size)])
+
+    @torch.inference_mode()
+    def _compute(self, beams: list[Sequence]) -> Tensor:
+        """Run the model on the next tokens of each beam. Return the logprobs after the last one of each."""
+        batch = [(beam, min(beam.num_uncomputed_tokens, self._max_num_batched_tokens)) for beam in beams]
+        logits = self._engine.model_runner.compute_logits(batch)  # [num_beams, vocab_size]
+        for beam, num_tokens in batch:
+            beam.num_computed_tokens += num_tokens
+        return logits.float().log_softmax(dim=-1)

@@ -1,0 +1,113 @@
+"""Sequence: the state of one sample of a request, with its tokens, its text so far and its blocks in the pool."""
+
+import time
+from dataclasses import dataclass, field
+
+from .llama import StreamDecoder, Tokenizer
+from .outputs import CompletionOutput, RequestMetrics, RequestOutput
+from .sampling import SampledToken, SamplingParams, SamplingRow
+
+
+@dataclass(eq=False)
+class Sequence:
+    """The tokens of a request, prompt and output, and how many of them are computed.
+
+        token_ids   | prompt ............ | output ...... | last sampled |
+        in the pool | keys and values of num_computed_tokens | not yet   |
+
+    A sampled token is appended immediately. The next step computes its key and value, and writes them to its slot.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    stop_token_ids: set[int]
+    max_num_tokens: int  # prompt + output
+    tokenizer: Tokenizer | None = None  # without one there is no text
+    sample_index: int = 0  # among the samples of one prompt
+    num_computed_tokens: int = field(default=0, init=False)
+    block_table: list[int] = field(default_factory=list, init=False)  # token i is in block block_table[i // block_size]
+    to_fork: list["Sequence"] = field(default_factory=list, init=False)  # samples to fork once its prompt is computed
+    text: str = field(default="", init=False)
+    cumulative_logprob: float = field(default=0.0, init=False)
+    finish_reason: str | None = field(default=None, init=False)
+    error: str | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+        self.decoder = StreamDecoder(self.tokenizer, self.prompt_token_ids) if self.tokenizer else None
+        self.metrics = RequestMetrics(arrival_time=time.perf_counter())
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """The whole prompt at first (prefill), then 1 (decode)."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def sampling_row(self) -> SamplingRow:
+        """Return what the sampler needs to draw the next token."""
+        return SamplingRow(self.params, self.seed, self.sample_index, position=self.num_tokens)
+
+    def append_token(self, token: SampledToken) -> None:
+        """Append a sampled token. Finish at a stop token, at a stop string, or at the maximum length."""
+        self.token_ids.append(token.token_id)
+        self.cumulative_logprob += token.logprob
+        self.metrics.first_token_time = self.metrics.first_token_time or time.perf_counter()
+        if token.token_id in self.stop_token_ids:
+            self.finish("stop")
+            return
+        if self.decoder:
+            self.text += self.decoder.push(token.token_id)
+        if self._cut_at_stop_string():
+            self.finish("stop")
+        elif self.num_tokens >= self.max_num_tokens:
+            self.finish("length")
+
+    def finish(self, reason: str, error: str | None = None) -> None:
+        """End the sequence: no more tokens come."""
+        if self.decoder:
+            self.text += self.decoder.flush()
+        self.finish_reason, self.error = reason, error
+        self.metrics.finished_time = time.perf_counter()
+
+    def _cut_at_stop_string(self) -> bool:
+        """Cut the text before a stop string, and return True, if it contains one."""
+        starts = [(self.text.index(stop), stop) for stop in self.params.stop if stop in self.text]
+        if starts:
+            start, _ = min(starts, key=lambda match: (match[0] + len(match[1]), match[0]))  # the first that is complete
+            self.text, self.decoder = self.text[:start], None
+        return bool(starts)
+
+    def completion(self) -> CompletionOutput:
+        """Return the output so far. While it runs, hold back an ending that may become a stop string.
+
+        A stop string may straddle tokens, and text that a caller has seen is never taken back.
+        """
+        num_held_back = 0 if self.finished else max((len(stop) - 1 for stop in self.params.stop), default=0)
+        text = self.text[: max(0, len(self.text) - num_held_back)]
+        token_ids = self.token_ids[self.num_prompt_tokens :]
+        return CompletionOutput(self.sample_index, text, token_ids, self.cumulative_logprob, self.finish_reason)
+
+
+def request_output(samples: list[Sequence]) -> RequestOutput:
+    """Return the output so far of the request with these samples. It says whether all of them have finished."""
+    first, finished = samples[0], all(seq.finished for seq in samples)
+    first_token_times = [seq.metrics.first_token_time for seq in samples if seq.metrics.first_token_time]
+    metrics = RequestMetrics(first.metrics.arrival_time, min(first_token_times, default=None))
+    if finished:
+        metrics.finished_time = max(seq.metrics.finished_time for seq in samples)
+    outputs, error = [seq.completion() for seq in samples], next((seq.error for seq in samples if seq.error), None)
+    return RequestOutput(first.request_id, first.prompt, first.prompt_token_ids, outputs, finished, metrics, error)
