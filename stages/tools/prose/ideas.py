@@ -38,9 +38,9 @@ IDEAS = (
     ),
     Idea(
         "paged attention",
-        "attention reads blocks a tile at a time, all sequences at once",
-        "one operation for the whole batch, in bounded memory",
-        "the batch waits for its slowest member",
+        "softmax in parts: attention reads blocks a tile at a time, all sequences at once",
+        "one set of operations for the whole batch, in bounded memory",
+        "a tile is still copied; and the batch waits for its slowest member",
     ),
     Idea(
         "continuous batching",
