@@ -44,7 +44,7 @@ IDEAS = (
     ),
     Idea(
         "continuous batching",
-        "a scheduler: admission at every step, chunked prefill, preemption",
+        "who runs is chosen at every step; that needs admission, chunked prefill, preemption",
         "requests join and leave at every step",
         "n samples of one prompt cost n prompts",
     ),
@@ -62,7 +62,7 @@ IDEAS = (
     ),
     Idea(
         "CPU offload",
-        "a second tier: evicted blocks go to the host, and return on a hit",
+        "a second tier behind the same hashes: evicted blocks go to the host, and return on a hit",
         "a cache larger than the device's memory",
         "one process, one machine",
     ),
