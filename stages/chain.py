@@ -32,6 +32,7 @@ from stages.tools.chain.propagate import abort, begin, propagate
 from stages.tools.exercise.folder import (
     changed_by_learner,
     exercise_folder,
+    experiments,
     how_to,
     remembered_step,
     reveal,
@@ -154,12 +155,8 @@ def _size_line(title: str, lines: int, budget: int | None, num_files: int) -> st
 
 def _exercise(chain: Chain, options: argparse.Namespace) -> int:
     stage = chain.stage(options.stage)
-    if stage.tries:
-        which = (
-            f"{stage.name} has no exercise." if stage.before else "Stage 1 has no exercise: there is no previous stage."
-        )
-        print(f"{which} Try these on a copy:")
-        print("\n".join(f"  {number}. {experiment}" for number, experiment in enumerate(stage.tries, 1)))
+    if stage.tries and not stage.steps:
+        print(f"{stage.name} has no exercise. Try these on a copy:\n{experiments(stage)}")
         return 0
     step = step_of(stage, options.step or remembered_step(stage))
     if options.check:

@@ -370,6 +370,60 @@ CHAIN = {
     **{f"final/{file}": text for file, text in FINAL.items()},
 }
 S1, S2, S3 = "stages/s1_pool", "stages/s2_all_or_nothing", "stages/s3_server"
+FIRST_STEPS = "".join(
+    f"""
+[[s1.steps]]
+title = "{name.capitalize().replace("_", " ")}"
+functions = ["pool.py:Pool.{name}"]
+tests = ["tests/test_pool.py::test_{name}"]
+works = "It is there."
+hints = ["One line.", "That of the test."]
+minutes = 1
+"""
+    for name in ("take", "give_back", "size")
+)
+GIVE_BACK = '''    def give_back(self, slots: list[int]) -> None:
+        """Give slots back."""
+        self.free += slots
+
+'''
+FIRST_TESTS = {
+    "__init__.py": "",
+    "test_pool.py": """from ..pool import Pool
+
+
+def test_take():
+    assert Pool(2).take(2) == [1, 0]
+
+
+def test_give_back():
+    pool = Pool(2)
+    pool.give_back(pool.take(1))
+    assert pool.free == [0, 1]
+
+
+def test_size():
+    assert Pool(2).size() == 2
+""",
+    "test_gain.py": """from ..pool import Pool
+
+
+def test_gain():
+    assert Pool(2).size() == 2
+""",
+    "gain.py": '''"""The gain in figures."""
+
+BEFORE = "no pool"
+
+
+def before(engine, folder):
+    return {"slots left": 0}
+
+
+def now(engine, folder):
+    return {"slots left": engine.Pool(2).size()}
+''',
+}
 MORE = "stages/more_server"
 BRANCH = """
 [more_server]
@@ -837,9 +891,9 @@ class TestExerciseCheck:
     def test_missing_exercise_is_reported_in_one_line(self, chain: Run) -> None:
         message = "chain: there is no exercises/s2 yet: make exercise STAGE=2 writes it\n"
         assert chain("exercise", "2", "--check") == (2, message)
-        tries = "Stage 1 has no exercise: there is no previous stage. Try these on a copy:\n"
+        tries = "s1_pool has no exercise. Try these on a copy:\n  1. another pool\n  2. another size\n"
         for flags in ([], ["--check"]):
-            assert chain("exercise", "1", *flags) == (0, tries + "  1. another pool\n  2. another size\n")
+            assert chain("exercise", "1", *flags) == (0, tries)
 
     def test_outdated_body_is_shown_as_a_comment(self, chain: Run, root: Path) -> None:
         edit(root, f"{S1}/pool.py", "return [self.free", "self.peak = 1\n        return [self.free")
@@ -1197,6 +1251,60 @@ class TestPackage:
         assert (root / "final/serving/http.py").read_text() == FINAL["serving/http.py"]
 
 
+class TestFirstStage:
+    """A first stage with an exercise: no stage is before it, so all of its functions are new."""
+
+    @pytest.fixture(autouse=True)
+    def exercise_of_the_first_stage(self, root: Path) -> None:
+        edit(root, "stages/chain.toml", "\n[s2]\n", f"{FIRST_STEPS}\n[s2]\n")
+        for file, text in FIRST_TESTS.items():
+            (root / S1 / "tests").mkdir(exist_ok=True)
+            (root / S1 / "tests" / file).write_text(text)
+        edit(root, f"{S1}/pool.py", "    def size", f"{GIVE_BACK}    def size")
+        assert main(["write"], root) == 0
+
+    def test_its_steps_are_proved_like_those_of_a_later_stage(self, chain: Run) -> None:
+        assert chain("check") == (0, "stages are as chain.toml says: s1, s2, s3, final\n")
+        assert chain("check", "--exercises", "s1") == (0, "exercises are as chain.toml says: s1\n")
+
+    def test_its_functions_are_all_open(self, chain: Run, root: Path) -> None:
+        status, printed = chain("exercise", "1")
+        assert status == 0 and "3 steps, about 3 minutes" in printed and "make check STAGE=1\n" in printed
+        pool = (root / "exercises/s1/pool.py").read_text()
+        assert 'raise NotImplementedError("step 1, Take: tests/test_pool.py::test_take")' in pool
+        assert "self.free.pop()" not in pool and pool.count("NotImplementedError") == 3
+        assert "class Pool" in chain("diff", "1")[1]
+
+    @pytest.mark.parametrize(
+        ("old", "new", "fault"),
+        [
+            ("pool.py:Pool.take", "pool.py:Pool.took", f"{S1}, step 1: pool.py:Pool.took does not exist"),
+            ("pool.py:Pool.give_back", "pool.py:Pool.__init__", f"{S1}, step 2: pool.py:Pool.__init__ is always given"),
+            (FIRST_STEPS[FIRST_STEPS.rindex("\n[[") :], "", f"{S1}: its exercise has 2 steps, and should have 3 to 5"),
+        ],
+    )
+    def test_fault_is_reported(self, chain: Run, root: Path, old: str, new: str, fault: str) -> None:
+        text = (root / "stages/chain.toml").read_text()
+        first, rest = text.split("\n[s2]\n")
+        assert old in first
+        (root / "stages/chain.toml").write_text(first.replace(old, new) + "\n[s2]\n" + rest)
+        status, printed = chain("check")
+        assert status == 1 and fault in printed
+
+    def test_last_step_prints_the_gain_and_then_the_experiments(
+        self, root: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        main(["exercise", "1"], root)
+        shutil.copyfile(root / f"{S1}/pool.py", root / "exercises/s1/pool.py")
+        capfd.readouterr()
+        assert main(["exercise", "1", "--check"], root) == 0
+        printed = capfd.readouterr().out
+        assert "Step 3 of 3 is green" in printed and "A story from your code" in printed
+        assert "              no pool  your code\n  slots left        0          2\n" in printed
+        assert f"Next:  diff -u exercises/s1 {S1}      compare with how" in printed
+        assert printed.endswith("Then try these on your copy:\n  1. another pool\n  2. another size\n")
+
+
 class TestBranch:
     """A branch after s2: s3 and the package don't know it."""
 
@@ -1313,11 +1421,10 @@ class TestTheRealChain:
         missing = [variants_file(stage) for stage in load(ROOT).lessons if stage.steps]
         assert [file for file in missing if not (ROOT / file).is_file()] == []
 
-    @pytest.mark.parametrize("key", [EXERCISES[0], *map(full, EXERCISES[1:])])
+    @pytest.mark.parametrize("key", [*EXERCISES[:2], *map(full, EXERCISES[2:])])
     def test_gain_compares_with_the_previous_stage(self, key: str, tmp_path: Path) -> None:
         stage = load(ROOT).stage(key)
-        assert stage.before
-        before, now = (import_module(each.path.replace("/", ".")) for each in (stage.before, stage))
+        before, now = (import_module(each.path.replace("/", ".")) for each in (stage.before or stage, stage))
         gain = import_module(f"{now.__name__}.tests.gain")
         old, new = gain.before(before, tmp_path), gain.now(now, tmp_path)
         assert old.keys() == new.keys()

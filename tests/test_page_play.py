@@ -162,6 +162,30 @@ def test_a_crash_is_shown_at_its_step_unless_the_runs_have_parted_before(runs):
     assert verdict_on("s2", runs["s2"], yours, crash).title.startswith("In step 4, your run parts")
 
 
+def test_slots_outside_of_the_pool_are_not_played(runs):
+    reserved = next(i for i, event in enumerate(runs["s1"]) if event["kind"] == "reserved")
+    for slots in (range(-4, 8), range(8, 8), range(300, 400)):
+        absurd = {"kind": "reserved", "step": 1, "seq": "A", "start": slots.start, "end": slots.stop}
+        events = [*runs["s1"][:reserved], absurd, *runs["s1"][reserved:]]
+        assert playable(events, 1) == playable(runs["s1"], 1)
+
+
+def test_another_range_of_slots_names_the_functions_that_find_it(runs):
+    first = next(event for event in runs["s1"] if event["kind"] == "reserved")
+    moved = {"start": first["start"] + 1, "end": first["end"] + 1}
+    yours = [event | moved if event is first else event for event in runs["s1"]]
+    verdict = verdict_on("s1", runs["s1"], yours)
+    assert verdict.lines[1] == f"Yours: {first['seq']} reserves the slots from {moved['start']} to {moved['end']}."
+    assert "SlotManager._first_fit" in verdict.look_at and first["seq"] in verdict.seqs
+
+
+def test_a_sequence_that_ends_late_names_the_functions_that_end_it(runs):
+    ends = [event for event in runs["s1"] if event["kind"] == "end" and event["why"] == "stop"]
+    assert ends, "the workload has a stop string"
+    yours = [e for e in runs["s1"] if not (e["step"] == ends[0]["step"] and e["kind"] in ("end", "released"))]
+    assert verdict_on("s1", runs["s1"], yours).look_at == ("Sequence.append_token", "Sequence._cut_at_stop_string")
+
+
 def test_events_that_cannot_have_happened_are_not_played(runs):
     step = next(i for i, event in enumerate(runs["s4"]) if event["kind"] == "step" and event["step"] == 2)
     absurd = [
@@ -176,6 +200,7 @@ def test_events_that_cannot_have_happened_are_not_played(runs):
 # Learners' code: a planted fault in each stage
 
 FAULTS = {  # of an otherwise solved exercise: a function, a piece of its body and what takes its place (all if empty)
+    "s1": ("sequence.py", "Sequence._cut_at_stop_string", "", "return False"),
     "s2": ("block_manager.py", "BlockManager.append_slot", " > ", " >= "),
     "s3": ("online_softmax.py", "merge_attn_states", "", "return a"),
     "s4": ("scheduler.py", "Scheduler._may_admit", "self._watermark_blocks", "0"),
@@ -256,5 +281,5 @@ def test_crash_is_shown(body, error, tmp_path, monkeypatch):
 
 
 def test_missing_exercise_is_reported_in_one_line(capsys):
-    assert main(["1", "--no-browser"]) == 2
-    assert "stage 1 has no exercise" in capsys.readouterr().err
+    assert main(["more_two_ranks", "--no-browser"]) == 2
+    assert "stage more_two_ranks has no exercise" in capsys.readouterr().err

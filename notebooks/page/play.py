@@ -35,6 +35,7 @@ NAME = "yours"  # of the tab
 # the last part of the functions' names, the likeliest first.
 LOOK_AT = {
     "arrive": ("process", "add"),
+    "reserved": ("allocate", "_first_fit", "free_ranges"),
     "preempt": ("_preempt", "schedule"),
     "hit": ("find_hits", "hash_block_tokens", "extend_block_hashes", "cache_blocks", "allocate"),
     "loaded": ("_load", "load", "find_hits"),
@@ -55,8 +56,10 @@ LOOK_AT = {
     "chunk": ("schedule", "_take", "is_ready"),
     "token": (
         "_attend", "attend_part", "merge_attn_states", "_metadata", "read", "write", "_slot", "copy_blocks", "load",
-        "store", "hash_block_tokens",
+        "store", "hash_block_tokens", "compute_logits",
     ),
+    "end": ("append_token", "_cut_at_stop_string"),
+    "released": ("free",),
 }  # fmt: skip
 ADMISSION = ("held_up", "admit")
 RECORDERS = ("hit", "token")  # kinds that the engine reports later than it decides them
@@ -66,6 +69,8 @@ WORDS = {
     "refused": "{request} is rejected",
     "held_up": "{seq} has to wait (reason: {why})",
     "admit": "{seq} is admitted, with {num_computed_tokens} tokens computed",
+    "reserved": "{seq} reserves the slots from {start} to {end}",
+    "released": "{seq} gives back the slots from {start} to {end}",
     "taken": "{seq} takes block {block}",
     "shared": "{seq} shares block {block} with {from}",
     "hit": "{seq} finds block {block} in the cache",
@@ -276,6 +281,8 @@ def try_to_apply(state: State, event: Event) -> bool:
     num_blocks = max(state.pool["num_blocks"], (state.host or {}).get("num_blocks", 0))
     blocks = [event[name] for name in BLOCKS if name in event and not isinstance(event[name], str)]
     if not all(isinstance(block, int) and 0 <= block < num_blocks for block in blocks):
+        return False
+    if event["kind"] == "reserved" and not 0 <= event["start"] < event["end"] <= num_blocks:
         return False
     try:
         apply(state, event)

@@ -42,6 +42,8 @@ STEPS = {
     "decode_8_1000": storyteller(8, 1000),
     "decode_16_1000": storyteller(16, 1000),
     "decode_32_128": storyteller(32, 128),
+    "decode_16_4000": storyteller(16, 4000),  # this one and the next are in stage 3's lesson
+    "mixed_4000": Work(MIXED._replace(context=4000)),
     "mixed": Work(MIXED),
     "chunk_64_1000": storyteller(1, 1000, num_tokens=64),
     "chunk_512_4000": storyteller(1, 4000, num_tokens=512),

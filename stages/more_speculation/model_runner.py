@@ -48,7 +48,8 @@ class ModelRunner:
     def compute_logits(self, batch: list[Scheduled]) -> Tensor:
         """Run the model. Return the logits after the last token of each sequence, [num_rows, vocab_size].
 
-        The tokens of its draft have a row each, which follows that of the sequence.
+        The tokens of its draft have a row each, which follows that of the sequence. The tokens of a step lie flat,
+        sequence by sequence. Count the step in num_steps, and its tokens in num_tokens.
         """
         rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
         input_ids = self._tensor([token for seq, num in batch for token in seq.next_token_ids(num)])  # [num_tokens]

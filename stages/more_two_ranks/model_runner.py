@@ -48,7 +48,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def compute_logits(self, batch: list[Scheduled]) -> Tensor:
-        """Run the model on all ranks. Return logits after the last token of each sequence, [num_seqs, vocab_size]."""
+        """Run the model on all ranks. Return logits after the last token of each sequence, [num_seqs, vocab_size].
+
+        The tokens of a step lie flat, sequence by sequence. Count the step in num_steps, and its tokens in num_tokens.
+        """
         rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
         ids, positions, slots = zip(*[(seq.token_ids[i], i, self._slot(seq, i)) for seq, i in rows], strict=True)
         starts = [0, *accumulate(num_tokens for _, num_tokens in batch)]  # [num_seqs + 1]

@@ -32,7 +32,7 @@ class SlotManager:
         return self._first_fit(self.num_reserved(seq)) is not None
 
     def allocate(self, seq: Sequence) -> None:
-        """Reserve slots for `seq`. can_allocate() must be true."""
+        """Reserve num_reserved(seq) slots for `seq`. Raise AssertionError, and change nothing, if they do not fit."""
         size = self.num_reserved(seq)
         start = self._first_fit(size)
         assert start is not None and not seq.slots, f"request {seq.request_id} cannot reserve {size} slots"
@@ -40,21 +40,24 @@ class SlotManager:
         self._holders.add(seq)
 
     def free(self, seq: Sequence) -> None:
-        """Give back the slots of `seq`. They join the free slots on either side."""
+        """Give back the slots of `seq`, which then has None. They join the free slots on either side.
+
+        `peak` must not lose a report with more slots held. At the end, tell the observer "free", with the slots.
+        """
         self._peak = self.peak
         self._holders.remove(seq)
         slots, seq.slots = seq.slots, None
         self._observer.tell("free", seq, slots)
 
     def free_ranges(self) -> list[range]:
-        """Return the ranges between those that are held, in order."""
+        """Return the free slots, in order, as ranges that neither touch nor are empty."""
         held = sorted((seq.slots for seq in self._holders), key=lambda slots: slots.start)
         neighbors = pairwise([range(0), *held, range(self.num_slots, self.num_slots)])
         return [range(left.stop, right.start) for left, right in neighbors if left.stop < right.start]
 
     @property
     def peak(self) -> PoolReport:
-        """The report with the most slots held so far. free() updates the report before it gives blocks back."""
+        """The report with the most slots held so far. free() keeps it in _peak before it gives slots back."""
         return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
 
     def report(self) -> PoolReport:
@@ -72,5 +75,5 @@ class SlotManager:
         assert sorted(slots) == [*range(self.num_slots)], "a slot is in no range, or in two"
 
     def _first_fit(self, size: int) -> int | None:
-        """Return the start of the first free range of at least `size` slots."""
+        """Return the start of the first free range of at least `size` slots, or None."""
         return next((slots.start for slots in self.free_ranges() if len(slots) >= size), None)

@@ -1,10 +1,13 @@
 """The gain of this stage: the keys and values of a token are computed once, not again for each new token."""
 
+from importlib import import_module
+
 import pytest
 
 from ..llama import LlamaForCausalLM
 from ..llm import LLM
 from ..sampling import SamplingParams
+from . import gain
 from .helpers import greedy_without_cache
 
 PROMPT = [1, 300, 301, 302, 303]
@@ -55,3 +58,11 @@ def test_batch_computes_no_token_twice(checkpoint, counted, num_slots):
 def test_batch_takes_as_many_steps_as_its_longest_output(checkpoint, counted):
     LLM(checkpoint).generate([PROMPT] * 3, [greedy(n) for n in (4, 9, 2)])
     assert counted == [15, 3, 2, 2, 1, 1, 1, 1, 1]
+
+
+def test_gain_in_figures(tmp_path):
+    """`make check` prints them at the end of the exercise, next to those without a cache."""
+    assert gain.now(import_module("..", __package__), tmp_path) == {
+        "tokens through the model, for 12 new ones": 16,
+        "of these, in the last step": 1,
+    }

@@ -39,7 +39,7 @@ def allocate(manager: SlotManager, *sizes: int) -> list[Sequence]:
 def test_sequence_reserves_its_request_or_max_model_len(reservation, expected):
     manager = pool_of(16, reservation)
     manager.allocate(make_sequence("a", 2, max_tokens=3))
-    assert picture(manager) == expected
+    assert picture(manager) == expected, "the slots of a prompt of 2 tokens with max_tokens=3, max_model_len is 8"
 
 
 def test_equal_ranges_waste_slots_inside():
@@ -58,7 +58,7 @@ def test_fitted_ranges_waste_slots_between():
     b.num_computed_tokens, d.num_computed_tokens = 3, 2
     for seq in (a, c, e):
         manager.free(seq)
-    assert picture(manager) == "..###....##....."
+    assert picture(manager) == "..###....##.....", "pieces of 2, 3, 4, 2 and 3 slots; only two are left"
     assert not manager.can_allocate(sequence_of(6)), "11 slots are free, but not 6 in a row"
     assert manager.can_allocate(sequence_of(5))
 
@@ -71,9 +71,10 @@ def test_first_range_that_is_large_enough_is_taken():
     a, _, c, _ = allocate(manager, 4, 1, 2, 4)
     manager.free(a)
     manager.free(c)
-    assert picture(manager) == "....-..----."
+    assert picture(manager) == "....-..----.", "pieces of 4, 1, 2 and 4 slots, without the first and the third"
     late, large = allocate(manager, 2, 2)
-    assert (late.slots, large.slots) == (range(0, 2), range(2, 4)), "a best fit would have taken the range at 5"
+    expected = (range(0, 2), range(2, 4))
+    assert (late.slots, large.slots) == expected, "2 slots each; best fit would take 5 and 6 first"
 
 
 def test_range_that_is_too_small_is_passed_over():
@@ -81,18 +82,43 @@ def test_range_that_is_too_small_is_passed_over():
     a, _ = allocate(manager, 2, 3)
     manager.free(a)
     (late,) = allocate(manager, 3)
-    assert late.slots == range(5, 8) and picture(manager) == "..------.."
+    assert late.slots == range(5, 8), "a piece of 3 slots does not fit into the first 2"
+    assert picture(manager) == "..------.."
 
 
 @pytest.mark.parametrize("order", ["abc", "acb", "bac", "bca", "cab", "cba"])
 def test_free_neighbors_join_in_any_order(order):
     manager = pool_of(9)
     seqs = dict(zip("abc", allocate(manager, 2, 3, 4), strict=True))
-    assert not manager.can_allocate(sequence_of(1))
+    assert not manager.can_allocate(sequence_of(1)), "all 9 slots are held"
     for name in order:
         manager.free(seqs[name])
-        assert seqs[name].slots is None
+        assert seqs[name].slots is None, "a sequence that was freed has no slots"
+    assert manager.free_ranges() == [range(9)], "all 9 slots are free again, in one piece"
     assert manager.can_allocate(sequence_of(9))
+
+
+def test_free_ranges_are_neither_empty_nor_split():
+    manager = pool_of(10)
+    assert manager.free_ranges() == [range(10)], "an empty pool of 10 slots"
+    _, b, c, d = allocate(manager, 2, 2, 3, 3)
+    assert manager.free_ranges() == [], "a full pool"
+    manager.free(b)
+    assert manager.free_ranges() == [range(2, 4)], "pieces of 2, 2, 3 and 3 slots, without the second"
+    manager.free(d)
+    assert manager.free_ranges() == [range(2, 4), range(7, 10)], "and without the fourth"
+    manager.free(c)
+    assert manager.free_ranges() == [range(2, 10)], "and without the third, which was between them"
+
+
+def test_allocation_that_fails_changes_nothing():
+    manager = pool_of(10)
+    _, b, _ = allocate(manager, 2, 4, 2)
+    manager.free(b)
+    late = sequence_of(5)
+    with pytest.raises(AssertionError):
+        manager.allocate(late)
+    assert late.slots is None and picture(manager) == "--....--..", "6 slots are free, and not 5 in a row"
 
 
 def test_can_allocate_takes_nothing():
@@ -125,9 +151,22 @@ def test_peak_is_the_report_with_the_most_slots_held():
     full = manager.report()
     manager.free(a)
     allocate(manager, 3)
-    assert manager.peak == full
+    assert manager.peak == full, "12 slots were held before 8 of them were freed"
     manager.free(b)
     assert manager.peak == full
+
+
+def test_observer_hears_which_slots_were_freed():
+    heard: list[tuple] = []
+
+    class Recorder(Observer):
+        def tell(self, kind: str, *details: object) -> None:
+            heard.append((kind, *details))
+
+    manager = SlotManager(10, "request", 8, Recorder())
+    _, b = allocate(manager, 2, 3)
+    manager.free(b)
+    assert heard == [("free", b, range(2, 5))], 'tell("free", seq, slots)'
 
 
 def test_integrity_check_finds_a_slot_that_is_held_twice():
@@ -156,10 +195,11 @@ def test_random_history_agrees_with_a_list_of_slots(seed):
         else:
             seq = sequence_of(size := rng.randint(2, 12))
             starts = [i for i in range(num_slots) if holders[i : i + size] == [None] * size]
-            assert manager.can_allocate(seq) == bool(starts)
+            assert manager.can_allocate(seq) == bool(starts), f"{size} slots, the pool is {picture(manager)}"
             if starts:
+                before = picture(manager)
                 manager.allocate(seq)
-                assert seq.slots == range(starts[0], starts[0] + size)
+                assert seq.slots == range(starts[0], starts[0] + size), f"the first {size} free slots of {before}"
                 holders[starts[0] : starts[0] + size] = [seq] * size
                 held.append(seq)
         assert picture(manager) == "".join("." if holder is None else "-" for holder in holders)

@@ -108,7 +108,7 @@ class Stage(Link):
     optional: OptionalPart
     steps: tuple[Step, ...]
     lesson: tuple[str, ...] = ()  # of the first stage: the files to read first
-    tries: tuple[str, ...] = ()  # of the first stage, or a branch without steps: experiments
+    tries: tuple[str, ...] = ()  # of the first stage, and of a branch without steps: experiments
 
     @property
     def number(self) -> str:

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .git import git
-from .model import GAIN_TEST, Chain, ChainError, Link, Package, Stage, is_free
+from .model import GAIN_FIGURES, GAIN_TEST, Chain, ChainError, Link, Package, Stage, is_free
 from .parts import part
 
-EACH_ITS_OWN = {"README.md", "DIFF.md", GAIN_TEST}  # written for one stage, never propagated
+EACH_ITS_OWN = {"README.md", "DIFF.md", GAIN_TEST, GAIN_FIGURES}  # written for one stage, never propagated
 
 
 @dataclass

@@ -120,6 +120,11 @@ def what_next(stage: Stage, first: int) -> str:
     return "\n".join(lines)
 
 
+def experiments(stage: Stage) -> str:
+    """Return the experiments of a stage, one a line."""
+    return "\n".join(f"  {number}. {experiment}" for number, experiment in enumerate(stage.tries, 1))
+
+
 def how_to(stage: Stage, number: int, function: str | None = None) -> str:
     """Return the files to edit in a step, and helpful commands, ready to paste.
 

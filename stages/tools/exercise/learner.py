@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..chain.model import GAIN_TEST, ChainError, Stage, Step
-from .folder import exercise_folder, how_to, open_functions, remember_step, step_of
+from .folder import exercise_folder, experiments, how_to, open_functions, remember_step, step_of
 from .functions import find
 from .report import Report
 from .run import environment, run_tests
@@ -104,12 +104,11 @@ def _result(group: tuple[str, ...], reports: list[Report]) -> Result:
 
 def _print_gain(stage: Stage) -> None:
     """Print a story, and the figures of the gain test."""
-    assert stage.before, "the first stage has no exercise"
     mine = f"exercises.{stage.key}"
     print("\nA story from your code; every stage writes the same one:\n", flush=True)
     _show(stage, "-m", mine, *STORY)
     print("The gain, counted on the same work:\n", flush=True)
-    packages = [path.replace("/", ".") for path in (stage.path, stage.before.path)]
+    packages = [path.replace("/", ".") for path in (stage.path, (stage.before or stage).path)]
     _show(stage, str(Path(__file__).with_name("gain.py")), *packages, mine)
 
 
@@ -125,9 +124,12 @@ def _print_next(stage: Stage, step: Step) -> None:
         print(f"\nNext: step {next_step.number}, about {next_step.minutes} minutes: {next_step.title}.")
         print(how_to(stage, next_step.number))
         return
-    print(f"\nNext:  make diff STAGE={stage.number}      compare with how this course wrote it")
+    diff = f"make diff STAGE={stage.number}" if stage.before else f"diff -u exercises/{stage.key} {stage.path}"
+    print(f"\nNext:  {diff}      compare with how this course wrote it")
     for optional in stage.steps[step.number :]:
         print(f"   or  make exercise STAGE={stage.number} STEP={optional.number}      {optional.title}")
+    if stage.tries:
+        print(f"Then try these on your copy:\n{experiments(stage)}")
 
 
 def _print_red(stage: Stage, step: Step, result: Result) -> None:

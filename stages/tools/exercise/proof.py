@@ -29,11 +29,11 @@ def declared_faults(stage: Stage) -> Iterator[str]:
 
 
 def _fault_of_function(stage: Stage, name: FunctionName) -> str:
-    assert stage.before, "the first stage has no steps"
     if name.name.rpartition(".")[2] in ALWAYS_GIVEN:
         return "is always given: choose another function"
     try:
-        now, before = (find(side.text(name.file), name.name) for side in (stage, stage.before))
+        now = find(stage.text(name.file), name.name)
+        before = find(stage.before.text(name.file), name.name) if stage.before else None
     except ChainError as error:
         return f"cannot be opened: {error}"
     if now is None:

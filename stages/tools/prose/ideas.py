@@ -38,13 +38,13 @@ IDEAS = (
     ),
     Idea(
         "paged attention",
-        "attention reads blocks a tile at a time, all sequences at once",
-        "one operation for the whole batch, in bounded memory",
-        "the batch waits for its slowest member",
+        "softmax in parts: attention reads blocks a tile at a time, all sequences at once",
+        "one set of operations for the whole batch, in bounded memory",
+        "a tile is still copied; and the batch waits for its slowest member",
     ),
     Idea(
         "continuous batching",
-        "a scheduler: admission at every step, chunked prefill, preemption",
+        "who runs is chosen at every step; that needs admission, chunked prefill, preemption",
         "requests join and leave at every step",
         "n samples of one prompt cost n prompts",
     ),
@@ -62,7 +62,7 @@ IDEAS = (
     ),
     Idea(
         "CPU offload",
-        "a second tier: evicted blocks go to the host, and return on a hit",
+        "a second tier behind the same hashes: evicted blocks go to the host, and return on a hit",
         "a cache larger than the device's memory",
         "one process, one machine",
     ),

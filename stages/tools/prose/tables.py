@@ -83,20 +83,27 @@ NARROW = (  # SCORES in tables that fit on a screen
 )
 
 
-def scoreboard_block(results: Results, stages: Sequence[int] = range(1, 8)) -> str:
+def scoreboard_block(
+    results: Results, stages: Sequence[int] = range(1, 8), tables: Sequence[Sequence[str]] = NARROW
+) -> str:
     """Show what each of `stages` gains and costs, in narrow tables."""
     prefixes = tuple(f"s{number}," for number in stages)
     rows = {name: row for name, row in results["scoreboard"].items() if name.startswith(prefixes)}
     parts = []
-    for keys in NARROW:
+    for keys in tables:
         if shown := {name: row for name, row in rows.items() if row.keys() & {*keys}}:
             parts.append(table_of("stage", [column for column in SCORES if column.key in keys], shown))
     return "\n".join(parts)
 
 
 def scoreboard_of(number: int) -> Callable[[Results], str]:
-    """Return a block for a lesson: its stage next to the previous one. Stage 3 is about speed: it shows stage 1 too."""
-    return lambda results: scoreboard_block(results, range(1 if number == 3 else number - 1, number + 1))
+    """Return a block for a lesson: its stage next to the previous one.
+
+    Stage 3 is about speed: it shows stage 1 too, and not the pool, which is held as in stage 2.
+    """
+    if number == 3:
+        return lambda results: scoreboard_block(results, range(1, 4), NARROW[:1])
+    return lambda results: scoreboard_block(results, range(number - 1, number + 1))
 
 
 def serving_block(results: Results) -> str:
@@ -186,25 +193,26 @@ def prefix_cache_block(results: Results) -> str:
 
 # ---- decode steps
 
-STEPS = {  # the lesson's, by their cases
-    "1 x 128": "storyteller_float32_1_128",
-    "32 x 128": "storyteller_float32_32_128",
-    "16 x 4,000": "storyteller_float32_16_4000",
-    "1 x 4,000 and 15 x 128": "storyteller_float32_16_4000_mixed",
+STEPS = {  # the lesson's, by their cases, and by those of the kernel
+    "1 x 128": ("storyteller_float32_1_128", "decode_1_128"),
+    "32 x 128": ("storyteller_float32_32_128", "decode_32_128"),
+    "16 x 4,000": ("storyteller_float32_16_4000", "decode_16_4000"),
+    "1 x 4,000 and 15 x 128": ("storyteller_float32_16_4000_mixed", "mixed_4000"),
 }
 TIMES = (
     Column("s1", "s1_ms", "{:.1f} ms".format),
     Column("s2", "s2_ms", "{:.1f} ms".format),
     Column("s3", "s3_ms", "{:.1f} ms".format),
     Column("s3 against s2", "s3_over_s2", "{:.2f}".format, is_ratio=True),
-    Column("s3 against s1", "s3_over_s1", "{:.2f}".format, is_ratio=True),
+    Column("kernel against s3", "ratio", "{:.2f}".format, is_ratio=True),
 )
 
 
 def decode_block(results: Results) -> str:
-    """Show the decode steps of the lesson."""
-    cases = results["decode"]["cases"]
-    return table_of("batch x context", TIMES, {name: cases[key] for name, key in STEPS.items()})
+    """Show the decode steps of the lesson, and what the kernel of the branch gains in the same ones."""
+    cases, kernel = results["decode"]["cases"], results["kernel"]["steps"]
+    rows = {name: kernel.get(step, {}) | cases[case] for name, (case, step) in STEPS.items()}
+    return table_of("batch x context", TIMES, rows)
 
 
 # ---- drafts
