@@ -185,7 +185,7 @@ class Step2:
             def append_slot(self, seq):
                 while len(seq.block_table) < cdiv(seq.num_tokens, self.block_size):
                     seq.block_table.extend(self.pool.get_new_blocks(1))
-                    self._observer.tell("grow", seq, None)
+                    self._observer.tell("grow", seq)
 
     class right_asks_for_the_last_position:
         """The last token needs entry position // block_size of the table."""
@@ -199,7 +199,7 @@ class Step2:
                 if position // self.block_size == len(seq.block_table):
                     [block] = self.pool.get_new_blocks(1)
                     seq.block_table.append(block)
-                    self._observer.tell("grow", seq, None)
+                    self._observer.tell("grow", seq)
 
     class wrong_grows_too_early:
         """A block is taken when the last one is exactly full."""
@@ -210,7 +210,7 @@ class Step2:
             def append_slot(self, seq):
                 if seq.num_tokens >= len(seq.block_table) * self.block_size:
                     seq.block_table += self.pool.get_new_blocks(1)
-                    self._observer.tell("grow", seq, None)
+                    self._observer.tell("grow", seq)
 
     class wrong_looks_at_the_token_alone:
         """The first token of a block always takes one, even a prompt's that has its block already."""
@@ -221,7 +221,7 @@ class Step2:
             def append_slot(self, seq):
                 if (seq.num_tokens - 1) % self.block_size == 0:
                     seq.block_table += self.pool.get_new_blocks(1)
-                    self._observer.tell("grow", seq, None)
+                    self._observer.tell("grow", seq)
 
     class wrong_counts_free_blocks:
         """Free blocks are given away twice: some of them are promised."""
@@ -244,7 +244,7 @@ class Step2:
     class wrong_tells_nobody:
         """The observer does not hear that the sequence grew."""
 
-        red = 'tell("grow", seq, None) for the 5th token and the 9th'
+        red = 'tell("grow", seq) for the 5th token and the 9th'
 
         class BlockManager:
             def append_slot(self, seq):
