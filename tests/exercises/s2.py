@@ -70,6 +70,7 @@ class Step1:
         """Compare with the number of blocks that the pool has, and not with those that are free."""
 
         red = "no error was raised"
+        unseen = "promises keep the engine from asking for more blocks than are free"
 
         class BlockPool:
             def get_new_blocks(self, count):
@@ -83,6 +84,7 @@ class Step1:
         """Take blocks until there are none."""
 
         red = "IndexError: pop from empty list"
+        unseen = "promises keep the engine from asking for more blocks than are free"
 
         class BlockPool:
             def get_new_blocks(self, count):
@@ -92,6 +94,7 @@ class Step1:
         """A slice of an empty list raises nothing: the caller gets fewer blocks than it needs."""
 
         red = "no error was raised"
+        unseen = "promises keep the engine from asking for more blocks than are free"
 
         class BlockPool:
             def get_new_blocks(self, count):
@@ -102,6 +105,7 @@ class Step1:
         """Freed blocks go to the bottom of the stack."""
 
         red = "now 3 is on top, then 0, 1, 4"
+        unseen = "any free block serves: play says that the blocks are others, and that this is fine"
 
         class BlockPool:
             def free_blocks(self, blocks):
@@ -140,6 +144,7 @@ class Step1:
         """The blocks go back to the pool, and stay in the table."""
 
         red = "a sequence that was freed has an empty table"
+        unseen = "nothing looks at the table of a sequence that has ended"
 
         class BlockManager:
             def free(self, seq):
@@ -164,6 +169,7 @@ class Step1:
         """Nothing remembers how much was held before."""
 
         red = "3 blocks were held before a was freed"
+        unseen = "the peak is in the command's last line, and in no event"
 
         class BlockManager:
             def free(self, seq):
