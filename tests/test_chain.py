@@ -79,10 +79,12 @@ def test_take():
 
 
 def test_line():
+    '''One of eight slots is used.'''
     assert Pool.Report.line(1) == "1 of 8"
 
 
 def test_twice():
+    '''Two twice are four.'''
     assert twice(2) == 4
 """
 GAIN_2 = """from ..pool import Pool
@@ -870,6 +872,26 @@ class TestExerciseCheck:
         solve(root, "take", "        while True:\n            pass\n")
         assert "did not finish within 1 seconds: is there an infinite loop?" in check()[1]
 
+    @pytest.mark.parametrize(
+        ("old", "new", "counts"),
+        [
+            full("Slots", "The slots", "2 of 3 tests are green. The first red one:"),
+            full("return [self.free.pop() for _ in range(count)]", "while True: pass", "0 of 3 tests are green, and 2"),
+            ("def twice", "def thrice", "0 of 3 tests are green, and 3 did not run. The first red one:"),
+        ],
+        ids=["one is red", "one never ends", "none can be imported"],
+    )
+    def test_total_is_what_the_step_has_whichever_tests_can_run(
+        self, check: Run, root: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, counts: str
+    ) -> None:
+        monkeypatch.setenv("SECONDS_FOR_A_TEST", "1")
+        for name in ("line", "twice"):
+            solve(root, name)
+        tests = ", ".join(f'"tests/test_pool.py::test_{name}"' for name in ("take", "line", "twice"))
+        edit(root, "stages/chain.toml", 'tests = ["tests/test_pool.py::test_take"]', f"tests = [{tests}]")
+        edit(root, "exercises/s2/pool.py", old, new)
+        assert counts in check("--step", "1")[1]
+
     def test_last_step_prints_a_story_and_the_gain(self, check: Run, root: Path) -> None:
         for name in SOLUTIONS:
             solve(root, name)
@@ -964,6 +986,7 @@ class TestVariants:
                 "Step2.wrong_order: a wrong_ variant has a `red`, and a right_ one has none",
             ),
             (f"    class right_add:{ADD}", "", "Step3 has 1 right_ variants, and needs 2"),
+            ("'Shift.'\n", "'Shift.'\n        unseen = 'x'\n", "right_shift: only a wrong_ variant can be `unseen`"),
             ("class Step3", "class Step4", "Step4 is not a step: s2 has Step1, Step2, Step3"),
             ("return count << 1", "return (", "was never closed"),
         ],
@@ -973,6 +996,12 @@ class TestVariants:
         edit(root, "tests/exercises/s2.py", old, new)
         [found] = variant_faults(load(root).stages[1])
         assert found.startswith("tests/exercises/s2.py: ") and fault in found
+
+    @pytest.mark.full
+    def test_mistake_needs_a_red_test_with_words(self, root: Path) -> None:
+        edit(root, f"{S2}/tests/test_pool.py", "    '''Two twice are four.'''\n", "")
+        found = variant_faults(load(root).stages[1])
+        assert len(found) == 2 and all("needs a docstring, or a message in words" in fault for fault in found)
 
     @pytest.mark.full
     def test_solution_needs_the_gain_too(self, root: Path) -> None:

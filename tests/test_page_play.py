@@ -2,16 +2,31 @@
 
 import json
 from copy import deepcopy
+from functools import cache
 from itertools import takewhile
 
 import pytest
 
 from notebooks.page.build import PAGE, load, unpack
-from notebooks.page.play import Crash, Recorded, Verdict, build, compare, finish, main, playable, start
+from notebooks.page.play import (
+    Crash,
+    Recorded,
+    Verdict,
+    build,
+    compare,
+    finish,
+    main,
+    playable,
+    record_both,
+    start,
+    workloads,
+)
+from notebooks.page.record import MAX_STEPS
+from notebooks.page.traps import TRAPS
 from stages.tools.chain import load as load_chain
 from stages.tools.exercise.folder import copy_stage, open_functions
 from stages.tools.exercise.functions import find
-from stages.tools.exercise.variants import solutions
+from stages.tools.exercise.variants import mistakes, solutions
 from tests.helpers import ROOT, full, nightly
 
 STAGES = {stage.key: stage for stage in load_chain(ROOT).stages}
@@ -233,15 +248,84 @@ def test_planted_fault_is_located(key, tmp_path):
     assert source and source["name"] == verdict.look_at[0] and str(source["file"]).startswith(f"exercises/{key}/")
 
 
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """Return a function that records a stage's own run of a workload, once."""
+
+    @cache
+    def recorded(key: str, workload: str) -> Recorded:
+        target = tmp_path_factory.mktemp("theirs") / "events"
+        return finish(start(STAGES[key], STAGES[key].folder, target, workload), target)
+
+    return recorded
+
+
+def verdicts(key, reference, folder):
+    """Yield the verdict on each workload."""
+    for workload in workloads(STAGES[key]):
+        target = folder.with_suffix(f".{workload}")
+        yours = finish(start(STAGES[key], folder, target, workload), target)
+        yield compare(STAGES[key], reference(key, workload), yours)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("key", FAULTS)
-def test_another_solution_is_not_called_wrong(key, tmp_path):
-    reference = finish(start(STAGES[key], STAGES[key].folder, tmp_path / "theirs"), tmp_path / "theirs")
+def test_another_solution_is_not_called_wrong(key, reference, tmp_path):
     for number, (name, texts) in enumerate(solutions(STAGES[key]).items()):
-        folder, target = tmp_path / f"exercises/s{number}", tmp_path / f"yours{number}"
+        folder = tmp_path / f"exercises/s{number}"
         copy_stage(STAGES[key], folder, texts)
-        verdict = compare(STAGES[key], reference, finish(start(STAGES[key], folder, target), target))
-        assert verdict.is_same or "still gets the same tokens" in verdict.lines[2], f"{name}: {verdict}"
+        for verdict in verdicts(key, reference, folder):
+            assert verdict.is_same or "still gets the same tokens" in verdict.lines[2], f"{name}: {verdict}"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("key", FAULTS)
+def test_every_mistake_is_seen_unless_it_says_why_not(key, reference, tmp_path, monkeypatch):
+    """The page's requests show it, or those with traps. Beam search, which is optional, is not played."""
+    monkeypatch.setenv("SECONDS_FOR_A_STEP", "5")
+    seen, unseen = [], []
+    for number, (mistake, texts) in enumerate(mistakes(STAGES[key])):
+        folder = tmp_path / f"exercises/s{number}"
+        copy_stage(STAGES[key], folder, texts)
+        if not STAGES[key].is_optional(mistake.step):
+            is_same = all(verdict.is_same for verdict in verdicts(key, reference, folder))
+            (unseen if is_same else seen).append(mistake)
+    assert [each.path for each in unseen if not each.unseen] == [], "play shows no difference"
+    assert [each.path for each in seen if each.unseen] == [], "these say that play can't show them"
+    assert seen
+
+
+@pytest.mark.parametrize("key", [full(key) for key in TRAPS])
+def test_requests_with_traps_are_all_served(key, reference):
+    run = reference(key, "traps")
+    assert run.crash is None and run.events[-1]["step"] <= MAX_STEPS
+    ended = {event["seq"].partition(".")[0] for event in run.events if event["kind"] in ("end", "refused")}
+    assert ended == {request.name for request in TRAPS[key].requests}
+    assert not any(event["kind"] == "refused" for event in run.events)
+
+
+WITHOUT_PARENT = ("prefix_cache.py", "hash_block_tokens", "parent + ", "")
+
+
+def test_a_hash_without_its_parent_shows_where_a_text_repeats_itself(tmp_path):
+    folder = plant("s6", tmp_path / "exercises/s6", *WITHOUT_PARENT)
+    verdict = compare(STAGES["s6"], *record_both(STAGES["s6"], folder, "traps"))
+    assert verdict.step == 1 and verdict.look_at[0] == "hash_block_tokens"
+    assert verdict.lines[0].endswith(" is cached.") and verdict.lines[1] == "Yours: nothing of the kind."
+
+
+@pytest.mark.full
+def test_fault_that_the_pages_requests_do_not_show_gets_two_tabs_with_others(tmp_path):
+    folder = plant("s6", tmp_path / "exercises/s6", *WITHOUT_PARENT)
+    verdict = build(STAGES["s6"], folder, tmp_path / "page.html")
+    content = load(tmp_path / "page.html")
+    names = [run["name"] for run in content["runs"]]
+    theirs, yours = content["runs"][names.index("s6") :][:2]
+    assert not verdict.is_same and len(names) == 8 and theirs["moments"] == []
+    assert "other requests" in theirs["idea"] and theirs["events"] != load(PAGE)["runs"][names.index("s6")]["events"]
+    unpacked = [[*unpack(content["kinds"], content["strings"], run["events"])] for run in (theirs, yours)]
+    arrivals = [[e["seq"] for e in events if e["kind"] == "arrive" and e["step"] == 1] for events in unpacked]
+    assert arrivals[0] == arrivals[1] == ["A"]
 
 
 @first_and_last

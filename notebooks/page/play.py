@@ -1,7 +1,8 @@
-"""python -m notebooks.page.play 3: play the workload on exercises/s3, beside stage 3, and open exercises/s3.html.
+"""python -m notebooks.page.play 3: play requests on exercises/s3, beside stage 3, and open exercises/s3.html.
 
 worker.py records both runs. They are compared step by step, up to the first one in which events or tokens part, or in
-which the exercise crashes. The page gets a tab for the exercise that ends there.
+which the exercise crashes. The page gets a tab for the exercise that ends there. The requests are those of the page,
+and if the runs never part on them, those of traps.py, on which typical mistakes show.
 """
 
 import argparse
@@ -21,8 +22,9 @@ from typing import Any, NamedTuple
 from nanovllm.trace import State, apply
 from nanovllm.trace.events import KEYS, Event
 from nanovllm.trace.replay import begin
-from notebooks.page.build import PAGE, Packer, all_excerpts, load, page
+from notebooks.page.build import PAGE, STAGES, Excerpt, Packer, all_excerpts, load, page
 from notebooks.page.record import ROOT, label, tidy
+from notebooks.page.traps import TRAPS
 from stages.tools.chain import ChainError, Stage
 from stages.tools.chain import load as load_chain
 from stages.tools.exercise.folder import exercise_folder, step_of
@@ -46,7 +48,7 @@ LOOK_AT = {
     "copied": ("append_slot", "copy_blocks", "_take"),
     "shared": ("fork", "touch"),
     "evicted": ("get_new_blocks", "free_blocks"),
-    "cached": ("cache_blocks", "cache_block", "hash_block_tokens"),
+    "cached": ("hash_block_tokens", "extend_block_hashes", "cache_blocks", "cache_block", "_load"),
     "held_up": ("_may_admit", "can_promise", "num_needed", "schedule", "_preempt"),
     "admit": ("schedule", "_may_admit", "can_promise", "allocate", "_preempt"),
     "taken": ("get_new_blocks", "allocate", "append_slot"),
@@ -62,7 +64,7 @@ LOOK_AT = {
     "released": ("free",),
 }  # fmt: skip
 ADMISSION = ("held_up", "admit")
-RECORDERS = ("hit", "token")  # kinds that the engine reports later than it decides them
+RECORDERS = ("hit", "token", "cached")  # kinds that the engine reports later than it decides them
 
 WORDS = {
     "arrive": "{seq} arrives",
@@ -138,20 +140,51 @@ class Verdict:
 # ---- two runs
 
 
-def record_both(stage: Stage, folder: Path) -> tuple[Recorded, Recorded]:
+class Played(NamedTuple):
+    """Both runs of a workload, and the result of their comparison."""
+
+    workload: str
+    theirs: Recorded
+    yours: Recorded
+    verdict: Verdict
+
+
+def workloads(stage: Stage) -> tuple[str, ...]:
+    """Return the workloads to play in turn: the page's requests, and those with traps, if the stage has any."""
+    return ("page", "traps") if stage.key in TRAPS else ("page",)
+
+
+def play(stage: Stage, folder: Path) -> Played:
+    """Play the workloads up to the first one in which the exercise parts from the stage."""
+    played: list[Played] = []
+    for workload in workloads(stage):
+        theirs, yours = record_both(stage, folder, workload)
+        played.append(Played(workload, theirs, yours, compare(stage, theirs, yours)))
+        if not played[-1].verdict.is_same:
+            return played[-1]
+    shown = next((each for each in played if each.verdict.lines), played[0])  # its blocks have other numbers
+    lines = shown.verdict.lines
+    for workload, theirs, *_ in played:
+        if workload != shown.workload:
+            which = "the page's requests" if workload == "page" else "requests on which typical mistakes show"
+            lines += (f"So are {theirs.events[-1]['step']} steps with {which}.",)
+    return shown._replace(verdict=replace(shown.verdict, lines=lines))
+
+
+def record_both(stage: Stage, folder: Path, workload: str) -> tuple[Recorded, Recorded]:
     """Record the stage and the exercise at the same time."""
     with tempfile.TemporaryDirectory() as temporary:
         targets = [Path(temporary, name) for name in ("theirs", "yours")]
-        processes = [start(stage, *each) for each in zip((stage.folder, folder), targets, strict=True)]
+        processes = [start(stage, *each, workload) for each in zip((stage.folder, folder), targets, strict=True)]
         theirs, yours = [finish(*each) for each in zip(processes, targets, strict=True)]
     if theirs.crash:
         raise ChainError(f"stage {stage.number} itself does not run: {theirs.crash.error}")
     return theirs, yours
 
 
-def start(stage: Stage, folder: Path, target: Path) -> "subprocess.Popen[bytes]":
+def start(stage: Stage, folder: Path, target: Path, workload: str) -> "subprocess.Popen[bytes]":
     functions = [name.name for step in stage.steps for name in step.functions]
-    command = [sys.executable, "-m", "notebooks.page.worker", stage.key, str(folder), str(target), *functions]
+    command = [sys.executable, "-m", "notebooks.page.worker", stage.key, str(folder), str(target), workload, *functions]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.Popen(command, cwd=ROOT, env=environment)
 
@@ -379,29 +412,43 @@ def functions_of(stage: Stage, first: Difference) -> tuple[str, ...]:
 
 
 def build(stage: Stage, folder: Path, target: Path) -> Verdict:
-    """Record and compare both runs, and write the page with the exercise's tab."""
-    theirs, yours = record_both(stage, folder)
-    verdict = compare(stage, theirs, yours)
+    """Record and compare both runs, and write the page with the exercise's tab.
+
+    If the requests are not the page's, the stage's tab shows its run of them, too.
+    """
+    workload, theirs, yours, verdict = play(stage, folder)
     sources = all_excerpts(folder)
     if verdict.look_at and (source := sources.get(verdict.look_at[0])):
         verdict = replace(verdict, source={"name": verdict.look_at[0], **source})
     content = load(PAGE)
     packer = Packer(content["strings"])
-    snapshot, *events = playable(yours.events or theirs.events[:1], verdict.step)
-    run = {
-        "name": NAME,
-        "title": f"exercises/{stage.key}",
-        "idea": f"Your own code, with the requests that stage {stage.number} has in the tab beside it.",
-        "moments": [],
-        "sources": {name: sources[name] for name in sorted(sources.keys() & {event.get("by") for event in events})},
-        "snapshot": snapshot,
-        "events": packer.pack(events),
-        "verdict": asdict(verdict),
-    }
-    place = [each["name"] for each in content["runs"]].index(stage.key) + 1
-    content["runs"].insert(place, run)
+    idea = f"Your own code, with the requests that stage {stage.number} has in the tab beside it."
+    events = playable(yours.events or theirs.events[:1], verdict.step)
+    run = tab(NAME, f"exercises/{stage.key}", idea, sources, events, packer) | {"verdict": asdict(verdict)}
+    place = [each["name"] for each in content["runs"]].index(stage.key)
+    content["runs"].insert(place + 1, run)
+    if workload != "page":
+        title, idea = STAGES[stage.key]
+        idea += " Here it has other requests than in the other tabs: typical mistakes show on these."
+        content["runs"][place] = tab(stage.key, title, idea, all_excerpts(stage.folder), theirs.events, packer)
     target.write_text(page(content | {"strings": packer.strings}), encoding="utf-8")
     return verdict
+
+
+def tab(
+    name: str, title: str, idea: str, sources: dict[str, Excerpt], events: list[Event], packer: Packer
+) -> dict[str, Any]:
+    """Return the data of a tab, whose moments nobody has looked for."""
+    snapshot, *rest = events
+    return {
+        "name": name,
+        "title": title,
+        "idea": idea,
+        "moments": [],
+        "sources": {each: sources[each] for each in sorted(sources.keys() & {event.get("by") for event in rest})},
+        "snapshot": snapshot,
+        "events": packer.pack(rest),
+    }
 
 
 def playable(events: list[Event], last: int) -> list[Event]:

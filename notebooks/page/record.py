@@ -6,9 +6,9 @@ requests.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -41,6 +41,8 @@ class Request:
     stop: str | tuple[str, ...] = ()
     n: int = 1
     aborted_after: int | None = None
+    num_tokens: int | None = None  # of the prompt: the rest is cut off
+    follows: str | None = None  # a request whose prompt and output are this prompt
 
     def options(self, has_n: bool) -> dict[str, Any]:
         """Return the options of SamplingParams. Decoding is greedy, except for samples: they would all be the same."""
@@ -48,6 +50,27 @@ class Request:
         if self.n > 1:
             options |= {"temperature": 0.8, "seed": 7}
         return options | ({"n": self.n} if has_n else {})
+
+    def prompt_for(self, llm: Any, texts: Mapping[str, list[int]]) -> str | list[int]:
+        """Return the prompt, as token ids if it is cut or follows one of `texts`: all tokens of a request, by name."""
+        if self.follows is not None:
+            return texts.get(self.follows, [])[: self.num_tokens]
+        if self.num_tokens is None:
+            return self.prompt
+        token_ids: list[int] = getattr(llm, "llm_engine", llm).tokenizer.encode(self.prompt)
+        return token_ids[: self.num_tokens]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests, and the pool that serves them."""
+
+    requests: tuple[Request, ...]
+    num_blocks: int = NUM_BLOCKS
+    num_host_blocks: int = NUM_HOST_BLOCKS
+    max_num_seqs: int = MAX_NUM_SEQS
+    options: Mapping[str, Any] = field(default_factory=dict)  # more of the LLM's
+    load_steps: int = 0  # how many steps a load takes, unless the engine waits for it; 0: on a CPU it takes none
 
 
 WORKLOAD = (
@@ -60,6 +83,7 @@ WORKLOAD = (
     Request("G", KING + " One night there came a knock at the door,", 40, after=10),
     Request("H", "Little Raggedy Ann looked out of the window. It was snowing, and", 44, after=16, aborted_after=60),
 )
+THE_PAGES = Workload(WORKLOAD)
 
 
 def label(seq: str) -> str:
@@ -82,14 +106,16 @@ def record(name: str) -> list[Event]:
     return tidy(events)
 
 
-def serve(name: str, engine: ModuleType, write: Sink, tracer: Tracer) -> None:
-    """Serve the workload with `engine`, the package of stage `name` or an exercise on it, and trace it."""
-    llm = build_llm(name, engine, tracer)
+def serve(name: str, engine: ModuleType, write: Sink, tracer: Tracer, workload: Workload = THE_PAGES) -> None:
+    """Serve a workload with `engine`, the package of stage `name` or an exercise on it, and trace it."""
+    llm = build_llm(name, engine, tracer, workload)
+    if workload.load_steps:
+        slow_loads(llm.llm_engine.host_tier, tracer, workload.load_steps)
     with traced(llm, write, tracer):
         if name in WITHOUT_SCHEDULER:
-            serve_batches(name, engine, llm)
+            serve_batches(name, engine, llm, workload.requests)
         else:
-            serve_continuously(name, engine, llm)
+            serve_continuously(name, engine, llm, workload.requests)
 
 
 def tidy(events: Iterable[Event]) -> list[Event]:
@@ -111,12 +137,13 @@ def renumber(events: Iterable[Event]) -> Iterator[Event]:
             waiting = []
 
 
-def build_llm(name: str, engine: ModuleType, observer: Tracer) -> Any:
+def build_llm(name: str, engine: ModuleType, observer: Tracer, workload: Workload) -> Any:
     """Return the engine's LLM, with a pool that is too small for all requests at once."""
     options: dict[str, Any] = {
-        "kv_cache_tokens": NUM_BLOCKS * BLOCK_SIZE,
-        "max_num_seqs": MAX_NUM_SEQS,
+        "kv_cache_tokens": workload.num_blocks * BLOCK_SIZE,
+        "max_num_seqs": workload.max_num_seqs,
         "max_model_len": 128,
+        **workload.options,
     }
     if name == "s1":
         options |= {"reservation": "request"}
@@ -127,14 +154,40 @@ def build_llm(name: str, engine: ModuleType, observer: Tracer) -> Any:
     if name not in WITHOUT_SCHEDULER:
         options |= {"max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS}
     if name == "s7":
-        options |= {"offload_policy": "load", "kv_offloading_tokens": NUM_HOST_BLOCKS * BLOCK_SIZE}
+        options |= {"offload_policy": "load", "kv_offloading_tokens": workload.num_host_blocks * BLOCK_SIZE}
     return engine.LLM(ROOT / "models" / "storyteller", observer, device="cpu", dtype="float32", **options)
 
 
-def arrivals(name: str, engine: ModuleType) -> Iterator[tuple[str, Request, Any]]:
+class Transfer:
+    """The event of a load that takes some steps. It has arrived then, or once the engine has waited for it."""
+
+    def __init__(self, tracer: Tracer, num_steps: int) -> None:
+        self._tracer, self._until = tracer, tracer.step + num_steps
+
+    def query(self) -> bool:
+        return self._tracer.step >= self._until
+
+    def synchronize(self) -> None:
+        self._until = 0
+
+
+def slow_loads(tier: Any, tracer: Tracer, num_steps: int) -> None:
+    """Let each load of a HostTier take that many steps, as on a GPU. On a CPU it has arrived when load() returns."""
+    load = tier.load
+
+    def load_slowly(copies: list[Any]) -> None:
+        num_loads = len(tier.loads)
+        load(copies)
+        for each in tier.loads[num_loads:] if copies else ():
+            each.event = Transfer(tracer, num_steps)
+
+    tier.load = load_slowly
+
+
+def arrivals(name: str, engine: ModuleType, requests: Iterable[Request]) -> Iterator[tuple[str, Request, Any]]:
     """Yield (request_id, request, SamplingParams), in order of arrival."""
     has_n = name not in ONE_SEQUENCE_A_REQUEST
-    for request in sorted(WORKLOAD, key=lambda request: request.after):
+    for request in sorted(requests, key=lambda request: request.after):
         options = request.options(has_n)
         if has_n or request.n == 1:
             yield request.name, request, engine.SamplingParams(**options)
@@ -144,25 +197,26 @@ def arrivals(name: str, engine: ModuleType) -> Iterator[tuple[str, Request, Any]
                 yield f"{request.name}.{i}", request, params
 
 
-def serve_continuously(name: str, engine: ModuleType, llm: Any) -> None:
+def serve_continuously(name: str, engine: ModuleType, llm: Any, requests: Collection[Request]) -> None:
     """Add each request when it arrives, abort those that leave, and step until all have finished."""
-    coming, num_steps = deque(arrivals(name, engine)), 0
-    leaving = {request.name: request.aborted_after for request in WORKLOAD if request.aborted_after is not None}
+    coming, num_steps, texts = deque(arrivals(name, engine, requests)), 0, dict[str, list[int]]()
+    leaving = {request.name: request.aborted_after for request in requests if request.aborted_after is not None}
     while coming or llm.llm_engine.has_unfinished_requests():
         while coming and coming[0][1].after <= num_steps:
             request_id, request, params = coming.popleft()
-            llm.llm_engine.add_request(request_id, request.prompt, params)
+            llm.llm_engine.add_request(request_id, request.prompt_for(llm, texts), params)
         for request_id in [request_id for request_id, after in leaving.items() if after == num_steps]:
             llm.llm_engine.abort_request(request_id)
-        llm.llm_engine.step()
+        for output in llm.llm_engine.step():
+            texts[output.request_id] = [*output.prompt_token_ids, *output.outputs[0].token_ids]
         num_steps += 1
 
 
-def serve_batches(name: str, engine: ModuleType, llm: Any) -> None:
+def serve_batches(name: str, engine: ModuleType, llm: Any, requests: Collection[Request]) -> None:
     """Serve all requests with an LLM of stages 1 to 3, under the names of the workload."""
-    request_ids, requests, params = zip(*arrivals(name, engine), strict=True)
+    request_ids, in_order, params = zip(*arrivals(name, engine, requests), strict=True)
     llm.input_processor = NamingInputProcessor(llm.input_processor, request_ids)
-    for _ in llm.stream([request.prompt for request in requests], list(params)):
+    for _ in llm.stream([request.prompt_for(llm, {}) for request in in_order], list(params)):
         pass
 
 

@@ -1,9 +1,10 @@
-"""Trace the workload on one engine in a process of its own, because a learner's code may loop forever or crash.
+"""Trace a workload on one engine in a process of its own, because a learner's code may loop forever or crash.
 
-    python -m notebooks.page.worker s3 exercises/s3 events.jsonl Scheduler.schedule Scheduler._may_admit
+    python -m notebooks.page.worker s3 exercises/s3 events.jsonl page Scheduler.schedule Scheduler._may_admit
 
-The last arguments are the functions of the stage's exercise. Each line of the file is an event, with `function`: the
-innermost of these functions that was running. A crash adds a last line, {"crash": ...}, with the place in the code.
+The workload is "page" or "traps". The last arguments are the functions of the stage's exercise. Each line of the file
+is an event, with `function`: the innermost of these functions that was running. A crash adds a last line, {"crash":
+...}, with the place in the code.
 """
 
 import json
@@ -20,7 +21,8 @@ from typing import IO, Any, NamedTuple
 from nanovllm.trace import Tracer
 from nanovllm.trace.events import Event
 from nanovllm.trace.tracer import error_text
-from notebooks.page.record import MAX_STEPS, serve
+from notebooks.page.record import MAX_STEPS, THE_PAGES, serve
+from notebooks.page.traps import TRAPS
 
 SECONDS = int(os.environ.get("SECONDS_FOR_A_STEP", "20"))  # of the processor: half-written code may loop forever
 
@@ -106,7 +108,7 @@ def time_out(number: int, frame: FrameType | None) -> None:
     raise TimeoutError(f"no step has ended for {SECONDS} seconds: is there an infinite loop?")
 
 
-def main(name: str, path: str, target: str, *functions: str) -> None:
+def main(name: str, path: str, target: str, workload: str, *functions: str) -> None:
     folder = Path(path).resolve()
     sys.path.insert(0, str(folder.parents[1]))
     signal.signal(signal.SIGPROF, time_out)
@@ -114,7 +116,8 @@ def main(name: str, path: str, target: str, *functions: str) -> None:
     with open(target, "w", encoding="utf-8") as file:
         sink = Sink(file, folder, functions)
         try:
-            serve(name, import_module(f"{folder.parent.name}.{folder.name}"), sink, Tracer())
+            engine = import_module(f"{folder.parent.name}.{folder.name}")
+            serve(name, engine, sink, Tracer(), THE_PAGES if workload == "page" else TRAPS[name])
         except Exception as error:
             sink.crash(error)
 

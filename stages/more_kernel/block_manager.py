@@ -59,7 +59,8 @@ class BlockManager:
     def allocate(self, seq: Sequence, hits: list[int | None]) -> None:
         """Take blocks for all tokens that `seq` has now, beginning with `hits`, which are computed or will be loaded.
 
-        Count the tokens and the hits in prefix_cache_stats, and tell the observer "admit".
+        Count the tokens and the hits in prefix_cache_stats, and tell the observer "admit". If all hits are on the
+        device, no load is started.
         """
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         on_device = [block for block in hits if block is not None]

@@ -104,7 +104,7 @@ class LLM:
         while waiting and len(batch) < max_num_seqs and manager.can_allocate(waiting[0]):
             batch.append(waiting.popleft())
             manager.allocate(batch[-1])
-            self.observer.tell("admit", batch[-1], [])
+            self.observer.tell("admit", batch[-1])
         if waiting and len(batch) == max_num_seqs:
             self.observer.tell("wait", waiting[0], "seat", 1, 0)
         elif waiting:

@@ -7,7 +7,7 @@ class Observer:
     add       seq                      it waits at the end of the queue
     refuse    request_id, error        it cannot be served
     begin                              a step begins
-    admit     seq, hits                it holds its slots; hits: empty in this stage
+    admit     seq                      it holds its slots
     wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
     schedule  batch                    the sequences of this step, and how many tokens each computes
     step      batch, updated           the new tokens are appended; updated: the sequences that got a token

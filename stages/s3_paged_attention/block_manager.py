@@ -48,7 +48,7 @@ class BlockManager:
         """Give the last token of `seq` a slot: if its blocks are full, add one, and tell the observer "grow"."""
         if seq.num_tokens > len(seq.block_table) * self.block_size:
             seq.block_table += self.pool.get_new_blocks(1)
-            self._observer.tell("grow", seq, None)
+            self._observer.tell("grow", seq)
 
     def free(self, seq: Sequence) -> None:
         """Record the peak, give back all blocks of `seq`, leave its table empty, and tell the observer "free"."""

@@ -7,8 +7,8 @@ class Observer:
     add       seq                      it waits at the end of the queue
     refuse    request_id, error        it cannot be served
     begin                              a step begins
-    admit     seq, hits                it holds its blocks; hits: empty in this stage
-    grow      seq, copy                it holds one block more; copy: None in this stage
+    admit     seq                      it holds its blocks
+    grow      seq                      it holds one block more
     wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
     schedule  batch                    the sequences of this step, and how many tokens each computes
     step      batch, updated           the new tokens are appended; updated: the sequences that got a token

@@ -38,7 +38,7 @@ class BlockManager:
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         seq.block_table = self.pool.get_new_blocks(self.num_needed(seq))
         self._holders.add(seq)
-        self._observer.tell("admit", seq, [])
+        self._observer.tell("admit", seq)
 
     def can_append(self, seq: Sequence) -> bool:
         """Return True if append_slot() can succeed: it needs no new block, or one is free."""
@@ -48,7 +48,7 @@ class BlockManager:
         """Give the last token of `seq` a slot: if its blocks are full, add one, and tell the observer "grow"."""
         if self._needs_block(seq):
             seq.block_table += self.pool.get_new_blocks(1)
-            self._observer.tell("grow", seq, None)
+            self._observer.tell("grow", seq)
 
     def free(self, seq: Sequence) -> None:
         """Record the peak, give back all blocks of `seq`, reset num_computed_tokens, and tell the observer "free"."""

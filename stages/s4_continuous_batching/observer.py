@@ -8,8 +8,8 @@ class Observer:
     refuse    request_id, error        it cannot be served
     abort     request_id               the caller is about to end it
     begin                              a step begins
-    admit     seq, hits                it holds its blocks; hits: empty in this stage
-    grow      seq, copy                it holds one block more; copy: None in this stage
+    admit     seq                      it holds its blocks
+    grow      seq                      it holds one block more
     wait      seq, why, needed, free   it is first in the queue, and is not admitted in this step
     schedule  output                   the sequences of this step, and how many tokens each computes
     preempt   seq, makes_room_for      it has lost its blocks, and waits at the front of the queue

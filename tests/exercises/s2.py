@@ -70,6 +70,7 @@ class Step1:
         """Compare with the number of blocks that the pool has, and not with those that are free."""
 
         red = "no error was raised"
+        unseen = "promises keep the engine from asking for more blocks than are free"
 
         class BlockPool:
             def get_new_blocks(self, count):
@@ -83,6 +84,7 @@ class Step1:
         """Take blocks until there are none."""
 
         red = "IndexError: pop from empty list"
+        unseen = "promises keep the engine from asking for more blocks than are free"
 
         class BlockPool:
             def get_new_blocks(self, count):
@@ -92,6 +94,7 @@ class Step1:
         """A slice of an empty list raises nothing: the caller gets fewer blocks than it needs."""
 
         red = "no error was raised"
+        unseen = "promises keep the engine from asking for more blocks than are free"
 
         class BlockPool:
             def get_new_blocks(self, count):
@@ -102,6 +105,7 @@ class Step1:
         """Freed blocks go to the bottom of the stack."""
 
         red = "now 3 is on top, then 0, 1, 4"
+        unseen = "any free block serves: play says that the blocks are others, and that this is fine"
 
         class BlockPool:
             def free_blocks(self, blocks):
@@ -140,6 +144,7 @@ class Step1:
         """The blocks go back to the pool, and stay in the table."""
 
         red = "a sequence that was freed has an empty table"
+        unseen = "nothing looks at the table of a sequence that has ended"
 
         class BlockManager:
             def free(self, seq):
@@ -164,6 +169,7 @@ class Step1:
         """Nothing remembers how much was held before."""
 
         red = "3 blocks were held before a was freed"
+        unseen = "the peak is in the command's last line, and in no event"
 
         class BlockManager:
             def free(self, seq):
@@ -185,7 +191,7 @@ class Step2:
             def append_slot(self, seq):
                 while len(seq.block_table) < cdiv(seq.num_tokens, self.block_size):
                     seq.block_table.extend(self.pool.get_new_blocks(1))
-                    self._observer.tell("grow", seq, None)
+                    self._observer.tell("grow", seq)
 
     class right_asks_for_the_last_position:
         """The last token needs entry position // block_size of the table."""
@@ -199,7 +205,7 @@ class Step2:
                 if position // self.block_size == len(seq.block_table):
                     [block] = self.pool.get_new_blocks(1)
                     seq.block_table.append(block)
-                    self._observer.tell("grow", seq, None)
+                    self._observer.tell("grow", seq)
 
     class wrong_grows_too_early:
         """A block is taken when the last one is exactly full."""
@@ -210,7 +216,7 @@ class Step2:
             def append_slot(self, seq):
                 if seq.num_tokens >= len(seq.block_table) * self.block_size:
                     seq.block_table += self.pool.get_new_blocks(1)
-                    self._observer.tell("grow", seq, None)
+                    self._observer.tell("grow", seq)
 
     class wrong_looks_at_the_token_alone:
         """The first token of a block always takes one, even a prompt's that has its block already."""
@@ -221,7 +227,7 @@ class Step2:
             def append_slot(self, seq):
                 if (seq.num_tokens - 1) % self.block_size == 0:
                     seq.block_table += self.pool.get_new_blocks(1)
-                    self._observer.tell("grow", seq, None)
+                    self._observer.tell("grow", seq)
 
     class wrong_counts_free_blocks:
         """Free blocks are given away twice: some of them are promised."""
@@ -244,7 +250,7 @@ class Step2:
     class wrong_tells_nobody:
         """The observer does not hear that the sequence grew."""
 
-        red = 'tell("grow", seq, None) for the 5th token and the 9th'
+        red = 'tell("grow", seq) for the 5th token and the 9th'
 
         class BlockManager:
             def append_slot(self, seq):

@@ -49,6 +49,7 @@ class Step1:
         """exp() of a large lse is infinite."""
 
         red = "the out of both is not finite: it holds nan"
+        unseen = "the scores of this model are far below 88, where exp() overflows"
 
         def merge_attn_states(a, b):
             sum_a, sum_b = a.lse.exp(), b.lse.exp()
@@ -60,6 +61,7 @@ class Step1:
         """Relative to the lse of the first part, which may be -inf."""
 
         red = "the out of both, of which one has no keys, is not finite: it holds nan"
+        unseen = "each query sees a key of the first tile, so the lse of the first part is finite"
 
         def merge_attn_states(a, b):
             ratio = (b.lse - a.lse).exp().clamp(max=LIMITS.max)
@@ -71,6 +73,7 @@ class Step1:
         """The first part is overwritten."""
 
         red = "merging leaves the two parts as they were"
+        unseen = "attention merges copies of the rows"
 
         def merge_attn_states(a, b):
             lse = torch.logaddexp(a.lse, b.lse)
@@ -128,6 +131,7 @@ class Step2:
         """The part has the dtype of its inputs."""
 
         red = "the inputs are bfloat16"
+        unseen = "play computes in float32"
 
         def attend_part(q, k, v, is_hidden):
             scores = torch.einsum("nkgqd,nksd->nkgqs", q, k) * q.shape[-1] ** -0.5
@@ -163,6 +167,7 @@ class Step2:
         """Nothing is subtracted from the scores."""
 
         red = "with scores in the hundreds, the out is not finite"
+        unseen = "the scores of this model are far below 88, where exp() overflows"
 
         def attend_part(q, k, v, is_hidden):
             scores = torch.einsum("nkgqd,nksd->nkgqs", q.float(), k.float()) * q.shape[-1] ** -0.5
@@ -222,6 +227,7 @@ class Step3:
         """A short row reads memory of another sequence."""
 
         red = "the row of a sequence in blocks [1] continues with these blocks only"
+        unseen = "a mask hides the padding, and no block of this run has a NaN"
 
         class ModelRunner:
             def _metadata(self, batch, rows):
@@ -388,6 +394,7 @@ class Step4:
         """The tokens are right, but each row is attended to in operations of its own."""
 
         red = "an operation is done once per sequence"
+        unseen = "the tokens are right: it is only slower"
 
         class PagedAttention:
             def _attend(self, slot_mapping, batches, layer, q, k, v):

@@ -284,18 +284,30 @@ class Step2:
         class Scheduler:
             def schedule(self):
                 output = SchedulerOutput(budget=self._max_num_batched_tokens)
-                for seq in self.running:
-                    if seq.num_uncomputed_tokens == 1 and output.budget > 0:
+                num_preemptions, index = self.num_preemptions, 0
+                while index < len(self.running) and output.budget > 0:
+                    seq = self.running[index]
+                    if seq.num_uncomputed_tokens > 1:
+                        index += 1
+                    elif self._kv_cache_manager.can_append(seq):
                         self._take(seq, output)
+                        index += 1
+                    elif len(self.running) > 1:
+                        self._preempt(self.running[-1], makes_room_for=seq)
+                    else:
+                        self._fail(seq, output)
                 for seq in self.running:
                     if seq.num_uncomputed_tokens > 1 and output.budget > 0:
                         self._take(seq, output)
                 for seq in list(self.waiting):
-                    if output.budget > 0 and self._may_admit(seq):
+                    if cdiv(seq.num_tokens, self._kv_cache_manager.block_size) > self._kv_cache_manager.num_blocks:
+                        self._fail(seq, output)
+                    elif num_preemptions == self.num_preemptions and output.budget > 0 and self._may_admit(seq):
                         self.waiting.remove(seq)
                         self.running.append(seq)
                         self._kv_cache_manager.allocate(seq)
                         self._take(seq, output)
+                self._observer.tell("schedule", output)
                 return output
 
     class wrong_admits_without_a_budget:
@@ -306,16 +318,33 @@ class Step2:
         class Scheduler:
             def schedule(self):
                 output = SchedulerOutput(budget=self._max_num_batched_tokens)
-                for is_prompt in (False, True):
-                    for seq in self.running:
-                        if (seq.num_uncomputed_tokens > 1) == is_prompt and output.budget > 0:
-                            self._take(seq, output)
-                while self.waiting and self._may_admit(self.waiting[0]):
-                    seq = self.waiting.popleft()
-                    self.running.append(seq)
+                num_preemptions, index = self.num_preemptions, 0
+                while index < len(self.running) and output.budget > 0:
+                    seq = self.running[index]
+                    if seq.num_uncomputed_tokens > 1:
+                        index += 1
+                    elif self._kv_cache_manager.can_append(seq):
+                        self._take(seq, output)
+                        index += 1
+                    elif len(self.running) > 1:
+                        self._preempt(self.running[-1], makes_room_for=seq)
+                    else:
+                        self._fail(seq, output)
+                for seq in self.running:
+                    if seq.num_uncomputed_tokens > 1 and output.budget > 0:
+                        self._take(seq, output)
+                while self.waiting and num_preemptions == self.num_preemptions:
+                    seq = self.waiting[0]
+                    if cdiv(seq.num_tokens, self._kv_cache_manager.block_size) > self._kv_cache_manager.num_blocks:
+                        self._fail(seq, output)
+                        continue
+                    if not self._may_admit(seq):
+                        break
+                    self.running.append(self.waiting.popleft())
                     self._kv_cache_manager.allocate(seq)
                     if output.budget > 0:
                         self._take(seq, output)
+                self._observer.tell("schedule", output)
                 return output
 
     class wrong_waits_for_blocks_that_the_pool_does_not_have:
@@ -326,21 +355,36 @@ class Step2:
         class Scheduler:
             def schedule(self):
                 output = SchedulerOutput(budget=self._max_num_batched_tokens)
-                for is_prompt in (False, True):
-                    for seq in self.running:
-                        if (seq.num_uncomputed_tokens > 1) == is_prompt and output.budget > 0:
-                            self._take(seq, output)
-                while self.waiting and output.budget > 0 and self._may_admit(self.waiting[0]):
-                    seq = self.waiting.popleft()
-                    self.running.append(seq)
+                num_preemptions, index = self.num_preemptions, 0
+                while index < len(self.running) and output.budget > 0:
+                    seq = self.running[index]
+                    if seq.num_uncomputed_tokens > 1:
+                        index += 1
+                    elif self._kv_cache_manager.can_append(seq):
+                        self._take(seq, output)
+                        index += 1
+                    elif len(self.running) > 1:
+                        self._preempt(self.running[-1], makes_room_for=seq)
+                    else:
+                        self._fail(seq, output)
+                for seq in self.running:
+                    if seq.num_uncomputed_tokens > 1 and output.budget > 0:
+                        self._take(seq, output)
+                while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions:
+                    seq = self.waiting[0]
+                    if not self._may_admit(seq):
+                        break
+                    self.running.append(self.waiting.popleft())
                     self._kv_cache_manager.allocate(seq)
                     self._take(seq, output)
+                self._observer.tell("schedule", output)
                 return output
 
     class wrong_tells_of_blocks_without_the_watermark:
         """The blocks that must stay free are not counted as needed."""
 
         red = "the watermark's 2 are needed"
+        unseen = "play does not compare why a request waits"
 
         class Scheduler:
             def _may_admit(self, seq):
@@ -357,6 +401,7 @@ class Step2:
         """The observer hears of missing blocks alone."""
 
         red = "one seat is needed"
+        unseen = "play does not compare why a request waits"
 
         class Scheduler:
             def _may_admit(self, seq):
@@ -434,17 +479,20 @@ class Step3:
                 self._kv_cache_manager.free(seq)
                 self.waiting.append(seq)
                 self.num_preemptions += 1
+                self._observer.tell("preempt", seq, makes_room_for)
 
     class wrong_counts_nothing:
         """schedule() does not notice that the step has preempted."""
 
         red = "num_preemptions is 0"
+        unseen = "the count is in no event, and the first in line has just lost its blocks: it does not fit"
 
         class Scheduler:
             def _preempt(self, seq, makes_room_for):
                 self.running.remove(seq)
                 self._kv_cache_manager.free(seq)
                 self.waiting.appendleft(seq)
+                self._observer.tell("preempt", seq, makes_room_for)
 
     class wrong_leaves_tokens_computed:
         """The blocks are gone, and the sequence still believes that its tokens are in them."""
@@ -459,6 +507,7 @@ class Step3:
                 seq.num_computed_tokens = num_computed_tokens
                 self.waiting.appendleft(seq)
                 self.num_preemptions += 1
+                self._observer.tell("preempt", seq, makes_room_for)
 
     class wrong_forgets_the_output:
         """The sequence begins anew with its prompt alone."""
@@ -472,6 +521,7 @@ class Step3:
                 del seq.token_ids[seq.num_prompt_tokens :]
                 self.waiting.appendleft(seq)
                 self.num_preemptions += 1
+                self._observer.tell("preempt", seq, makes_room_for)
 
     class wrong_preempts_the_oldest:
         """The first of running makes room, and waits behind none."""
@@ -499,6 +549,7 @@ class Step3:
                     self.running.append(self.waiting.popleft())
                     self._kv_cache_manager.allocate(seq)
                     self._take(seq, output)
+                self._observer.tell("schedule", output)
                 return output
 
     class wrong_tells_nothing:

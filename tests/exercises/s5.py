@@ -79,6 +79,7 @@ class Step1:
                 child.num_computed_tokens = parent.num_computed_tokens
                 self.pool.touch(child.block_table)
                 self._holders.add(child)
+                self._observer.tell("fork", parent, child)
 
     class wrong_counts_no_holder:
         """The fork copies the table and adds no holder."""
@@ -90,6 +91,7 @@ class Step1:
                 child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
                 child.num_computed_tokens = parent.num_computed_tokens
                 self._holders.add(child)
+                self._observer.tell("fork", parent, child)
 
     class wrong_is_no_holder:
         """The manager doesn't know that the child holds blocks."""
@@ -118,6 +120,7 @@ class Step1:
         """The last block of the table ends up on top of the stack."""
 
         red = "are taken as [5, 0, 6]"
+        unseen = "any free block serves: play says that the blocks are others, and that this is fine"
 
         class BlockPool:
             def free_blocks(self, blocks):
@@ -136,6 +139,7 @@ class Step1:
                 child.block_table = list(parent.block_table)
                 self.pool.touch(child.block_table)
                 self._holders.add(child)
+                self._observer.tell("fork", parent, child)
 
     class wrong_shares_empty_blocks:
         """The child also holds the blocks that the parent has yet to fill."""
@@ -148,6 +152,7 @@ class Step1:
                 child.num_computed_tokens = parent.num_computed_tokens
                 self.pool.touch(child.block_table)
                 self._holders.add(child)
+                self._observer.tell("fork", parent, child)
 
 
 class Step2:
@@ -207,6 +212,7 @@ class Step2:
             def append_slot(self, seq):
                 if self._needs_block(seq):
                     seq.block_table += self.pool.get_new_blocks(1)
+                    self._observer.tell("grow", seq, None)
 
     class wrong_holds_on_to_the_old_block:
         """The writer never lets go of the block that it has copied, so the last one copies too."""
@@ -222,6 +228,9 @@ class Step2:
                     [target] = self.pool.get_new_blocks(1)
                     copy = BlockCopy(seq.block_table[-1], target)
                     seq.block_table[-1] = target
+                else:
+                    return None
+                self._observer.tell("grow", seq, copy)
                 return copy
 
     class wrong_returns_the_copy_turned_round:
@@ -240,6 +249,9 @@ class Step2:
                     copy = BlockCopy(new, old)
                     self.pool.free_blocks([old])
                     seq.block_table[-1] = new
+                else:
+                    return None
+                self._observer.tell("grow", seq, copy)
                 return copy
 
     class wrong_forgets_that_a_copy_needs_a_block:
@@ -324,6 +336,7 @@ class Step3:
         """num_blocks_copied grows by one for each step."""
 
         red = "three blocks were copied"
+        unseen = "the count is in the command's last line, and in no event"
 
         class KVCache:
             def copy_blocks(self, copies):

@@ -166,6 +166,7 @@ class Step2:
         """Cached blocks go back in reverse order, the others in the order of the table."""
 
         red = "are taken as [5, 0, 6]"
+        unseen = "any free block serves: play says that the blocks are others, and that this is fine"
 
         class BlockPool:
             def free_blocks(self, blocks):
@@ -211,6 +212,8 @@ class Step2:
                 blocks = [self.free.popitem(last=False)[0] for _ in range(count)]
                 for block in blocks:
                     self.ref_counts[block] = 1
+                    if block in self.hashes:
+                        self._observer.tell("evict", block, self.hashes[block], "taken")
                 return blocks
 
     class wrong_lets_the_newest_block_win:
@@ -222,6 +225,51 @@ class Step2:
             def cache_block(self, block, block_hash):
                 self.cached[block_hash] = block
                 self.hashes[block] = block_hash
+                self._observer.tell("cache", block, block_hash)
+
+    class wrong_forgets_the_hash_of_the_block:
+        """Enter the hash, and do not note that the block has one."""
+
+        red = "in `hashes`, it leaves {}"
+
+        class BlockPool:
+            def cache_block(self, block, block_hash):
+                if block_hash not in self.cached:
+                    self.cached[block_hash] = block
+                    self._observer.tell("cache", block, block_hash)
+
+    class wrong_takes_from_the_back:
+        """popitem() without last=False takes the block that was used last."""
+
+        red = "the cached blocks 0 and 3 must come last"
+
+        class BlockPool:
+            def get_new_blocks(self, count):
+                assert count <= len(self.free)
+                blocks = [self.free.popitem()[0] for _ in range(count)]
+                for block in blocks:
+                    self.ref_counts[block] = 1
+                    if block in self.hashes:
+                        block_hash = self.hashes.pop(block)
+                        del self.cached[block_hash]
+                        self._observer.tell("evict", block, block_hash, "taken")
+                return blocks
+
+    class wrong_counts_no_holder:
+        """Take blocks, and leave their counts at 0."""
+
+        red = "the counts of their holders are [0, 0, 0, 0, 0, 0]"
+
+        class BlockPool:
+            def get_new_blocks(self, count):
+                assert count <= len(self.free)
+                blocks = [self.free.popitem(last=False)[0] for _ in range(count)]
+                for block in blocks:
+                    if block in self.hashes:
+                        block_hash = self.hashes.pop(block)
+                        del self.cached[block_hash]
+                        self._observer.tell("evict", block, block_hash, "taken")
+                return blocks
 
 
 class Step3:

@@ -68,12 +68,15 @@ class Step1:
         class HostTier:
             def store(self, block, block_hash):
                 if block_hash in self:
-                    self.release(self.hold([block_hash]))
+                    held = self.hold([block_hash])
+                    self.release(held)
+                    self._observer.tell("renew", held[0], block_hash)
                 elif self.pool.free:
                     [target] = self.pool.get_new_blocks(1)
                     self.pool.cache_block(target, block_hash)
                     self.pool.free_blocks([target])
                     self.num_blocks_stored += 1
+                    self._observer.tell("store", block, target, block_hash)
 
     class wrong_does_not_renew:
         """Do nothing for a hash that the tier knows."""
@@ -88,6 +91,7 @@ class Step1:
                     self.pool.cache_block(target, block_hash)
                     self.pool.free_blocks([target])
                     self.num_blocks_stored += 1
+                    self._observer.tell("store", block, target, block_hash)
 
     class wrong_copies_again:
         """Copy a block that the host has already."""
@@ -106,6 +110,7 @@ class Step1:
                 self.pool.cache_block(target, block_hash)
                 self.pool.free_blocks([target])
                 self.num_blocks_stored += 1
+                self._observer.tell("store", block, target, block_hash)
 
     class wrong_never_gives_the_block_back:
         """Take a block of the tier, and leave it held."""
@@ -115,17 +120,20 @@ class Step1:
         class HostTier:
             def store(self, block, block_hash):
                 if block_hash in self:
-                    self.release(self.hold([block_hash]))
+                    held = self.hold([block_hash])
+                    self.release(held)
+                    self._observer.tell("renew", held[0], block_hash)
                 elif self.pool.free:
                     [target] = self.pool.get_new_blocks(1)
                     self.blocks[target].copy_(self._device_blocks[block])
                     self.pool.cache_block(target, block_hash)
                     self.num_blocks_stored += 1
+                    self._observer.tell("store", block, target, block_hash)
 
     class wrong_evicts_silently:
         """Take cached blocks without a word to the tier."""
 
-        red = "Evicted blocks are on the host"
+        red = "on_evict() must get"
 
         class BlockPool:
             def get_new_blocks(self, count):
@@ -133,7 +141,28 @@ class Step1:
                 for block in blocks:
                     self.ref_counts[block] = 1
                     if block in self.hashes:
-                        del self.cached[self.hashes.pop(block)]
+                        block_hash = self.hashes.pop(block)
+                        del self.cached[block_hash]
+                        self._observer.tell("evict", block, block_hash, "taken")
+                return blocks
+
+    class wrong_calls_nobody:
+        """Call on_evict() although it may be None."""
+
+        red = "An evicted block is handed on if there is a tier"
+        unseen = "in an engine, every pool has somebody to hand its blocks on to"
+
+        class BlockPool:
+            def get_new_blocks(self, count):
+                assert count <= len(self.free)
+                blocks = [self.free.popitem(last=False)[0] for _ in range(count)]
+                for block in blocks:
+                    self.ref_counts[block] = 1
+                    if block in self.hashes:
+                        block_hash = self.hashes.pop(block)
+                        del self.cached[block_hash]
+                        self._observer.tell("evict", block, block_hash, "taken")
+                        self._on_evict(block, block_hash)
                 return blocks
 
 
@@ -211,6 +240,26 @@ class Step2:
                     hits.append(None)
                 return hits
 
+    class wrong_prefers_the_host:
+        """Load a block that is on both tiers."""
+
+        red = "the first block is on both tiers now"
+
+        class BlockManager:
+            def find_hits(self, seq):
+                hits = []
+                if not self._enable_caching:
+                    return hits
+                extend_block_hashes(seq.block_hashes, seq.token_ids, self.block_size)
+                for block_hash in seq.block_hashes[: (seq.num_tokens - 1) // self.block_size]:
+                    if block_hash in self.tier:
+                        hits.append(None)
+                    elif block_hash in self.pool.cached:
+                        hits.append(self.pool.cached[block_hash])
+                    else:
+                        break
+                return hits
+
     class wrong_needs_no_block_for_a_hit_on_the_host:
         """Count a hit on the host like one that somebody holds."""
 
@@ -272,6 +321,8 @@ class Step3:
                 self.prefix_cache_stats.hits += seq.num_computed_tokens
                 self._observer.tell("admit", seq, hits)
                 copies = [BlockCopy(source, target) for source, target in zip(sources, targets, strict=True)]
+                if not copies:
+                    return
                 self.tier.load(copies)
                 self._observer.tell("load", seq, copies)
                 self.pool.touch(targets)
@@ -325,6 +376,7 @@ class Step3:
                 seq.block_table = [next(new) if block is None else block for block in hits] + list(new)
                 seq.num_computed_tokens = len(hits) * self.block_size
                 self._holders.add(seq)
+                self._observer.tell("admit", seq, hits)
                 if held:
                     self._load(seq, held, [seq.block_table[i] for i, block in enumerate(hits) if block is None])
 
@@ -335,7 +387,9 @@ class Step3:
 
         class BlockManager:
             def _load(self, seq, held, targets):
-                self.tier.load([BlockCopy(*pair) for pair in zip(held, targets, strict=True)])
+                copies = [BlockCopy(*pair) for pair in zip(held, targets, strict=True)]
+                self.tier.load(copies)
+                self._observer.tell("load", seq, copies)
                 self.cache_blocks(seq, seq.num_computed_tokens)
 
     class wrong_caches_nothing:
@@ -348,6 +402,7 @@ class Step3:
                 copies = [BlockCopy(*pair) for pair in zip(held, targets, strict=True)]
                 self.tier.load(copies)
                 self.pool.touch(targets)
+                self._observer.tell("load", seq, copies)
 
     class wrong_caches_under_the_first_hashes:
         """Enter loaded blocks under the first hashes of the sequence, even if the first hit is on the device."""
@@ -367,6 +422,7 @@ class Step3:
         """Copy on the load's stream at once, beside the stores and steps that were launched before."""
 
         red = "the load's stream must wait for the stream that computes"
+        unseen = "a CPU has no streams"
 
         class HostTier:
             def load(self, copies):
@@ -387,6 +443,26 @@ class Step3:
                     self._device_blocks[target].copy_(self.blocks[source])
                 self.release([copy.source for copy in copies])
                 self.num_blocks_loaded += len(copies)
+
+    class wrong_starts_an_empty_load:
+        """Start a load at each admission, even if there is nothing to load."""
+
+        red = "not even an empty one"
+        unseen = "an empty load moves nothing"
+
+        class BlockManager:
+            def allocate(self, seq, hits):
+                on_device = [block for block in hits if block is not None]
+                self.pool.touch(on_device)
+                held = self.tier.hold([seq.block_hashes[i] for i, block in enumerate(hits) if block is None])
+                new = iter(self.pool.get_new_blocks(cdiv(seq.num_tokens, self.block_size) - len(on_device)))
+                seq.block_table = [next(new) if block is None else block for block in hits] + list(new)
+                seq.num_computed_tokens = len(hits) * self.block_size
+                self._holders.add(seq)
+                self.prefix_cache_stats.queries += seq.num_tokens
+                self.prefix_cache_stats.hits += seq.num_computed_tokens
+                self._observer.tell("admit", seq, hits)
+                self._load(seq, held, [seq.block_table[i] for i, block in enumerate(hits) if block is None])
 
 
 class Step4:
@@ -515,10 +591,12 @@ class Step4:
                 self._ended += output.failed
                 if output.copies:
                     self.kv_cache.copy_blocks(output.copies)
+                    self.observer.tell("copy", output.copies)
                 tokens = self.model_runner.run(output.batch) if output.batch else []
                 self.kv_cache_manager.collect_loads(wait=True)
                 updated = [*self._ended, *self._update(output.batch, tokens)]
                 self._ended = []
+                self.observer.tell("end")
                 return self._outputs(updated)
 
     class wrong_never_waits:
@@ -533,10 +611,12 @@ class Step4:
                 self._ended += output.failed
                 if output.copies:
                     self.kv_cache.copy_blocks(output.copies)
+                    self.observer.tell("copy", output.copies)
                 tokens = self.model_runner.run(output.batch) if output.batch else []
                 self.kv_cache_manager.collect_loads()
                 updated = [*self._ended, *self._update(output.batch, tokens)]
                 self._ended = []
+                self.observer.tell("end")
                 return self._outputs(updated)
 
     class wrong_stops_at_a_sequence_that_is_not_ready:
@@ -582,6 +662,7 @@ class Step4:
                     for sample in [seq, *self._fork_samples(seq)]:
                         if manager.can_append(sample):
                             self._take(sample, output)
+                self._observer.tell("schedule", output)
                 return output
 
     class wrong_makes_room_for_a_sequence_that_is_not_ready:
@@ -625,6 +706,7 @@ class Step4:
                     for sample in [seq, *self._fork_samples(seq)]:
                         if manager.can_append(sample):
                             self._take(sample, output)
+                self._observer.tell("schedule", output)
                 return output
 
     class wrong_fails_a_sequence_that_could_wait:
@@ -666,6 +748,7 @@ class Step4:
                     for sample in [seq, *self._fork_samples(seq)]:
                         if manager.can_append(sample):
                             self._take(sample, output)
+                self._observer.tell("schedule", output)
                 return output
 
 
@@ -697,6 +780,7 @@ class Step5:
         """Mistake speeds for times."""
 
         red = "with 999 bytes, loading is faster"
+        unseen = "play always loads, and asks no cost model"
 
         class CostModel:
             def prefers_load(self, bytes_per_token):
@@ -706,6 +790,7 @@ class Step5:
         """Add the time of the store, which has been paid for."""
 
         red = "with 999 bytes, loading is faster"
+        unseen = "play always loads, and asks no cost model"
 
         class CostModel:
             def prefers_load(self, bytes_per_token):
@@ -716,6 +801,7 @@ class Step5:
         """Forget to ask how fast tokens are computed."""
 
         red = "with 1,001 bytes, computing is faster"
+        unseen = "play always loads, and asks no cost model"
 
         class CostModel:
             def prefers_load(self, bytes_per_token):

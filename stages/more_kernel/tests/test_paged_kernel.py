@@ -48,14 +48,17 @@ def contexts_of(*sizes: tuple[int, int]) -> tuple[list[int], list[int]]:
 
 
 def test_a_decoded_token_sees_its_whole_sequence():
+    """Three sequences decode, with 6, 0 and 99 tokens before this one."""
     assert contexts_of((6, 1), (0, 1), (99, 1)) == ([0, 1, 2], [7, 1, 100])
 
 
 def test_each_token_of_a_prompt_sees_one_more():
+    """A prompt of 4 tokens is computed in one step."""
     assert contexts_of((0, 4)) == ([0, 0, 0, 0], [1, 2, 3, 4])
 
 
 def test_a_chunk_sees_the_tokens_before_it():
+    """A chunk of 3 tokens follows 10 others."""
     assert contexts_of((10, 3)) == ([0, 0, 0], [11, 12, 13])
 
 
@@ -300,12 +303,14 @@ def test_a_step_writes_its_own_slots_only():
 
 
 def test_nothing_is_copied_out_of_the_pool(monkeypatch):
+    """A prompt and a decode share a step."""
     monkeypatch.setattr(KVCache, "read", lambda *arguments: pytest.fail("KVCache.read() copies blocks"))
     monkeypatch.setattr(KVCache, "clear", lambda *arguments: pytest.fail("KVCache.clear() is for padding"))
     check((12, 1), (3, 1))
 
 
 def test_contexts_are_worked_out_once_a_step(monkeypatch):
+    """A step goes through three layers."""
     steps = []
     monkeypatch.setattr(kernel_attention, "contexts", lambda step: steps.append(step) or contexts(step))
     cache = make_cache(1, num_layers=3)

@@ -2,7 +2,9 @@
 
 import pytest
 
+from ..block_pool import BlockPool
 from ..engine import LLMEngine
+from ..observer import Observer
 from ..outputs import RequestOutput
 from ..prefix_cache import BlockHash, extend_block_hashes
 from ..sampling import SamplingParams
@@ -37,10 +39,28 @@ def loaded(engine: LLMEngine) -> int:
     return engine.host_tier.num_blocks_loaded
 
 
+def hashes_of(prompt: list[int]) -> list[BlockHash]:
+    hashes: list[BlockHash] = []
+    extend_block_hashes(hashes, prompt, BLOCK_SIZE)
+    return hashes
+
+
+@pytest.mark.parametrize("has_tier", [True, False])
+def test_an_evicted_block_is_handed_on_if_there_is_a_tier(has_tier):
+    """A pool has one block, which is cached under hash a, and no holder. It is taken for other tokens."""
+    handed_on: list[tuple[int, BlockHash]] = []
+    on_evict = (lambda *evicted: handed_on.append(evicted)) if has_tier else None
+    pool = BlockPool(1, Observer(), on_evict)
+    pool.cache_block(*pool.get_new_blocks(1), b"a")
+    pool.free_blocks([0])
+    pool.get_new_blocks(1)
+    expected = [(0, b"a")] if has_tier else []
+    assert handed_on == expected, f"on_evict() must get {expected}, it got {handed_on}"
+
+
 def test_evicted_blocks_are_on_the_host(engine):
     """A prompt of four blocks is computed. The next request needs the whole device."""
-    hashes: list[BlockHash] = []
-    extend_block_hashes(hashes, TEXT, BLOCK_SIZE)
+    hashes = hashes_of(TEXT)
     computed(engine, TEXT)
     assert [block_hash in engine.host_tier for block_hash in hashes] == [False] * 4, "no block has been evicted yet"
     add(engine, "z", 24, max_tokens=1)
@@ -60,15 +80,19 @@ def test_evicted_blocks_are_loaded_instead_of_computed(engine):
 def test_only_blocks_that_the_device_lacks_are_loaded(engine):
     """A prompt of two blocks loads the first and computes the second. Then four blocks need only the third."""
     drive_out(engine, TEXT)
-    assert computed(engine, TEXT[:8]) == 4 and loaded(engine) == 1
-    assert computed(engine, TEXT) == 4
+    assert computed(engine, TEXT[:8]) == 4 and loaded(engine) == 1, "the first block is loaded, the second computed"
+    assert computed(engine, TEXT) == 4, "three blocks are hit"
     assert loaded(engine) == 1 + 1, "the first two blocks are on the device since the request before"
 
 
 def test_a_loaded_block_is_hit_on_the_device_from_then_on(engine):
+    """A prompt of four blocks is on the host. It comes three times, and loads three blocks the first time."""
     drive_out(engine, TEXT)
-    assert [computed(engine, TEXT) for _ in range(2)] == [4, 4]
+    assert [computed(engine, TEXT) for _ in range(2)] == [4, 4], "three blocks are hit each time"
     assert loaded(engine) == 3, "the second request must find the blocks that the first one has loaded"
+    seq, hits = hits_of(engine, TEXT)
+    engine.kv_cache_manager.allocate(seq, hits)
+    assert engine.host_tier.loads == [], "all hits are on the device: no load must be started, not even an empty one"
 
 
 def test_loaded_blocks_are_found_in_their_own_places(engine):
@@ -104,6 +128,9 @@ def test_a_prefix_is_found_on_both_tiers(engine):
     drive_out_all_but_the_first(engine, TEXT)
     _, hits = hits_of(engine, TEXT)
     assert [block is None for block in hits] == [False, True, True], f"three blocks are cached, the hits are {hits}"
+    engine.host_tier.store(hits[0], hashes_of(TEXT)[0])
+    _, again = hits_of(engine, TEXT)
+    assert again == hits, f"the first block is on both tiers now: the hits must still be {hits}, not {again}"
 
 
 def test_a_hit_on_the_host_needs_a_block_of_the_device(engine):
@@ -142,6 +169,7 @@ def test_evicted_blocks_are_computed_again_without_a_tier(checkpoint, options):
 
 
 def test_samples_of_a_prompt_on_the_host_load_it_once(engine):
+    """Two blocks of the 9 tokens are on the host, and each of three samples computes the last token."""
     drive_out(engine, TEXT[:9])
     assert computed(engine, TEXT[:9], n=3) == 3 and loaded(engine) == 2
 

@@ -65,13 +65,20 @@ def pool_with(cached: dict[bytes, int]) -> BlockPool:
     """Return a pool of 6 blocks, all held, some of which are cached."""
     pool = BlockPool(6, Observer())
     pool.get_new_blocks(6)
+    assert pool.ref_counts == [1] * 6, f"all six blocks were taken, the counts of their holders are {pool.ref_counts}"
     for block_hash, block in cached.items():
         pool.cache_block(block, block_hash)
+    hashes = {block: block_hash for block_hash, block in cached.items()}
+    assert pool.cached == cached, f"cache_block() must leave {cached} in `cached`, it leaves {pool.cached}"
+    assert pool.hashes == hashes, f"cache_block() must leave {hashes} in `hashes`, it leaves {pool.hashes}"
     return pool
 
 
-def take_all(pool: BlockPool) -> list[int]:
-    return pool.get_new_blocks(len(pool.free))
+def take_all(pool: BlockPool, num_free: int) -> list[int]:
+    """Take all blocks. So many must be free."""
+    free = list(pool.free)
+    assert len(free) == num_free, f"{num_free} blocks have no holder, and the free queue is {free}"
+    return pool.get_new_blocks(num_free)
 
 
 def test_cached_blocks_are_taken_last():
@@ -79,14 +86,16 @@ def test_cached_blocks_are_taken_last():
     pool = pool_with({b"a": 0, b"b": 3})
     for block in range(6):
         pool.free_blocks([block])
-    assert take_all(pool)[4:] == [0, 3], "the cached blocks 0 and 3 must come last"
+    taken = take_all(pool, 6)
+    assert taken[4:] == [0, 3], f"blocks are taken as {taken}: the cached blocks 0 and 3 must come last"
 
 
 def test_the_end_of_a_prefix_is_evicted_before_its_beginning():
     """A block table [4, 1, 3] is freed, and all of its blocks are cached."""
     pool = pool_with({b"a": 4, b"b": 1, b"c": 3})
     pool.free_blocks([4, 1, 3])
-    assert take_all(pool) == [3, 1, 4], "without its beginning, the rest of a prefix can't be hit"
+    taken = take_all(pool, 3)
+    assert taken == [3, 1, 4], f"they are taken as {taken}: without its beginning, the rest of a prefix can't be hit"
 
 
 def test_the_least_recently_used_block_is_evicted_first():
@@ -96,7 +105,8 @@ def test_the_least_recently_used_block_is_evicted_first():
         pool.free_blocks([block])
     pool.touch([1])
     pool.free_blocks([1])
-    assert take_all(pool) == [0, 2, 1]
+    taken = take_all(pool, 3)
+    assert taken == [0, 2, 1], f"they are taken as {taken}: block 0 is the least recently used one, and 1 was hit again"
 
 
 def test_a_hit_takes_a_block_out_of_the_free_queue():
@@ -112,10 +122,11 @@ def test_an_evicted_block_is_no_longer_found_and_can_be_cached_again():
     """The only free block is cached under hash a. It is taken, and then cached under hash b."""
     pool = pool_with({b"a": 0})
     pool.free_blocks([0])
-    assert pool.get_new_blocks(1) == [0]
+    assert take_all(pool, 1) == [0], "block 0 is the only free block"
     assert b"a" not in pool.cached, "block 0 was taken for other tokens, but hash a still leads to it"
+    assert not pool.hashes, f"block 0 was taken for other tokens, and still has a hash: {pool.hashes}"
     pool.cache_block(0, b"b")
-    assert pool.cached == {b"b": 0}
+    assert pool.cached == {b"b": 0}, "block 0 has other tokens now: hash b leads to it"
 
 
 def test_the_first_of_two_equal_blocks_stays_cached():
@@ -124,7 +135,7 @@ def test_the_first_of_two_equal_blocks_stays_cached():
     pool.cache_block(1, b"a")
     assert pool.cached == {b"a": 0}, "block 0 must stay the block of hash a"
     pool.free_blocks([0, 1])
-    assert take_all(pool) == [1, 0], "block 1 is not cached, so it must be taken first"
+    assert take_all(pool, 2) == [1, 0], "block 1 is not cached, so it must be taken first"
 
 
 def test_the_observer_hears_which_blocks_are_cached_and_evicted():
@@ -138,7 +149,8 @@ def test_the_observer_hears_which_blocks_are_cached_and_evicted():
     pool.cache_block(*pool.get_new_blocks(1), b"a")
     pool.free_blocks([0])
     pool.get_new_blocks(2)
-    assert events == [("cache", 0, b"a"), ("evict", 0, b"a", "taken")]
+    expected = [("cache", 0, b"a"), ("evict", 0, b"a", "taken")]
+    assert events == expected, f"tell() was called with {events}, and should be called with {expected}"
 
 
 # Hits
@@ -181,8 +193,9 @@ def test_the_last_token_of_a_prompt_is_always_computed(engine, num_tokens, num_h
 
 
 def test_equal_tokens_after_a_different_beginning_are_not_hit(engine):
+    """A prompt of four blocks is cached. It comes again with another first token, and then without its first block."""
     computed(engine, TEXT)
-    assert computed(engine, [9, *TEXT[1:]]) == 16 and computed(engine, TEXT[4:]) == 12
+    assert computed(engine, [9, *TEXT[1:]]) == 16 and computed(engine, TEXT[4:]) == 12, "a block was hit"
 
 
 def test_hits_end_at_the_first_block_that_is_not_cached(engine):
@@ -264,12 +277,12 @@ def test_stats_count_the_tokens_of_each_admission_and_those_that_were_cached(eng
     for num_tokens in (14, 14, 9):
         computed(engine, TEXT[:num_tokens])
     stats = engine.kv_cache_manager.prefix_cache_stats
-    assert (stats.queries, stats.hits) == (14 + 14 + 9, 12 + 8)
+    assert (stats.queries, stats.hits) == (14 + 14 + 9, 12 + 8), "prompts of 14, 14 and 9 tokens hit 0, 12 and 8"
 
 
 def test_nothing_is_hit_if_the_cache_is_turned_off(checkpoint):
     engine = scripted_engine(checkpoint, num_blocks=16, enable_prefix_caching=False)
-    assert [computed(engine, TEXT) for _ in range(2)] == [16, 16]
+    assert [computed(engine, TEXT) for _ in range(2)] == [16, 16], "all 16 tokens are computed each time"
 
 
 def test_samples_of_a_cached_prompt_run_in_the_step_that_admits_it(engine):

@@ -18,27 +18,33 @@ from .scripted import add, check, names, run, scripted_engine, start, step, toke
 
 
 def test_a_draft_is_what_followed_the_last_tokens_before():
+    """The last two tokens are 5 and 6, and occurred before."""
     assert propose([1, 5, 6, 7, 8, 9, 5, 6], suffix_len=2, max_tokens=8) == [7, 8, 9, 5, 6]
 
 
 def test_a_draft_has_at_most_max_tokens():
+    """At most 0, 1 and 2 tokens are drafted."""
     assert [propose([5, 6, 7, 8, 5, 6], 2, num_tokens) for num_tokens in (0, 1, 2)] == [[], [7], [7, 8]]
 
 
 def test_the_first_occurrence_counts():
+    """5 and 6 are followed by 7 first, and then by 8."""
     assert propose([5, 6, 7, 5, 6, 8, 5, 6], suffix_len=2, max_tokens=1) == [7]
 
 
 def test_tokens_that_have_not_occurred_before_have_no_draft():
+    """7 and 8 occur only at the end."""
     assert propose([5, 6, 7, 8], suffix_len=2, max_tokens=4) == []
 
 
 @pytest.mark.parametrize("token_ids", [[5], [5, 5], [5, 6, 5]])
 def test_a_text_without_room_for_an_earlier_occurrence_has_no_draft(token_ids):
+    """A text is hardly longer than the three tokens to look for."""
     assert propose(token_ids, suffix_len=3, max_tokens=4) == []
 
 
 def test_an_occurrence_may_overlap_the_last_tokens():
+    """Three of four equal tokens are looked for."""
     assert propose([7, 7, 7, 7], suffix_len=3, max_tokens=4) == [7]
 
 
@@ -63,12 +69,14 @@ def decoding(engine: LLMEngine, num_tokens: int) -> Sequence:
 
 @pytest.mark.parametrize("num_tokens, num_wanted, num_blocks", [(5, 3, 2), (5, 4, 3), (8, 0, 2), (8, 1, 3), (8, 8, 4)])
 def test_a_draft_gets_the_slots_of_the_last_block_and_free_blocks(engine, num_tokens, num_wanted, num_blocks):
+    """Blocks have 4 slots, and the pool has blocks for any of these drafts."""
     seq = decoding(engine, num_tokens)
     assert engine.kv_cache_manager.append_draft_slots(seq, num_wanted) == num_wanted
     assert len(seq.block_table) == num_blocks
 
 
 def test_a_draft_is_cut_off_where_no_block_is_free(engine):
+    """The last block of a sequence has one slot left, and other sequences hold the rest of the pool."""
     decoding(engine, 16)
     seq = decoding(engine, 7)
     assert engine.kv_cache_manager.append_draft_slots(seq, 4) == 1
@@ -87,6 +95,7 @@ def test_a_draft_takes_no_block_that_a_hash_names(checkpoint):
 
 
 def test_blocks_that_only_a_draft_has_needed_are_given_back(engine):
+    """A draft takes two blocks, and is wrong from its first token on."""
     seq = decoding(engine, 8)
     table = list(seq.block_table)
     engine.kv_cache_manager.append_draft_slots(seq, 8)
@@ -96,6 +105,7 @@ def test_blocks_that_only_a_draft_has_needed_are_given_back(engine):
 
 
 def test_accepted_tokens_keep_their_blocks(engine):
+    """A draft takes two blocks, and two of its tokens are right."""
     seq = decoding(engine, 8)
     engine.kv_cache_manager.append_draft_slots(seq, 8)
     table = list(seq.block_table)
@@ -105,6 +115,7 @@ def test_accepted_tokens_keep_their_blocks(engine):
 
 
 def test_observer_hears_which_blocks_a_draft_takes_and_gives_back(engine, monkeypatch):
+    """A draft takes one block, and gives it back once."""
     told: list[tuple] = []
     seq = decoding(engine, 8)
     monkeypatch.setattr(engine.observer, "tell", lambda kind, *details: told.append((kind, *details[1:])))
@@ -130,24 +141,29 @@ REPEATED = [5, 6, 7, 8, 9, 5, 6]
 
 
 def test_a_step_computes_the_draft_with_the_last_token(engine):
+    """One token of a text that repeats itself is uncomputed."""
     assert draft_of(engine, REPEATED, num_computed=6) == (5, [7, 8, 9, 5])
 
 
 def test_a_prompt_that_a_step_completes_has_a_draft(engine):
+    """Five tokens of a prompt are left, and the step has room for them."""
     assert draft_of(engine, REPEATED, num_computed=2) == (5 + 4, [7, 8, 9, 5])
 
 
 def test_a_prompt_that_a_step_does_not_complete_has_none(checkpoint):
+    """Five tokens of a prompt are left, and the step has room for 4."""
     engine = drafting_engine(checkpoint, num_blocks=6, max_num_batched_tokens=4)
     assert draft_of(engine, REPEATED, num_computed=2) == (4, [])
 
 
 def test_a_draft_gets_what_is_left_of_the_budget(checkpoint):
+    """A step has 3 tokens, and one of them is the last token of the text."""
     engine = drafting_engine(checkpoint, num_blocks=6, max_num_batched_tokens=3)
     assert draft_of(engine, REPEATED, num_computed=6) == (3, [7, 8])
 
 
 def test_a_draft_leaves_room_for_the_token_after_it(engine):
+    """A sequence of 7 tokens may have 10. The step brings one more than it guesses."""
     assert draft_of(engine, REPEATED, num_computed=6, max_num_tokens=10) == (3, [7, 8])
 
 
@@ -165,6 +181,7 @@ def test_no_sequence_waits_for_the_draft_of_another(checkpoint):
 
 
 def test_the_last_token_and_each_token_of_the_draft_have_logits(checkpoint, model):
+    """One sequence has two guesses, and the other none."""
     llm = LLM(checkpoint, block_size=4)
     texts, drafts = [[1, 5, 9, 44], [1, 300]], [[7, 8], []]
     seqs = [make_sequence(str(i), 1, max_tokens=8) for i in range(2)]
@@ -195,6 +212,7 @@ def test_each_row_draws_with_the_noise_of_its_own_position(checkpoint):
 
 
 def test_a_sequence_with_more_tokens_to_compute_gets_none(checkpoint):
+    """Two of three tokens of a prompt are computed, and all of another one."""
     llm = LLM(checkpoint)
     greedy = SamplingParams(temperature=0.0, max_tokens=4)
     seqs = [llm.llm_engine.input_processor.process(name, [1, 5, 9], greedy)[0] for name in "ab"]
@@ -215,6 +233,7 @@ def sampled(*token_ids: int) -> list[SampledToken]:
     ("tokens", "num_accepted"), [((9, 9, 9, 9), 0), ((7, 9, 9, 9), 1), ((7, 8, 9, 4), 2), ((7, 8, 5, 4), 3)]
 )
 def test_tokens_are_appended_up_to_the_first_wrong_guess(tokens, num_accepted):
+    """The draft is 7, 8 and 5."""
     seq = make_sequence("a", 4, max_tokens=8)
     seq.draft_token_ids = [7, 8, 5]
     assert seq.append_tokens(sampled(*tokens)) == num_accepted
@@ -223,6 +242,7 @@ def test_tokens_are_appended_up_to_the_first_wrong_guess(tokens, num_accepted):
 
 
 def test_a_stop_token_within_a_right_draft_ends_the_sequence():
+    """The draft is 7, 2 and 5, all of it is right, and 2 is a stop token."""
     seq = make_sequence("a", 4, max_tokens=8)
     seq.draft_token_ids, seq.stop_token_ids = [7, 2, 5], {2}
     seq.append_tokens(sampled(7, 2, 5, 6))
@@ -230,6 +250,7 @@ def test_a_stop_token_within_a_right_draft_ends_the_sequence():
 
 
 def test_a_sequence_that_is_not_complete_gets_no_token():
+    """A chunk of a prompt has sampled nothing."""
     seq = make_sequence("a", 4, max_tokens=8)
     assert seq.append_tokens([]) == 0 and seq.num_tokens == 4
 
@@ -262,6 +283,7 @@ def test_accepted_blocks_are_cached_with_the_hashes_of_their_tokens(checkpoint):
 
 
 def test_samples_of_one_prompt_draft_for_themselves(checkpoint):
+    """Each of three samples has the tokens that it has alone."""
     engine = drafting_engine(checkpoint, num_blocks=20)
     prompt = add(engine, "a", 6, max_tokens=12, n=3)
     samples = run(engine)["a"].outputs
@@ -299,6 +321,7 @@ PROMPTS = [[1, 5, 9], [1, 300, 301, 302, 303], list(range(3, 15)) * 2]
 
 
 def test_greedy_tokens_are_those_of_the_model(checkpoint, model):
+    """The model itself runs, and each guess that it makes too is kept."""
     llm = LLM(checkpoint, block_size=4, prompt_lookup_max=1)
     outputs = llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
     assert [output.outputs[0].token_ids for output in outputs] == [
@@ -308,6 +331,7 @@ def test_greedy_tokens_are_those_of_the_model(checkpoint, model):
 
 
 def test_seeded_tokens_are_the_same_with_and_without_drafts(checkpoint):
+    """The model itself runs with drafts of 0, 1 and 4 tokens."""
     params = [SamplingParams(n=2, temperature=0.7, seed=i, max_tokens=24, ignore_eos=True) for i in range(3)]
     outputs = {
         num: LLM(checkpoint, num_speculative_tokens=num, prompt_lookup_max=1).generate(PROMPTS, params)

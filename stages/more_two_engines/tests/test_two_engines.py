@@ -86,6 +86,7 @@ def test_a_block_that_is_received_twice_is_stored_once_and_renewed(tier):
 
 
 def test_a_received_block_is_dropped_if_loads_hold_all_blocks_of_the_host(tier):
+    """The host has three blocks, and all of them are held."""
     receive(tier, b"a", b"b", b"c")
     tier.hold([b"a", b"b", b"c"])
     receive(tier, b"d")
@@ -103,6 +104,7 @@ def test_a_step_receives_one_message(engine, other):
 
 
 def test_received_blocks_are_loaded_instead_of_computed(engine, other):
+    """The ten full blocks of a prompt have arrived before it."""
     other.deliver("x", LONG, hashes_of(LONG))
     for _ in range(3):
         step(engine)
@@ -113,6 +115,7 @@ def test_received_blocks_are_loaded_instead_of_computed(engine, other):
 
 
 def test_messages_are_received_while_others_run(engine, other):
+    """Request a decodes while ten blocks arrive in three messages."""
     add(engine, "a", 3)
     other.deliver("x", LONG, hashes_of(LONG))
     for _ in range(3):
@@ -121,6 +124,7 @@ def test_messages_are_received_while_others_run(engine, other):
 
 
 def test_a_step_without_a_message_goes_on(engine, other):
+    """Nothing has been asked for, so no step waits."""
     assert step(engine) == {}
     prompt = add(engine, "a", 3)
     assert tokens_of(run(engine)["a"]) == tokens_alone(prompt, 8)
@@ -128,6 +132,7 @@ def test_a_step_without_a_message_goes_on(engine, other):
 
 
 def test_the_last_message_of_an_unknown_request_queues_nothing(engine, other):
+    """The blocks are of a request that is not here."""
     other.deliver("gone", LONG, hashes_of(LONG))
     for _ in range(3):
         step(engine)
@@ -175,17 +180,20 @@ def test_a_prompt_is_answered_with_its_blocks_from_the_last_one_to_the_first(eng
 
 
 def test_a_message_is_small_and_the_last_one_names_the_request(engine):
+    """Ten blocks are wanted."""
     messages = served(engine, ask("b", TEXT))
     assert [len(message.hashes) for message in messages] == [NUM_BLOCKS, NUM_BLOCKS, 2]
     assert [message.request_id for message in messages] == [None, None, "b"]
 
 
 def test_only_wanted_blocks_are_sent(engine):
+    """The first 8 of ten blocks are not wanted."""
     messages = served(engine, ask("b", TEXT, start=8))
     assert texts_of(messages) == blocks_of(TEXT)[:7:-1]
 
 
 def test_blocks_that_are_cached_there_are_sent_too(engine):
+    """The second prompt begins with blocks of the first one."""
     messages = served(engine, ask("b", TEXT), ask("c", TEXT[:23] + [5] * 10), None)
     assert len(messages) == 3 + 2
     assert texts_of(messages[3:]) == blocks_of(TEXT[:23] + [5] * 10)[::-1]
@@ -212,11 +220,13 @@ def test_an_aborted_prompt_is_neither_computed_nor_answered(checkpoint):
 
 
 def test_an_abort_of_an_answered_prompt_changes_nothing(engine):
+    """Aborts come for an answered prompt, and for one that was never sent."""
     messages = served(engine, ask("b", TEXT), None, abort("b"), abort("never seen"), ask("c", [5] * 9))
     assert [each.request_id for each in messages if each.request_id] == ["b", "c"]
 
 
 def test_a_prompt_that_cannot_be_computed_is_answered_without_blocks(checkpoint):
+    """The prompt has 43 tokens, and the pool has room for 24."""
     engine = scripted_engine(checkpoint, num_blocks=6, enable_prefix_caching=True)
     [message] = served(engine, ask("b", TEXT))
     assert (message.hashes, len(message.blocks), message.request_id) == ([], 0, "b")
@@ -226,6 +236,7 @@ def test_a_prompt_that_cannot_be_computed_is_answered_without_blocks(checkpoint)
 
 
 def test_a_request_is_queued_when_its_blocks_have_arrived(engine, other):
+    """A prompt has 18 tokens, and the other engine answers with four blocks."""
     prompt = add(engine, "b", 18)
     assert other.prompts == {"b": (prompt, hashes_of(prompt))} and queues(engine) == "none run, none wait"
     other.answer("b")
@@ -235,6 +246,7 @@ def test_a_request_is_queued_when_its_blocks_have_arrived(engine, other):
 
 
 def test_others_decode_while_the_other_engine_computes_a_prompt(engine, other):
+    """Request a runs here, and the prompt of b is computed there."""
     first = add(engine, "a", 3, max_tokens=12)
     prompt = add(engine, "b", len(LONG))
     for _ in range(5):
@@ -248,12 +260,14 @@ def test_others_decode_while_the_other_engine_computes_a_prompt(engine, other):
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 4])
 def test_a_prompt_without_a_block_that_can_be_hit_is_queued_at_once(engine, other, num_tokens):
+    """The last token must be computed here, so a block is full if there are 5 tokens."""
     add(engine, "a", num_tokens)
     add(engine, "b", 5)
     assert [*other.prompts] == ["b"] and queues(engine) == "none run, a wait"
 
 
 def test_a_prompt_whose_blocks_are_here_is_queued_at_once(engine, other):
+    """The same prompt comes twice."""
     prompt = add(engine, "b", 18, max_tokens=1)
     run(engine)
     engine.add_request("again", prompt, SamplingParams(max_tokens=1, seed=0))
@@ -301,12 +315,14 @@ def test_a_prompt_is_computed_here_if_the_other_engine_has_enough(checkpoint):
 
 
 def test_the_engine_waits_for_an_answer_if_it_has_nothing_else_to_do(engine, other):
+    """One request has arrived, and its prompt has been sent."""
     prompt = add(engine, "b", 18, max_tokens=1)
     output = step(engine)["b"]
     assert (tokens_of(output), other.num_waits) == (tokens_alone(prompt, 1), 1)
 
 
 def test_a_refused_request_does_not_wait_for_an_answer_to_another(engine, other):
+    """The prompt of b has been sent, and the other prompt is empty."""
     add(engine, "b", 18)
     engine.add_request("bad", [])
     assert reason(step(engine)["bad"]) == "error"
@@ -314,6 +330,7 @@ def test_a_refused_request_does_not_wait_for_an_answer_to_another(engine, other)
 
 
 def test_an_abort_reaches_the_other_engine(engine, other):
+    """Request b is aborted while the other engine computes its prompt."""
     add(engine, "b", 18)
     output = engine.abort_request("b")
     assert (reason(output), other.aborted, other.prompts) == ("abort", ["b"], {})
@@ -321,6 +338,7 @@ def test_an_abort_reaches_the_other_engine(engine, other):
 
 
 def test_an_answer_that_crosses_an_abort_is_kept_for_the_next_request(engine, other):
+    """The blocks of b are on their way when it is aborted."""
     prompt = add(engine, "b", 18, max_tokens=1)
     other.answer("b")
     engine.abort_request("b")
@@ -332,6 +350,7 @@ def test_an_answer_that_crosses_an_abort_is_kept_for_the_next_request(engine, ot
 
 
 def test_an_aborted_request_makes_room_for_another_prompt(checkpoint):
+    """One prompt may be sent at a time."""
     engine = scripted_engine(checkpoint, num_blocks=24, enable_prefix_caching=True, max_num_seqs=1)
     other = ScriptedEngine(engine)
     add(engine, "b", 18)
@@ -341,6 +360,7 @@ def test_an_aborted_request_makes_room_for_another_prompt(checkpoint):
 
 
 def test_an_abort_of_a_queued_request_is_not_sent(engine, other):
+    """Request b runs here already when it is aborted."""
     add(engine, "b", 18)
     step(engine)
     assert other.num_sent == 1 and queues(engine) == "b run, none wait"
@@ -349,6 +369,7 @@ def test_an_abort_of_a_queued_request_is_not_sent(engine, other):
 
 
 def test_a_request_that_is_larger_than_the_pool_ends_with_an_error(checkpoint):
+    """The other engine has sent no block of it."""
     engine = scripted_engine(checkpoint, num_blocks=6, enable_prefix_caching=True)
     other = ScriptedEngine(engine)
     add(engine, "b", len(LONG))
@@ -368,6 +389,7 @@ def test_blocks_that_the_host_has_no_room_for_are_computed_here(checkpoint):
 
 
 def test_a_preempted_request_returns_without_the_other_engine(checkpoint):
+    """Two requests outgrow a pool of 7 blocks."""
     engine = scripted_engine(checkpoint, num_blocks=7, enable_prefix_caching=True)
     other = ScriptedEngine(engine)
     prompts = {name: add(engine, name, 9, max_tokens=14) for name in "bc"}
@@ -392,6 +414,7 @@ def test_blocks_need_a_place_to_arrive(checkpoint, options):
 
 
 def test_requests_of_a_dead_process_are_computed_here(engine, other):
+    """Request a runs when the process dies, and b and c wait for an answer."""
     prompts = {name: add(engine, name, num_tokens) for name, num_tokens in (("a", 3), ("b", 43), ("c", 18))}
     step(engine)
     other.is_dead = True
@@ -404,6 +427,7 @@ def test_requests_of_a_dead_process_are_computed_here(engine, other):
 
 
 def test_a_wait_for_an_answer_ends_if_the_process_dies(engine, other):
+    """Nothing else can run."""
     prompt = add(engine, "b", 18, max_tokens=1)
     other.is_dead = True
     assert tokens_of(run(engine)["b"]) == tokens_alone(prompt, 1)
@@ -411,6 +435,7 @@ def test_a_wait_for_an_answer_ends_if_the_process_dies(engine, other):
 
 
 def test_messages_that_a_process_has_sent_before_its_death_count(engine, other):
+    """The answer is on its way when the process dies."""
     add(engine, "b", 18, max_tokens=1)
     other.answer("b")
     other.is_dead = True
@@ -421,6 +446,7 @@ def test_messages_that_a_process_has_sent_before_its_death_count(engine, other):
 
 
 def test_the_engine_goes_on_without_the_other_one(engine, other):
+    """The process is dead before the first request comes."""
     other.is_dead = True
     step(engine)
     prompt = add(engine, "b", 18, max_tokens=2)
@@ -430,6 +456,7 @@ def test_the_engine_goes_on_without_the_other_one(engine, other):
 
 
 def test_close_ends_the_other_process_and_loses_no_request(engine, other):
+    """Two requests wait for an answer."""
     prompts = {name: add(engine, name, 18) for name in "bc"}
     engine.close()
     assert other.is_closed
@@ -441,6 +468,7 @@ def test_close_ends_the_other_process_and_loses_no_request(engine, other):
 
 
 def test_close_of_an_engine_that_is_alone_does_nothing(engine):
+    """No process was started."""
     add(engine, "b", 18)
     engine.close()
     assert queues(engine) == "none run, b wait"

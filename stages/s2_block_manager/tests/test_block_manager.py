@@ -150,7 +150,7 @@ def test_observer_hears_of_each_block_that_a_sequence_grows_by():
     (seq,) = allocate(manager, 3)
     for _ in range(7):
         step(manager, seq)
-    assert recorder.events == [("grow", "3 tokens", None)] * 2, 'tell("grow", seq, None) for the 5th token and the 9th'
+    assert recorder.events == [("grow", "3 tokens")] * 2, 'tell("grow", seq) for the 5th token and the 9th'
 
 
 # Promises
@@ -183,7 +183,8 @@ def test_report_counts_slots():
     a.num_computed_tokens, b.num_computed_tokens = 5, 2
     report = manager.report()
     assert picture(manager) == "#####---##--........", "a holds 2 blocks and has computed 5 tokens, b 1 block and 2"
-    assert (report.num_slots, report.promised, report.held, report.used, report.wasted) == (20, 16, 12, 7, 5)
+    counted = (report.num_slots, report.promised, report.held, report.used, report.wasted)
+    assert counted == (20, 16, 12, 7, 5), "of 20 slots 16 are promised and 12 held, of which 7 are used and 5 wasted"
 
 
 def test_peak_is_the_report_with_the_most_slots_held():

@@ -25,7 +25,8 @@ def test_auto_measures_once_and_has_a_tier_only_if_loading_is_faster(
     measured = [CostModel(1e12, 1e12, 1.0) if load_is_faster else CostModel(1.0, 1.0, 1e12)]
     monkeypatch.setattr(engine_module, "measure", lambda *args: measured.pop())
     engine = scripted_engine(checkpoint, 8, enable_prefix_caching=True, offload_policy="auto")
-    assert engine.host_tier.pool.num_blocks == num_blocks and not measured
+    found = engine.host_tier.pool.num_blocks
+    assert found == num_blocks and not measured, f"the host must have {num_blocks} blocks, and has {found}"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_time_of_work_is_that_of_its_faster_run(checkpoint, monkeypatch):
 
 
 def test_measuring_leaves_the_engine_as_new(checkpoint):
+    """A new engine has computed, stored and cached nothing."""
     llm = LLM(checkpoint, block_size=4, kv_cache_tokens=64)
     speeds = llm.llm_engine.cost_model
     assert min(speeds.load_bytes_per_second, speeds.store_bytes_per_second, speeds.tokens_per_second) > 0

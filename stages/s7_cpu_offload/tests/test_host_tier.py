@@ -101,7 +101,7 @@ def test_a_tier_whose_blocks_are_all_held_stores_nothing(tier):
         tier.store(0, block_hash)
     held = tier.hold([b"a", b"b", b"c"])
     tier.store(1, b"d")
-    assert stored(tier, b"d") == [False] and tier.num_blocks_stored == 3
+    assert stored(tier, b"d") == [False] and tier.num_blocks_stored == 3, "loads hold all blocks: d has no room"
     tier.release(held)
     tier.check_integrity()
 
@@ -109,7 +109,7 @@ def test_a_tier_whose_blocks_are_all_held_stores_nothing(tier):
 def test_a_tier_without_blocks_stores_nothing(device_blocks):
     tier = HostTier(device_blocks, 0, Observer())
     tier.store(0, b"a")
-    assert stored(tier, b"a") == [False] and tier.num_blocks_stored == 0
+    assert stored(tier, b"a") == [False] and tier.num_blocks_stored == 0, "the host has no block to store a in"
     tier.check_integrity()
 
 
@@ -118,7 +118,8 @@ def test_the_observer_hears_which_blocks_are_stored_and_renewed(device_blocks):
     tier = HostTier(device_blocks, 3, recorder)
     tier.store(2, b"a")
     tier.store(1, b"a")
-    assert recorder.events == [("store", 2, 0, b"a"), ("renew", 0, b"a")]
+    expected = [("store", 2, 0, b"a"), ("renew", 0, b"a")]
+    assert recorder.events == expected, f"tell() was called with {recorder.events}, and should be with {expected}"
 
 
 def test_the_observer_hears_which_blocks_arrive(device_blocks):
@@ -137,7 +138,7 @@ def test_a_loaded_block_has_its_bytes_and_other_blocks_are_unchanged(tier, devic
     tier.load([BlockCopy(*tier.hold([b"a"]), 1)])
     assert torch.equal(device_blocks[1], before[2]), "device block 1 must have the bytes that were stored"
     assert torch.equal(device_blocks[[0, 3]], before[[0, 3]]), "device blocks 0 and 3 must stay as they are"
-    assert (tier.num_blocks_stored, tier.num_blocks_loaded) == (1, 1)
+    assert (tier.num_blocks_stored, tier.num_blocks_loaded) == (1, 1), "one block was stored, and one loaded"
 
 
 def test_a_load_holds_its_host_blocks_until_it_is_collected(tier):
@@ -147,7 +148,7 @@ def test_a_load_holds_its_host_blocks_until_it_is_collected(tier):
         tier.store(1, block_hash)
     assert stored(tier, b"a") == [True], "block a was evicted during its load"
     tier.check_integrity()
-    assert tier.collect() == [3] and tier.collect() == []
+    assert tier.collect() == [3] and tier.collect() == [], "the load to block 3 has arrived, and is collected once"
     for block_hash in (b"e", b"f", b"g"):
         tier.store(1, block_hash)
     assert stored(tier, b"a") == [False], "the load is over: block a can be evicted"

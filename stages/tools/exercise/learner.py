@@ -18,8 +18,9 @@ STORY = ("--temperature", "0", "--max-tokens", "40", "The fox looked at the tabl
 
 
 class Result(NamedTuple):
-    """The outcome of a group of tests."""
+    """The outcome of a group of tests. It has as many tests as chain.toml lists, whichever of them could run."""
 
+    num_tests: int
     num_green: int
     red: list[Report]  # random histories last: other tests say more
     num_missing: int  # tests that did not run
@@ -96,10 +97,12 @@ def _body(text: str, name: str) -> str | None:
 
 
 def _result(group: tuple[str, ...], reports: list[Report]) -> Result:
-    mine = [each for each in reports if any(each.is_about(test) for test in group)]
-    red = sorted((each for each in mine if each.is_red), key=lambda each: "test_histories" in each.test)
-    num_missing = sum(not any(each.is_about(test) for each in mine) for test in group)
-    return Result(len({each.test for each in mine} - {each.test for each in red}), red, num_missing)
+    mine = {test: [each for each in reports if each.is_about(test)] for test in group}
+    red = list(dict.fromkeys(each for test in group for each in mine[test] if each.is_red))
+    red.sort(key=lambda each: "test_histories" in each.test)
+    num_green = sum(bool(mine[test]) and not any(each.is_red for each in mine[test]) for test in group)
+    num_missing = sum(all(each.outcome == "broken" for each in mine[test]) for test in group)
+    return Result(len(group), num_green, red, num_missing)
 
 
 def _print_gain(stage: Stage) -> None:
@@ -134,10 +137,9 @@ def _print_next(stage: Stage, step: Step) -> None:
 
 def _print_red(stage: Stage, step: Step, result: Result) -> None:
     """Print the first red test, and how to go on."""
-    num_run = result.num_green + len({each.test for each in result.red})
     missing = f", and {result.num_missing} did not run" if result.num_missing else ""
     print(f"Step {step.number} of {len(stage.steps)} is red: {step.title}.")
-    print(f"{result.num_green} of {num_run} tests are green{missing}. The first red one:\n")
+    print(f"{result.num_green} of {result.num_tests} tests are green{missing}. The first red one:\n")
     first = result.red[0].within([name.name for each in stage.steps for name in each.functions])
     print("\n".join(first.lines()) + "\n")
     print(how_to(stage, step.number, _function_of(stage, step, first)))

@@ -49,6 +49,11 @@ class Report:
     def is_red(self) -> bool:
         return self.outcome not in ("passed", "skipped")
 
+    @property
+    def has_words(self) -> bool:
+        """Whether the report says more than the test's name and the values compared."""
+        return bool(self.docstring or self.message)
+
     def is_about(self, test: str) -> bool:
         """Return whether this reports `test` (a node id), one of its parameters, or a file that failed to import."""
         if self.outcome == "broken":

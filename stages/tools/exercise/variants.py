@@ -8,13 +8,15 @@
         class wrong_checks_nothing:
             '''Take what is there.'''
             red = "a piece of what `make check` prints"
+            unseen = "why `make play` shows no difference, if so"
             class BlockPool:
                 def get_new_blocks(self, count): ...
 
 The file is parsed and never imported. A variant replaces the bodies of some functions of its step, or of earlier ones;
 the others are the stage's own, and later steps are open. With a `right_` variant, every test of the step is green, and
-so is the gain test once all steps are solved. A `wrong_` variant turns a test of the step red, and the first red test's
-report contains `red`.
+so is the gain test once all steps are solved. A `wrong_` variant turns a test of the step red. The first red test's
+report contains `red`, and a docstring or a message: a person can read it. With all other steps solved, `make play`
+shows the mistake, unless it is `unseen`: tests/test_page_play.py tries both.
 """
 
 import ast
@@ -37,6 +39,7 @@ class Variant(NamedTuple):
     name: str  # right_... or wrong_...
     docstring: str
     red: str  # a piece of the report of the first red test; empty for a solution
+    unseen: str  # why `make play` can't show a mistake; empty if it can
     functions: tuple[str, ...]  # the dotted names of what it replaces
 
     @property
@@ -77,6 +80,14 @@ def solutions(stage: Stage) -> dict[str, dict[str, str]]:
     return {each.path: _replaced(stage, source, each, {}) for each in last.values()}
 
 
+def mistakes(stage: Stage) -> Iterator[tuple[Variant, dict[str, str]]]:
+    """Yield each mistake, with the texts of the stage's files that have it and the stage's own code for the rest."""
+    source = (stage.root / variants_file(stage)).read_text(encoding="utf-8")
+    for each in _variants(stage, ast.parse(source)):
+        if not each.is_right:
+            yield each, _replaced(stage, source, each, {})
+
+
 def _variants(stage: Stage, tree: ast.Module) -> Iterator[Variant]:
     steps = {f"Step{step.number}": step for step in stage.steps}
     for group in _classes(tree):
@@ -86,17 +97,18 @@ def _variants(stage: Stage, tree: ast.Module) -> Iterator[Variant]:
             if not node.name.startswith(("right_", "wrong_")):
                 raise ChainError(f"{group.name}.{node.name} must be called right_... or wrong_...")
             functions = tuple(name for name, _ in find_names(node))
-            yield Variant(steps[group.name], node.name, ast.get_docstring(node) or "", _red(node), functions)
+            docstring, step = ast.get_docstring(node) or "", steps[group.name]
+            yield Variant(step, node.name, docstring, _text(node, "red"), _text(node, "unseen"), functions)
 
 
 def _classes(tree: ast.Module | ast.ClassDef) -> list[ast.ClassDef]:
     return [node for node in tree.body if isinstance(node, ast.ClassDef)]
 
 
-def _red(node: ast.ClassDef) -> str:
-    """Return the string that a variant assigns to `red`."""
+def _text(node: ast.ClassDef, name: str) -> str:
+    """Return the string that a variant assigns to a name, or an empty one."""
     for each in node.body:
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and each.targets[0].id == "red":
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and each.targets[0].id == name:
             return str(ast.literal_eval(each.value))
     return ""
 
@@ -113,6 +125,8 @@ def _declared_faults(stage: Stage, variants: list[Variant]) -> Iterator[str]:
             yield f"{each.path} has no docstring"
         if bool(each.red) == each.is_right:
             yield f"{each.path}: a wrong_ variant has a `red`, and a right_ one has none"
+        if each.unseen and each.is_right:
+            yield f"{each.path}: only a wrong_ variant can be `unseen`"
         known = {name.name for name in _functions(stage, each.step)}
         if unknown := [name for name in each.functions if name not in known] or ([] if each.functions else ["nothing"]):
             yield f"{each.path} replaces {', '.join(unknown)}; up to its step there are {', '.join(sorted(known))}"
@@ -165,3 +179,5 @@ def _faults(variant: Variant, reports: dict[str, list[Report]]) -> Iterator[str]
         printed = "\n".join(red[0].lines())
         if " ".join(variant.red.split()) not in " ".join(printed.split()):
             yield f"{variant.path}: the first red test does not say {variant.red!r}:\n{printed}"
+        elif not red[0].has_words:
+            yield f"{variant.path}: the first red test needs a docstring, or a message in words:\n{printed}"
