@@ -38,7 +38,7 @@ class BlockManager:
         assert seq not in self._holders, f"request {seq.request_id} holds blocks already"
         seq.block_table = self.pool.get_new_blocks(self.num_needed(seq))
         self._holders.add(seq)
-        self._observer.tell("admit", seq, [])
+        self._observer.tell("admit", seq)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child` share the blocks that hold the computed tokens of `parent`. Nothing is copied.

@@ -44,7 +44,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def compute_logits(self, batch: list[Scheduled]) -> Tensor:
-        """Run the model. Return the logits after the last token of each sequence, [num_seqs, vocab_size]."""
+        """Run the model. Return the logits after the last token of each sequence, [num_seqs, vocab_size].
+
+        The tokens of a step lie flat, sequence by sequence. Count the step in num_steps, and its tokens in num_tokens.
+        """
         rows = [(seq, seq.num_computed_tokens + i) for seq, num_tokens in batch for i in range(num_tokens)]
         input_ids = self._tensor([seq.token_ids[position] for seq, position in rows])  # [num_tokens]
         positions = self._tensor([position for _, position in rows])  # [num_tokens]

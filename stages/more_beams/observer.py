@@ -8,7 +8,7 @@ class Observer:
     refuse    request_id, error        it cannot be served
     abort     request_id               the caller is about to end it
     begin                              a step begins
-    admit     seq, hits                it holds its blocks; hits: empty in this stage
+    admit     seq                      it holds its blocks
     fork      parent, child            child holds the blocks of parent, too, and directly follows it in `running`
     grow      seq, copy                it holds one block more, or its own copy of a shared one
     copy      copies                   these blocks are copied

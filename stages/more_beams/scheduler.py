@@ -63,8 +63,8 @@ class Scheduler:
         A sequence decodes if exactly one of its tokens is uncomputed. Decodes go first, the oldest first. What is left
         of the budget goes to running prompts, the oldest first, and then to waiting sequences in order, as far as
         _may_admit() lets them in. A decode that finds no block preempts the newest sequence, or fails if it runs alone.
-        A step that preempts admits none: the first in line has just lost its blocks, and doesn't fit. While budget is
-        left, the first in line fails if it is larger than the pool. Tell the observer "schedule" at the end.
+        A step that preempts admits none. While budget is left, the first in line fails if it is larger than the pool.
+        Tell the observer "schedule" at the end.
         """
         output = SchedulerOutput(budget=self._max_num_batched_tokens)
         num_preemptions = self.num_preemptions

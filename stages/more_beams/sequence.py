@@ -62,7 +62,11 @@ class Sequence:
         return SamplingRow(self.params, self.seed, self.sample_index, position=self.num_tokens)
 
     def append_token(self, token: SampledToken) -> None:
-        """Append a sampled token. Finish at a stop token, at a stop string, or at the maximum length."""
+        """Append a sampled token. Finish at a stop token, at a stop string, or at the maximum length.
+
+        If it is the last one for two reasons, the reason to give is "stop". The text of a stop token is not shown. Add
+        each logprob to cumulative_logprob, and note when the first token came.
+        """
         self.token_ids.append(token.token_id)
         self.cumulative_logprob += token.logprob
         self.metrics.first_token_time = self.metrics.first_token_time or time.perf_counter()
@@ -84,7 +88,10 @@ class Sequence:
         self.metrics.finished_time = time.perf_counter()
 
     def _cut_at_stop_string(self) -> bool:
-        """Cut the text before a stop string, and return True, if it contains one."""
+        """Cut the text before a stop string, and return True, if it contains one.
+
+        The string that is complete first ends the text; of two that are complete together, the longer one.
+        """
         starts = [(self.text.index(stop), stop) for stop in self.params.stop if stop in self.text]
         if starts:
             start, _ = min(starts, key=lambda match: (match[0] + len(match[1]), match[0]))  # the first that is complete

@@ -31,6 +31,7 @@ def test_a_prompt_with_two_tokens_left_is_not_forked_yet(checkpoint):
 
 
 def test_samples_of_a_prompt_of_one_token_run_in_the_step_that_admits_it(checkpoint):
+    """No token has to be computed before the fork."""
     engine = scripted_engine(checkpoint, num_blocks=16)
     prompt = add(engine, "a", 1, max_tokens=3, n=3)
     assert tokens_of_all(step(engine)["a"]) == alone(prompt, 1, n=3)
@@ -38,6 +39,7 @@ def test_samples_of_a_prompt_of_one_token_run_in_the_step_that_admits_it(checkpo
 
 
 def test_a_prompt_with_samples_is_computed_in_chunks_too(checkpoint):
+    """A step has 4 tokens, and the prompt has 9."""
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_batched_tokens=4)
     prompt = add(engine, "a", 9, max_tokens=1, n=2)
     assert tokens_of_all(run(engine)["a"]) == alone(prompt, 1, n=2)
@@ -48,6 +50,7 @@ def test_a_prompt_with_samples_is_computed_in_chunks_too(checkpoint):
 def test_all_samples_but_one_copy_the_last_block_of_a_prompt_unless_its_last_token_begins_it(
     checkpoint, num_tokens, num_copies
 ):
+    """Four samples of a prompt run in blocks of 4 tokens."""
     engine = scripted_engine(checkpoint, num_blocks=16)
     add(engine, "a", num_tokens, max_tokens=1, n=4)
     run(engine)
@@ -55,6 +58,7 @@ def test_all_samples_but_one_copy_the_last_block_of_a_prompt_unless_its_last_tok
 
 
 def test_samples_run_right_behind_the_first_one(checkpoint):
+    """Request a has three samples, and b came after it."""
     engine = scripted_engine(checkpoint, num_blocks=16)
     add(engine, "a", 5, n=3)
     add(engine, "b", 3)
@@ -65,6 +69,7 @@ def test_samples_run_right_behind_the_first_one(checkpoint):
 
 
 def test_a_budget_smaller_than_the_samples_serves_them_in_turn(checkpoint):
+    """A step has 2 tokens, and five samples decode."""
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_batched_tokens=2)
     prompt = add(engine, "a", 3, max_tokens=4, n=5)
     assert tokens_of_all(run(engine)["a"]) == alone(prompt, 4, n=5)

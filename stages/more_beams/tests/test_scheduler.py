@@ -45,6 +45,7 @@ def recorder_of(engine: LLMEngine, *kinds: str) -> Recorder:
 
 
 def test_each_decoding_sequence_gets_one_token(checkpoint):
+    """Each of three sequences has computed 5 of its 6 tokens."""
     engine = scripted_engine(checkpoint, num_blocks=8)
     for name in "abc":
         start(engine, name, num_tokens=6, num_computed=5)
@@ -98,6 +99,7 @@ def test_observer_hears_of_each_step_when_it_is_complete(checkpoint):
 
 
 def test_waiting_requests_are_admitted_in_order_of_arrival(checkpoint):
+    """Three requests arrive, and a step has room for all of their tokens."""
     engine = scripted_engine(checkpoint, num_blocks=8)
     for name, num_tokens in (("a", 5), ("b", 1), ("c", 9)):
         add(engine, name, num_tokens)
@@ -107,6 +109,7 @@ def test_waiting_requests_are_admitted_in_order_of_arrival(checkpoint):
 
 
 def test_a_long_prompt_is_computed_in_chunks_and_samples_after_the_last(checkpoint):
+    """A step has 6 tokens, and the prompt has 14."""
     engine = scripted_engine(checkpoint, num_blocks=8, max_num_batched_tokens=6)
     add(engine, "a", 14)
     tokens = [step(engine) for _ in range(3)]
@@ -126,6 +129,7 @@ def test_the_last_admitted_prompt_begins_with_what_is_left_of_the_budget(checkpo
 
 
 def test_a_step_without_budget_left_admits_no_request(checkpoint):
+    """A step has 5 tokens, and the prompt of a needs all of them."""
     engine = scripted_engine(checkpoint, num_blocks=8, max_num_batched_tokens=5)
     add(engine, "a", 5)
     add(engine, "b", 1)
@@ -142,6 +146,7 @@ def test_admission_takes_blocks_for_all_tokens_even_if_only_a_chunk_is_computed(
 
 
 def test_no_more_than_max_num_seqs_run(checkpoint):
+    """There are two seats, and three requests arrive."""
     engine = scripted_engine(checkpoint, num_blocks=16, max_num_seqs=2)
     for name in "abc":
         add(engine, name, 3, max_tokens=2)
@@ -153,6 +158,7 @@ def test_no_more_than_max_num_seqs_run(checkpoint):
 
 
 def test_a_small_request_does_not_overtake_one_that_does_not_fit(checkpoint):
+    """Of 6 blocks a has 3. b needs 4, and c, which came later, needs one."""
     engine = scripted_engine(checkpoint, num_blocks=6)
     for name, num_tokens in (("a", 10), ("b", 14), ("c", 1)):
         add(engine, name, num_tokens)
@@ -180,6 +186,7 @@ def test_a_request_admitted_beside_others_leaves_the_watermark_free(checkpoint, 
 
 
 def test_a_request_that_runs_alone_may_use_the_watermark(checkpoint):
+    """The prompt needs all 4 blocks, and no other request runs."""
     engine = scripted_engine(checkpoint, num_blocks=4, watermark=0.9)
     add(engine, "a", 16)
     step(engine)
@@ -187,6 +194,7 @@ def test_a_request_that_runs_alone_may_use_the_watermark(checkpoint):
 
 
 def test_a_prompt_larger_than_the_pool_ends_with_an_error_and_the_next_one_runs(checkpoint):
+    """The pool has 4 blocks of 4, and the prompt of a has 17 tokens."""
     engine = scripted_engine(checkpoint, num_blocks=4)
     add(engine, "a", 17)
     add(engine, "b", 3)
@@ -232,6 +240,7 @@ def test_the_newest_sequence_is_preempted_and_loses_all_its_blocks(checkpoint):
 
 
 def test_a_preempted_sequence_computes_its_prompt_and_its_output_again_like_one_prompt(checkpoint):
+    """Two sequences of 7 tokens hold all 4 blocks. For its ninth token a needs a third one."""
     engine = scripted_engine(checkpoint, num_blocks=4)
     prompts = [add(engine, name, 7, max_tokens=4) for name in "ab"]
     outputs = run(engine)
@@ -247,6 +256,7 @@ def test_a_preempted_sequence_computes_its_prompt_and_its_output_again_like_one_
 
 
 def test_a_preempted_sequence_waits_in_front_of_new_requests(checkpoint):
+    """Two of four requests run in 4 blocks. For its ninth token a needs a third one, and b makes room."""
     engine = scripted_engine(checkpoint, num_blocks=4)
     for name in "abcd":
         add(engine, name, 7, max_tokens=4)
@@ -268,6 +278,7 @@ def test_preempted_sequences_wait_in_order_of_arrival(checkpoint):
 
 
 def test_the_newest_sequence_preempts_itself_if_it_needs_a_block(checkpoint):
+    """The pool has 3 blocks. a has 2, which are not full, and b needs a second one."""
     engine = scripted_engine(checkpoint, num_blocks=3)
     add(engine, "a", 5)
     add(engine, "b", 4)
@@ -277,6 +288,7 @@ def test_the_newest_sequence_preempts_itself_if_it_needs_a_block(checkpoint):
 
 
 def test_a_prompt_that_is_partly_computed_can_be_preempted(checkpoint):
+    """A step has 6 tokens. b has computed 2 of its 16 when a needs another block."""
     engine = scripted_engine(checkpoint, num_blocks=5, max_num_batched_tokens=6)
     add(engine, "a", 4)
     add(engine, "b", 16)
