@@ -55,7 +55,7 @@ class CheckedConnection(h11.Connection):
         self._max_body_bytes, self._num_bytes = max_body_bytes, 0
         self._is_chunked = False  # while a response without a known length is being sent
 
-    def send(self, event: h11.Event) -> bytes | None:
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # h11 narrows the result
         """Return the bytes of an event. Those of a chunk are the same as h11's, which takes several times as long."""
         if self._is_chunked and isinstance(event, h11.Data):
             return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""

@@ -9,7 +9,7 @@ early_start.py        lets a kernel start before the previous one has ended
 attention_kernels.py  decode with split contexts, then prefill; introduces Triton
 layer_kernels.py      the rest of a layer: norm, activation, rotation with the write to the pool, and gemv,
                       a linear layer for a few rows
-quantized_kernel.py   a linear layer whose weight has 8 or 4 bits
+quantized_kernels.py  a linear layer whose weight has 8 or 4 bits
 sampling_kernels.py   one token for each row of logits, with any sampling parameters
 
 The steps built from them:
@@ -22,5 +22,5 @@ graphs.py             decode steps as CUDA graphs
 sampler.py            the host's part of sampling: one copy sends the parameters, another returns the tokens
 backend.py            the Backend that ties these together, and the choice between it and plain operations
 
-early_start.py and the four files with kernels import triton, so import them only where triton is installed.
+early_start.py and the four *_kernels.py files import triton, so import them only where triton is installed.
 """

@@ -32,7 +32,7 @@ def triton_ops() -> Ops:
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # triton 3.9 warns that fusion will be off by default
     from .attention_kernels import paged_decode, paged_prefill
     from .layer_kernels import add_rms_norm, gated_gemv, gemv, rotate_and_write, silu_and_mul
-    from .quantized_kernel import quantized_gemm
+    from .quantized_kernels import quantized_gemm
     from .sampling_kernels import sample_rows
 
     layer_ops = rotate_and_write, add_rms_norm, silu_and_mul, sample_rows, gemv, gated_gemv, quantized_gemm

@@ -33,6 +33,7 @@ from ...requests.outputs import RequestOutput
 from ...requests.pooling_params import PoolingParams
 from ...requests.sampling_params import SamplingParams
 from ...requests.speculation import NgramDrafter
+from ..testing.checkpoints import write_checkpoint
 from ..testing.engines import model_runner
 
 PROMPTS: list[str | list[int]] = [
@@ -225,11 +226,11 @@ def test_tokens_match_with_blocks_loaded_from_the_host(checkpoint, expected):
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
-def test_tokens_match_with_keys_and_values_in_8_bits(kv_cache_dtype, checkpoint):
+def test_tokens_match_with_keys_and_values_in_8_bits(kv_cache_dtype, tmp_path):
     """Blocks are hit, copied for samples, and loaded from the host."""
-    options = {"kv_cache_dtype": kv_cache_dtype, "offload_policy": "load"}
+    checkpoint, options = write_checkpoint(tmp_path, hidden_size=64), {"kv_cache_dtype": kv_cache_dtype}
     plain = make_llm(checkpoint, **options)
-    fast = make_llm(checkpoint, kv_cache_tokens=96, kv_offloading_tokens=512, **options)
+    fast = make_llm(checkpoint, offload_policy="load", kv_cache_tokens=96, kv_offloading_tokens=512, **options)
     use_kernels(fast, FakeCapture())
     for params in (PARAMS["greedy"], SamplingParams(n=3, max_tokens=8, seed=1, ignore_eos=True)):
         for _ in range(2):
@@ -517,7 +518,7 @@ def test_prefill_takes_the_rows_that_fit(checkpoint):
 
 def test_an_engine_on_a_gpu_builds_the_backend(checkpoint, monkeypatch):
     builds = list[BuildBackend]()
-    monkeypatch.setattr(choice_module, "GpuChoice", lambda backend, is_eager, runner, build: builds.append(build))
+    monkeypatch.setattr(choice_module, "GpuChoice", lambda *given: builds.append(given[3]))
     engine = make_llm(checkpoint).llm_engine
     pool = copy(engine.kv_cache)
     pool.blocks = SimpleNamespace(device=torch.device("cuda"))
