@@ -130,7 +130,7 @@ def count_registers(cubin: bytes) -> tuple[int, int]:
 
 
 def launch_all(shape: KernelShape) -> None:
-    """Launch every kernel, for 4 rows where it takes any number. If the pool stores 8 bits, launch those that use it."""
+    """Launch every kernel, for 4 rows where it takes any number. For a pool in 8 bits, launch those that use it."""
     ops, dtype, num_heads, head_dim = triton_ops(), shape.dtype, shape.num_kv_heads * shape.group, shape.head_dim
     pool = torch.empty(3, 2, 2, shape.block_size, shape.num_kv_heads, head_dim, dtype=dtype)
     blocks = as_stored(pool, shape.kv_cache_dtype)
