@@ -17,6 +17,7 @@ from tests.helpers import ROOT
 STAGE = load(ROOT).stage("s1")
 
 
+@pytest.mark.full
 def test_lesson_shows_what_the_command_prints_for_best_fit(tmp_path):
     """The best fit is the one that step 1's tests call wrong."""
     file, name = "slot_manager.py", "SlotManager._first_fit"

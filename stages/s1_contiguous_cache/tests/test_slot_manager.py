@@ -112,6 +112,7 @@ def test_free_ranges_are_neither_empty_nor_split():
 
 
 def test_allocation_that_fails_changes_nothing():
+    """4 slots are free in one piece and 2 in another, and a sequence needs 5: allocate() raises AssertionError."""
     manager = pool_of(10)
     _, b, _ = allocate(manager, 2, 4, 2)
     manager.free(b)

@@ -67,6 +67,7 @@ class Report:
     def from_json(cls, line: str) -> "Report":
         fields = json.loads(line)
         fields["test_line"] = Place(**fields["test_line"]) if fields["test_line"] else None
+        fields |= {name: tuple(fields[name]) for name in ("params", "result")}  # JSON has lists, which have no hash
         return cls(**fields | {"calls": tuple(Place(**place) for place in fields["calls"])})
 
     def lines(self) -> list[str]:
