@@ -19,7 +19,7 @@ from stages.bench.workloads import even_prompt
 
 BRANCH = "more_two_ranks"
 SIZES = {"one": 1, "two": 2}
-BATCHES, CONTEXT, STEPS = (1, 8, 32), 128, 16  # a turn has so many steps
+BATCHES, CONTEXT, STEPS = (1, 8), 32, 16  # a turn has so many steps
 
 
 def measure(args: Namespace) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def measure(args: Namespace) -> dict[str, Any]:
         steps = {}
         for batch in BATCHES:
             calls = {name: partial(decode, llms[name], batch, threads[name]) for name in SIZES}
-            rounds, turns = until_steady(calls, compared, title=f"two ranks, batch of {batch}")
+            rounds, turns = until_steady(calls, compared, most=40, title=f"two ranks, batch of {batch}")
             times = with_spreads([{f"{name}_ms": each[name] for name in each} for each in rounds])
             steps[str(batch)] = times | compared(rounds) | {"turns": turns}
     finally:
