@@ -62,7 +62,7 @@ CLAIMED: dict[str, list[str]] = {"claims.ipynb": ["92%"]}  # a text claims them
 
 def test_prose_is_found():
     assert {"README.md", "stages/README.md", "stages/GPU.md", "models/storyteller/README.md"} <= {*NAMES}
-    assert len(NOTEBOOKS) >= len(REPOSITORY.stages)
+    assert len(NOTEBOOKS) >= sum(not folder.name.startswith("more_") for folder in REPOSITORY.stages)
     for folder in REPOSITORY.stages:
         assert {folder / "README.md", folder / "DIFF.md"} <= {*FILES}
 
