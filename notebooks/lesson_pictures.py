@@ -233,7 +233,7 @@ def when_guesses_pay(batches: Mapping[str, Any], texts: Mapping[str, Any]) -> st
 # ---- beams: rows of blocks, which children share with their parents
 
 WIDTH_OF_SEARCH, BEGINNING, FIRST, NUM_STEPS = 3, "Once upon a time there was", 3, 4  # the steps that are drawn
-SLOT, ROW, PANEL = 24, 52, 178  # the size of a block, and the distance of two rows and two steps
+SLOT, APART, PANEL = 24, 52, 178  # the size of a block, and the distance of two rows and two steps
 
 
 class Beam(NamedTuple):
@@ -286,7 +286,7 @@ def beams_in_blocks() -> str:
         parts += [part for row, beam in enumerate(beams) for part in row_of(left, row, beam, beams, llm)]
         if number + 1 < NUM_STEPS:
             parts += arrows(left, beams, steps[number + 1])
-    y = 62 + WIDTH_OF_SEARCH * ROW
+    y = 62 + WIDTH_OF_SEARCH * APART
     for x, kind, words in [
         (0, "held", "held by several beams"),
         (180, "edge", "by one"),
@@ -298,7 +298,7 @@ def beams_in_blocks() -> str:
 
 def row_of(left: float, row: int, beam: Beam, beams: list[Beam], llm: LLM) -> Iterator[str]:
     """Yield the parts of a beam's row: its blocks, each with its number and its count, and its last token."""
-    y = 58 + row * ROW
+    y = 58 + row * APART
     for column, block in enumerate(beam.table):
         count, x = sum(block in each.table for each in beams), left + column * SLOT
         is_copy = beam.is_copied and column == len(beam.table) - 1
@@ -320,11 +320,11 @@ def arrows(left: float, beams: list[Beam], children: list[Beam]) -> Iterator[str
     parents = [rows[child.token_ids[:-1]] for child in children]
     start, end = left + PANEL - 28, left + PANEL - 5
     for row, parent in enumerate(parents):
-        y = 68 + row * ROW
-        yield f'<path d="M{start} {68 + parent * ROW}L{end - 4} {y}" class="arrow"/>'
+        y = 68 + row * APART
+        yield f'<path d="M{start} {68 + parent * APART}L{end - 4} {y}" class="arrow"/>'
         yield f'<path d="M{end} {y}l-7 -4v8z" class="hot"/>'
     for row in {*range(len(beams))} - {*parents}:
-        yield text(start + 2, 72 + row * ROW, "×", "strong", "middle")
+        yield text(start + 2, 72 + row * APART, "×", "strong", "middle")
 
 
 # ---- two engines: the wait of those who decode, against that of a prompt

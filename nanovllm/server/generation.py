@@ -79,11 +79,13 @@ class Work:
         prompt_indexes = {request.request_id: i for i, request in enumerate(requests)}
         echoes: dict[int, Piece] = {}  # by prompt
         started: set[int] = set()  # choices with a piece
+        counts_reasoning = self.format is not None and self.format.reasoning_format and self.thought_tags[1] is not None
         async with aclosing(engine.generate(requests)) as deltas:
             async for delta in deltas:
                 i = prompt_indexes[delta.request_id]
-                self.num_cached_tokens += delta.num_cached_tokens - self.num_cached.get(delta.request_id, 0)
-                self.num_cached[delta.request_id] = delta.num_cached_tokens
+                if (before := self.num_cached.get(delta.request_id, 0)) != delta.num_cached_tokens:
+                    self.num_cached_tokens += delta.num_cached_tokens - before
+                    self.num_cached[delta.request_id] = delta.num_cached_tokens
                 if delta.prompt_logprobs and "prompt_logprobs" in self.body.params:
                     self.prompt_logprobs[i] = delta.prompt_logprobs
                 if delta.embedding is not None:
@@ -95,7 +97,8 @@ class Work:
                         piece = Piece(piece.sample, "", [], piece.logprobs and [], "length", None)
                     self.num_generated += len(piece.token_ids)
                     index = i * self.params.n + piece.sample
-                    self._count_reasoning(index, piece.token_ids)
+                    if counts_reasoning:
+                        self._count_reasoning(index, piece.token_ids)
                     is_first = index not in started
                     started.add(index)
                     yield index, is_first, join_pieces(echoes[i], piece) if self.body.echo and is_first else piece
@@ -121,10 +124,9 @@ class Work:
         return None if self.format is None else whole_message(sample, self.format, self.body.include_reasoning)
 
     def _count_reasoning(self, index: int, token_ids: list[int]) -> None:
-        """Count a choice's new tokens that belong to a thought, if the vocabulary has a token that ends thoughts."""
+        """Count a choice's new tokens that belong to a thought. The vocabulary has a token that ends thoughts."""
         start, end = self.thought_tags
-        if self.format is None or self.format.reasoning_format is None or end is None:
-            return
+        assert self.format is not None and end is not None
         if index not in self.is_thinking:
             self.is_thinking[index] = self.format.starts_in_thought or start in token_ids[:1]
         count = token_ids.index(end) if end in token_ids else len(token_ids)

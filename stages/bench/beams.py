@@ -78,12 +78,13 @@ def counts_of(llm: Any) -> dict[str, int]:
     return counts | {"blocks": llm.peak.held // BLOCK_SIZE, "blocks_copied": llm.kv_cache.num_blocks_copied}
 
 
-def likeliest(outputs: list[Any]) -> dict[str, float]:
-    """Return the logprob of the likeliest completion, and how many of its pairs of tokens it has had before."""
+def likeliest(outputs: list[Any]) -> dict[str, Any]:
+    """Return the logprob of the likeliest completion, how many pairs of tokens it repeats, and its last words."""
     completions = [completion for output in outputs for completion in output.outputs]
     best = max(completions, key=lambda completion: completion.cumulative_logprob)
     pairs = [*pairwise(best.token_ids)]
-    return {"logprob": round(best.cumulative_logprob, 2), "repeated": len(pairs) - len({*pairs})}
+    repeated, end = len(pairs) - len({*pairs}), " ".join(best.text.split()[-7:])
+    return {"logprob": round(best.cumulative_logprob, 2), "repeated": repeated, "end": end}
 
 
 # ---- timed

@@ -130,7 +130,7 @@ def count_registers(cubin: bytes) -> tuple[int, int]:
 
 
 def launch_all(shape: KernelShape) -> None:
-    """Launch every kernel, for 4 rows where it takes any number."""
+    """Launch every kernel, for 4 rows where it takes any number. For a pool in 8 bits, launch those that use it."""
     ops, dtype, num_heads, head_dim = triton_ops(), shape.dtype, shape.num_kv_heads * shape.group, shape.head_dim
     pool = torch.empty(3, 2, 2, shape.block_size, shape.num_kv_heads, head_dim, dtype=dtype)
     blocks = as_stored(pool, shape.kv_cache_dtype)
@@ -148,6 +148,8 @@ def launch_all(shape: KernelShape) -> None:
             ops.paged_prefill(q, blocks, 1, tables, starts, lengths, tiles, rows, out)
     for norm in (weight, None):
         ops.rotate_and_write(qkv, angles, angles, numbers, numbers, blocks, 1, norm, norm, 1e-5, q)
+    if shape.kv_cache_dtype != "auto":
+        return
     for residual in (x, None):
         ops.add_rms_norm(x, residual, x[0], 1e-5, x)
     for rows in range(1, MAX_GEMV_ROWS + 1):

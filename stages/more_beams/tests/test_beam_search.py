@@ -181,6 +181,7 @@ def test_enough_candidates_go_on_even_if_the_likeliest_all_end(tmp_path, logprob
 
 
 def test_the_best_hypotheses_are_kept_best_first():
+    """Four outputs have ended, with logprobs of -3, -1, -2 and -4. The search has two beams."""
     hypotheses = Hypotheses(BeamSearchParams(2, length_penalty=0.0))
     for token_id, logprob in enumerate((-3.0, -1.0, -2.0, -4.0)):
         hypotheses.add([token_id], logprob)
@@ -190,6 +191,7 @@ def test_the_best_hypotheses_are_kept_best_first():
 
 @pytest.mark.parametrize("length_penalty, best", [(0.0, [3]), (1.0, [4, 5, 6, 7]), (-1.0, [3])])
 def test_a_length_penalty_above_0_favors_long_outputs(length_penalty, best):
+    """An output of one token has a logprob of -1, and one of four has -3: -0.75 for each token."""
     hypotheses = Hypotheses(BeamSearchParams(2, length_penalty=length_penalty))
     hypotheses.add([3], -1.0)
     hypotheses.add([4, 5, 6, 7], -3.0)
@@ -250,10 +252,12 @@ def test_an_end_among_the_best_beam_width_becomes_a_hypothesis(checkpoint):
 
 
 def test_no_beam_goes_on_once_the_hypotheses_are_final(checkpoint):
+    """The best two candidates have ended, and early_stopping is True."""
     assert choose(checkpoint, candidates_of([1, 2, 7, 8]), early_stopping=True) == ([], [[1], [2]])
 
 
 def test_no_beam_goes_on_at_the_most_tokens(checkpoint):
+    """Each candidate ends with its first token."""
     assert choose(checkpoint, candidates_of([7, 8, 9], max_tokens=1)) == ([], [[7], [8]])
 
 
@@ -276,6 +280,7 @@ def test_a_fork_is_a_beam_of_its_own_and_leaves_its_parent_as_it_is(checkpoint):
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("width, length_penalty", [(3, 0.0), (3, 1.0), (3, -1.0), (1, 1.0)])
 def test_beams_match_a_search_without_a_cache(ending, logprobs, width, length_penalty, early_stopping):
+    """The plain search has no blocks, and sorts all continuations of all beams."""
     params = BeamSearchParams(width, 10, length_penalty=length_penalty, early_stopping=early_stopping)
     llm = LLM(ending, block_size=4, kv_cache_tokens=256)
     for prompt, output in zip(PROMPTS, llm.beam_search(PROMPTS, params), strict=True):

@@ -291,6 +291,7 @@ LIKELIEST = {"1 beam, which is greedy": "alone", "the best of 4 samples": "sampl
 LIKELINESS = (
     Column("logprob", "logprob", "{:.1f}".format),
     Column("pairs of tokens that it repeats", "repeated", whole),
+    Column("its last words", "end", str),
 )
 
 
