@@ -70,8 +70,8 @@ def _folder(root: Path, name: str, what: str) -> str:
 
 
 def _stage(root: Path, path: str, before: Stage | None, table: dict[str, Any], where: str) -> Stage:
-    defaults: dict[str, Any] = {"steps": []}
-    defaults |= {"lesson": []} if before is None else {"optional": {}}
+    own: dict[str, Any] = {"lesson": []} if before is None else {"optional": {}}
+    defaults: dict[str, Any] = {"steps": [], **own}
     if before is None or posixpath.basename(path).startswith(BRANCH):
         defaults["tries"] = []
     required: dict[str, type] = {"files": list, **{key: type(value) for key, value in defaults.items()}}
