@@ -28,7 +28,6 @@ IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)  # in old checkpoints; it follows fr
 MAX_ROTARY_BYTES = 2**31  # 2 million positions of 128 numbers
 STD = 0.02  # standard deviation of the random weights in dummy_model(); norms are ones
 ALIGNMENT = 64  # bytes: each tensor begins on a cache line
-QUANTIZED_DEVICES = "cpu", "cuda"  # where quantized layers run
 
 
 def load_model(
@@ -56,7 +55,7 @@ def load_model(
     reader, ranks = TensorReader(Path(folder)), ranks or RankGroup()
     reader.check(config)
     check_rotary(config.head_dim, max_model_len, Path(folder))
-    keeps_integers = device.type in QUANTIZED_DEVICES and ranks.world_size == 1
+    keeps_integers = has_quantized_layers(device) and ranks.world_size == 1
     stored = partial(stored_format, reader, config) if keeps_integers else None
     format_of = stored if quantization is None else format_at_load(quantization)
     model, region = empty_model(config, dtype, device, max_model_len, format_of, ranks)
@@ -217,8 +216,13 @@ def check_rotary(head_dim: int, max_model_len: int, folder: Path) -> None:
 
 def check_device(quantization: str | None, device: torch.device) -> None:
     """Raise ValueError if quantized layers cannot run on a device."""
-    if quantization is not None and device.type not in QUANTIZED_DEVICES:
+    if quantization is not None and not has_quantized_layers(device):
         raise ValueError(f"quantization {quantization!r} needs a CPU or CUDA, got device {device}")
+
+
+def has_quantized_layers(device: torch.device) -> bool:
+    """Return whether there are kernels for quantized layers on a type of device."""
+    return device.type in ("cpu", "cuda")
 
 
 def stored_format(reader: "TensorReader", config: ModelConfig, layer: str) -> Format | None:

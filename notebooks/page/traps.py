@@ -105,7 +105,7 @@ OFFLOADED = Workload(
         Request("L", SNOW, 10, num_tokens=6, after=35),
         Request("M", told_by("goose"), 3, num_tokens=26, after=36),
         Request("N", MOON, 6, num_tokens=6, after=36),
-        # Q drives O out, not P. R is preempted during its load; then Q is alone, and needs the block that the load holds
+        # Q drives O out, not P. R is preempted during its load; then Q, alone, needs the block that the load holds
         Request("O", told_by("frog"), 1, num_tokens=9, after=49),
         Request("P", told_by("queen"), 1, num_tokens=17, after=50),
         Request("Q", told_by("duck"), 14, num_tokens=79, after=51),

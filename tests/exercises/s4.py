@@ -589,6 +589,9 @@ class Step3:
                         self._take(seq, output)
                 while self.waiting and output.budget > 0 and num_preemptions == self.num_preemptions:
                     seq = self.waiting[0]
+                    if cdiv(seq.num_tokens, self._kv_cache_manager.block_size) > self._kv_cache_manager.num_blocks:
+                        self._fail(seq, output)
+                        continue
                     if not self._may_admit(seq):
                         break
                     self.running.append(self.waiting.popleft())
