@@ -13,6 +13,7 @@ def alone(prompt: list[int], num_tokens: int, n: int) -> list[list[int]]:
 
 
 def test_samples_share_all_of_a_prompt_but_its_last_token(checkpoint):
+    """Three samples of a prompt of 6 tokens: the first one computes 5 of them, and each sample the last one."""
     engine = scripted_engine(checkpoint, num_blocks=16)
     prompt = add(engine, "a", 6, max_tokens=2, n=3)
     output = run(engine)["a"]
