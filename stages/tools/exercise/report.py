@@ -51,8 +51,9 @@ class Report:
 
     @property
     def has_words(self) -> bool:
-        """Whether the report says more than the test's name and the values compared."""
-        return bool(self.docstring or self.message)
+        """Whether the report says more than the test's name, the values compared, or the error raised."""
+        has_sentence = bool(self.result) and not re.match(r"assert |\w+(Error|Exception)\b", self.result[0])
+        return bool(self.docstring or self.message or has_sentence)
 
     def is_about(self, test: str) -> bool:
         """Return whether this reports `test` (a node id), one of its parameters, or a file that failed to import."""
