@@ -17,7 +17,7 @@ import pytest
 
 from .report import Place, Report
 
-SECONDS = int(os.environ.get("SECONDS_FOR_A_TEST", "30"))  # half-written code may loop forever
+SECONDS = int(os.environ.get("SECONDS_FOR_A_TEST", "60"))  # half-written code may loop forever
 MAX_LINES, MAX_WIDTH = 4, 110  # of a result: people read it
 OBJECT = re.compile(r"<(?:\w+\.)*(\w+) object at 0x\w+>")
 BYTES = re.compile(  # raw bytes of more than four
