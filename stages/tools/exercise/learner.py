@@ -98,7 +98,7 @@ def _body(text: str, name: str) -> str | None:
 
 def _result(group: tuple[str, ...], reports: list[Report]) -> Result:
     mine = {test: [each for each in reports if each.is_about(test)] for test in group}
-    red = list(dict.fromkeys(each for test in group for each in mine[test] if each.is_red))
+    red = [each for each in reports if each.is_red and any(each.is_about(test) for test in group)]
     red.sort(key=lambda each: "test_histories" in each.test)
     num_green = sum(bool(mine[test]) and not any(each.is_red for each in mine[test]) for test in group)
     num_missing = sum(all(each.outcome == "broken" for each in mine[test]) for test in group)
