@@ -17,7 +17,7 @@ CONFIGURATION = [*(folder / "config.py" for folder in STAGES), *(folder_of(PACKA
 CONFIGURATION += [folder_of(PACKAGE) / "vllm_names.py"]  # vLLM's platforms and profilers
 MEASURING = [*ROOT.glob("stages/bench/**/*.py"), *ROOT.glob("nanovllm/bench/**/*.py")]
 MEASURING = [path for path in MEASURING if path.parent.name != "texts"]  # those programs are what is measured
-MAX_MEASURING_LINES = 5_456  # of code, without comments and docstrings
+MAX_MEASURING_LINES = 5_463  # of code, without comments and docstrings
 
 
 def fixed_devices(tree: ast.Module) -> Iterator[str]:

@@ -131,7 +131,8 @@ def assigns_span(node: ast.stmt) -> bool:
 def attend_splits(call: DecodeCall, row: int) -> list[tuple[tuple[int, int], Part]]:
     """Return the positions of each split of a row, and attention to them. Each lse is [1, num_kv_heads, group]."""
     context_len, num_kv_heads = int(call.context_lens[row]), call.blocks.shape[4]
-    k, v = gather(call.blocks, call.layer, call.block_tables[row], context_len)  # [context_len, num_kv_heads, head_dim]
+    table, head_dim = call.block_tables[row], call.q.shape[2]
+    k, v = gather(call.blocks, call.layer, table, context_len, head_dim)  # [context_len, num_kv_heads, head_dim] each
     q = call.q[row].unflatten(0, (num_kv_heads, -1))[None]  # [1, num_kv_heads, group, head_dim]
     spans = spans_of_splits(context_len, call.workspace.num_splits, call.tile)
     return [(span, attend_part(q, *(x[None, slice(*span)].transpose(1, 2) for x in (k, v)))) for span in spans]

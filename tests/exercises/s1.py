@@ -308,8 +308,7 @@ class Step3:
             def append_token(self, token):
                 self.token_ids.append(token.token_id)
                 self.cumulative_logprob += token.logprob
-                if self.metrics.first_token_time is None:
-                    self.metrics.first_token_time = time.perf_counter()
+                self.metrics.first_token_time = self.metrics.first_token_time or time.perf_counter()
                 reason = "stop" if token.token_id in self.stop_token_ids else None
                 if reason is None and self.decoder is not None:
                     self.text += self.decoder.push(token.token_id)

@@ -27,6 +27,7 @@ from nanovllm.bench.engine import Run, serve
 from nanovllm.bench.floor import device_bandwidth
 from nanovllm.bench.harness import Spread, seconds_of, timed
 from nanovllm.bench.workload import random_tasks
+from nanovllm.quantization import Format, QuantizedLinear
 from nanovllm.requests.tokens import SamplingRow
 from stages.bench.gpu.common import SHAPES, PartReport, Row, Setup, note_missing
 from stages.bench.gpu.engine import NEEDED
@@ -134,6 +135,8 @@ def kernel_arguments(setup: Setup) -> dict[str, tuple[dict[str, Any], tuple[str,
         "eps": 1e-5,
     }
     linear = {"weight": random(2 * inner, hidden) / hidden**0.5, "bias": random(2 * inner)}
+    integers = QuantizedLinear(torch.nn.Linear(hidden, 2 * inner, bias=False, device=device), Format.INT4)
+    integers.quantize([linear["weight"]])
     attention = {"q": random(rows, heads, size), "workspace": DecodeWorkspace(rows, heads, size, 8, device)}
     before = {"norm": NormBefore(norm["residual"][:1], zeros(1, hidden), norm["weight"], 1e-5)}
     sampled = [SamplingRow(SamplingParams(**each), i, 0, i) for i, each in enumerate(SAMPLING["mixed"][:rows])]
@@ -155,6 +158,10 @@ def kernel_arguments(setup: Setup) -> dict[str, tuple[dict[str, Any], tuple[str,
         "gemv, several rows": (linear | {"x": random(rows, hidden), "out": zeros(rows, 2 * inner)}, out),
         "gemv, one row": (linear | {"x": random(1, hidden), "out": zeros(1, 2 * inner)}, out),
         "gemv, after a norm": (linear | before | {"x": random(1, hidden), "out": zeros(1, 2 * inner)}, out),
+        **{
+            f"quantized_gemm, {name}": ({"layer": integers, "x": random(n, hidden), "out": zeros(n, 2 * inner)}, out)
+            for name, n in (("one row", 1), ("several rows", rows), ("a prompt", 16 * rows))
+        },
         "gated_gemv": (linear | {"x": random(1, hidden), "out": zeros(1, inner)}, out),
         "gated_gemv, after a norm": (linear | before | {"x": random(1, hidden), "out": zeros(1, inner)}, out),
     }
