@@ -8,6 +8,7 @@ from .helpers import write_checkpoint
 
 WIDTH, MAX_TOKENS, BLOCK_SIZE = 4, 13, 4
 PROMPT = list(range(1, 41))
+COSTS = ("blocks copied",)  # what grows: the price of the gain
 
 
 def before(engine: ModuleType, folder: Path) -> dict[str, int]:
