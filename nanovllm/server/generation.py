@@ -135,7 +135,7 @@ class Work:
 
     @property
     def streams_text(self) -> bool:
-        """Whether the chunks of a choice differ in their text alone, apart from its first and last one."""
+        """True if the chunks of a choice differ in their text alone, apart from its first and last one."""
         return self.format is None and self.params.num_logprobs is None and not self.body.return_token_ids
 
     @cached_property

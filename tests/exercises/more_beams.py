@@ -159,7 +159,7 @@ class Step2:
                 return sorted(candidates, key=lambda candidate: -candidate.logprob)[:count]
 
     class wrong_takes_beam_width_of_each:
-        """There are as many candidates as beams, whether they have ended or not."""
+        """Take as many candidates as beams, whether they have ended or not."""
 
         red = "too few candidates can go on"
 

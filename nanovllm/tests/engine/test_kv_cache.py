@@ -108,17 +108,6 @@ def test_int8_has_254_steps_between_the_two_largest_numbers():
     assert all(map(torch.equal, cache.write(1, rows, k, v), (k, v)))
 
 
-def test_blocks_in_int8_are_copied_and_cleared_as_bytes():
-    cache = int8_cache(4)
-    rows, pieces = cache.rows(torch.arange(8)), cache.pieces(torch.tensor([[0, 1], [3, 2]]))
-    _, k, v = random_qkv(8, head_dim=48)
-    cache.write(0, rows, k, v)
-    cache.copy_blocks([BlockCopy(0, 3), BlockCopy(1, 2)])
-    assert all(torch.equal(*each) for each in cache.read(0, pieces, 8))
-    cache.clear(torch.tensor([3, 2]))
-    assert all((each[1] == 0).all() and (each[0] != 0).any() for each in cache.read(0, pieces, 8))
-
-
 def test_int8_needs_little_more_than_a_byte_per_number():
     cache = int8_cache(4)
     assert cache.bytes_per_token == kv_bytes_per_token(model_config(num_layers=2, head_dim=48), 4, "int8")
@@ -153,10 +142,11 @@ def test_keys_and_values_in_fp8_are_read_as_write_returns_them(dtype):
     assert all(each.isnan().all() for each in cache.read(1, cache.pieces(torch.tensor([1, 2])), 8))
 
 
-def test_blocks_in_fp8_are_copied_and_cleared_as_bytes():
-    cache = fp8_cache()
+@pytest.mark.parametrize("make", [lambda: int8_cache(BLOCK_SIZE), fp8_cache], ids=["int8", "fp8"])
+def test_blocks_in_8_bits_are_copied_and_cleared_as_bytes(make):
+    cache = make()
     rows, pieces = cache.rows(torch.arange(8)), cache.pieces(torch.tensor([[0, 1], [3, 2]]))
-    _, k, v = random_qkv(8)
+    _, k, v = random_qkv(8, head_dim=cache.head_dim)
     cache.write(0, rows, k, v)
     cache.copy_blocks([BlockCopy(0, 3), BlockCopy(1, 2)])
     assert all(torch.equal(*each) for each in cache.read(0, pieces, 8))

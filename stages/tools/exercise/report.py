@@ -51,7 +51,7 @@ class Report:
 
     @property
     def has_words(self) -> bool:
-        """Whether the report says more than the test's name, the values compared, or the error raised."""
+        """True if the report says more than the test's name, the values compared, or the error raised."""
         has_sentence = bool(self.result) and not re.match(r"assert |\w+(Error|Exception)\b", self.result[0])
         return bool(self.docstring or self.message or has_sentence)
 

@@ -76,7 +76,7 @@ class Shape(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What connects two GPUs."""
+    """A connection between two GPUs."""
 
     bandwidth: float  # bytes per second, in each direction
     small: float  # seconds that a small message takes at least
