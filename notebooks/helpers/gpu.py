@@ -23,7 +23,7 @@ from nanovllm.backends import gpu
 from nanovllm.backends.gpu.backend import TritonBackend
 from nanovllm.backends.gpu.graphs import buckets
 from nanovllm.backends.gpu.ops import PLAIN, Ops
-from nanovllm.backends.gpu.plain import gather
+from nanovllm.backends.gpu.plain import DecodeMetadata, gather
 from nanovllm.backends.gpu.tiles import DecodeWorkspace, paces
 from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.backends.torch.online_softmax import Part, attend_part
@@ -97,9 +97,11 @@ def record_calls(llm: LLM) -> tuple[list[DecodeCall], list[int]]:
     """Run a decode step with the plain twins of the kernels. Return each layer's call and the step's tokens."""
     calls: list[DecodeCall] = []
 
-    def record(*args: Any) -> None:
-        PLAIN.paged_decode(*args)
-        calls.append(DecodeCall(*args))
+    def record(q: Tensor, blocks: Tensor, layer: int, decodes: DecodeMetadata, out: Tensor) -> None:
+        PLAIN.paged_decode(q, blocks, layer, decodes, out)
+        tables, lens, workspace, rows, indices = decodes
+        by_row = rows.argsort()  # programs take the longest contexts first
+        calls.append(DecodeCall(q, blocks, layer, tables[indices[by_row]], lens[by_row], workspace, out))
 
     with gpu_runner(llm, PLAIN._replace(paged_decode=record)) as runner:
         calls.clear()  # the backend has tried its functions on a step of padding
@@ -265,7 +267,7 @@ class Launches(TorchDispatchMode):
         """Return the plain twins, each counted as its kernels. Merging splits takes a second one."""
 
         def decode(*args: Any) -> None:
-            names = ("paged_decode", "merge_splits") if args[5].num_splits > 1 else ("paged_decode",)
+            names = ("paged_decode", "merge_splits") if args[3].workspace.num_splits > 1 else ("paged_decode",)
             self.as_one(PLAIN.paged_decode, *names)(*args)
 
         ops = Ops(*(self.as_one(function, name) for name, function in PLAIN._asdict().items()))

@@ -26,6 +26,7 @@ from nanovllm.backends.gpu.backend import num_multiprocessors
 from nanovllm.backends.gpu.capture import CudaCapture
 from nanovllm.backends.gpu.model import seconds_on_gpu
 from nanovllm.backends.gpu.ops import PLAIN, Ops, triton_ops
+from nanovllm.backends.gpu.plain import DecodeMetadata
 from nanovllm.backends.gpu.tiles import DecodeWorkspace, choose_splits
 from nanovllm.bench.bench_options import whole_numbers
 from nanovllm.bench.floor import device_bandwidth
@@ -132,6 +133,7 @@ class Attention:
         self._room = DecodeWorkspace(case.batch_size, heads, size, splits, device)
         self._q = torch.randn(case.batch_size, heads, size, dtype=case.dtype, device=device)
         self._context_lens = torch.full((case.batch_size,), case.context, dtype=torch.int32, device=device)
+        self._numbers = torch.arange(case.batch_size, dtype=torch.int32, device=device)
         self.out = torch.empty_like(self._q)  # [batch_size, num_heads, head_dim]
 
     def paged(self, block_size: int) -> Way:
@@ -139,10 +141,11 @@ class Attention:
         blocks = self._blocks(block_size)
         order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(0)).int()  # [num_blocks]
         tables = order.view(self._case.batch_size, -1).to(self._case.device)
+        decodes = DecodeMetadata(tables, self._context_lens, self._room, self._numbers, self._numbers)
 
         def call() -> None:
             for layer in range(self._case.num_layers):
-                self._ops.paged_decode(self._q, blocks, layer, tables, self._context_lens, self._room, self.out)
+                self._ops.paged_decode(self._q, blocks, layer, decodes, self.out)
 
         return Way(call, blocks, tables)
 
@@ -176,8 +179,8 @@ class Attention:
     def check(self, way: Way) -> None:
         """Compare the first row of `out` with plain operations. Raise ValueError if it differs."""
         layer, expected = self._case.num_layers - 1, torch.empty_like(self.out[:1])
-        given = way.blocks, layer, way.block_tables[:1], self._context_lens[:1]
-        plain.paged_decode(self._q[:1], *given, None, expected)
+        given = self._context_lens[:1], self._room, self._numbers[:1], self._numbers[:1]
+        plain.paged_decode(self._q[:1], way.blocks, layer, DecodeMetadata(way.block_tables[:1], *given), expected)
         difference = ((self.out[:1] - expected).abs().max() / expected.abs().max()).item()
         if not difference <= MAX_DIFFERENCE:
             raise ValueError(f"the result differs from plain operations by {difference:.2g} of the largest number")

@@ -74,10 +74,10 @@ def test_block_tables_have_each_block_of_the_memory_once():
 
 
 def test_variant_that_fails_or_is_wrong_does_not_stop_the_others():
-    def decode(q, blocks, layer, tables, lens, room, out):
+    def decode(q, blocks, layer, decodes, out):
         if blocks.shape[3] == 2:
             raise RuntimeError("no such\nkernel")
-        PLAIN.paged_decode(q, blocks, layer, tables, lens, room, out)
+        PLAIN.paged_decode(q, blocks, layer, decodes, out)
         out += blocks.shape[3] == 4
 
     ops = PLAIN._replace(paged_decode=decode)

@@ -7,16 +7,16 @@ ops.py                a table of these operations, filled with plain functions o
 tiles.py              how work is divided among programs, and the memory for partial results
 early_start.py        lets a kernel start before the previous one has ended
 attention_kernels.py  decode with split contexts, then prefill; introduces Triton
-layer_kernels.py      the rest of a layer: norm, activation, rotation with the write to the pool, and gemv,
-                      a linear layer for a few rows
-quantized_kernels.py  a linear layer whose weight has 8 or 4 bits
+layer_kernels.py      the rest of a step: embedding, norm, activation, rotation with the write to the pool, and gemv,
+                      a linear layer for one row
+gemm_kernels.py       a linear layer for several rows, whose weight may have 8 or 4 bits
 sampling_kernels.py   one token for each row of logits, with any sampling parameters
 
 The steps built from them:
 
 attention.py          the attention backend, for any mix of prefills and decodes
 capture.py            records the launches of a step as a CUDA graph
-model.py              a layer as four matmuls and five kernels; times gemv and torch's matmul to pick the faster one
+model.py              a layer as four matmuls and five kernels; times kernels and torch's matmul to pick the faster one
 inputs.py             a decode step's inputs at fixed addresses, prepared while the previous step runs
 graphs.py             decode steps as CUDA graphs
 sampler.py            the host's part of sampling: one copy sends the parameters, another returns the tokens

@@ -1,5 +1,6 @@
 """The attention backend. Values that all layers share are computed and copied to the device once per step."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -9,30 +10,8 @@ from torch import Tensor
 from ...llama.model import RMSNorm
 from ..torch.attention import AttentionMetadata
 from .ops import Ops
-from .plain import PoolSizes
+from .plain import DecodeMetadata, PoolSizes, PrefillMetadata
 from .tiles import DecodeWorkspace, choose_splits, queries_per_tile, query_tiles
-
-
-class DecodeMetadata(NamedTuple):
-    """The sequences of a step that have one query each."""
-
-    rows: Tensor | None  # int64 [num_decodes], where the queries are in the step; None if the step has no others
-    block_tables: Tensor  # int32 [num_decodes, max_blocks]
-    context_lens: Tensor  # int32 [num_decodes]
-    workspace: DecodeWorkspace
-
-
-class PrefillMetadata(NamedTuple):
-    """The sequences of a step that have several queries.
-
-    `tiles` covers only these sequences. The other tensors cover all sequences of the step.
-    """
-
-    block_tables: Tensor  # int32 [num_seqs, max_blocks]
-    query_start_loc: Tensor  # int32 [num_seqs + 1]
-    context_lens: Tensor  # int32 [num_seqs]
-    tiles: Tensor  # int32 [num_tiles, 2], each the index of a sequence and the first row of the tile in q
-    rows_per_program: int  # one of PREFILL_ROWS
 
 
 class KernelContext(NamedTuple):
@@ -82,15 +61,9 @@ class KernelAttend:
         ops.rotate_and_write(qkv, cos, sin, positions, self._slot_mapping, blocks, layer, *weights, eps, q)
         out = torch.empty_like(q)
         if self._prefills:
-            ops.paged_prefill(q, blocks, layer, *self._prefills, out)
+            ops.paged_prefill(q, blocks, layer, self._prefills, out)
         if self._decodes:
-            rows, tables, lens, workspace = self._decodes
-            if rows is None:
-                ops.paged_decode(q, blocks, layer, tables, lens, workspace, out)
-            else:
-                queries = q.index_select(0, rows)  # [num_decodes, num_heads, head_dim]
-                ops.paged_decode(queries, blocks, layer, tables, lens, workspace, attended := torch.empty_like(queries))
-                out.index_copy_(0, rows, attended)
+            ops.paged_decode(q, blocks, layer, self._decodes, out)
         return out
 
 
@@ -114,21 +87,20 @@ class KernelAttention:
     def _decode_metadata(self, step: AttentionMetadata, seqs: list[int], tables: Tensor) -> DecodeMetadata | None:
         if not seqs:
             return None
-        lens, workspace = self._upload([step.context_lens[i] for i in seqs]), self._context.decode_workspace(len(seqs))
-        if len(seqs) == len(step.context_lens):
-            return DecodeMetadata(None, tables, lens, workspace)
-        rows = self._upload([step.query_start_loc[i] for i in seqs]).long()
-        return DecodeMetadata(rows, tables.index_select(0, self._upload(seqs)), lens, workspace)
+        # Programs start in this order. A long one that started late would leave the rest of the GPU idle.
+        values = sorted([(step.context_lens[i], step.query_start_loc[i], i) for i in seqs], reverse=True)
+        lens, rows, indices = self._upload(list(zip(*values, strict=True)))
+        return DecodeMetadata(tables, lens, self._context.decode_workspace(len(seqs)), rows, indices)
 
     def _prefill_metadata(self, step: AttentionMetadata, seqs: list[int], tables: Tensor) -> PrefillMetadata | None:
         if not seqs:
             return None
         rows, group = self._context.prefill_rows, self._context.num_heads // self._context.pool.num_kv_heads
-        tiles = query_tiles(step.query_start_loc, seqs, queries_per_tile(rows, group))
+        tiles = query_tiles(step.query_start_loc, step.context_lens, seqs, queries_per_tile(rows, group))
         starts, lens = self._upload(step.query_start_loc), self._upload(step.context_lens)
         return PrefillMetadata(tables, starts, lens, self._upload(tiles), rows)
 
-    def _upload(self, values: list[int] | list[tuple[int, int]]) -> Tensor:
+    def _upload(self, values: Sequence[int] | Sequence[tuple[int, ...]]) -> Tensor:
         """Copy values to the device as int32. Pinned memory makes the copy asynchronous."""
         device = self._context.blocks.device
         host = torch.tensor(values, dtype=torch.int32, pin_memory=device.type == "cuda")

@@ -42,8 +42,8 @@ from torch import Tensor
 from triton.runtime import JITFunction, OutOfResources
 
 from .early_start import EARLY_START_OPTIONS, start_next_and_wait
-from .plain import PoolSizes
-from .tiles import MAX_SPLITS, DecodeWorkspace, Pace, paces, queries_per_tile
+from .plain import DecodeMetadata, PoolSizes, PrefillMetadata
+from .tiles import MAX_SPLITS, Pace, paces, queries_per_tile
 
 SPLITS_PER_TILE = 16  # splits that merge_splits() reads at a time
 LOG2_E = math.log2(math.e)  # exp(x) is 2 ** (x * LOG2_E), and GPUs have an instruction for powers of two
@@ -156,38 +156,32 @@ def launch(
 # Decode
 
 
-def paged_decode(
-    q: Tensor,
-    blocks: Tensor,
-    layer: int,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    workspace: DecodeWorkspace,
-    out: Tensor,
-) -> None:
+def paged_decode(q: Tensor, blocks: Tensor, layer: int, decodes: DecodeMetadata, out: Tensor) -> None:
     """Launch the kernels for plain.paged_decode(): two of them, or one if there is a single split."""
-    rows, num_heads, head_dim = q.shape
+    block_tables, context_lens, workspace, rows, table_indices = decodes
+    num_decodes, (num_heads, head_dim) = len(context_lens), q.shape[1:]
     (block_size, num_kv_heads), num_splits = PoolSizes.of(blocks, head_dim), workspace.num_splits
     assert q.is_contiguous() and out.is_contiguous() and block_tables.stride(1) == 1, "rows must be contiguous"
-    assert len(block_tables) == len(context_lens) == rows <= len(workspace.lses), (block_tables.shape, rows)
+    assert len(rows) == len(table_indices) == num_decodes <= len(workspace.lses), (rows.shape, num_decodes)
     pool = layer_of(blocks, layer)
     width, group = triton.next_power_of_2(max(16, head_dim)), num_heads // num_kv_heads
     parts = out if num_splits == 1 else workspace.parts  # the result of a single split is final
     launch(
-        attend_split, (rows, num_kv_heads, num_splits), paces(width, blocks.element_size()),
-        q, *pool, block_tables, context_lens, parts, workspace.lses, LOG2_E * head_dim**-0.5, block_tables.stride(0),
+        attend_split, (num_kv_heads, num_splits, num_decodes), paces(width, blocks.element_size()),
+        q, *pool, block_tables, context_lens, rows, table_indices, parts, workspace.lses, LOG2_E * head_dim**-0.5,
+        block_tables.stride(0),
         GROUP=group, HEADS=triton.next_power_of_2(max(16, group)), HEAD_DIM=head_dim, WIDTH=width,
         BLOCK_SIZE=block_size, HAS_SCALES=pool[2] is not None, num_warps=4,
     )  # fmt: skip
     if num_splits > 1:
-        merge_splits[(rows, num_heads)](
-            parts, workspace.lses, out, num_splits, HEAD_DIM=head_dim, WIDTH=width, SPLITS=MAX_SPLITS,
+        merge_splits[(num_decodes, num_heads)](
+            parts, workspace.lses, rows, out, num_splits, HEAD_DIM=head_dim, WIDTH=width, SPLITS=MAX_SPLITS,
             TILE=SPLITS_PER_TILE, num_warps=4, **EARLY_START_OPTIONS,
         )  # fmt: skip
 
 
 # Triton compiles a separate variant for arguments divisible by 16. These arguments gain nothing from one.
-@triton.jit(do_not_specialize=["block_tables", "context_lens", "table_stride"])
+@triton.jit(do_not_specialize=["block_tables", "context_lens", "rows", "table_indices", "table_stride"])
 def attend_split(
     q,  # [rows, num_heads, head_dim]
     keys,  # of one layer, and the next four arguments: see layer_of()
@@ -195,10 +189,12 @@ def attend_split(
     scales,
     block_stride,
     slot_stride,
-    block_tables,  # int32 [rows, max_blocks]
-    context_lens,  # int32 [rows]
-    parts,  # [rows, num_heads, num_splits, head_dim], output
-    lses,  # float32 [rows, num_heads, num_splits], output
+    block_tables,  # int32 [num_tables, max_blocks]
+    context_lens,  # int32 [num_decodes]
+    rows,  # int32 [num_decodes], where the queries are in q
+    table_indices,  # int32 [num_decodes]
+    parts,  # [num_decodes, num_heads, num_splits, head_dim], or with one split [rows, num_heads, head_dim]; output
+    lses,  # float32 [num_decodes, num_heads, num_splits], output
     scale,  # LOG2_E / sqrt(head_dim)
     table_stride,  # from one row of block_tables to the next
     GROUP: tl.constexpr,  # query heads per KV head
@@ -211,9 +207,10 @@ def attend_split(
 ):
     """Compute the attention of one KV head's query heads over one split of one row's context."""
     start_next_and_wait()
-    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    num_kv_heads, num_splits = tl.num_programs(1), tl.num_programs(2)
-    context_len = tl.load(context_lens + row)
+    kv_head, split, decode = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_kv_heads, num_splits = tl.num_programs(0), tl.num_programs(1)
+    context_len = tl.load(context_lens + decode)
+    row, table = tl.load(rows + decode), block_tables + tl.load(table_indices + decode) * table_stride
     split_len = tl.cdiv(tl.cdiv(context_len, TILE), num_splits) * TILE
     first = split * split_len
     end = tl.minimum(first + split_len, context_len)  # at most `first` if the split is past the end: no iterations
@@ -230,7 +227,7 @@ def attend_split(
         position = start + tl.arange(0, TILE)
         is_key = position < end  # [TILE]
         k, v = load_tile(
-            keys, values, scales, block_stride, slot_stride, block_tables + row * table_stride, position, is_key,
+            keys, values, scales, block_stride, slot_stride, table, position, is_key,
             kv_head, dim, BLOCK_SIZE, HEAD_DIM, HAS_SCALES, queries.dtype,
         )  # fmt: skip
         peak, total, out = add_tile(queries, k, v, is_key[None, :], scale, peak, total, out)
@@ -238,15 +235,17 @@ def attend_split(
     is_empty = total == 0.0
     out = out / tl.where(is_empty, 1.0, total)[:, None]
     lse = tl.where(is_empty, float("-inf"), peak + tl.log2(tl.where(is_empty, 1.0, total)))
-    part = (heads * num_splits + split).to(tl.int64)  # [HEADS]
+    lse_at = ((decode * num_kv_heads + kv_head) * GROUP + head) * num_splits + split  # [HEADS]
+    part = tl.where(num_splits == 1, heads, lse_at).to(tl.int64)  # [HEADS]; a single split is final
     tl.store(parts + part[:, None] * HEAD_DIM + dim[None, :], out.to(parts.dtype.element_ty), mask=in_bounds)
-    tl.store(lses + part, lse, mask=head < GROUP)
+    tl.store(lses + lse_at, lse, mask=head < GROUP)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["rows", "num_splits"])
 def merge_splits(
-    parts,  # float32 [rows, num_heads, num_splits, head_dim]
-    lses,  # float32 [rows, num_heads, num_splits]
+    parts,  # float32 [num_decodes, num_heads, num_splits, head_dim]
+    lses,  # float32 [num_decodes, num_heads, num_splits]
+    rows,  # int32 [num_decodes]
     out,  # [rows, num_heads, head_dim]
     num_splits,
     HEAD_DIM: tl.constexpr,
@@ -271,6 +270,7 @@ def merge_splits(
         part = tl.load(parts + offsets, mask=is_split[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
         merged += part * tl.exp2(lse - peak)[:, None]
     result = tl.sum(merged, 0) / tl.where(total == 0.0, 1.0, total)  # [WIDTH]
+    head = (tl.load(rows + tl.program_id(0)) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
     tl.store(out + head * HEAD_DIM + dim, result.to(out.dtype.element_ty), mask=dim < HEAD_DIM)
 
 
@@ -293,18 +293,9 @@ def merge_splits(
 # tiles of queries (tiles.query_tiles), because sequences have different numbers of queries.
 
 
-def paged_prefill(
-    q: Tensor,
-    blocks: Tensor,
-    layer: int,
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    context_lens: Tensor,
-    tiles: Tensor,
-    rows_per_program: int,
-    out: Tensor,
-) -> None:
-    """Launch the kernel for plain.paged_prefill(). `tiles` comes from query_tiles() and queries_per_tile()."""
+def paged_prefill(q: Tensor, blocks: Tensor, layer: int, prefills: PrefillMetadata, out: Tensor) -> None:
+    """Launch the kernel for plain.paged_prefill(). The tiles come from query_tiles() and queries_per_tile()."""
+    block_tables, query_start_loc, context_lens, tiles, rows_per_program = prefills
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = PoolSizes.of(blocks, head_dim)
     assert q.is_contiguous() and out.is_contiguous() and tiles.is_contiguous() and block_tables.stride(1) == 1
@@ -312,7 +303,7 @@ def paged_prefill(
     width, group = triton.next_power_of_2(max(16, head_dim)), num_heads // num_kv_heads
     queries = queries_per_tile(rows_per_program, group)
     launch(
-        attend_queries, (len(tiles), num_kv_heads), paces(width, q.element_size()),
+        attend_queries, (num_kv_heads, len(tiles)), paces(width, q.element_size()),
         q, *pool, block_tables, query_start_loc, context_lens, tiles, out, LOG2_E * head_dim**-0.5,
         block_tables.stride(0),
         GROUP=group, QUERIES=queries, ROWS=triton.next_power_of_2(max(16, queries * group)), HEAD_DIM=head_dim,
@@ -358,8 +349,8 @@ def attend_queries(
 ):
     """Compute the attention of one tile of queries, for one KV head's query heads, over the sequence's context."""
     start_next_and_wait()
-    tile, kv_head = tl.program_id(0), tl.program_id(1)
-    num_kv_heads = tl.num_programs(1)
+    kv_head, tile = tl.program_id(0), tl.program_id(1)
+    num_kv_heads = tl.num_programs(0)
     seq, first_token = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1)
     end_token = tl.minimum(tl.load(query_start_loc + seq + 1), first_token + QUERIES)
     # A token's position is its index in the step plus this shift, as the sequence's last token ends its context.

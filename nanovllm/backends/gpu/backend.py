@@ -28,10 +28,10 @@ from ..torch.model_runner import ModelRunner, sampling_rows
 from .attention import KernelAttention, KernelContext
 from .capture import Capture, CudaCapture
 from .graphs import DecodeGraphs, DecodeOutput, buckets
-from .inputs import NO_SLOT, SAMPLING_FIELDS, allocate_fields, field_views, fill_placeholders, sampling_params
+from .inputs import NO_SLOT, SAMPLING_FIELDS, allocate_fields, field_views, sampling_params
 from .model import REPEATS, FusedModel, LinearDispatch, Timer, linear_layers, seconds_on_gpu
 from .ops import PLAIN, Ops, plain_names, triton_ops, with_fallbacks, without_fallbacks
-from .plain import PoolSizes
+from .plain import DecodeMetadata, PoolSizes
 from .sampler import Sampling, params_on_device
 from .tiles import PREFILL_ROWS, ROW_TILES, DecodeWorkspace, SamplingWorkspace
 
@@ -78,7 +78,7 @@ class TritonBackend:
         num_sms, pool = num_multiprocessors(self._device), PoolSizes(kv_cache.block_size, kv_cache.num_kv_heads)
         context = KernelContext(ops, kv_cache.numbers, pool, num_heads, cos, sin, num_sms, PREFILL_ROWS[0])
         self._linears = linears = LinearDispatch(ops)
-        fused = FusedModel(model.model, linears)
+        fused = FusedModel(model.model, linears, ops, self._latest_tokens)
         model.register_module("model", fused)
         try:
             with on_device(self._device):
@@ -89,8 +89,8 @@ class TritonBackend:
                 if capture is not None:
                     sizes = buckets(max_rows)
                     if timer is not None:
-                        linears.choose(linear_layers(model), fused.normed_linears(), sizes, capture, timer)
-                    arguments = model, linears, context, max_model_len, sizes, self._latest_tokens
+                        linears.choose(linear_layers(model), fused.normed_linears(), max_rows, capture, timer)
+                    arguments = model, fused, linears, context, max_model_len, sizes
                     self._graphs = DecodeGraphs(*arguments, capture, progress)
         except BaseException:
             self.close()
@@ -109,7 +109,6 @@ class TritonBackend:
                 self._decoded = self._graphs.run(batch)
                 return Computed(self._decoded.hidden, list(range(len(batch) + 1)), self._decoded.logits)
             input_ids, positions, step = flatten(batch, self._block_size, self._device)
-            input_ids = fill_placeholders(input_ids, self._latest_tokens)
             hidden: Tensor = self._model(input_ids, positions, self._attention.plan(step))
         return Computed(hidden, step.query_start_loc)
 
@@ -222,15 +221,16 @@ def warm_up(model: LlamaForCausalLM, context: KernelContext, attention: KernelAt
     for scores in (logits, logits.float()):  # logits processors work in float32
         context.ops.sample_rows(scores, params, SamplingWorkspace(3, scores.shape[1], device), zeros, sampled)
     for num_splits in (1, 2):
-        table, lens = torch.zeros(2, 1, dtype=torch.int32, device=device)
+        order = torch.zeros(3, 1, dtype=torch.int32, device=device)  # a context length, a row, and the index of a table
         q = context.cos.new_zeros(1, context.num_heads, head_dim)
         workspace = DecodeWorkspace(1, context.num_heads, head_dim, num_splits, device)
-        context.ops.paged_decode(q, blocks, 0, table[None], lens, workspace, torch.empty_like(q))
+        decodes = DecodeMetadata(order[:1], order[0], workspace, *order[1:])
+        context.ops.paged_decode(q, blocks, 0, decodes, torch.empty_like(q))
     for layer in model.modules():
         if isinstance(layer, QuantizedLinear):
-            for rows in ROW_TILES:
+            for rows in (*ROW_TILES, ROW_TILES[-1] + 1):
                 x = context.cos.new_zeros(rows, layer.in_features)
-                context.ops.quantized_gemm(x, layer, x.new_empty(rows, layer.out_features))
+                context.ops.gemm(x, layer, x.new_empty(rows, layer.out_features))
     sampled.tolist()  # waits for the device
 
 

@@ -49,6 +49,20 @@ EARLY_START_OPTIONS = {"launch_pdl": True} if CAN_START_EARLY else {}  # launch 
 
 
 @triton.jit
+def prefetch(weight, runs, first, STEP: tl.constexpr, length, is_output):
+    """Start to read up to 16 lines of 128 bytes for each output into the GPU's cache, if kernels start early.
+
+    weight, a pointer; runs, pointers to where outputs have `length` numbers each; first, of an output's first line, and
+    STEP from one line to the next, in numbers of a run. runs, first and is_output are [HEIGHT, 1].
+    """
+    if CAN_START_EARLY:
+        at = first + STEP * tl.arange(0, 16)[None, :]
+        pointers = tl.where(is_output & (at < length), runs + at, weight)  # [HEIGHT, 16]
+        asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+        tl.inline_asm_elementwise(asm, "=r,l", [pointers], tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def start_next_and_wait():
     """Let the next kernel start once all programs of this one have made this call, and wait for the previous kernel.
 

@@ -16,10 +16,11 @@ from tqdm import tqdm
 
 from ...engine.executor import Scheduled
 from ...llama import LlamaForCausalLM
-from .attention import DecodeMetadata, KernelAttend, KernelContext
+from .attention import KernelAttend, KernelContext
 from .capture import Capture, Launcher
-from .inputs import StepInputs, fill_placeholders, sampling_params
-from .model import LinearDispatch
+from .inputs import StepInputs, sampling_params
+from .model import FusedModel, LinearDispatch
+from .plain import DecodeMetadata
 from .tiles import SamplingWorkspace
 
 MAX_ROWS = 512  # larger batches run without a graph
@@ -73,21 +74,17 @@ class DecodeGraphs:
     def __init__(
         self,
         model: LlamaForCausalLM,
+        fused: FusedModel,
         linears: LinearDispatch,
         context: KernelContext,
         max_model_len: int,
         sizes: list[int],
-        latest_tokens: Tensor,
         capture: Capture,
         progress: bool = True,
     ) -> None:
-        """Capture the steps of a model that contains a FusedModel. Raise any error from capturing.
-
-        Steps replace placeholders among their token ids with tokens from `latest_tokens`, int64 [at least max_rows].
-        """
-        self._latest_tokens = latest_tokens
-        self._model, self._linears, self._context, self.max_rows = model, linears, context, sizes[-1]
-        angles, config = context.cos, model.config
+        """Capture the steps of `fused`, with the head of `model`. Raise any error from capturing."""
+        self._fused, self._lm_head, self._linears, self._context = fused, model.lm_head, linears, context
+        self.max_rows, angles, config = sizes[-1], context.cos, model.config
         block_size, device = context.pool.block_size, angles.device
         self.inputs = StepInputs(self.max_rows, -(-max_model_len // block_size), block_size, device)
         self._outputs = DecodeOutput(
@@ -114,11 +111,10 @@ class DecodeGraphs:
     def _step(self, rows: int) -> None:
         """Compute a step of `rows` rows, from inputs to sampled tokens. Graphs record this function."""
         inputs, outputs = self.inputs.device, DecodeOutput(*(tensor[:rows] for tensor in self._outputs))
-        tables, context_lens = self.inputs.block_tables(rows), inputs["context_lens"][:rows]
-        decodes = DecodeMetadata(None, tables, context_lens, self._decode_workspaces[rows])
+        lens, *order = (inputs[name][:rows] for name in ("context_lens", "rows", "table_indices"))
+        decodes = DecodeMetadata(self.inputs.block_tables(), lens, self._decode_workspaces[rows], *order)
         attend = KernelAttend(self._context, inputs["slot_mapping"][:rows], decodes, None)
-        input_ids = fill_placeholders(inputs["input_ids"][:rows], self._latest_tokens)
-        outputs.hidden.copy_(self._model(input_ids, inputs["positions"][:rows], attend))
-        self._linears(self._model.lm_head, outputs.hidden, out=outputs.logits)
+        self._fused(inputs["input_ids"][:rows], inputs["positions"][:rows], attend, outputs.hidden)
+        self._linears(self._lm_head, outputs.hidden, out=outputs.logits)
         params, workspace = sampling_params(inputs, rows), self._sampling_workspace
         self._context.ops.sample_rows(outputs.logits, params, workspace, outputs.tokens, outputs.sampled)

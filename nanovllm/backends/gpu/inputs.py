@@ -50,17 +50,6 @@ def field_views(buffer: Tensor, dtypes: DTypes) -> dict[str, Tensor]:
 NO_SLOT = -1  # in slot_mapping, for a padding row
 
 
-def fill_placeholders(input_ids: Tensor, latest_tokens: Tensor) -> Tensor:
-    """Return the ids, with each placeholder ~row, which is negative, replaced by that row's token of the latest step.
-
-    input_ids and the result int64 [num_tokens]; latest_tokens int64 [max_rows]
-
-    >>> fill_placeholders(torch.tensor([7, ~1]), torch.tensor([30, 31])).tolist()
-    [7, 31]
-    """
-    return torch.where(input_ids < 0, latest_tokens.index_select(0, (~input_ids).clamp(min=0)), input_ids)
-
-
 SAMPLING_FIELDS = {  # of RowParams, each [max_rows]
     "key": torch.int64,
     "top_k": torch.int64,
@@ -72,10 +61,11 @@ FIELDS = {  # each [max_rows]
     "input_ids": torch.int64,
     "positions": torch.int64,
     "slot_mapping": torch.int64,
-    "table_indices": torch.int64,  # the index of each row's block table
     "changed_entries": torch.int64,  # indices into the flat block tables
     **SAMPLING_FIELDS,
-    "context_lens": torch.int32,
+    "context_lens": torch.int32,  # this field and the next two are in the order in which programs take rows
+    "rows": torch.int32,
+    "table_indices": torch.int32,  # where the rows' block tables are
     "changed_blocks": torch.int32,  # the new blocks at these entries
 }
 
@@ -93,6 +83,7 @@ class HostBuffer:
         views = field_views(self._buffer, FIELDS)
         self.fields: dict[str, np.ndarray] = {name: view.numpy() for name, view in views.items()}
         self.indices: np.ndarray | None = None  # the table indices of its rows
+        self.order = np.zeros(0, dtype=np.int64)  # the rows, those with the longest contexts first
         self._copied = torch.cuda.Event() if is_pinned else None  # complete once the buffer may be written again
 
     def copy_to(self, buffer: Tensor) -> None:
@@ -146,14 +137,17 @@ class StepInputs:
             ]
         positions = np.array(starts, dtype=np.int64)
         self._write_changes(seqs)
-        fields["positions"][:rows], fields["context_lens"][:rows] = positions, positions + 1
+        fields["positions"][:rows] = positions
         places, offsets = np.divmod(positions, self._block_size)
         fields["slot_mapping"][:rows] = self._sent[indices, places] * self._block_size + offsets
         if self._host.indices is not indices:  # other rows than when this buffer was filled last
-            self._host.indices, fields["table_indices"][:rows] = indices, indices
+            self._host.indices, self._host.order = indices, np.argsort(-positions, kind="stable")
+            fields["rows"][:rows], fields["rows"][rows:] = self._host.order, np.arange(rows, self._max_rows)
+            fields["table_indices"][:rows] = indices[self._host.order]
             for name, values in self._sampling.items():
                 fields[name][:rows] = values[indices]
             fields["slot_mapping"][rows:], fields["context_lens"][rows:], fields["temperature"][rows:] = NO_SLOT, 0, 0
+        fields["context_lens"][:rows] = positions[self._host.order] + 1
         for row in self._drawn:
             fields["key"][row] = noise_key(seqs[row].seed, seqs[row].sample_index, starts[row] + 1)
         self._host.copy_to(self._buffer)
@@ -162,13 +156,13 @@ class StepInputs:
         """Make the next step send all tables again. Call this if the device may have missed changes."""
         self._seqs, self._indices, self._drawn = [], np.zeros(0, dtype=np.int64), []
 
-    def block_tables(self, rows: int) -> Tensor:
-        """Apply the changes that fill() has sent, and return the tables of the first `rows` rows, [rows, max_blocks].
+    def block_tables(self) -> Tensor:
+        """Apply the changes that fill() has sent, and return the tables, [max_rows, max_blocks].
 
         This runs on the device, as part of the step.
         """
         self._flat_tables.index_copy_(0, self.device["changed_entries"], self.device["changed_blocks"])
-        return self._tables.index_select(0, self.device["table_indices"][:rows])
+        return self._tables
 
     def _assign_indices(self, seqs: list[Sequence]) -> None:
         """Give each sequence the index of its table: the one that it had in the latest step, or a free one."""

@@ -1,4 +1,4 @@
-"""Triton kernels for the rest of a layer: norm, activation, rotation with the write to the pool, and gemv.
+"""Triton kernels for the rest of a step: embedding, norm, activation, rotation with the write to the pool, and gemv.
 
 Each kernel rounds wherever the model's own operations round, so results are the same to the bit, unless numbers are
 summed in another order. Read attention_kernels.py first: it explains Triton. plain.py documents the arguments
@@ -13,13 +13,45 @@ from ...engine.kv_cache import FP8, MAX_FP8
 from .attention_kernels import layer_of
 from .early_start import EARLY_START_OPTIONS, start_next_and_wait
 from .plain import NormBefore, PoolSizes
-from .tiles import MAX_GEMV_ROWS
 
 NORM_SIZE_PER_WARP = 512  # numbers of a row
 SILU_SIZE = 1024  # outputs per program
 GEMV_TILE = 4096  # weights per tile
 # In weights. An H100 reads rows longer than LONG_ROW faster with 8 warps and with tiles of LONG_WIDTH columns.
 LONG_ROW, LONG_WIDTH = 4096, 2048
+
+
+# The first kernel of a step. A placeholder stands for the token of a row of the latest step.
+#
+#     program r    token r, or the latest step's    its row of the weight -> row r of out
+
+
+def embed(input_ids: Tensor, latest_tokens: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Launch the kernel for plain.embed()."""
+    rows, size = out.shape
+    assert weight.shape[1] == size and weight.is_contiguous() and out.is_contiguous(), (weight.shape, out.shape)
+    width = triton.next_power_of_2(size)
+    embed_row[(rows,)](
+        input_ids, latest_tokens, weight, out, SIZE=size, WIDTH=width, num_warps=4, **EARLY_START_OPTIONS
+    )
+
+
+@triton.jit(do_not_specialize=["input_ids", "latest_tokens"])
+def embed_row(
+    input_ids,  # int64 [rows]
+    latest_tokens,  # int64 [max_rows]
+    weight,  # [vocab_size, size]
+    out,  # [rows, size], output
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,  # SIZE, padded
+):
+    """Copy the embedding of one row's token."""
+    start_next_and_wait()
+    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    token = tl.load(input_ids + row)
+    if token < 0:
+        token = tl.load(latest_tokens + ~token)
+    tl.store(out + row * SIZE + i, tl.load(weight + token * SIZE + i, mask=i < SIZE), mask=i < SIZE)
 
 
 # RMSNorm, and the addition before it: a layer's result is added to the residual, and the next layer normalizes the sum.
@@ -287,11 +319,11 @@ def rotate_and_write_row(
         store(values + offsets + HALF, v_second, is_key, LARGEST)
 
 
-# A linear layer for one to four rows: each weight is read once, for all rows.
+# A linear layer for one row.
 #
 #     weight          size ............................
 #     outputs 0..3    program 0   tile, tile, tile ->     each program walks along its rows of the weight tile by tile,
-#     outputs 4..7    program 1   tile, tile, tile ->     with a sum for each row of x and each position in the tile
+#     outputs 4..7    program 1   tile, tile, tile ->     with a sum for each position in the tile
 #     ...
 #
 # In decode the weight is far larger than x, so memory bandwidth is the limit and tensor cores would idle. Libraries
@@ -303,21 +335,11 @@ def rotate_and_write_row(
 
 
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: NormBefore | None = None) -> None:
-    """Launch the kernel for plain.gemv(), for at most MAX_GEMV_ROWS rows, or one row if there is a norm."""
-    (rows, size), outputs = x.shape, len(weight)
-    assert 1 <= rows <= MAX_GEMV_ROWS, f"gemv takes 1 to {MAX_GEMV_ROWS} rows, got {rows}"
-    assert weight.shape[1] == size and out.shape == (rows, outputs), (x.shape, weight.shape, out.shape)
+    """Launch the kernel for plain.gemv()."""
+    size, outputs = x.shape[1], len(weight)
+    assert weight.shape == (outputs, size) and out.shape == (1, outputs) == (len(x), outputs), (x.shape, weight.shape)
     assert x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()
-    height = outputs_per_program(outputs)
-    if rows == 1:
-        launch_row(x, weight, bias, out, norm, height, GEMV_TILE, is_gated=False)
-        return
-    assert norm is None, "a norm can be fused only for a single row"
-    multiply_rows[(triton.cdiv(outputs, height),)](
-        x, weight, bias, out, outputs, NUM_ROWS=rows, ROWS=triton.next_power_of_2(rows), SIZE=size, HEIGHT=height,
-        WIDTH=min(GEMV_TILE // height, triton.next_power_of_2(size)), HAS_BIAS=bias is not None,
-        num_warps=8 if rows > 2 else 4, **EARLY_START_OPTIONS,
-    )  # fmt: skip
+    launch_row(x, weight, bias, out, norm, outputs_per_program(outputs), GEMV_TILE, is_gated=False)
 
 
 def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: NormBefore | None = None) -> None:
@@ -434,36 +456,3 @@ def multiply_row(
         silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
         result = silu * up.to(dtype).to(tl.float32)
     tl.store(out + output, result.to(dtype), mask=is_output)
-
-
-@triton.jit
-def multiply_rows(
-    x,  # [NUM_ROWS, SIZE]
-    weight,  # [outputs, SIZE]
-    bias,  # [outputs], or None
-    out,  # [NUM_ROWS, outputs]
-    outputs,
-    NUM_ROWS: tl.constexpr,
-    ROWS: tl.constexpr,  # NUM_ROWS, padded
-    SIZE: tl.constexpr,
-    HEIGHT: tl.constexpr,  # of a tile, in rows of the weight
-    WIDTH: tl.constexpr,  # of a tile, in columns of the weight
-    HAS_BIAS: tl.constexpr,
-):
-    """Compute HEIGHT outputs for all rows of x. Products are summed in float32."""
-    start_next_and_wait()
-    row, output = tl.arange(0, ROWS), tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
-    starts = output.to(tl.int64)[:, None] * SIZE  # [HEIGHT, 1], where rows of the weight start
-    sums = tl.zeros([ROWS, HEIGHT, WIDTH], tl.float32)
-    for start in tl.range(0, SIZE, WIDTH, loop_unroll_factor=2):
-        i = start + tl.arange(0, WIDTH)
-        is_weight = (output < outputs)[:, None] & (i < SIZE)[None, :]
-        in_bounds = (row < NUM_ROWS)[:, None] & (i < SIZE)[None, :]
-        weights = tl.load(weight + starts + i[None, :], mask=is_weight, other=0.0).to(tl.float32)  # [HEIGHT, WIDTH]
-        numbers = tl.load(x + row[:, None] * SIZE + i[None, :], mask=in_bounds, other=0.0).to(tl.float32)  # [ROWS, ...]
-        sums += numbers[:, None, :] * weights[None, :, :]
-    result = tl.sum(sums, 2)  # [ROWS, HEIGHT]
-    if HAS_BIAS:
-        result += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
-    is_result = (row < NUM_ROWS)[:, None] & (output < outputs)[None, :]
-    tl.store(out + row[:, None] * outputs + output[None, :], result.to(out.dtype.element_ty), mask=is_result)

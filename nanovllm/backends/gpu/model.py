@@ -12,11 +12,12 @@
 
 The weights, and the modules that hold them, belong to the plain model.
 
-LinearDispatch decides how each matmul runs. A step of one row uses each weight in a single multiplication, so memory
+LinearDispatch decides how each matmul runs. A step of few rows uses each weight in few multiplications, so memory
 bandwidth is its limit. How close torch's matmul comes to that limit depends on the shape, the GPU and the version of
-cuBLAS. So the engine times each shape when it starts, and picks gemv or torch's matmul. For one row, gemv can also
-compute the norm before the layer, which saves a launch. This variant is timed too. Quantized weights have one kernel
-for any number of rows. A layer that is divided among ranks computes its part, and then adds up or gathers the parts.
+cuBLAS. So the engine times each shape when it starts, for 1, 16, 32 and 64 rows, and picks torch's matmul or a kernel:
+gemv for one row, and otherwise gemm. For one row, gemv can also compute the norm before the layer, which saves a
+launch. This variant is timed too. Quantized weights are multiplied by gemm alone. A layer that is divided among ranks
+computes its part, and then adds up or gathers the parts.
 """
 
 from collections.abc import Callable
@@ -31,21 +32,21 @@ from ...quantization import QuantizedLinear
 from .attention import KernelAttend
 from .capture import Capture, Launcher
 from .ops import Ops
-from .plain import NormBefore
-from .tiles import MAX_GEMV_ROWS
+from .plain import NormBefore, fill_placeholders
+from .tiles import ROW_TILES, row_tile
 
 REPEATS = 5  # the fastest one counts
 MAX_TIME_RATIO = 0.97  # gemv must save 3% of the time; otherwise near ties would be decided at random
-MatmulShape = tuple[int, int, int]  # rows of x, outputs, size of a row
+MatmulShape = tuple[int | None, int, int]  # row_tile() of the rows of x, outputs, size of a row
 Timer = Callable[[Launcher], float]  # returns how many seconds the device takes for a step
 
 
 class LinearDispatch:
-    """A callable that computes linear layers, with gemv where choose() found it faster, or else with torch's matmul."""
+    """A callable that computes linear layers, with kernels where choose() found them faster, or with torch's matmul."""
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
-        self.gemv_shapes: set[MatmulShape] = set()
+        self.kernel_shapes: set[MatmulShape] = set()
         self.normed_shapes: set[MatmulShape] = set()  # shapes where gemv also computes the norm before it
 
     def __call__(self, layer: nn.Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -55,15 +56,15 @@ class LinearDispatch:
             return result if out is None else out.copy_(result)
         out = x.new_empty(len(x), layer.out_features) if out is None else out
         if isinstance(layer, QuantizedLinear):
-            self._ops.quantized_gemm(x, layer, out)
+            self._ops.gemm(x, layer, out)
         else:
-            self._multiply(shape_of(layer, len(x)) in self.gemv_shapes, layer, x, out)
+            self._multiply(shape_of(layer, len(x)) in self.kernel_shapes, layer, x, out)
         return out
 
     def gated(self, layer: nn.Linear, x: Tensor) -> Tensor:
         """Return silu(gate) * up of layer(x), [rows, outputs / 2]. x is [rows, size]."""
         out = x.new_empty(len(x), layer.out_features // 2)
-        if len(x) == 1 and shape_of(layer, 1) in self.gemv_shapes:
+        if len(x) == 1 and shape_of(layer, 1) in self.kernel_shapes:
             self._ops.gated_gemv(x, layer.weight, layer.bias, out)
         else:
             self._ops.silu_and_mul(self(layer, x), out)
@@ -87,9 +88,9 @@ class LinearDispatch:
         gemv(x, layer.weight, layer.bias, out, before)
         return out, before.total
 
-    def norm(self, x: Tensor | None, residual: Tensor, norm: RMSNorm) -> Tensor:
+    def norm(self, x: Tensor | None, residual: Tensor, norm: RMSNorm, out: Tensor | None = None) -> Tensor:
         """Add x, if any, to `residual` in place, and return the norm of the sum. All are [num_tokens, hidden_size]."""
-        out = torch.empty_like(residual)
+        out = torch.empty_like(residual) if out is None else out
         if x is None:
             self._ops.add_rms_norm(residual, None, norm.weight, norm.eps, out)
         else:
@@ -97,9 +98,9 @@ class LinearDispatch:
         return out
 
     def choose(
-        self, layers: list[nn.Linear], normed: "list[NormedLinear]", sizes: list[int], capture: Capture, timer: Timer
+        self, layers: list[nn.Linear], normed: "list[NormedLinear]", max_rows: int, capture: Capture, timer: Timer
     ) -> None:
-        """Time gemv and torch's matmul for each shape, in graphs, as a decode step runs them.
+        """Time the kernels and torch's matmul for each shape, in graphs, as a decode step of that many rows runs them.
 
         One pass runs all layers of a shape in turn, so each weight has left the GPU's cache before its next use. If
         gemv wins for one row, the layers in `normed` are timed again, with the norm in gemv and in its own kernel.
@@ -110,15 +111,15 @@ class LinearDispatch:
             replay = capture(one_pass, shares_memory=False)  # this graph isn't kept
             return min(timer(replay) for _ in range(REPEATS))
 
-        for rows in (size for size in sizes if size <= MAX_GEMV_ROWS):
+        for rows in sorted({min(tile, max_rows) for tile in ROW_TILES}):
             for shape in {layer.weight.shape: None for layer in layers}:
                 same_shape = [layer for layer in layers if layer.weight.shape == shape]
                 x = same_shape[0].weight.new_zeros(rows, shape[1])
                 one_pass = partial(self._multiply_all, same_shape, x, x.new_empty(rows, shape[0]))
-                matmul_time, gemv_time = (seconds(partial(one_pass, uses_gemv)) for uses_gemv in (False, True))
-                if gemv_time < MAX_TIME_RATIO * matmul_time:
-                    self.gemv_shapes.add((rows, *shape))
-        for row_shape in sorted(shape for shape in self.gemv_shapes if shape[0] == 1):
+                matmul_time, kernel_time = (seconds(partial(one_pass, uses_kernel)) for uses_kernel in (False, True))
+                if kernel_time < MAX_TIME_RATIO * matmul_time:
+                    self.kernel_shapes.add((row_tile(rows), *shape))
+        for row_shape in sorted(shape for shape in self.kernel_shapes if shape[0] == 1):
             if after_norms := [each for each in normed if each.layer.weight.shape == row_shape[1:]]:
                 x = after_norms[0].layer.weight.new_zeros(1, row_shape[2])
                 separate_time = seconds(partial(self._multiply_after_norms, after_norms, x))
@@ -126,17 +127,19 @@ class LinearDispatch:
                 if seconds(partial(self._multiply_after_norms, after_norms, x)) >= MAX_TIME_RATIO * separate_time:
                     self.normed_shapes.remove(row_shape)
 
-    def _multiply_all(self, layers: list[nn.Linear], x: Tensor, out: Tensor, uses_gemv: bool) -> None:
+    def _multiply_all(self, layers: list[nn.Linear], x: Tensor, out: Tensor, uses_kernel: bool) -> None:
         for layer in layers:
-            self._multiply(uses_gemv, layer, x, out)
+            self._multiply(uses_kernel, layer, x, out)
 
     def _multiply_after_norms(self, layers: "list[NormedLinear]", x: Tensor) -> None:
         for layer, norm, is_gated in layers:
             self.after_norm(layer, norm, x, x, is_gated)
 
-    def _multiply(self, uses_gemv: bool, layer: nn.Linear, x: Tensor, out: Tensor) -> None:
-        if uses_gemv:
+    def _multiply(self, uses_kernel: bool, layer: nn.Linear, x: Tensor, out: Tensor) -> None:
+        if uses_kernel and len(x) == 1:
             self._ops.gemv(x, layer.weight, layer.bias, out)
+        elif uses_kernel:
+            self._ops.gemm(x, layer, out)
         elif layer.bias is None:
             torch.mm(x, layer.weight.t(), out=out)
         else:
@@ -150,7 +153,7 @@ def is_whole(layer: nn.Module) -> bool:
 
 def shape_of(layer: nn.Linear, rows: int) -> MatmulShape | None:
     """Return the shape of a layer's product, or None if it is not only that."""
-    return (rows, layer.out_features, layer.in_features) if is_whole(layer) else None
+    return (row_tile(rows), layer.out_features, layer.in_features) if is_whole(layer) else None
 
 
 class NormedLinear(NamedTuple):
@@ -179,15 +182,19 @@ def seconds_on_gpu(step: Launcher) -> float:
 class FusedModel(nn.Module):
     """A LlamaModel's forward pass with fused kernels. It shares the model's layers and leaves the model unchanged."""
 
-    def __init__(self, plain: LlamaModel, linears: LinearDispatch) -> None:
+    def __init__(self, plain: LlamaModel, linears: LinearDispatch, ops: Ops, latest_tokens: Tensor) -> None:
+        """Replace placeholders among token ids with tokens from `latest_tokens`, int64 [max_rows]."""
         super().__init__()
-        self.plain, self._linears = plain, linears
+        self.plain, self._linears, self._ops, self._latest_tokens = plain, linears, ops, latest_tokens
         self._layers = [layer for layer in plain.layers if isinstance(layer, LlamaDecoderLayer)]
         assert len(self._layers) == len(plain.layers), "every layer must be a LlamaDecoderLayer"
 
-    def forward(self, input_ids: Tensor, positions: Tensor, attend: KernelAttend) -> Tensor:
-        """Return the hidden states, [num_tokens, hidden_size]. `input_ids` and `positions` are int64 [num_tokens]."""
-        residual = self.plain.embed_tokens(input_ids)  # [num_tokens, hidden_size]
+    def forward(self, input_ids: Tensor, positions: Tensor, attend: KernelAttend, out: Tensor | None = None) -> Tensor:
+        """Return the hidden states, [num_tokens, hidden_size], written to `out` if given.
+
+        input_ids, positions int64 [num_tokens]
+        """
+        residual = self._embed(input_ids)  # [num_tokens, hidden_size]
         x: Tensor | None = None  # the latest layer's output, not yet added to the residual
         for layer in self._layers:
             attention, mlp = layer.self_attn, layer.mlp
@@ -196,7 +203,16 @@ class FusedModel(nn.Module):
             norm = layer.post_attention_layernorm
             gated, residual = self._linears.after_norm(mlp.gate_up_proj, norm, x, residual, is_gated=True)
             x = self._linears(mlp.down_proj, gated)
-        return self._linears.norm(x, residual, self.plain.norm)
+        return self._linears.norm(x, residual, self.plain.norm, out)
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        embedding = self.plain.embed_tokens
+        if type(embedding) is not nn.Embedding:  # quantized, or divided among ranks
+            result: Tensor = embedding(fill_placeholders(input_ids, self._latest_tokens))
+            return result
+        out = embedding.weight.new_empty(len(input_ids), embedding.embedding_dim)
+        self._ops.embed(input_ids, self._latest_tokens, embedding.weight, out)
+        return out
 
     def normed_linears(self) -> list[NormedLinear]:
         """Return the linear layers that follow a norm, and are not quantized."""

@@ -16,12 +16,13 @@ class Ops(NamedTuple):
     paged_decode: Callable[..., None]
     paged_prefill: Callable[..., None]
     rotate_and_write: Callable[..., None]
+    embed: Callable[..., None]
     add_rms_norm: Callable[..., None]
     silu_and_mul: Callable[..., None]
     sample_rows: Callable[..., None]
     gemv: Callable[..., None]
     gated_gemv: Callable[..., None]
-    quantized_gemm: Callable[..., None]
+    gemm: Callable[..., None]
 
 
 PLAIN = Ops(*(getattr(plain, name) for name in Ops._fields))
@@ -31,11 +32,11 @@ def triton_ops() -> Ops:
     """Return the functions that launch kernels. Raise ImportError if triton is not installed."""
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # triton 3.9 warns that fusion will be off by default
     from .attention_kernels import paged_decode, paged_prefill
-    from .layer_kernels import add_rms_norm, gated_gemv, gemv, rotate_and_write, silu_and_mul
-    from .quantized_kernels import quantized_gemm
+    from .gemm_kernels import gemm
+    from .layer_kernels import add_rms_norm, embed, gated_gemv, gemv, rotate_and_write, silu_and_mul
     from .sampling_kernels import sample_rows
 
-    layer_ops = rotate_and_write, add_rms_norm, silu_and_mul, sample_rows, gemv, gated_gemv, quantized_gemm
+    layer_ops = rotate_and_write, embed, add_rms_norm, silu_and_mul, sample_rows, gemv, gated_gemv, gemm
     return Ops(paged_decode, paged_prefill, *layer_ops)
 
 

@@ -9,13 +9,14 @@ layers round.
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...engine.int8_blocks import Int8Blocks
 from ...engine.kv_cache import FP8, to_fp8
 from ...quantization import QuantizedLinear
 from ..torch.sampler import RowParams, ban_improbable, sample_from_all, sample_from_top_k
+from .tiles import DecodeWorkspace
 
 
 class PoolSizes(NamedTuple):
@@ -32,45 +33,70 @@ class PoolSizes(NamedTuple):
         return cls(blocks.shape[3], blocks.shape[4])
 
 
-def paged_decode(
-    q: Tensor, blocks: Tensor, layer: int, block_tables: Tensor, context_lens: Tensor, workspace: object, out: Tensor
-) -> None:
-    """Write the attention of one query per row to `out`. A row with context length 0 gets zeros.
+def fill_placeholders(input_ids: Tensor, latest_tokens: Tensor) -> Tensor:
+    """Return the ids, with each placeholder ~row, which is negative, replaced by that row's token of the latest step.
 
-    Only the kernel uses `workspace`.
+    input_ids and the result int64 [num_tokens]; latest_tokens int64 [max_rows]
 
-    q, out [rows, num_heads, head_dim]; blocks is KVCache.numbers; block_tables int32 [rows, max_blocks];
-    context_lens int32 [rows]
+    >>> fill_placeholders(torch.tensor([7, ~1]), torch.tensor([30, 31])).tolist()
+    [7, 31]
     """
-    for row, context_len in enumerate(context_lens.tolist()):
-        k, v = gather(blocks, layer, block_tables[row], context_len, q.shape[2])
+    return torch.where(input_ids < 0, latest_tokens.index_select(0, (~input_ids).clamp(min=0)), input_ids)
+
+
+def embed(input_ids: Tensor, latest_tokens: Tensor, weight: Tensor, out: Tensor) -> None:
+    """Write the embeddings of the ids, with placeholders replaced, to `out`.
+
+    input_ids int64 [num_tokens]; latest_tokens int64 [max_rows]; weight [vocab_size, size]; out [num_tokens, size]
+    """
+    torch.index_select(weight, 0, fill_placeholders(input_ids, latest_tokens), out=out)
+
+
+class DecodeMetadata(NamedTuple):
+    """The sequences of a step that have one query each, in the order in which programs take them."""
+
+    block_tables: Tensor  # int32 [num_tables, max_blocks]
+    context_lens: Tensor  # int32 [num_decodes], the longest first
+    workspace: DecodeWorkspace  # only the kernel uses it
+    rows: Tensor  # int32 [num_decodes], where the queries are in the step
+    table_indices: Tensor  # int32 [num_decodes]
+
+
+class PrefillMetadata(NamedTuple):
+    """The sequences of a step that have several queries.
+
+    `tiles` covers only these sequences. The other tensors cover all sequences of the step.
+    """
+
+    block_tables: Tensor  # int32 [num_seqs, max_blocks]
+    query_start_loc: Tensor  # int32 [num_seqs + 1]
+    context_lens: Tensor  # int32 [num_seqs]
+    tiles: Tensor  # int32 [num_tiles, 2], each the index of a sequence and the first row of the tile in q
+    rows_per_program: int  # one of PREFILL_ROWS; only the kernel uses it
+
+
+def paged_decode(q: Tensor, blocks: Tensor, layer: int, decodes: DecodeMetadata, out: Tensor) -> None:
+    """Write the attention of one query per sequence to `out`. A row with context length 0 gets zeros.
+
+    q, out [num_rows, num_heads, head_dim]; blocks is KVCache.numbers
+    """
+    each_decode = zip(decodes.rows.tolist(), decodes.table_indices.tolist(), decodes.context_lens.tolist(), strict=True)
+    for row, index, context_len in each_decode:
+        k, v = gather(blocks, layer, decodes.block_tables[index], context_len, q.shape[2])
         out[row] = attend(q[row : row + 1], k, v)[0]
 
 
-def paged_prefill(
-    q: Tensor,
-    blocks: Tensor,
-    layer: int,
-    block_tables: Tensor,
-    query_start_loc: Tensor,
-    context_lens: Tensor,
-    tiles: Tensor,
-    rows_per_program: int,
-    out: Tensor,
-) -> None:
+def paged_prefill(q: Tensor, blocks: Tensor, layer: int, prefills: PrefillMetadata, out: Tensor) -> None:
     """Write the causal attention of each sequence that has a tile to `out`; leave other sequences' rows unchanged.
 
-    A sequence's queries are the last tokens of its context. Only the kernel uses `rows_per_program`, one of
-    PREFILL_ROWS.
+    A sequence's queries are the last tokens of its context.
 
-    q, out [num_tokens, num_heads, head_dim]; blocks is KVCache.numbers; block_tables int32 [num_seqs, max_blocks];
-    query_start_loc int32 [num_seqs + 1]; context_lens int32 [num_seqs]; tiles int32 [num_tiles, 2], each the index of a
-    sequence and a row of q
+    q, out [num_tokens, num_heads, head_dim]; blocks is KVCache.numbers
     """
-    starts = query_start_loc.tolist()
-    for seq in sorted(set(tiles[:, 0].tolist())):
+    starts = prefills.query_start_loc.tolist()
+    for seq in sorted(set(prefills.tiles[:, 0].tolist())):
         tokens = slice(starts[seq], starts[seq + 1])
-        k, v = gather(blocks, layer, block_tables[seq], int(context_lens[seq]), q.shape[2])
+        k, v = gather(blocks, layer, prefills.block_tables[seq], int(prefills.context_lens[seq]), q.shape[2])
         out[tokens] = attend(q[tokens], k, v)
 
 
@@ -183,9 +209,9 @@ class NormBefore(NamedTuple):
 
 
 def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm: NormBefore | None = None) -> None:
-    """Write x @ weight.T + bias to `out`. The kernel takes at most MAX_GEMV_ROWS rows, or one if there is a norm.
+    """Write x @ weight.T + bias to `out`, for one row.
 
-    x [rows, size]; weight [outputs, size]; bias [outputs]; out [rows, outputs]
+    x [1, size]; weight [outputs, size]; bias [outputs]; out [1, outputs]
     """
     if norm is not None:
         torch.add(norm.residual, x, out=norm.total)
@@ -203,7 +229,7 @@ def gated_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, norm
     silu_and_mul(gate_up, out)
 
 
-def quantized_gemm(x: Tensor, layer: QuantizedLinear, out: Tensor) -> None:
+def gemm(x: Tensor, layer: nn.Linear | QuantizedLinear, out: Tensor) -> None:
     """Write layer(x) to `out`. x [rows, size]; out [rows, outputs]."""
     out.copy_(layer(x))
 

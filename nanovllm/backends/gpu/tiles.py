@@ -14,8 +14,9 @@ MAX_SPLITS = 128
 NEARLY_FULL = 0.85  # as a share of a wave of programs
 PROGRAMS_PER_SM = 2  # one reads memory while the other computes
 CHUNKS_PER_PROGRAM = 16  # of the sampler's chunks, each of 128 logits
-MAX_GEMV_ROWS = 4  # the sums of more rows don't fit into registers
-ROW_TILES = 1, MAX_GEMV_ROWS, 16, 64  # rows of x that quantized_gemm() multiplies at a time
+ROW_TILES = 1, 16, 32, 64  # rows of x that gemm() multiplies at a time
+HEIGHTS = 64, 32, 16  # rows of the weight that a program of gemm() takes
+MIN_PROGRAMS = 64  # of gemm(): fewer can't request memory as fast as an H100 can deliver it
 PREFILL_ROWS = 64, 128  # choices, per program; a query takes a row for each query head that shares a KV head
 
 
@@ -61,6 +62,28 @@ def choose_splits(rows: int, num_kv_heads: int, num_sms: int) -> int:
     return next(splits for splits, share in enumerate(shares, 1) if share >= NEARLY_FULL * max(shares))
 
 
+def row_tile(rows: int) -> int | None:
+    """Return the rows that gemm() multiplies at a time if x has `rows` rows, or None if it takes several tiles.
+
+    >>> row_tile(1), row_tile(5), row_tile(64), row_tile(65)
+    (1, 16, 64, None)
+    """
+    return next((tile for tile in ROW_TILES if rows <= tile), None)
+
+
+def choose_height(outputs: int, tile: int, has_tiles: bool) -> int:
+    """Return the height of gemm()'s programs, each of which reads its rows of the weight, and all of x.
+
+    It is at most `tile`, the rows of x: then reading x costs no more than reading the weight. Few outputs need lower
+    programs, to keep the GPU busy. If there are several tiles of rows, there are enough programs.
+
+    >>> choose_height(11264, 16, False), choose_height(11264, 64, False), choose_height(2048, 64, False)
+    (16, 64, 32)
+    """
+    heights = [height for height in HEIGHTS if height <= tile and (has_tiles or outputs >= MIN_PROGRAMS * height)]
+    return heights[0] if heights else HEIGHTS[-1]
+
+
 class Pace(NamedTuple):
     """The tiles in which a program reads a context, and the stages that load them ahead.
 
@@ -98,13 +121,17 @@ def queries_per_tile(rows: int, group: int) -> int:
     return max(1, rows // group)
 
 
-def query_tiles(query_start_loc: list[int], seqs: list[int], queries: int) -> list[tuple[int, int]]:
+def query_tiles(
+    query_start_loc: list[int], context_lens: list[int], seqs: list[int], queries: int
+) -> list[tuple[int, int]]:
     """Return a (sequence, first row of q) pair for each tile of `queries` queries of the sequences with indices `seqs`.
 
-    A sequence's last tile comes first: its queries see the most keys, so it should start early.
+    Tiles whose queries see the most keys come first. Programs start in this order, and a long one that started late
+    would leave the rest of the GPU idle.
 
-    >>> query_tiles([0, 20, 21, 25], seqs=[0, 2], queries=8)
-    [(0, 16), (0, 8), (0, 0), (2, 21)]
+    >>> query_tiles([0, 20, 21, 25], context_lens=[20, 9, 14], seqs=[0, 2], queries=8)
+    [(0, 16), (2, 21), (0, 8), (0, 0)]
     """
     starts = query_start_loc
-    return [(seq, row) for seq in seqs for row in range(starts[seq], starts[seq + 1], queries)[::-1]]
+    tiles = [(seq, row) for seq in seqs for row in range(starts[seq], starts[seq + 1], queries)]
+    return sorted(tiles, key=lambda tile: starts[tile[0] + 1] - context_lens[tile[0]] - tile[1])  # minus its position

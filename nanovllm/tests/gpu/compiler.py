@@ -4,10 +4,11 @@
 
 compiles all kernels for compute capability 9.0, with 8 KV heads, 4 query heads each, head_dim 128 and blocks of 16.
 Instead of running, each launch is compiled to machine code. If that fits, it prints a line of JSON: {"kernel":
-"attend_split", "shared": 72192, "registers": 128, "stack": 0, "wide_loads": 50, "in_flight": 3, "waits": true}.
-"shared" is shared memory in bytes, "stack" is what didn't fit into a thread's registers, in bytes, "wide_loads" counts
-instructions that read 16 bytes of the GPU's memory per thread, "in_flight" is how many loads for later tiles may run
-while a program computes, and "waits" says whether the kernel starts early and waits for its inputs.
+"attend_split", "shared": 72192, "registers": 128, "stack": 0, "wide_loads": 50, "in_flight": 3, "waits": true,
+"prefetches": false, "bits": null}. "shared" is shared memory in bytes, "stack" is what didn't fit into a thread's
+registers, in bytes, "wide_loads" counts instructions that read 16 bytes of the GPU's memory per thread, "in_flight" is
+how many loads for later tiles may run while a program computes, "waits" says whether the kernel starts early and waits
+for its inputs, and "prefetches" whether it reads weights ahead while it waits. "bits" is the size of a weight's number.
 
     python -m nanovllm.tests.gpu.compiler variants CHECKPOINT bfloat16 8
 
@@ -38,9 +39,8 @@ from ...backends.gpu import early_start
 from ...backends.gpu.backend import TritonBackend
 from ...backends.gpu.inputs import SAMPLING_FIELDS, allocate_fields, field_views, sampling_params
 from ...backends.gpu.ops import PLAIN, Ops, triton_ops
-from ...backends.gpu.plain import NormBefore
+from ...backends.gpu.plain import NormBefore, PrefillMetadata
 from ...backends.gpu.tiles import (
-    MAX_GEMV_ROWS,
     MAX_SPLITS,
     PREFILL_ROWS,
     ROW_TILES,
@@ -51,7 +51,7 @@ from ...llm import LLM
 from ...quantization import Format, QuantizedLinear
 from ...requests.sampling_params import SamplingParams
 from ..testing.engines import model_runner
-from .pools import KernelShape, as_stored
+from .pools import KernelShape, as_stored, decodes_of
 
 # KiB of shared memory for a program: T4; A100; RTX 3090; L4 and RTX 4090; H100 and H200; RTX 5090
 SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 120: 99}
@@ -116,6 +116,8 @@ def compile_launch(
     waits = re.findall(r"ttg\.async_wait .*num = (\d+)", compiled.asm["ttgir"])
     result["in_flight"] = max(map(int, waits), default=0)
     result["waits"] = "griddepcontrol.wait" in compiled.asm["ptx"]
+    result["prefetches"] = "prefetch.global.L2" in compiled.asm["ptx"].partition("griddepcontrol.wait")[0]
+    result["bits"] = constants.get("BITS")
     print(json.dumps(result), flush=True)
 
 
@@ -142,18 +144,18 @@ def launch_all(shape: KernelShape) -> None:
     x, numbers = torch.empty(4, 4096, dtype=dtype), torch.zeros(4, dtype=torch.int64)
     for num_splits in (1, 33, MAX_SPLITS):
         workspace = DecodeWorkspace(4, num_heads, head_dim, num_splits, "cpu")
-        ops.paged_decode(q, blocks, 1, tables, lengths, workspace, out)
+        ops.paged_decode(q, blocks, 1, decodes_of(tables, lengths, workspace), out)
     for rows in PREFILL_ROWS[: 1 if dtype == torch.float32 else 2]:
         with suppress(OutOfResources):  # an engine takes the rows that fit
-            ops.paged_prefill(q, blocks, 1, tables, starts, lengths, tiles, rows, out)
+            ops.paged_prefill(q, blocks, 1, PrefillMetadata(tables, starts, lengths, tiles, rows), out)
     for norm in (weight, None):
         ops.rotate_and_write(qkv, angles, angles, numbers, numbers, blocks, 1, norm, norm, 1e-5, q)
     if shape.kv_cache_dtype != "auto":
         return
+    ops.embed(numbers, numbers, torch.empty(100, 4096, dtype=dtype), x)
     for residual in (x, None):
         ops.add_rms_norm(x, residual, x[0], 1e-5, x)
-    for rows in range(1, MAX_GEMV_ROWS + 1):
-        ops.gemv(x[:rows], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(rows, 6144, dtype=dtype))
+    ops.gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 6144, dtype=dtype))
     norm = NormBefore(x[:1], x[:1], x[0], 1e-5)
     ops.gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 6144, dtype=dtype), norm)
     ops.gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype), norm)
@@ -161,10 +163,13 @@ def launch_all(shape: KernelShape) -> None:
     ops.gemv(down[:1], down, None, torch.empty(1, 4096, dtype=dtype))
     ops.gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype))
     ops.silu_and_mul(x, x.view(8, 2048)[:4])
+    linears: list[Any] = [torch.nn.Linear(4096, outputs, bias=False, dtype=dtype) for outputs in (1024, 2048, 6144)]
     for format in (Format.INT8, Format.INT4, Format.INT8_MINIMA):
-        layer = QuantizedLinear(torch.nn.Linear(4096, 6144, bias=False, device="meta"), format).to_empty(device="cpu")
-        for rows in ROW_TILES:
-            ops.quantized_gemm(x.new_empty(rows, 4096), layer, x.new_empty(rows, 6144))
+        linear = torch.nn.Linear(4096, 6144, bias=False, device="meta")
+        linears.append(QuantizedLinear(linear, format).to_empty(device="cpu"))
+    for layer in linears:
+        for rows in ROW_TILES[isinstance(layer, torch.nn.Linear) :]:  # gemv() multiplies one row
+            ops.gemm(x.new_empty(rows, 4096), layer, x.new_empty(rows, layer.out_features))
     logits = torch.empty(4, 151_936, dtype=dtype)
     params = sampling_params(field_views(allocate_fields(SAMPLING_FIELDS, 4, "cpu"), SAMPLING_FIELDS), 4)
     ops.sample_rows(logits, params, SamplingWorkspace(*logits.shape, "cpu"), numbers, torch.empty(4, 2))

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...backends.gpu.plain import DecodeMetadata
+from ...backends.gpu.tiles import DecodeWorkspace
 from ...engine.int8_blocks import Int8Blocks
 from ...engine.kv_cache import to_fp8
 
@@ -69,6 +71,14 @@ def as_stored(blocks: Tensor, kv_cache_dtype: str) -> Tensor:
         slots = (~k.isnan()).all(-1).all(-1).nonzero()[:, 0]
         writer.write(layer, slots, k[slots], v[slots])
     return stored
+
+
+def decodes_of(
+    block_tables: Tensor, context_lens: Tensor, workspace: DecodeWorkspace, order: list[int] | None = None
+) -> DecodeMetadata:
+    """Return a step in which row i has table i and context i. Programs take rows in this order, by default from 0."""
+    numbers = torch.tensor(order or [*range(len(context_lens))], dtype=torch.int32, device=context_lens.device)
+    return DecodeMetadata(block_tables, context_lens[numbers.long()], workspace, numbers, numbers)
 
 
 def make_queries(shape: KernelShape, rows: int, device: str, seed: int) -> Tensor:

@@ -8,13 +8,17 @@ import torch
 from ...backends.gpu import plain
 from ...backends.gpu.ops import triton_ops
 from ...backends.gpu.tiles import PREFILL_ROWS, DecodeWorkspace, Pace, paces, queries_per_tile, query_tiles
-from .pools import DTYPES, TOLERANCE, KernelShape, make_pool, make_queries, pick, random_shape
+from .pools import DTYPES, TOLERANCE, KernelShape, decodes_of, make_pool, make_queries, pick, random_shape
 
 FLOAT, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
 SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(6, 12))]
 
 
 # Decode
+
+
+def longest_first(context_lens: list[int]) -> list[int]:
+    return sorted(range(len(context_lens)), key=lambda row: -context_lens[row])
 
 
 def check_decode(shape: KernelShape, num_splits: int, context_lens: list[int], device: str, seed: int = 0) -> None:
@@ -24,8 +28,9 @@ def check_decode(shape: KernelShape, num_splits: int, context_lens: list[int], d
     workspace.parts.fill_(torch.nan), workspace.lses.fill_(torch.nan)
     before = pool.blocks.clone()
     outs = [torch.full_like(q, torch.nan) for _ in range(2)]
+    decodes = decodes_of(pool.block_tables, pool.context_lens, workspace, longest_first(context_lens))
     for run, out in zip((triton_ops().paged_decode, plain.paged_decode), outs, strict=True):
-        run(q, pool.blocks, layer, pool.block_tables, pool.context_lens, workspace, out)
+        run(q, pool.blocks, layer, decodes, out)
     tolerance = TOLERANCE[shape.dtype]
     torch.testing.assert_close(outs[0].float(), outs[1].float(), rtol=tolerance, atol=tolerance)
     assert all(not out[i].any() for out in outs for i, length in enumerate(context_lens) if length == 0)
@@ -68,8 +73,9 @@ def test_decode_survives_scores_whose_exponentials_overflow(device: str) -> None
     shape, lengths = KernelShape(1, 2, 16, 16, FLOAT), [300, 20]
     pool, q = make_pool(shape, lengths, 0, device, seed=0), make_queries(shape, 2, device, seed=1) * 200
     outs = [torch.empty_like(q) for _ in range(2)]
+    decodes = decodes_of(pool.block_tables, pool.context_lens, DecodeWorkspace(2, 2, 16, 3, device))
     for run, out in zip((triton_ops().paged_decode, plain.paged_decode), outs, strict=True):
-        run(q, pool.blocks, 0, pool.block_tables, pool.context_lens, DecodeWorkspace(2, 2, 16, 3, device), out)
+        run(q, pool.blocks, 0, decodes, out)
     torch.testing.assert_close(*outs, rtol=1e-3, atol=1e-3)
 
 
@@ -79,10 +85,25 @@ def test_block_tables_may_be_part_of_a_wider_buffer(device: str) -> None:
     wide = torch.full((2, 50), 2**30, dtype=torch.int32, device=device)
     wide[:, : pool.block_tables.shape[1]] = pool.block_tables
     out, expected = torch.empty_like(q), torch.empty_like(q)
-    workspace = DecodeWorkspace(2, 2, 16, 2, device)
-    triton_ops().paged_decode(q, pool.blocks, 0, wide[:, :7], pool.context_lens, workspace, out)
-    plain.paged_decode(q, pool.blocks, 0, wide[:, :7], pool.context_lens, None, expected)
+    decodes = decodes_of(wide[:, :7], pool.context_lens, DecodeWorkspace(2, 2, 16, 2, device))
+    triton_ops().paged_decode(q, pool.blocks, 0, decodes, out)
+    plain.paged_decode(q, pool.blocks, 0, decodes, expected)
     torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_decode_leaves_the_rows_of_other_sequences_alone(num_splits: int, device: str) -> None:
+    """A step has rows 0 to 4. Rows 3 and 1 decode, with the tables 0 and 2."""
+    shape, lengths = KernelShape(2, 2, 16, 4, FLOAT), [70, 5, 33]
+    pool, q = make_pool(shape, lengths, 0, device, seed=0), make_queries(shape, 5, device, seed=1)
+    rows, indices = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32, device=device)
+    workspace = DecodeWorkspace(2, 4, 16, num_splits, device)
+    decodes = plain.DecodeMetadata(pool.block_tables, pool.context_lens[[0, 2]], workspace, rows, indices)
+    outs = [torch.full_like(q, 7) for _ in range(2)]
+    for run, out in zip((triton_ops().paged_decode, plain.paged_decode), outs, strict=True):
+        run(q, pool.blocks, 0, decodes, out)
+    torch.testing.assert_close(*outs, rtol=2e-5, atol=2e-5)
+    assert (outs[0][[0, 2, 4]] == 7).all() and not (outs[0][[1, 3]] == 7).any()
 
 
 @pytest.mark.gpu
@@ -95,8 +116,9 @@ def test_decode_reads_pools_beyond_the_range_of_int32(device: str) -> None:
     table = torch.full((1, 1), len(blocks) - 1, dtype=torch.int32, device=device)
     length = torch.full((1,), 50, dtype=torch.int32, device=device)
     out, expected = torch.empty_like(q), torch.empty_like(q)
-    triton_ops().paged_decode(q, blocks, 0, table, length, DecodeWorkspace(1, 16, 128, 4, device), out)
-    plain.paged_decode(q, blocks, 0, table, length, None, expected)
+    decodes = decodes_of(table, length, DecodeWorkspace(1, 16, 128, 4, device))
+    triton_ops().paged_decode(q, blocks, 0, decodes, out)
+    plain.paged_decode(q, blocks, 0, decodes, expected)
     torch.testing.assert_close(out, expected, rtol=3e-2, atol=3e-2)
 
 
@@ -110,11 +132,12 @@ def check_prefill(shape: KernelShape, lengths: list[tuple[int, int]], device: st
     pool = make_pool(shape, [context_len for context_len, _ in lengths], layer, device, seed)
     q = make_queries(shape, starts[-1], device, seed + 1)
     rows = PREFILL_ROWS[seed % 2]
-    pairs = query_tiles(starts, seqs, queries_per_tile(rows, shape.group))
+    pairs = query_tiles(starts, [context_len for context_len, _ in lengths], seqs, queries_per_tile(rows, shape.group))
     tiles, query_start_loc = (torch.tensor(each, dtype=torch.int32, device=device) for each in (pairs, starts))
+    prefills = plain.PrefillMetadata(pool.block_tables, query_start_loc, pool.context_lens, tiles, rows)
     outs = [torch.full_like(q, 7) for _ in range(2)]
     for run, out in zip((triton_ops().paged_prefill, plain.paged_prefill), outs, strict=True):
-        run(q, pool.blocks, layer, pool.block_tables, query_start_loc, pool.context_lens, tiles, rows, out)
+        run(q, pool.blocks, layer, prefills, out)
     tolerance = TOLERANCE[shape.dtype]
     torch.testing.assert_close(outs[0].float(), outs[1].float(), rtol=tolerance, atol=tolerance)
     others = [starts[i] for i in range(len(lengths)) if i not in seqs]
@@ -153,12 +176,13 @@ def test_prefill_matches_plain_attention_for_random_shapes(seed: int, device: st
 
 
 @pytest.mark.parametrize("step", [1, 9, 16, 64, 128])
-def test_query_tiles_cover_each_query_once(step: int) -> None:
-    starts, seqs = [0, 130, 131, 140, 333], [0, 2, 3]
-    rows = [
-        (seq, i) for seq, row in query_tiles(starts, seqs, step) for i in range(row, min(row + step, starts[seq + 1]))
-    ]
+def test_query_tiles_cover_each_query_once_and_those_with_the_most_keys_come_first(step: int) -> None:
+    starts, context_lens, seqs = [0, 130, 131, 140, 333], [130, 7, 500, 200], [0, 2, 3]
+    tiles = query_tiles(starts, context_lens, seqs, step)
+    rows = [(seq, i) for seq, row in tiles for i in range(row, min(row + step, starts[seq + 1]))]
     assert sorted(rows) == [(seq, i) for seq in seqs for i in range(starts[seq], starts[seq + 1])]
+    num_keys = [context_lens[seq] - starts[seq + 1] + row + 1 for seq, row in tiles]  # of each tile's first query
+    assert num_keys == sorted(num_keys, reverse=True) and tiles[0][0] == 2
 
 
 # Paces

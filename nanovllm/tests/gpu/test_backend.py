@@ -5,7 +5,7 @@ import re
 import weakref
 from collections.abc import Callable
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ...backends import choice as choice_module
@@ -149,19 +150,20 @@ def test_tokens_match_plain_operations(checkpoint, expected, params, pool, has_g
     assert capture is None or capture.num_replayed > 10
 
 
-def test_tokens_match_when_gemv_computes_linear_layers(checkpoint):
-    seconds, calls = (2.0**-i for i in count()), []
-    ops = PLAIN._replace(
-        gemv=lambda *arguments: calls.append((len(arguments[0]), arguments[1].shape)) or PLAIN.gemv(*arguments)
-    )
+def test_tokens_match_when_kernels_compute_linear_layers(checkpoint):
+    seconds, rows = (2.0**-i for i in count()), list[tuple[str, int]]()
+
+    def counted(name: str) -> Callable[..., None]:
+        return lambda *arguments: rows.append((name, len(arguments[0]))) or getattr(PLAIN, name)(*arguments)
+
+    ops = PLAIN._replace(gemv=counted("gemv"), gemm=counted("gemm"))
     plain, fast = make_llm(checkpoint), make_llm(checkpoint)
     use_kernels(fast, FakeCapture(), ops=ops, timer=lambda step: next(seconds))  # the last one timed wins
-    assert len({*calls}) == 3 * 5, "rows 1, 2 and 4, five shapes"
-    calls.clear()
-    assert outputs_of(fast, PARAMS["greedy"]) == outputs_of(plain, PARAMS["greedy"])
-    assert not calls, "six sequences decode together, too many for gemv"
-    result, expected = (llm.generate(PROMPTS[:2], PARAMS["seeded"]) for llm in (fast, plain))
-    assert calls and [each.outputs[0].token_ids for each in result] == [each.outputs[0].token_ids for each in expected]
+    assert {*rows} == {("gemv", 1), ("gemm", 2), ("gemm", 4), ("gemm", 8)}
+    for prompts, launched in ((PROMPTS, ("gemm", 8)), (PROMPTS[:1], ("gemv", 1))):
+        rows.clear()
+        results = [llm.generate(prompts, PARAMS["seeded"]) for llm in (fast, plain)]
+        assert end_positions(results[0]) == end_positions(results[1]) and rows[-1] == launched
 
 
 @pytest.mark.parametrize("reaches_device", [True, False])
@@ -184,12 +186,52 @@ def test_tokens_match_if_steps_fail_and_are_run_again(checkpoint, expected, reac
     assert outputs_of(fast, PARAMS["greedy"]) == expected("greedy") and len(failures) > 3
 
 
+class RecordLaunches(TorchDispatchMode):
+    """The names of torch's operations that make or change numbers, and of kernels, in their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        name = str(function.overloadpacket).removeprefix("aten.")
+        if not function.is_view and "empty" not in name:
+            self.names.append(name)
+        return function(*arguments, **(keywords or {}))
+
+    def ops(self) -> Ops:
+        """Return kernels that are recorded and compute nothing."""
+        return Ops(*(partial(self._launch, name) for name in Ops._fields))
+
+    def _launch(self, name: str, *arguments: object) -> None:
+        self.names.append(name)
+
+
+def test_a_graph_launches_two_kernels_before_its_first_layer(checkpoint):
+    graphs: list[list[str]] = []
+
+    def capture(step: Callable[[], None], shares_memory: bool = True) -> Callable[[], None]:
+        log.names.clear()
+        with log:
+            step()
+        graphs.append([*log.names])
+        return step
+
+    log, llm = RecordLaunches(), make_llm(checkpoint)
+    use_kernels(llm, capture, ops=log.ops())
+    attention = ["add_rms_norm", "mm", "rotate_and_write", "paged_decode", "mm"]
+    layers = [*attention, "add_rms_norm", "mm", "silu_and_mul", "mm"] * llm.model_config.num_hidden_layers
+    assert len(graphs) == 4
+    for names in graphs:
+        assert names == ["index_copy_", "embed", *layers, "add_rms_norm", "mm", "sample_rows"]
+
+
 @pytest.mark.parametrize("faster", PREFILL_ROWS)
 def test_prefill_uses_the_shape_that_is_faster(checkpoint, faster, monkeypatch):
     used: list[int] = []
 
     def paged_prefill(*arguments) -> None:
-        used.append(arguments[-2])
+        used.append(arguments[-2].rows_per_program)
         PLAIN.paged_prefill(*arguments)
 
     def timer(step: Callable[[], None]) -> float:
@@ -292,9 +334,7 @@ def test_a_failed_capture_leaves_plain_operations(checkpoint, expected):
 
 def test_a_failed_capture_keeps_no_memory(checkpoint, monkeypatch):
     inputs, real = [], StepInputs.block_tables
-    monkeypatch.setattr(
-        StepInputs, "block_tables", lambda self, rows: inputs.append(weakref.ref(self)) or real(self, rows)
-    )
+    monkeypatch.setattr(StepInputs, "block_tables", lambda self: inputs.append(weakref.ref(self)) or real(self))
     fast = make_llm(checkpoint)
     with pytest.raises(RuntimeError, match="no memory"):
         use_kernels(fast, failing_capture)
@@ -505,8 +545,8 @@ def test_prefill_takes_the_rows_that_fit(checkpoint):
     tried = list[int]()
 
     def prefill(*arguments: Any) -> None:
-        tried.append(arguments[-2])
-        if arguments[-2] == PREFILL_ROWS[0]:
+        tried.append(arguments[-2].rows_per_program)
+        if tried[-1] == PREFILL_ROWS[0]:
             cannot_run()
         PLAIN.paged_prefill(*arguments)
 

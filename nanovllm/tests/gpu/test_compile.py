@@ -15,16 +15,16 @@ KERNELS = {
     "merge_splits",
     "attend_queries",
     "rotate_and_write_row",
+    "embed_row",
     "add_rms_norm_row",
     "silu_and_mul_part",
     "multiply_row",
-    "multiply_rows",
-    "multiply_integers",
+    "multiply_tiles",
     "reduce_chunks",
     "sample_row",
 }
 USE_POOL = {"attend_split", "merge_splits", "attend_queries", "rotate_and_write_row"}
-READERS = KERNELS - {"rotate_and_write_row", "multiply_integers"}  # the latter reads four bytes at a time
+READERS = KERNELS - {"rotate_and_write_row", "multiply_tiles"}  # the latter reads integers four bytes at a time
 PIPELINED = {"attend_split", "attend_queries"}
 full = pytest.mark.full
 
@@ -50,6 +50,9 @@ def test_kernels_compile_and_fit_an_h200(shape: str, tmp_path: Path) -> None:
     assert all(launch["wide_loads"] for launch in launches if launch["kernel"] in READERS), launches
     assert all(launch["in_flight"] for launch in launches if launch["kernel"] in PIPELINED), launches
     assert all(launch["waits"] for launch in launches), launches
+    products = [launch for launch in launches if launch["kernel"] == "multiply_tiles"]
+    assert all(launch["prefetches"] for launch in products), launches
+    assert all(launch["wide_loads"] and launch["in_flight"] for launch in products if launch["bits"] == 16), launches
     # At most 4 rows of the weight are read at a time. More wide loads show that two tiles are in flight.
     assert all(launch["wide_loads"] > 6 for launch in launches if launch["kernel"] == "multiply_row"), launches
     # Weights must not pass through shared memory, where a tile would take 8 KiB or more.

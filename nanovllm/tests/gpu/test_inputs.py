@@ -4,7 +4,8 @@ import random
 
 import torch
 
-from ...backends.gpu.inputs import NO_SLOT, HostBuffer, StepInputs, fill_placeholders, sampling_params
+from ...backends.gpu.inputs import NO_SLOT, HostBuffer, StepInputs, sampling_params
+from ...backends.gpu.plain import fill_placeholders
 from ...backends.torch.sampler import row_params
 from ...engine.sequence import Sequence
 from ...requests.sampling_params import SamplingParams
@@ -21,6 +22,12 @@ def sequence(num_tokens: int, blocks: list[int]) -> Sequence:
     return seq
 
 
+def tables_by_row(inputs: StepInputs, num_rows: int) -> torch.Tensor:
+    """Return the block tables of the first rows, as a kernel looks them up, [num_rows, max_blocks]."""
+    order = inputs.device["rows"][:num_rows].argsort()
+    return inputs.block_tables()[inputs.device["table_indices"][:num_rows][order].long()]
+
+
 def decodes(*seqs):
     return [(seq, 1) for seq in seqs]
 
@@ -31,7 +38,23 @@ def test_a_row_holds_a_sequences_token_slot_and_blocks():
     assert inputs.device["input_ids"][:2].tolist() == [105, 100] and inputs.device["positions"][:2].tolist() == [5, 0]
     assert inputs.device["slot_mapping"].tolist() == [9 * BLOCK_SIZE + 1, 2 * BLOCK_SIZE, NO_SLOT, NO_SLOT]
     assert inputs.device["context_lens"].tolist() == [6, 1, 0, 0]
-    assert inputs.block_tables(2).tolist() == [[7, 9, 0], [2, 0, 0]]
+    assert tables_by_row(inputs, 2).tolist() == [[7, 9, 0], [2, 0, 0]]
+
+
+def test_rows_with_the_longest_contexts_are_computed_first():
+    lengths, inputs = [3, 9, 1, 9, 7], StepInputs(7, max_blocks=3, block_size=BLOCK_SIZE, device=CPU)
+    seqs = [sequence(length, [i] * 3) for i, length in enumerate(lengths)]
+    for batch in (seqs, seqs, seqs[1:]):
+        inputs.fill(decodes(*batch))
+        lens = inputs.device["context_lens"].tolist()
+        assert lens == sorted([len(seq.token_ids) for seq in batch], reverse=True) + [0] * (7 - len(batch))
+        rows, tables = inputs.device["rows"].tolist(), tables_by_row(inputs, len(batch))
+        assert sorted(rows) == [*range(7)], "each row, with its sequence or without, is computed once"
+        for row, length in zip(rows, lens[: len(batch)], strict=False):
+            assert length == len(batch[row].token_ids) and tables[row].tolist() == batch[row].block_table
+        for seq in batch:
+            seq.token_ids.append(0)
+            seq.num_computed_tokens += 1
 
 
 def test_a_row_has_the_sampling_parameters_of_its_sequence():
@@ -58,7 +81,7 @@ def entries_sent(inputs: StepInputs, seqs: list[Sequence]) -> list[int]:
     """Return the table entries that the next step sends. The last one of StepInputs means none."""
     inputs.fill(decodes(*seqs))
     sent = inputs.device["changed_entries"].tolist()
-    inputs.block_tables(len(seqs))
+    inputs.block_tables()
     return [entry for entry in sent if entry != inputs._flat_tables.numel() - 1]  # noqa: SLF001 - its size
 
 
@@ -67,7 +90,7 @@ def test_a_sequence_sends_its_table_once_whatever_its_rows_are():
     inputs = StepInputs(6, max_blocks=3, block_size=BLOCK_SIZE, device=CPU)
     for seqs, num_sent in [([a, b, c], 6), ([c, b], 0), ([b, d, d, c], 2), ([d, c, b, b], 0)]:
         assert len(entries_sent(inputs, seqs)) == num_sent
-        assert inputs.block_tables(len(seqs))[:, 0].tolist() == [seq.block_table[0] for seq in seqs]
+        assert tables_by_row(inputs, len(seqs))[:, 0].tolist() == [seq.block_table[0] for seq in seqs]
 
 
 def test_each_token_of_a_draft_has_a_row():
@@ -79,9 +102,10 @@ def test_each_token_of_a_draft_has_a_row():
     assert len(entries_sent(inputs, [b, a, a, a, a])) == 1
     assert inputs.device["input_ids"][:5].tolist() == [102, 105, 50, 51, 52]
     assert inputs.device["positions"][:5].tolist() == [2, 5, 6, 7, 8]
-    assert inputs.device["context_lens"].tolist() == [3, 6, 7, 8, 9, 0]
+    lens, rows = inputs.device["context_lens"].tolist(), inputs.device["rows"].tolist()
+    assert sorted(zip(rows, lens, strict=True)) == [*enumerate([3, 6, 7, 8, 9, 0])]
     assert inputs.device["slot_mapping"][:5].tolist() == [10, 37, 38, 39, 16]
-    assert inputs.block_tables(5)[1:].tolist() == [[7, 9, 4]] * 4
+    assert tables_by_row(inputs, 5)[1:].tolist() == [[7, 9, 4]] * 4
     a.draft_token_ids = [60]
     inputs.fill(decodes(a, a, b))
     assert inputs.device["input_ids"][:3].tolist() == [105, 60, 102]
@@ -144,13 +168,13 @@ def test_the_device_has_the_batchs_inputs_through_random_histories():
         if rng.random() < 0.3:
             rng.shuffle(seqs)
         inputs.fill(decodes(*seqs))
-        tables = inputs.block_tables(len(seqs))
+        tables, order = tables_by_row(inputs, len(seqs)), inputs.device["rows"].argsort()
         if rng.random() < 0.05:
             inputs.forget()
         for row, seq in enumerate(seqs):
             assert tables[row, : len(seq.block_table)].tolist() == seq.block_table
             assert inputs.device["input_ids"][row] == seq.token_ids[-1]
-            assert inputs.device["context_lens"][row] == len(seq.token_ids)
+            assert inputs.device["context_lens"][order[row]] == len(seq.token_ids)
             at = len(seq.token_ids) - 1
             assert inputs.device["positions"][row] == at
             slot = seq.block_table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE

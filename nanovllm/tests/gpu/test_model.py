@@ -12,16 +12,20 @@ from ...llama.model import RMSNorm
 
 
 class FakeTiming:
-    """A gemv that records its calls, a capture() that only counts, and a timer that favors one method or the other."""
+    """Kernels that record their calls, a capture() that only counts, and a timer that favors one way or the other."""
 
     def __init__(self, is_slow) -> None:
         self.rows: list[int] = []
         self.num_captured, self._is_slow = 0, is_slow
-        self.ops = PLAIN._replace(gemv=self.gemv)
+        self.ops = PLAIN._replace(gemv=self.gemv, gemm=self.gemm)
 
     def gemv(self, x, weight, bias, out):
         self.rows.append(len(x))
         PLAIN.gemv(x, weight, bias, out)
+
+    def gemm(self, x, layer, out):
+        self.rows.append(len(x))
+        PLAIN.gemm(x, layer, out)
 
     def capture(self, step, shares_memory=True):
         assert not shares_memory, "a graph that isn't kept must not share memory"
@@ -41,17 +45,17 @@ def make_layers() -> list[nn.Linear]:
 
 @torch.inference_mode()
 def test_each_shape_uses_the_faster_matmul():
-    timing, layers = FakeTiming(lambda rows: rows == 2), make_layers()
+    timing, layers = FakeTiming(lambda rows: rows == 32), make_layers()
     linears = LinearDispatch(timing.ops)
-    linears.choose(layers, [], [1, 2, 4, 8], timing.capture, timing.timer)
-    assert linears.gemv_shapes == {(rows, *shape) for rows in (1, 4) for shape in ((12, 8), (5, 12))}
-    assert timing.num_captured == 2 * 2 * 3, "two methods, two shapes, rows 1, 2 and 4"
+    linears.choose(layers, [], 40, timing.capture, timing.timer)
+    assert linears.kernel_shapes == {(rows, *shape) for rows in (1, 16, 64) for shape in ((12, 8), (5, 12))}
+    assert timing.num_captured == 2 * 2 * 4, "two methods, two shapes, and 1, 16, 32 and 40 rows"
     timing.rows.clear()
-    for rows in (1, 2, 3, 4, 8):
+    for rows in (1, 2, 16, 17, 32, 33, 64, 65):
         for layer in layers:
             x = torch.randn(rows, layer.in_features)
             torch.testing.assert_close(linears(layer, x), layer(x))
-    assert timing.rows == [1] * 3 + [4] * 3
+    assert timing.rows == [rows for rows in (1, 2, 16, 33, 64) for _ in layers]
 
 
 @torch.inference_mode()
@@ -73,9 +77,9 @@ def test_gemv_computes_the_norm_before_it_where_that_is_faster(is_faster):
     torch.nn.init.normal_(norm.weight)
     layers = [(nn.Linear(8, 12), False), (nn.Linear(8, 12), False), (nn.Linear(8, 20), True)]
     normed = [NormedLinear(layer, norm, is_gated) for layer, is_gated in layers]
-    linears.gemv_shapes = {(1, 12, 8), (1, 20, 8)}
-    linears.choose([], normed, [1, 2], lambda step, shares_memory: step, timer)
-    assert linears.normed_shapes == (linears.gemv_shapes if is_faster else set())
+    linears.kernel_shapes = {(1, 12, 8), (1, 20, 8)}
+    linears.choose([], normed, 2, lambda step, shares_memory: step, timer)
+    assert linears.normed_shapes == (linears.kernel_shapes if is_faster else set())
     for (layer, is_gated), rows in product(layers, (1, 2)):
         x, residual = torch.randn(2, rows, 8)
         total = x + residual
@@ -92,7 +96,7 @@ def test_gemv_computes_the_norm_before_it_where_that_is_faster(is_faster):
 @pytest.mark.parametrize("rows", [1, 5])
 def test_results_go_to_out(rows):
     [layer, _, unbiased], linears = make_layers(), LinearDispatch(PLAIN)
-    linears.gemv_shapes.add((1, 12, 8))
+    linears.kernel_shapes.add((1, 12, 8))
     for each in (layer, unbiased):
         x, out = torch.randn(rows, each.in_features), torch.empty(rows, each.out_features)
         assert linears(each, x, out=out) is out
@@ -106,7 +110,7 @@ def test_gated_gemv_replaces_two_kernels_for_a_single_row(rows, uses_gemv, num_g
     ops = PLAIN._replace(gated_gemv=lambda *arguments: calls.append(1) or PLAIN.gated_gemv(*arguments))
     linears, layer, x = LinearDispatch(ops), nn.Linear(8, 12), torch.randn(rows, 8)
     if uses_gemv:
-        linears.gemv_shapes |= {(1, 12, 8), (2, 12, 8)}
+        linears.kernel_shapes |= {(1, 12, 8), (16, 12, 8)}
     gate, up = layer(x).chunk(2, dim=-1)
     torch.testing.assert_close(linears.gated(layer, x), nn.functional.silu(gate) * up)
     assert len(calls) == num_gated

@@ -18,7 +18,7 @@ from nanovllm.backends.gpu.capture import CudaCapture, Launcher
 from nanovllm.backends.gpu.graphs import buckets
 from nanovllm.backends.gpu.model import seconds_on_gpu
 from nanovllm.backends.gpu.ops import PLAIN, triton_ops
-from nanovllm.backends.gpu.plain import NormBefore, attend
+from nanovllm.backends.gpu.plain import DecodeMetadata, NormBefore, PrefillMetadata, attend
 from nanovllm.backends.gpu.sampler import params_on_device
 from nanovllm.backends.gpu.tiles import PREFILL_ROWS, DecodeWorkspace, SamplingWorkspace, queries_per_tile, query_tiles
 from nanovllm.backends.torch.model_runner import ModelRunner
@@ -119,15 +119,14 @@ def kernel_arguments(setup: Setup) -> dict[str, tuple[dict[str, Any], tuple[str,
     at = torch.arange(rows, device=device)
     order = torch.randperm(rows * context // block_size)
     pool = {"blocks": random(len(order), LAYER + 1, 2, block_size, kv_heads, size), "layer": LAYER}
-    lens = {"block_tables": order.int().view(rows, -1).to(device), "context_lens": context - whole([*range(rows)])}
-    starts = [i * (context // 2) for i in range(rows + 1)]
-    prefill = pool | lens | {"q": random(starts[-1], heads, size), "query_start_loc": whole(starts)}
-    prefill |= {"out": zeros(starts[-1], heads, size)}
-    group = heads // kv_heads
+    numbers, lens, tables = [*range(rows)], [context - i for i in range(rows)], order.int().view(rows, -1).to(device)
+    starts, group = [i * (context // 2) for i in range(rows + 1)], heads // kv_heads
+    prefill = pool | {"q": random(starts[-1], heads, size), "out": zeros(starts[-1], heads, size)}
     few, many = (
-        {"rows_per_program": each, "tiles": whole(query_tiles(starts, [*range(rows)], queries_per_tile(each, group)))}
-        for each in PREFILL_ROWS
+        PrefillMetadata(tables, whole(starts), whole(lens), whole(query_tiles(starts, lens, numbers, queries)), each)
+        for each, queries in ((each, queries_per_tile(each, group)) for each in PREFILL_ROWS)
     )
+    decodes = tables, whole(lens), DecodeWorkspace(rows, heads, size, 8, device), whole(numbers), whole(numbers)
     norm: dict[str, Any] = {
         "x": random(rows, hidden),
         "residual": random(rows, hidden),
@@ -135,9 +134,10 @@ def kernel_arguments(setup: Setup) -> dict[str, tuple[dict[str, Any], tuple[str,
         "eps": 1e-5,
     }
     linear = {"weight": random(2 * inner, hidden) / hidden**0.5, "bias": random(2 * inner)}
+    wide = torch.nn.Linear(hidden, 2 * inner, device=device, dtype=dtype)
     integers = QuantizedLinear(torch.nn.Linear(hidden, 2 * inner, bias=False, device=device), Format.INT4)
     integers.quantize([linear["weight"]])
-    attention = {"q": random(rows, heads, size), "workspace": DecodeWorkspace(rows, heads, size, 8, device)}
+    attention = {"q": random(rows, heads, size), "decodes": DecodeMetadata(*decodes), "out": zeros(rows, heads, size)}
     before = {"norm": NormBefore(norm["residual"][:1], zeros(1, hidden), norm["weight"], 1e-5)}
     sampled = [SamplingRow(SamplingParams(**each), i, 0, i) for i, each in enumerate(SAMPLING["mixed"][:rows])]
     sampling = {"logits": random(rows, vocab), "workspace": SamplingWorkspace(rows, vocab, device)}
@@ -146,21 +146,22 @@ def kernel_arguments(setup: Setup) -> dict[str, tuple[dict[str, Any], tuple[str,
     rotate: dict[str, Any] = {"qkv": random(rows, heads + 2 * kv_heads, size), "cos": angles.cos(), "sin": angles.sin()}
     rotate |= {"positions": at, "slot_mapping": at, "q_out": zeros(rows, heads, size)}
     rotate |= {"q_norm": 1 + random(size) / 4, "k_norm": 1 + random(size) / 4, "eps": 1e-5}
-    out = ("out",)
+    embedding, out = {"weight": random(vocab, hidden), "out": zeros(rows, hidden)}, ("out",)
     return {
-        "paged_decode": (pool | lens | attention | {"out": zeros(rows, heads, size)}, out),
-        "paged_prefill, few rows": (prefill | few, out),
-        "paged_prefill, many rows": (prefill | many, out),
+        "paged_decode": (pool | attention, out),
+        "paged_prefill, few rows": (prefill | {"prefills": few}, out),
+        "paged_prefill, many rows": (prefill | {"prefills": many}, out),
         "rotate_and_write": (pool | rotate, ("q_out", "blocks")),
+        "embed": (embedding | {"input_ids": ~at, "latest_tokens": at}, out),
         "add_rms_norm": (norm | {"out": zeros(rows, hidden)}, ("residual", "out")),
         "silu_and_mul": ({"gate_up": random(rows, 2 * inner), "out": zeros(rows, inner)}, out),
         "sample_rows": (sampling | {"out": torch.zeros(rows, 2, device=device)}, out),
-        "gemv, several rows": (linear | {"x": random(rows, hidden), "out": zeros(rows, 2 * inner)}, out),
         "gemv, one row": (linear | {"x": random(1, hidden), "out": zeros(1, 2 * inner)}, out),
         "gemv, after a norm": (linear | before | {"x": random(1, hidden), "out": zeros(1, 2 * inner)}, out),
         **{
-            f"quantized_gemm, {name}": ({"layer": integers, "x": random(n, hidden), "out": zeros(n, 2 * inner)}, out)
-            for name, n in (("one row", 1), ("several rows", rows), ("a prompt", 16 * rows))
+            f"gemm, {name}, rows: {n}": ({"layer": layer, "x": random(n, hidden), "out": zeros(n, 2 * inner)}, out)
+            for name, layer in {setup.dtype: wide, "int4": integers}.items()
+            for n in (1, rows, 16 * rows)
         },
         "gated_gemv": (linear | {"x": random(1, hidden), "out": zeros(1, inner)}, out),
         "gated_gemv, after a norm": (linear | before | {"x": random(1, hidden), "out": zeros(1, inner)}, out),
