@@ -7,6 +7,7 @@ import sys
 import tarfile
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,6 +52,23 @@ def test_missing_device_is_a_one_line_error(tmp_path, capsys):
     assert command.main(["2", "--device", "cuda:99", "--out", str(tmp_path)]) == 2
     out = capsys.readouterr().out
     assert out.startswith("device 'cuda:99' is unavailable: ") and out.count("\n") == 1
+
+
+def test_parts_share_the_time_of_one_call(tmp_path, monkeypatch):
+    """Part 0 takes less than its share, and leaves the rest to the others."""
+    clock, given = [0.0], dict[int, float]()
+
+    def measure(number, args, seconds):
+        given[number] = seconds
+        clock[0] += 50 if number == 0 else seconds
+        return 0
+
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(command, "measure", measure)
+    assert command.main(["0", "6", "7", "8", "9", "--within", "450", "--out", str(tmp_path)]) == 0
+    assert given == {0: 90, 6: 100, 7: 100, 8: 100, 9: 100}
+    assert command.main(["0", "6", "--out", str(tmp_path)]) == 0
+    assert (given[0], given[6]) == (command.PARTS[0][1], command.PARTS[6][1])
 
 
 def test_invalid_part_is_named(capsys):
@@ -155,12 +173,14 @@ def test_command_that_does_not_end_is_killed_with_its_children_and_its_output_is
 
 
 REPORT = {"measured": {"nanovllm": {"step ms": 2.0}}, "says": ["a note"]}
+REPORT |= {"machine": {"dtype": "bfloat16"}, "settings": {"rounds": 3}}
+SAID = {"dtype": {"nanovllm": "bfloat16"}, "rounds": {"nanovllm": 3}}
 
 
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (f"import json; json.dump({REPORT}, open(sys.argv[-1], 'w'))", {"step ms": {"nanovllm": 2.0}}),
+        (f"import json; json.dump({REPORT}, open(sys.argv[-1], 'w'))", SAID | {"step ms": {"nanovllm": 2.0}}),
         ("sys.exit('error: no memory')", {"failed": {"exit status": 1, "last line": "error: no memory"}}),
     ],
     ids=["finished", "failed"],
@@ -273,6 +293,23 @@ def test_table_on_paper_is_current_and_its_shares_are_of_the_floor(tmp_path):
     results = shutil.copytree(paper.RESULTS, tmp_path / "h100")
     common.write_summary(results, command.PARTS)
     assert (results / "summary.md").read_text() == (paper.RESULTS / "summary.md").read_text()
+
+
+def test_copies_that_wait_for_steps_are_an_error():
+    overlap, wait = ([{"decode": 5.0, "load": 4.0, "both": both}] for both in (5.2, 8.6))
+    assert parts.check_hidden(overlap, True)["hidden"] == pytest.approx(0.95)
+    assert parts.check_hidden(wait, False)["hidden"] == pytest.approx(0.1), "a CPU hides nothing"
+    with pytest.raises(ValueError, match=r"0\.10 of the shorter one is hidden"):
+        parts.check_hidden(wait, True)
+
+
+def test_each_row_of_the_checklist_says_its_dtype_and_its_spread(setup, monkeypatch):
+    monkeypatch.setattr(checklist, "triton_ops", lambda: PLAIN)
+    rows = [checklist.compare_kernel(setup, "gemv, one row"), checklist.compare_sampler(setup, "greedy")]
+    rows.append(checklist.compare_engine(setup, "graphs"))
+    for row in rows:
+        assert row["dtype"] == "float32" and [name for name in row if name.endswith("_spread")]
+        assert row.get("calls", row.get("steps")) > 0
 
 
 def test_operations_of_a_step_are_counted():

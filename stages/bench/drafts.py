@@ -48,11 +48,7 @@ def compare(calls: Mapping[str, Callable[[], float]], name: str, title: str) -> 
     """Return how many times as long the first call takes as the second, under `name`, and the milliseconds of both."""
     first, second = calls
     rounds, turns = until_steady(
-        calls,
-        lambda rounds: ratio(rounds, first, second).named(name),
-        least=LEAST_TURNS,
-        most=MOST_TURNS,
-        title=title,
+        calls, lambda rounds: ratio(rounds, first, second).named(name), least=LEAST_TURNS, most=MOST_TURNS, title=title
     )
     times = with_spreads([{f"{key}_ms": 1000 * each[key] for key in each} for each in rounds])
     return times | ratio(rounds, first, second).named(name) | {"turns": turns}

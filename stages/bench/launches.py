@@ -3,7 +3,6 @@
 On a GPU these are the driver's calls and the kernels that ran. Elsewhere they are torch's operations, views included.
 """
 
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # torch does not list it as exported
 
 from nanovllm.bench.engine import IDS, free_memory, load_llm, params_of
-from nanovllm.bench.harness import repeated, seconds_of
+from nanovllm.bench.harness import Spread, repeated, seconds_of
 from nanovllm.bench.report import Report, failure_reported, machine, report_of, settings
 from nanovllm.bench.workload import check_lengths, random_tasks
 from nanovllm.llm import LLM
@@ -36,7 +35,7 @@ RAN, OPERATIONS = "kernels that ran", "operations of torch"
 
 def launches(engine: dict[str, Any], options: Launches) -> Report:
     """Measure a decode step in each way. If one fails, report it and measure the others."""
-    measured, where, says = dict[str, dict[str, float]](), dict[str, Any](), list[str]()
+    measured, where, says = dict[str, dict[str, Any]](), dict[str, Any](), list[str]()
     engine = engine | {"max_num_seqs": max(engine["max_num_seqs"] or EngineConfig.max_num_seqs, options.batch_size)}
     for name, way in ways(engine).items():
         free_memory()
@@ -45,11 +44,11 @@ def launches(engine: dict[str, Any], options: Launches) -> Report:
             says.append(f"{name}: {where.pop('with')}")
     if not measured:
         raise ValueError("; ".join(says))
-    says.append("all numbers are for one step; the time is a median, without a profiler")
+    says.append("all numbers are for one step; the times are the median, the least and the most, without a profiler")
     return report_of("launches", settings(options) | {"counted_steps": COUNTED_STEPS}, where, measured, says)
 
 
-def measure_way(engine: dict[str, Any], options: Launches) -> tuple[dict[str, float], dict[str, Any]]:
+def measure_way(engine: dict[str, Any], options: Launches) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return an engine's numbers and its machine. The engine is freed when this returns or raises."""
     llm = load_llm(engine)
     return numbers(llm, options), machine(llm)
@@ -64,14 +63,14 @@ def ways(engine: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {"plain operations": WAYS_ON_GPU["plain operations"]} | kernels
 
 
-def numbers(llm: LLM, options: Launches) -> dict[str, float]:
+def numbers(llm: LLM, options: Launches) -> dict[str, Any]:
     """Return the numbers of one step in which all sequences decode."""
     step = llm.llm_engine.step
     start_decoding(llm, options.batch_size, options.input_len, WARM_UP_STEPS + COUNTED_STEPS + options.rounds)
     repeated(step, WARM_UP_STEPS)()
     counts = count(step, llm.llm_engine.device)
-    seconds = statistics.median(seconds_of(step) for _ in range(options.rounds))  # a step ends with tokens on the host
-    return {"step ms": 1000 * seconds} | {name: number / COUNTED_STEPS for name, number in counts.items()}
+    times = Spread.of([1000 * seconds_of(step) for _ in range(options.rounds)])  # a step ends with tokens on the host
+    return {"step ms": times._asdict()} | {name: number / COUNTED_STEPS for name, number in counts.items()}
 
 
 def start_decoding(llm: LLM, batch_size: int, input_len: int, num_steps: int) -> None:

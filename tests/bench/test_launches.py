@@ -19,7 +19,8 @@ def test_launches_counts_operations_without_a_gpu(run, tmp_path):
     report = json.loads(file.read_text())
     assert status == 0 and list(report["measured"]) == ["plain operations"]
     numbers = report["measured"]["plain operations"]
-    assert numbers["step ms"] > 0 and numbers["operations of torch"] > 50
+    assert 0 < numbers["step ms"]["least"] <= numbers["step ms"]["median"] <= numbers["step ms"]["largest"]
+    assert numbers["operations of torch"] > 50
     assert report["says"][0].startswith("plain operations: ") and "operations of torch" in out
 
 

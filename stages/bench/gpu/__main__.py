@@ -39,6 +39,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu to try it out (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and one round: a test of the program itself")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="a folder (default: %(default)s)")
+    parser.add_argument("--within", type=float, help="seconds that all PARTs share (default: what each one needs)")
     parser.add_argument("--seconds", type=float, help="measure one part in this process, and begin no case later")
     args = parser.parse_args(argv)
     if invalid := {*args.parts} - PARTS.keys():
@@ -54,10 +55,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.seconds is not None:
         return measure_here(args)
     args.out.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    for number in args.parts or PARTS:
+    failed, numbers, end = 0, args.parts or [*PARTS], time.monotonic() + (args.within or float("inf"))
+    for left, number in zip(range(len(numbers), 0, -1), numbers, strict=True):
         try:
-            status = measure(number, args)
+            status = measure(number, args, min(PARTS[number][1], (end - time.monotonic()) / left))
         except BaseException:  # Ctrl-C, for one
             write_summary(args.out, PARTS)
             raise
@@ -69,9 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def measure(number: int, args: argparse.Namespace) -> int:
+def measure(number: int, args: argparse.Namespace, seconds: float) -> int:
     """Measure a part in processes of their own: after a crash, another one goes on with the next case."""
-    file, deadline, status = file_of(args.out, number), time.monotonic() + PARTS[number][1], 0
+    file, deadline, status = file_of(args.out, number), time.monotonic() + seconds, 0
     file.unlink(missing_ok=True)
     options = ["--device", args.device, "--out", str(args.out)] + ["--tiny"] * args.tiny
     variables = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "HF_HUB_OFFLINE": "1"}

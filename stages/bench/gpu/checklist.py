@@ -4,6 +4,7 @@ To add a kernel, add its arguments to kernel_arguments(), under its name in Ops:
 """
 
 import inspect
+from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
 from itertools import pairwise
@@ -25,7 +26,7 @@ from nanovllm.backends.torch.model_runner import ModelRunner
 from nanovllm.backends.torch.sampler import sample
 from nanovllm.bench.engine import Run, serve
 from nanovllm.bench.floor import device_bandwidth
-from nanovllm.bench.harness import Spread, seconds_of, timed
+from nanovllm.bench.harness import Spread, timed
 from nanovllm.bench.workload import random_tasks
 from nanovllm.quantization import Format, QuantizedLinear
 from nanovllm.requests.tokens import SamplingRow
@@ -69,9 +70,8 @@ def measure(setup: Setup, report: PartReport) -> None:
 
 def device(setup: Setup) -> Row:
     """Return the speeds of reading and copying, and what the device is."""
-    memory = torch.ones(setup.size(2**30, 2**12), device=setup.device)
-    half = len(memory) // 2
-    seconds = min(each["copy"] for each in setup.turns({"copy": lambda: memory[:half].copy_(memory[half:])}))
+    memory = torch.ones(2, setup.size(2**29, 2**11), device=setup.device)
+    seconds = min(each["copy"] for each in setup.turns({"copy": lambda: memory[0].copy_(memory[1])}))
     row: dict[str, Any] = {"read GB/s": device_bandwidth(setup.device) / 1e9}
     row["copy GB/s, read and written"] = memory.nbytes / seconds / 1e9
     if setup.is_cuda:
@@ -89,14 +89,14 @@ def varlen(setup: Setup) -> Row:
     starts = torch.tensor([0, 256], dtype=torch.int32, device=setup.device)
     call: Any = partial(varlen_attn, q, k, v, starts, starts, 256, 256, window_size=(-1, 0))
     takes_table = "yes" if "block_table" in inspect.signature(varlen_attn).parameters else "no"
-    row = {"difference": difference(call(), attend(q, k, v)), "us": 1e6 * seconds_of_call(setup, call)}
-    return row | {"takes a block table": takes_table}
+    row = {"difference": difference(call(), attend(q, k, v)), "dtype": "bfloat16"}
+    return row | times_of(setup, "us", call) | {"takes a block table": takes_table}
 
 
-def seconds_of_call(setup: Setup, call: Launcher) -> float:
-    """Return the least seconds that a call takes on the device."""
+def times_of(setup: Setup, name: str, call: Callable[[], Any]) -> dict[str, Any]:
+    """Return how many microseconds a call takes on the device: the median, the least and the most of several calls."""
     run = partial(seconds_on_gpu, call) if setup.is_cuda else timed(call)
-    return min(run() for _ in range(setup.size(REPEATS, 1)))
+    return Spread.of([1e6 * run() for _ in range(setup.size(REPEATS, 1))]).named(name)
 
 
 def difference(result: Tensor, expected: Tensor) -> float:
@@ -127,12 +127,8 @@ def kernel_arguments(setup: Setup) -> dict[str, tuple[dict[str, Any], tuple[str,
         for each, queries in ((each, queries_per_tile(each, group)) for each in PREFILL_ROWS)
     )
     decodes = tables, whole(lens), DecodeWorkspace(rows, heads, size, 8, device), whole(numbers), whole(numbers)
-    norm: dict[str, Any] = {
-        "x": random(rows, hidden),
-        "residual": random(rows, hidden),
-        "weight": random(hidden),
-        "eps": 1e-5,
-    }
+    norm: dict[str, Any] = {"x": random(rows, hidden), "residual": random(rows, hidden), "eps": 1e-5}
+    norm |= {"weight": random(hidden)}
     linear = {"weight": random(2 * inner, hidden) / hidden**0.5, "bias": random(2 * inner)}
     wide = torch.nn.Linear(hidden, 2 * inner, device=device, dtype=dtype)
     integers = QuantizedLinear(torch.nn.Linear(hidden, 2 * inner, bias=False, device=device), Format.INT4)
@@ -187,8 +183,8 @@ def compare_kernel(setup: Setup, name: str) -> Row:
     launch()
     if not all(torch.equal(replayed[each], result[each]) for each in written):
         raise ValueError("the replay of its graph differs from the kernel")
-    seconds, plain_seconds = (seconds_of_call(setup, call) for call in (launch, partial(plain, **twin)))
-    return {"difference": apart, "us": 1e6 * seconds, "plain us": 1e6 * plain_seconds}
+    row = {"difference": apart, "dtype": setup.dtype, "calls": setup.size(REPEATS, 1)}
+    return row | times_of(setup, "us", launch) | times_of(setup, "plain us", partial(plain, **twin))
 
 
 # ---- the sampler
@@ -212,8 +208,8 @@ def compare_sampler(setup: Setup, name: str) -> Row:
     backend = runner_of(engine(setup, "kernels without graphs")).backend
     both = backend.sample(logits, rows), sample(logits.cpu(), rows)
     row = count_different(*([[token_id] for token_id in sampled.token_ids] for sampled in both))
-    seconds = min(seconds_of(lambda: backend.sample(logits, rows)) for _ in range(setup.size(REPEATS, 1)))
-    return row | {"rows": len(rows), "us": 1e6 * seconds}
+    row |= {"rows": len(rows), "dtype": "float32", "calls": setup.size(REPEATS, 1)}
+    return row | times_of(setup, "us", lambda: backend.sample(logits, rows))
 
 
 def count_different(results: list[list[int]], expected: list[list[int]]) -> dict[str, Any]:

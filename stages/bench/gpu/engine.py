@@ -62,7 +62,9 @@ def run_bench(setup: Setup, report: PartReport, command: str) -> None:
         report.results["notes"] += results["says"]
         columns: dict[str, dict[str, Any]] = results["measured"]
         names = dict.fromkeys(name for numbers in columns.values() for name in numbers)
-        rows = {name: {each: numbers.get(name) for each, numbers in columns.items()} for name in names}
+        known = {"dtype": results["machine"].get("dtype"), "rounds": results["settings"].get("rounds")}
+        rows = {name: dict.fromkeys(columns, value) for name, value in known.items() if value}
+        rows |= {name: {each: numbers.get(name) for each, numbers in columns.items()} for name in names}
     file.unlink(missing_ok=True)
     report.add(f"python -m stages.bench {command}", rows)
 
