@@ -107,10 +107,10 @@ def add_tile(queries, k, v, is_seen, scale, peak, total, out):
     queries [rows, width]; k, v [TILE, width]; is_seen bool, [rows, TILE] or [1, TILE]
     """
     # Tensor cores sum 16-bit products in float32. Without "ieee", they would drop bits of float32 inputs.
-    scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * scale  # [rows, TILE]
+    scores = tl.dot(queries, tl.trans(k), input_precision="ieee")  # [rows, TILE]
     scores = tl.where(is_seen, scores, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
-    weights = tl.exp2(scores - new_peak[:, None])  # [rows, TILE], 0 for masked keys
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * scale)
+    weights = tl.exp2(scores * scale - new_peak[:, None])  # [rows, TILE], 0 for masked keys; a multiply-add for each
     correction = tl.exp2(peak - new_peak)  # [rows], 0 in the first tile
     out = out * correction[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     return new_peak, total * correction + tl.sum(weights, 1), out
@@ -366,15 +366,17 @@ def attend_queries(
     total = tl.zeros([ROWS], tl.float32)
     attended = tl.zeros([ROWS, WIDTH], tl.float32)
     end = end_token + shift  # one past the last query's position
-    for start in range(0, end, TILE):
-        position = start + tl.arange(0, TILE)
-        is_key = position < end  # [TILE]
-        k, v = load_tile(
-            keys, values, scales, block_stride, slot_stride, block_tables + seq * table_stride, position, is_key,
-            kv_head, dim, BLOCK_SIZE, HEAD_DIM, HAS_SCALES, queries.dtype,
-        )  # fmt: skip
-        is_seen = is_key[None, :] & (position[None, :] <= (token + shift)[:, None])  # [ROWS, TILE]; never all False
-        peak, total, attended = add_tile(queries, k, v, is_seen, scale, peak, total, attended)
+    whole = (first_token + shift + 1) // TILE * TILE  # every query sees all keys before this position
+    for IS_MASKED in tl.static_range(2):  # first the tiles that need no mask
+        for start in range(whole if IS_MASKED else 0, end if IS_MASKED else whole, TILE):
+            position = start + tl.arange(0, TILE)
+            is_key = (position < end) | (IS_MASKED == 0)  # [TILE]
+            k, v = load_tile(
+                keys, values, scales, block_stride, slot_stride, block_tables + seq * table_stride, position, is_key,
+                kv_head, dim, BLOCK_SIZE, HEAD_DIM, HAS_SCALES, queries.dtype,
+            )  # fmt: skip
+            is_seen = (position[None, :] <= (token + shift)[:, None]) | (IS_MASKED == 0)  # [ROWS, TILE]
+            peak, total, attended = add_tile(queries, k, v, is_seen, scale, peak, total, attended)
 
     attended = attended / total[:, None]
     tl.store(out + heads[:, None] * HEAD_DIM + dim[None, :], attended.to(out.dtype.element_ty), mask=in_bounds)

@@ -45,6 +45,7 @@ def can_start_early() -> bool:
 
 
 CAN_START_EARLY = tl.constexpr(can_start_early())
+PREFETCH = tl.constexpr("prefetch.global.L2 [$1]; mov.u32 $0, 0;")  # returns a number because it has to
 EARLY_START_OPTIONS = {"launch_pdl": True} if CAN_START_EARLY else {}  # launch options of every kernel
 
 
@@ -58,8 +59,7 @@ def prefetch(weight, runs, first, STEP: tl.constexpr, length, is_output):
     if CAN_START_EARLY:
         at = first + STEP * tl.arange(0, 16)[None, :]
         pointers = tl.where(is_output & (at < length), runs + at, weight)  # [HEIGHT, 16]
-        asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-        tl.inline_asm_elementwise(asm, "=r,l", [pointers], tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(PREFETCH, "=r,l", [pointers], tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

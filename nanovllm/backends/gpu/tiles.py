@@ -80,8 +80,7 @@ def choose_height(outputs: int, tile: int, has_tiles: bool) -> int:
     >>> choose_height(11264, 16, False), choose_height(11264, 64, False), choose_height(2048, 64, False)
     (16, 64, 32)
     """
-    heights = [height for height in HEIGHTS if height <= tile and (has_tiles or outputs >= MIN_PROGRAMS * height)]
-    return heights[0] if heights else HEIGHTS[-1]
+    return max((h for h in HEIGHTS if h <= tile and (has_tiles or outputs >= MIN_PROGRAMS * h)), default=HEIGHTS[-1])
 
 
 class Pace(NamedTuple):

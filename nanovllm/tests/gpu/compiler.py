@@ -10,6 +10,11 @@ registers, in bytes, "wide_loads" counts instructions that read 16 bytes of the 
 how many loads for later tiles may run while a program computes, "waits" says whether the kernel starts early and waits
 for its inputs, and "prefetches" whether it reads weights ahead while it waits. "bits" is the size of a weight's number.
 
+    python -m nanovllm.tests.gpu.compiler prefill page
+
+writes the table of prefill attention in docs/gpu.md: what an H100 could reach with the compiled code, on paper. Without
+`page`, it prints the table.
+
     python -m nanovllm.tests.gpu.compiler variants CHECKPOINT bfloat16 8
 
 serves requests with engines of 8 rows, and prints each kernel variant that requests launch but the engine's start did
@@ -121,13 +126,18 @@ def compile_launch(
     print(json.dumps(result), flush=True)
 
 
-def count_registers(cubin: bytes) -> tuple[int, int]:
-    """Return a thread's registers, and the bytes that didn't fit into them. cuobjdump comes with Triton."""
+def cuobjdump(cubin: bytes, option: str) -> str:
+    """Return what cuobjdump prints about machine code. It comes with Triton."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(cubin)
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file]
-        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [triton.knobs.nvidia.cuobjdump.path, option, file]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def count_registers(cubin: bytes) -> tuple[int, int]:
+    """Return a thread's registers, and the bytes that didn't fit into them."""
+    usage = cuobjdump(cubin, "-res-usage")
     return int(re.search(r"REG:(\d+)", usage)[1]), int(re.search(r"STACK:(\d+)", usage)[1])
 
 
@@ -180,6 +190,105 @@ def print_resources(capability: str, dtype: str, *rest: str) -> None:
     early_start.CAN_START_EARLY = triton.language.constexpr(int(capability) >= 90)
     JITFunction.run = lambda *arguments, **named: compile_launch(int(capability), *arguments, **named)
     launch_all(KernelShape(*map(int, sizes), getattr(torch, dtype), *kv_cache_dtype))
+
+
+# Prefill on paper
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
+PREFILL_BLOCK = re.compile(r"(?<=<!-- prefill -->\n).*?(?=<!-- /prefill -->)", re.DOTALL)
+HEAD_DIMS = 64, 128
+GROUP = 4  # query heads per KV head
+# Of an H100: multiprocessors, their clock, and what each does in a cycle
+NUM_SMS, CLOCK, OPERATIONS, EXPONENTIALS, INSTRUCTIONS = 132, 1.83e9, 4096, 16, 4
+REGISTERS, SM_SHARED_MEMORY, RESERVED = 65_536, 228 << 10, 1 << 10  # of a multiprocessor; the last one, by a program
+CACHE_SPEED = 5.5e12  # bytes per second from the L2 cache, about what published microbenchmarks report
+
+
+def loops_of(code: str) -> list[list[str]]:
+    """Return the instructions of each loop of a kernel, in the order of their ends.
+
+    >>> loops_of("/*0000*/ MOV R1 ; /*0010*/ IADD3 R2 ; /*0020*/ @P0 BRA 0x10 ; /*0030*/ EXIT ;")
+    [['IADD3 R2', '@P0 BRA 0x10']]
+    """
+    code = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", code)
+    instructions = {int(address, 16): text for address, text in code}
+    loops = []
+    for end, text in instructions.items():
+        jump = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", text)
+        if jump and (start := int(jump[1], 16)) < end:
+            loops.append([each for address, each in instructions.items() if start <= address <= end])
+    return loops
+
+
+class PrefillCode(NamedTuple):
+    """attend_queries as compiled for an H100."""
+
+    head_dim: int
+    rows: int  # of a program
+    tile: int  # keys at a time
+    num_warps: int
+    num_stages: int
+    registers: int
+    shared: int  # bytes
+    num_instructions: int  # of the loop over tiles without a mask, per warp
+
+    @property
+    def programs(self) -> int:
+        """Return how many programs fit into a multiprocessor."""
+        threads = 32 * self.num_warps
+        by_registers = REGISTERS // (-(-self.registers // 8) * 8 * threads)
+        return min(by_registers, SM_SHARED_MEMORY // (self.shared + RESERVED))
+
+    def line(self) -> str:
+        """Return the table's line. Cycles are of a multiprocessor, per tile."""
+        scores = self.rows * self.tile
+        products = 4 * scores * self.head_dim / OPERATIONS
+        others = max(scores / EXPONENTIALS, self.num_instructions * self.num_warps / INSTRUCTIONS)
+        per_byte = 4 * scores * self.head_dim / (2 * self.tile * self.head_dim * 2)  # keys and values have 2 bytes each
+        by_cache = per_byte * CACHE_SPEED / (NUM_SMS * CLOCK * OPERATIONS)
+        alone, overlapped = products / (products + others), min(1.0, products / others, by_cache)
+        cells = [self.head_dim, self.rows, self.tile, self.num_warps, self.num_stages, self.registers]
+        cells += [f"{self.shared / 1024:.0f}", self.programs, f"{per_byte:.0f}", f"{products:.0f}", f"{others:.0f}"]
+        return f"| {' | '.join(map(str, cells))} | {min(alone, by_cache):.0%} to {overlapped:.0%} |\n"
+
+
+def prefill_table() -> str:
+    """Compile attend_queries for an H100, and return the table."""
+    codes: list[PrefillCode] = []
+
+    def record(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        signature, constants, attributes, options = variant_of(kernel, arguments, named)
+        target = GPUTarget("cuda", 90, 32)
+        compiled = triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options=options)
+        cubin = compiled.asm["cubin"]
+        registers, stack = count_registers(cubin)
+        assert stack == 0 and compiled.metadata.shared <= SHARED_MEMORY[90] << 10, (stack, compiled.metadata.shared)
+        loops = [loop for loop in loops_of(cuobjdump(cubin, "-sass")) if any("HGMMA" in each for each in loop)]
+        assert len(loops) == 2, "one for the tiles without a mask, and one for the others"
+        sizes = constants["HEAD_DIM"], constants["ROWS"], constants["TILE"], named["num_warps"], named["num_stages"]
+        codes.append(PrefillCode(*sizes, registers, compiled.metadata.shared, min(map(len, loops))))
+
+    early_start.CAN_START_EARLY = triton.language.constexpr(True)
+    JITFunction.run = record
+    for head_dim in HEAD_DIMS:
+        q = torch.empty(4, 8 * GROUP, head_dim, dtype=torch.bfloat16)
+        blocks = torch.empty(3, 2, 2, 16, 8, head_dim, dtype=torch.bfloat16)
+        numbers, tables, tiles = (torch.zeros(*size, dtype=torch.int32) for size in ((4,), (4, 8), (3, 2)))
+        for rows in PREFILL_ROWS:
+            triton_ops().paged_prefill(q, blocks, 1, PrefillMetadata(tables, numbers, numbers, tiles, rows), q)
+    names = "head_dim", "rows", "keys", "warps", "stages", "registers", "KiB", "programs", "operations a byte"
+    head = [*names, "tensor cores", "the rest", "of the peak"]
+    lines = [f"| {' | '.join(head)} |\n{'|---' * len(head)}|\n", *(code.line() for code in codes)]
+    made = f"triton {triton.__version__} for compute capability 9.0, in bfloat16, with {GROUP} query heads per KV head"
+    return f"{''.join(lines)}\nCompiled by {made}.\n"
+
+
+def print_prefill(target: str = "screen") -> None:
+    if target == "page":
+        text = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(PREFILL_BLOCK.sub(lambda _: prefill_table(), text), encoding="utf-8")
+    else:
+        print(prefill_table(), end="")
 
 
 # Variants
@@ -251,4 +360,5 @@ def print_variants(checkpoint: str, dtype: str, max_rows: str) -> None:
 
 
 if __name__ == "__main__":
-    {"resources": print_resources, "variants": print_variants}[sys.argv[1]](*sys.argv[2:])
+    commands = {"resources": print_resources, "prefill": print_prefill, "variants": print_variants}
+    commands[sys.argv[1]](*sys.argv[2:])

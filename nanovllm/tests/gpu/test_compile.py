@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton", reason="needs triton: make test-triton")
+triton = pytest.importorskip("triton", reason="needs triton: make test-triton")
 
 KERNELS = {
     "attend_split",
@@ -63,6 +63,18 @@ def test_kernels_compile_and_fit_an_h200(shape: str, tmp_path: Path) -> None:
 
 def kernels_of(shape: str) -> set[str]:
     return USE_POOL if shape.endswith(("fp8", "int8")) else KERNELS
+
+
+def test_prefill_on_paper_is_as_compiled(tmp_path: Path) -> None:
+    """The guide's table names the compiler's version, and another one makes other code."""
+    from .compiler import PAGE, PREFILL_BLOCK
+
+    [block] = PREFILL_BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+    lines = run("prefill", cache=tmp_path)
+    shares = [float(line.split("|")[-2].split("%")[0]) for line in lines if "%" in line]
+    assert len(shares) == 4 and max(shares) >= 40, "some program should reach 40% of the peak"
+    if f"triton {triton.__version__} " in block:
+        assert lines == block.splitlines()
 
 
 @pytest.mark.nightly
