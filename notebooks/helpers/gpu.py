@@ -301,7 +301,7 @@ def count_step(llm: LLM, way: str) -> list[Launch]:
 def launches_of(runner: Any, batch: list, launches: Launches) -> list[Launch]:
     model, every = runner.model, list(range(len(batch)))
     runner.compute(batch)  # once before, because new block tables need copies of their own
-    hook = model.register_forward_pre_hook(lambda *_: setattr(launches, "phase", "model"))
+    hook = model.model.register_forward_pre_hook(lambda *_: setattr(launches, "phase", "model"))
     launches.seen.clear()
     try:
         with launches:

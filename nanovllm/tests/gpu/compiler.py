@@ -195,7 +195,7 @@ def print_resources(capability: str, dtype: str, *rest: str) -> None:
 # Prefill on paper
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
-PREFILL_BLOCK = re.compile(r"(?<=<!-- prefill -->\n).*?(?=<!-- /prefill -->)", re.DOTALL)
+PREFILL_BLOCK = re.compile(r"(?<=<!-- figures: prefill -->\n).*?(?=<!-- /figures -->)", re.DOTALL)
 HEAD_DIMS = 64, 128
 GROUP = 4  # query heads per KV head
 # Of an H100: multiprocessors, their clock, and what each does in a cycle
