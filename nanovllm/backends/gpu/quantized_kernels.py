@@ -1,4 +1,4 @@
-"""A linear layer whose weight has 8 or 4 bits, in Triton. quantization.py describes the weight's layout.
+"""A linear layer whose weight has 8 to 4 bits, in Triton. quantization.py describes the weight's layout.
 
     weight          groups of 32 numbers ...........
     outputs 0..15   program 0   tile, tile, tile ->     each program turns its rows of the weight into numbers of the
@@ -25,27 +25,29 @@ def quantized_gemm(x: Tensor, layer: QuantizedLinear, out: Tensor) -> None:
     (rows, size), outputs, format = x.shape, layer.out_features, layer.format
     assert size == layer.in_features and out.shape == (rows, outputs), (x.shape, outputs, out.shape)
     assert x.is_contiguous() and out.is_contiguous()
-    params = layer.scales if format == Format.INT8 else layer.values  # where the scales and minima are
     tile = next((tile for tile in ROW_TILES if rows <= tile), ROW_TILES[-1])
     height = 16 if tile < ROW_TILES[-1] else 64
     multiply_integers[(triton.cdiv(outputs, height), triton.cdiv(rows, tile))](
-        x, layer.values, params.view(torch.bfloat16 if format == Format.INT4 else torch.float32), layer.bias, out,
-        rows, outputs, size, FORMAT=int(format), IN_GROUPS=format != Format.INT8, BITS=format.bits,
-        HAS_MINIMA=format.has_minima, HAS_HALVES=format >= Format.INT8_HALF_GROUPS, ROWS=tile, HEIGHT=height, GROUPS=4,
-        HAS_BIAS=layer.bias is not None, USES_DOT=tile > MAX_GEMV_ROWS, num_warps=4, num_stages=4,
+        x, layer.values, layer.scales.view(torch.float32) if format == Format.INT8 else None, layer.bias, out,
+        rows, outputs, size, LINES=format.lines, BITS=format.bits, PARTS=format.parts, ZERO=format.zero_point,
+        HAS_MINIMA=format.has_minima, IS_K=format.is_k, PARAMS=tl.float16 if format == Format.INT4 else tl.float32,
+        ROWS=tile, HEIGHT=height, GROUPS=4, HAS_BIAS=layer.bias is not None, USES_DOT=tile > MAX_GEMV_ROWS,
+        num_warps=4, num_stages=4,
         **EARLY_START_OPTIONS,
     )  # fmt: skip
 
 
 @triton.jit
-def load_params(params, at, is_group, number, HAS_HALVES: tl.constexpr):
-    """Return the scale or minimum of each number of a tile, float32 [HEIGHT, GROUPS, 1], or 32 if halves differ.
+def load_params(values, line, place, is_group, number, PARTS: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the scale, minimum or factor of each number: float32 [HEIGHT, GROUPS, 1], or 32 where halves differ.
 
-    at [HEIGHT, GROUPS], of a group's first one; that of its second half is a line further; number [1, 1, 32]
+    line [HEIGHT, GROUPS], of each group's params; place [HEIGHT, 1], of the output's first one among the line's
+    numbers, which are of type DTYPE; that of a group's second half is 16 further; number [1, 1, 32]
     """
-    first = tl.load(params + at, mask=is_group, other=0.0).to(tl.float32)[:, :, None]
-    if HAS_HALVES:
-        second = tl.load(params + at + 16, mask=is_group, other=0.0).to(tl.float32)[:, :, None]
+    params = values.to(tl.pointer_type(DTYPE)) + line * (512 // DTYPE.primitive_bitwidth) + place
+    first = tl.load(params, mask=is_group, other=0).to(tl.float32)[:, :, None]
+    if PARTS == 2:
+        second = tl.load(params + 16, mask=is_group, other=0).to(tl.float32)[:, :, None]
         first = tl.where(number < 16, first, second)
     return first
 
@@ -54,17 +56,19 @@ def load_params(params, at, is_group, number, HAS_HALVES: tl.constexpr):
 def multiply_integers(
     x,  # [rows, size]
     values,  # uint8, the lines of the weight
-    params,  # the same as float32 or, for int4, bfloat16; for INT8 float32 [outputs, padded]
+    scales,  # float32 [outputs, padded] for INT8, otherwise None
     bias,  # [outputs], or None
     out,  # [rows, outputs]
     rows,
     outputs,
     size,
-    FORMAT: tl.constexpr,  # lines per group
-    IN_GROUPS: tl.constexpr,  # whether groups have scales
-    BITS: tl.constexpr,  # also the lines of a group's integers
+    LINES: tl.constexpr,  # per group; the others are also those of a Format
+    BITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    ZERO: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
-    HAS_HALVES: tl.constexpr,  # whether the halves of a group have scales of their own
+    IS_K: tl.constexpr,
+    PARAMS: tl.constexpr,  # the type of scales and minima
     ROWS: tl.constexpr,  # of x, in a tile
     HEIGHT: tl.constexpr,  # rows of the weight in a tile
     GROUPS: tl.constexpr,  # groups of a row in a tile
@@ -78,29 +82,39 @@ def multiply_integers(
     row, output = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
     is_row, is_output = (row < rows)[:, None], (output < outputs)[:, None]
     number = tl.arange(0, 32)[None, None, :]  # in a group
-    line_of_number = number // (32 // BITS)
-    first_line = (output // 16).to(tl.int64) * (size // 32 * FORMAT)  # of the column
+    NIBBLES: tl.constexpr = 8 if BITS == 8 else 4  # lines of lower or whole integers
+    line_of_number = number // (32 // NIBBLES)
+    first_line = (output // 16).to(tl.int64) * (size // 32 * LINES)  # of the column
+    lane = (output % 16)[:, None]
     sums = tl.zeros([ROWS, HEIGHT] if USES_DOT else [ROWS, HEIGHT, WIDTH], tl.float32)
     for start in tl.range(0, size // 32, GROUPS):
         group = start + tl.arange(0, GROUPS)[None, :]
         is_group = is_output & (group < size // 32)  # [HEIGHT, GROUPS]
-        line = first_line[:, None] + group * FORMAT
-        offsets = ((line[:, :, None] + line_of_number) * 16 + (output % 16)[:, None, None]) * 4 + number % 4
-        q = tl.load(values + offsets, mask=is_group[:, :, None], other=0)  # uint8 [HEIGHT, GROUPS, 32]
-        if BITS == 4:
+        line = first_line[:, None] + group * LINES
+        byte = line[:, :, None] * 64 + lane[:, :, None] * 4 + number % 4  # in a group's first line
+        q = tl.load(values + byte + line_of_number * 64, mask=is_group[:, :, None], other=0)  # uint8 [.., GROUPS, 32]
+        if BITS < 8:
             q = q >> (number // 4 % 2 * 4).to(tl.uint8) & 15
-        weights = q.to(tl.float32)
-        if BITS == 8:
-            weights -= 128.0
-        if IN_GROUPS:
-            at = (line + BITS) * 16 + (output % 16)[:, None]
-            if FORMAT == 5:  # INT4: pairs
-                scale = load_params(params, 2 * at, is_group, number, False)
-                minimum = load_params(params, 2 * at + 1, is_group, number, False)
-            else:
-                scale = load_params(params, at, is_group, number, HAS_HALVES)
+        if BITS == 5:
+            upper = tl.load(values + byte + 4 * 64, mask=is_group[:, :, None], other=0)
+            q += (upper >> (number // 4).to(tl.uint8) & 1) << 4
+        if BITS == 6:
+            upper = tl.load(values + byte + (4 + number // 16) * 64, mask=is_group[:, :, None], other=0)
+            q += (upper >> (number // 4 % 4 * 2).to(tl.uint8) & 3) << 4
+        weights = q.to(tl.float32) - ZERO
+        if LINES > BITS:
+            last = line + BITS  # where scales and minima begin
+            if IS_K:
+                first = last - group % 2 * LINES if HAS_MINIMA else last  # of a pair of groups
+                scale = load_params(values, last, lane + 32, is_group, number, PARTS, tl.int8)
+                scale *= load_params(values, first, lane, is_group, number, 1, tl.float16)
                 if HAS_MINIMA:
-                    minimum = load_params(params, at + (32 if HAS_HALVES else 16), is_group, number, HAS_HALVES)
+                    minimum = load_params(values, last, lane + 48, is_group, number, 1, tl.int8)
+                    minimum *= load_params(values, first + LINES, lane, is_group, number, 1, tl.float16)
+            else:
+                scale = load_params(values, last, lane, is_group, number, PARTS, PARAMS)
+                if HAS_MINIMA:
+                    minimum = load_params(values, last, lane + 16 * PARTS, is_group, number, PARTS, PARAMS)
             weights = weights * scale
             if HAS_MINIMA:
                 weights += minimum
@@ -112,8 +126,8 @@ def multiply_integers(
         else:
             sums += numbers[:, None, :].to(tl.float32) * tile[None, :, :].to(tl.float32)
     result = sums if USES_DOT else tl.sum(sums, 2)  # [ROWS, HEIGHT]
-    if not IN_GROUPS:
-        result *= tl.load(params + output, mask=output < outputs, other=0.0)[None, :]
+    if LINES == BITS:
+        result *= tl.load(scales + output, mask=output < outputs, other=0.0)[None, :]
     if HAS_BIAS:
         result += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
     is_result = is_row & (output < outputs)[None, :]

@@ -161,7 +161,7 @@ def launch_all(shape: KernelShape) -> None:
     ops.gemv(down[:1], down, None, torch.empty(1, 4096, dtype=dtype))
     ops.gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype))
     ops.silu_and_mul(x, x.view(8, 2048)[:4])
-    for format in (Format.INT8, Format.INT4, Format.INT8_MINIMA):
+    for format in (Format.INT8, Format.INT4, Format.INT5_K, Format.INT6_K, Format.INT8_MINIMA):
         layer = QuantizedLinear(torch.nn.Linear(4096, 6144, bias=False, device="meta"), format).to_empty(device="cpu")
         for rows in ROW_TILES:
             ops.quantized_gemm(x.new_empty(rows, 4096), layer, x.new_empty(rows, 6144))

@@ -22,6 +22,7 @@ def test_integers_are_multiplied_as_in_plain_torch(
 ) -> None:
     torch.manual_seed(int(format))
     layer = stored_linear(random_integers(outputs, size, format), format, has_bias).to(device)
+    size = layer.in_features
     for number, rows in enumerate((1, 3, 16, 70)):
         dtype = DTYPES[(number + format) % 3]
         layer.bias = layer.bias if layer.bias is None else torch.nn.Parameter(layer.bias.to(dtype), False)
