@@ -1,26 +1,28 @@
-"""Weights in 8 or 4 bits. A step with few tokens spends its time reading weights, so smaller weights make it faster.
+"""Weights in 8 to 4 bits. A step with few tokens spends its time reading weights, so smaller weights make it faster.
 
-    int8   weight = scale * (q - 128)        q from 0 to 255; a scale per output, or per 32 or 16 numbers of a row
-                    ... + minimum            for checkpoints with 2, 3 or 5 bits, or several types in a layer
-    int4   weight = scale * q + minimum      q from 0 to 15; a scale and a minimum per 32 numbers of a row
+    weight = scale * (q - zero point) + minimum          q from 0 to 255, 63, 31 or 15
 
-Floating-point weights can be quantized while they load. With int8, each output has one scale. With int4, scales and
-minima are in bfloat16, and the model's head is quantized to int8. The other formats are for checkpoints that are
-already quantized, and represent their numbers exactly.
+Floating-point weights can be quantized while they load. With int8, each output has one scale. With int4, a scale and a
+minimum per 32 numbers are in float16, and the model's head is quantized to int8. The other formats are for checkpoints
+that are already quantized, and represent their numbers exactly.
 
 The integers are stored in the order in which CPU kernels read them. A line of 64 bytes has four bytes of each of 16
-outputs, which are called a column. For each column, a group of 32 numbers takes 8 lines in int8, and 4 in int4:
+outputs, which are called a column. For each column, a group of 32 numbers takes 8 lines in 8 bits, and 4 in 4 bits:
 
-    weight [outputs, size]        lines in int8                      lines in int4
+    weight [outputs, size]        lines in 8 bits                    lines in 4 bits
     output 0    a0 a1 a2 a3 ...   0: a0 a1 a2 a3 b0 b1 b2 b3 ...     0: a0|a4 a1|a5 a2|a6 a3|a7 b0|b4 b1|b5 ...
     output 1    b0 b1 b2 b3 ...   1: a4 a5 a6 a7 b4 b5 b6 b7 ...     (lower half | upper half of each byte)
 
-The scales and minima of the group follow in lines of their own, except for int8 with one scale per output. The number
-of outputs is padded to a multiple of 32. Without a kernel, a layer converts its weight to floating point in each step.
+With 5 or 6 bits, one or two lines with the upper bits follow. A byte has those of the numbers at its place in the eight
+or four words that its line is for: 1 or 2 bits each, from the lowest up. Then come the scales and minima of the group,
+16 at a time, in the types that Format names. The number of outputs is padded to a multiple of 32. Without a kernel, a
+layer converts its weight to floating point in each step.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -30,43 +32,83 @@ from torch.nn import functional as F
 from .llama import LlamaForCausalLM
 
 GROUP = 32  # numbers of a row in a group, which share a scale and a minimum in int4, and a scale in a kernel's input
+SHARED = 256  # numbers of a row that share a factor in a K format
 COLUMN = 16  # outputs in a column
+LINE = 64  # bytes: four for each of the outputs in a column
 PAD_TO = 32  # the number of outputs is padded to a multiple of this, because a kernel computes 32 at a time
 NUMBERS_AT_A_TIME = 1 << 20  # numbers that are quantized or stored at a time
+UPPER_BITS = {5: 0x01010101, 6: 0x03030303}  # mask for the lowest bits of four bytes, those above 4 bits
 LOW_HALVES = 0x0F0F0F0F  # mask for the low 4 bits of four bytes
 
 
 class Format(IntEnum):
-    """The layout of a weight. The value is the number of lines per group: 4 or 8 of integers, then those of scales."""
+    """The layout of a weight: bits of an integer, lines and scales per group, and whether there are minima.
 
-    INT4 = 5  # one line of bfloat16 scales and minima
-    INT4_FLOAT32 = 6  # one line of float32 scales, and one of float32 minima
-    INT8 = 8  # no line: a float32 scale per output is stored separately
-    INT8_GROUPS = 9  # one line of float32 scales
-    INT8_HALF_GROUPS = 10  # two lines of float32 scales, one for each half of the group
-    INT8_MINIMA = 12  # two lines of scales and two of minima, which can represent the numbers of every other format
+    In the K formats, those of GGUF's K types, scales and minima are integers of 8 bits, and a float16 factor multiplies
+    those of 256 numbers.
+    """
+
+    bits: int
+    lines: int
+    parts: int  # scales
+    has_minima: bool
+
+    INT4 = 4, 5, 1, True  # a line of 16 scales and 16 minima in float16
+    INT4_K = 4, 5, 1, True  # a line of 16 factors, 16 scales and 16 minima: the scales' factors are in even groups,
+    INT5_K = 5, 6, 1, True  # and the minima's in odd ones
+    INT4_FLOAT32 = 4, 6, 1, True  # a line of float32 scales, and one of float32 minima
+    INT6_K = 6, 7, 2, False  # a line of 16 factors, and 16 scales for each half of the group
+    INT8 = 8, 8, 1, False  # no line: a float32 scale per output is stored separately
+    INT8_GROUPS = 8, 9, 1, False  # a line of float32 scales
+    INT8_MINIMA = 8, 12, 2, True  # float32 scales and minima per half: can hold the numbers of every other format
+
+    def __new__(cls, bits: int, lines: int, parts: int, has_minima: bool) -> "Format":
+        """Make a format, with the next number."""
+        format = int.__new__(cls, len(cls.__members__) + 1)
+        format._value_ = int(format)
+        format.bits, format.lines, format.parts, format.has_minima = bits, lines, parts, has_minima
+        return format
 
     @property
-    def bits(self) -> int:
-        """Return the number of bits of each integer."""
-        return 4 if self <= Format.INT4_FLOAT32 else 8
+    def is_k(self) -> bool:
+        """True for a K format."""
+        return self.name.endswith("_K")
 
     @property
-    def has_minima(self) -> bool:
-        """Return whether numbers are scale * q + minimum."""
-        return self.bits == 4 or self == Format.INT8_MINIMA
+    def zero_point(self) -> int:
+        """Return the integer that stands for 0, or for the minimum."""
+        return {6: 32, 8: 128}.get(self.bits, 0)
+
+
+LINES = 0, *(each.lines for each in Format)  # per group, by Format, for kernels; 0: the weight is not quantized
 
 
 class Integers(NamedTuple):
     """The numbers of a quantized weight: q uint8 [outputs, size]; scales and minima float32 [outputs, groups].
 
     A row's groups are of equal size, which may be other than 32. With minima, a number is scale * q + minimum, and
-    otherwise scale * (q - 128).
+    otherwise scale * (q - 128). With factors, scales and minima are integers of 8 bits, and each 256 numbers of a row
+    have a float32 factor for their scales, followed by one for their minima if there are any: [outputs, factors].
     """
 
     q: Tensor
     scales: Tensor
     minima: Tensor | None = None
+    factors: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Integers":
+        """Return the results of a function of each tensor."""
+        more = (None if each is None else function(each) for each in (self.minima, self.factors))
+        return Integers(function(self.q), function(self.scales), *more)
+
+    def multiplied(self) -> "Integers":
+        """Return the same numbers without factors."""
+        if self.factors is None:
+            return self
+        params = torch.stack([each for each in (self.scales, self.minima) if each is not None], 2)
+        factors = self.factors.unflatten(1, (-1, 1, params.shape[2]))
+        products = (params.unflatten(1, (factors.shape[1], -1)) * factors).flatten(1, 2).unbind(2)
+        return Integers(self.q, *products)
 
 
 def rows_at_a_time(size: int) -> int:
@@ -85,7 +127,7 @@ class QuantizedLinear(nn.Module):
             raise ValueError(f"a weight of {outputs} x {size} cannot be quantized: {size} is not a multiple of {GROUP}")
         self.out_features, self.in_features, self.format = outputs, size, format
         columns, device = -(-outputs // PAD_TO) * PAD_TO // COLUMN, linear.weight.device
-        values = torch.zeros(columns, size // GROUP * format, COLUMN, 4, dtype=torch.uint8, device=device)
+        values = torch.zeros(columns, size // GROUP, format.lines, LINE, dtype=torch.uint8, device=device)
         scales = torch.zeros(columns if format == Format.INT8 else 0, COLUMN, dtype=torch.int32, device=device)
         self.values = nn.Parameter(values, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)  # float32 bits, as model.to() would convert float32
@@ -110,20 +152,17 @@ class QuantizedLinear(nn.Module):
         for part in parts:
             assert first_row % COLUMN == 0, f"a part begins at row {first_row}"
             for start in range(0, len(part.q), step := rows_at_a_time(self.in_features)):
-                rows = slice(start, start + step)
-                minima = None if part.minima is None else part.minima[rows]
-                self._store(first_row + start, Integers(part.q[rows], part.scales[rows], minima))
+                self._store(first_row + start, part.map(itemgetter(slice(start, start + step))))
             first_row += len(part.q)
 
     def _store(self, start: int, integers: Integers) -> None:
         """Store consecutive rows of the weight from row `start`, a multiple of 16. The last column may be partial."""
-        words = pack_lines(integers, self.format)  # [num_rows, groups, lines]
-        padding, columns = -len(words) % COLUMN, slice(start // COLUMN, -(-(start + len(words)) // COLUMN))
-        lines = F.pad(words.flatten(1), (0, 0, 0, padding)).unflatten(0, (-1, COLUMN))
-        self.values[columns].view(torch.int32)[..., 0] = lines.transpose(1, 2)
+        padding = -len(integers.q) % COLUMN
+        whole = integers.map(lambda rows: F.pad(rows, (0, 0, 0, padding)))
+        columns = slice(start // COLUMN, (start + len(whole.q)) // COLUMN)
+        self.values[columns] = pack_lines(whole, self.format)
         if self.format == Format.INT8:
-            scales = F.pad(integers.scales.flatten(), (0, padding)).view(torch.int32)
-            self.scales[columns] = scales.view(-1, COLUMN)
+            self.scales[columns] = whole.scales.view(torch.int32).view(-1, COLUMN)
 
     def dequantize(self) -> Tensor:
         """Return the weight, float32 [out_features, in_features]."""
@@ -131,11 +170,21 @@ class QuantizedLinear(nn.Module):
 
     def dequantize_rows(self, indices: Tensor) -> Tensor:
         """Return the rows of the weight at int64 `indices`, as float32 [len(indices), in_features]."""
-        column, offset = indices // COLUMN, indices % COLUMN
-        words = self.values.detach().view(torch.int32)[..., 0]  # [columns, lines of all groups, 16]
-        lines = words[column, :, offset].unflatten(1, (-1, self.format))  # [len(indices), groups, lines]
-        scales = self.scales.detach()[column, offset].view(torch.float32) if self.format == Format.INT8 else None
-        return unpack_lines(lines, self.format, scales)
+        column, offset, lines = indices // COLUMN, indices % COLUMN, self.values.detach()
+
+        def of_rows(dtype: torch.dtype, some: slice, numbers: slice = slice(None)) -> Tensor:
+            """Return `numbers` of some lines of each group: [len(indices), groups, the row's]."""
+            all_rows: Tensor = lines[:, :, some].view(dtype)[..., numbers].unflatten(3, (-1, COLUMN))
+            return all_rows[column, :, :, :, offset].flatten(2)
+
+        q = unpack_integers(partial(of_rows, torch.int32), self.format)
+        if self.format == Format.INT8:
+            params = self.scales.detach()[column, offset].view(torch.float32)[:, None, None]
+        else:
+            params = unpack_params(of_rows, self.format)
+        scales, *minima = params[..., None].split(self.format.parts, 2)
+        weight: Tensor = (q - self.format.zero_point).unflatten(2, (self.format.parts, -1)) * scales
+        return (weight + minima[0] if minima else weight).flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output [num_rows, out_features] for x [num_rows, in_features]."""
@@ -203,11 +252,11 @@ def quantize_int8(rows: Tensor) -> Integers:
 
 
 def quantize_int4(rows: Tensor) -> Integers:
-    """Quantize rows [num_rows, size] to 4 bits, with a bfloat16 scale and minimum for each group of 32 numbers."""
+    """Quantize rows [num_rows, size] to 4 bits, with a float16 scale and minimum for each group of 32 numbers."""
     groups = rows.unflatten(1, (-1, GROUP))  # [num_rows, groups, 32]
     lowest, highest = groups.aminmax(dim=2)  # [num_rows, groups]
-    minima = lowest.to(torch.bfloat16).float()
-    scales = ((highest - minima) / 15).to(torch.bfloat16).float()
+    minima = lowest.to(torch.float16).float()
+    scales = ((highest - minima) / 15).to(torch.float16).float()
     q = (groups - minima[..., None]).div_(nonzero_scales(scales)[..., None]).round_().clamp_(0, 15)
     return Integers(q.to(torch.uint8).flatten(1), scales, minima)
 
@@ -219,52 +268,78 @@ def nonzero_scales(scales: Tensor) -> Tensor:
 
 def floats_of(integers: Integers) -> Tensor:
     """Return the weight that the integers represent, float32 [outputs, size]."""
-    q, scales, minima = integers
+    q, scales, minima, _ = integers.multiplied()
     groups = q.float().unflatten(1, (scales.shape[1], -1))
     scale = scales[..., None]
     result: Tensor = (groups - 128) * scale if minima is None else groups * scale + minima[..., None]
     return result.flatten(1)
 
 
+def in_columns(rows: Tensor) -> Tensor:
+    """Return rows [n, size], whose number 16 divides, as [columns, size, 16]."""
+    columns: Tensor = rows.unflatten(0, (-1, COLUMN))
+    return columns.mT
+
+
 def pack_lines(integers: Integers, format: Format) -> Tensor:
-    """Return the lines of integers, scales and minima: int32 [outputs, groups, lines per group].
+    """Return the lines of a weight's rows, whose number 16 divides: uint8 [columns, groups, lines per group, 64]."""
+    q, scales, minima, factors = integers if format.is_k else integers.multiplied()
+    q = q + (format.zero_point - (128 if minima is None else 0)) % 256
+    words = in_columns(q.contiguous().view(torch.int32)).unflatten(1, (-1, GROUP // 4))  # [columns, groups, 8, 16]
+    groups, parts, fields = words.shape[1], format.parts, [words]
+    if format.bits < 8:
+        lower = words & LOW_HALVES
+        fields = [lower[:, :, 0::2] | lower[:, :, 1::2] << 4]
+    if format.bits in UPPER_BITS:
+        upper = (words >> 4 & UPPER_BITS[format.bits]).unflatten(2, (format.bits - 4, -1))
+        fields.append((upper << upper_shifts(upper)[:, None]).sum(3, dtype=torch.int32))
+    if factors is not None:  # that of the scales, and with minima the other one in odd groups
+        pairs = factors.unflatten(1, (-1, 1, 1 if minima is None else 2))
+        each = pairs.expand(-1, -1, SHARED // GROUP // pairs.shape[3], -1).flatten(1)  # [rows, groups]
+        fields.append(in_columns(each.to(torch.float16))[:, :, None])
+    if format != Format.INT8:
+        if format.has_minima and minima is None:
+            minima = torch.zeros_like(scales)
+        dtype = torch.int8 if format.is_k else torch.float16 if format == Format.INT4 else torch.float32
+        for params in (scales, *([] if minima is None else [minima])):
+            repeated = params.repeat_interleave(groups * parts // params.shape[1], 1)
+            fields.append(in_columns(repeated.to(dtype)).unflatten(1, (groups, -1)))
+    as_bytes = [field.contiguous().view(torch.uint8).flatten(2) for field in fields]
+    lines: Tensor = torch.cat(as_bytes, 2).unflatten(2, (format.lines, LINE))
+    return lines
 
-    An int32 holds an output's four bytes of a line.
+
+def upper_shifts(upper: Tensor) -> Tensor:
+    """Return the shift of each word in a line of upper bits: upper [columns or rows, groups, lines, words].
+
+    There are as many lines as a number has upper bits.
     """
-    q, scales, minima = integers
-    if format == Format.INT8_MINIMA and minima is not None:
-        q = q + 128
-    words: Tensor = q.contiguous().view(torch.int32).unflatten(1, (-1, GROUP // 4))  # [outputs, groups, 8]
-    if format == Format.INT8:
-        return words
-    repeats = words.shape[1] * (2 if format >= Format.INT8_HALF_GROUPS else 1) // scales.shape[1]
-    params = scales.repeat_interleave(repeats, 1).unflatten(
-        1, (words.shape[1], -1)
-    )  # [outputs, groups, scales of a group]
-    if format.has_minima:
-        lowest = torch.zeros_like(scales) if minima is None else minima
-        params = torch.cat((params, lowest.repeat_interleave(repeats, 1).view_as(params)), 2)
-    if format.bits == 4:
-        words = words[..., 0::2] | words[..., 1::2] << 4
-    return torch.cat((words, (params.to(torch.bfloat16) if format == Format.INT4 else params).view(torch.int32)), 2)
+    return torch.arange(upper.shape[3], device=upper.device) * upper.shape[2]
 
 
-def unpack_lines(lines: Tensor, format: Format, scales: Tensor | None) -> Tensor:
-    """Return rows of a weight, float32 [num_rows, size], from their lines, as pack_lines() returns them.
-
-    `scales` [num_rows] are needed only for INT8, which has none in the lines.
-    """
-    words, params = lines.split((format.bits, format - format.bits), 2)  # 4-bit integers take 4 lines, and 8-bit ones 8
-    if format.bits == 4:
+def unpack_integers(of_rows: Callable[[slice], Tensor], format: Format) -> Tensor:
+    """Return the integers of rows, float32 [rows, groups, 32]. of_rows(lines) returns int32 [rows, groups, lines]."""
+    bits = format.bits
+    words = of_rows(slice(8 if bits == 8 else 4))
+    if bits < 8:
         words = torch.stack((words & LOW_HALVES, words >> 4 & LOW_HALVES), 3).flatten(2)
-    q = words.contiguous().view(torch.uint8).float()  # [num_rows, groups, 32]
-    if format.bits == 4:
-        pairs = params.contiguous().view(torch.bfloat16 if format == Format.INT4 else torch.float32).float()
-        scale, minimum = pairs.unsqueeze(2).unbind(3)  # [num_rows, groups, 1]
-        weight: Tensor = q * scale + minimum
-        return weight.flatten(1)
-    scale = params.contiguous().view(torch.float32) if scales is None else scales[:, None, None]
-    scale, *minima = scale.chunk(2 if format.has_minima else 1, 2)
-    parts = (q - 128).unflatten(2, (scale.shape[2], -1))  # [num_rows, groups, scales per group, numbers]
-    weight = parts * scale[..., None]
-    return (weight + minima[0][..., None] if minima else weight).flatten(1)
+    if bits in UPPER_BITS:
+        upper = of_rows(slice(4, bits))[..., None].expand(-1, -1, -1, 8 // (bits - 4))
+        words |= (upper >> upper_shifts(upper) & UPPER_BITS[bits]).flatten(2) << 4
+    return words.contiguous().view(torch.uint8).float()
+
+
+def unpack_params(of_rows: Callable[..., Tensor], format: Format) -> Tensor:
+    """Return the scales and then the minima of rows' groups, float32 [rows, groups, scales and minima].
+
+    of_rows(dtype, lines, numbers) returns those of some lines.
+    """
+    if not format.is_k:
+        return of_rows(torch.float16 if format == Format.INT4 else torch.float32, slice(format.bits, None)).float()
+    last = slice(format.lines - 1, None)
+    factors = of_rows(torch.float16, last, slice(COLUMN)).float()  # [rows, groups, 1]
+    params = of_rows(torch.int8, last, slice(2 * COLUMN, None)).float()  # [rows, groups, 2]
+    if not format.has_minima:
+        return params * factors
+    pairs: Tensor = params.unflatten(1, (-1, 2)) * factors.unflatten(1, (-1, 2)).mT  # [rows, pairs of groups, 2, 2]
+    return pairs.flatten(1, 2)

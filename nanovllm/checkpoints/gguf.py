@@ -108,11 +108,14 @@ class GgufTensors:
         stored = self._table[name]
         _, block_bytes, unpack_blocks = EXACT_TYPES[stored.type]
         data = self._read(name).reshape(stored.shape[0], -1)
+        per_row = data.shape[1] // block_bytes
+
+        def to_rows(blocks: Any) -> Tensor:
+            return stored.reordered(torch.as_tensor(blocks.reshape(-1, per_row * blocks[0].size)))
+
         each = len(data) if stored.num_heads else rows_at_a_time(stored.shape[1])
         for rows in np.split(data, range(each, len(data), each)):
-            fields = unpack_blocks(rows.reshape(-1, block_bytes))  # [blocks, ...] each
-            tensors = [torch.from_numpy(np.ascontiguousarray(field)).view(len(rows), -1) for field in fields]
-            yield Integers(*map(stored.reordered, tensors))
+            yield Integers(*unpack_blocks(rows.reshape(-1, block_bytes))).map(to_rows)
 
     def _read(self, name: str) -> np.ndarray:
         stored = self._table[name]
@@ -189,7 +192,7 @@ def files_to_write(path: Path) -> dict[str, str]:
 
 
 # Types of tensors that a Format represents exactly. ggml's ggml-common.h has their layouts. Each unpack function takes
-# blocks, uint8 [num_blocks, block_bytes], and returns the fields of Integers: q and scales, and in 4 bits the minima.
+# blocks, uint8 [num_blocks, block_bytes], and returns the fields of Integers.
 
 
 def unpack_halves(data: np.ndarray) -> np.ndarray:
@@ -247,33 +250,33 @@ def unpack_q2_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     return unpack_quarters(blocks[:, 16:80].reshape(-1, 2, 32)), scales, -minima  # [blocks, 2, 128], [blocks, 16] twice
 
 
-def unpack_q3_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+def unpack_q3_k(blocks: np.ndarray) -> tuple[Any, ...]:
     lower = unpack_quarters(blocks[:, 32:96].reshape(-1, 2, 32))  # [blocks, 2, 128]
     upper = np.unpackbits(blocks[:, None, :32], axis=1, bitorder="little")  # [blocks, 8, 32]
     scales = unpack_halves(blocks[:, 96:104]) | unpack_quarters(blocks[:, 104:108]) << 4  # [blocks, 16]
     q = (lower | upper.reshape(lower.shape) << 2) + np.uint8(128 - 4)
-    return q, read_float16(blocks[:, 108:]) * (scales.astype(np.float32) - 32)
+    return q, scales.astype(np.int8) - np.int8(32), None, read_float16(blocks[:, 108:])
 
 
 def unpack_q4_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     # factors [blocks, 2] are for the 6-bit scales and minima, which are packed into a, b and c [blocks, 4]
     factors, (a, b, c) = read_float16(blocks[:, :4]), blocks[:, 4:16].reshape(-1, 3, 4).swapaxes(0, 1)
-    scales = factors[:, :1] * np.concatenate((a & 63, (c & 15) | (a >> 2 & 48)), axis=1)  # [blocks, 8]
-    minima = factors[:, 1:] * np.concatenate((b & 63, (c >> 4) | (b >> 2 & 48)), axis=1)
-    return unpack_halves(blocks[:, 16:].reshape(-1, 4, 32)), scales, -minima
+    scales = np.concatenate((a & 63, (c & 15) | (a >> 2 & 48)), axis=1)  # [blocks, 8]
+    minima = np.concatenate((b & 63, (c >> 4) | (b >> 2 & 48)), axis=1)
+    return unpack_halves(blocks[:, 16:].reshape(-1, 4, 32)), scales, minima, factors * np.array([1, -1], np.float32)
 
 
 def unpack_q5_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-    q, scales, minima = unpack_q4_k(np.delete(blocks, np.s_[16:48], axis=1))  # the same, but for the fifth bits
+    q, *params = unpack_q4_k(np.delete(blocks, np.s_[16:48], axis=1))  # the same, but for the fifth bits
     fifth = np.unpackbits(blocks[:, None, 16:48], axis=1, bitorder="little")  # [blocks, 8, 32]
-    return q.reshape(fifth.shape) | fifth << 4, scales, minima
+    return q.reshape(fifth.shape) | fifth << 4, *params
 
 
-def unpack_q6_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
+def unpack_q6_k(blocks: np.ndarray) -> tuple[Any, ...]:
     lower = unpack_halves(blocks[:, :128].reshape(-1, 2, 64))  # [blocks, 2, 128]
     upper = unpack_quarters(blocks[:, 128:192].reshape(-1, 2, 32))
-    scales = read_float16(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8)  # [blocks, 16]
-    return (lower | upper << 4) + np.uint8(128 - 32), scales
+    q = (lower | upper << 4) + np.uint8(128 - 32)
+    return q, blocks[:, 192:208].view(np.int8), None, read_float16(blocks[:, 208:])
 
 
 # The numbers that four bits stand for, plus 128
@@ -302,20 +305,20 @@ class ExactType(NamedTuple):
 
     format: Format
     block_bytes: int
-    unpack_blocks: Callable[[np.ndarray], tuple[np.ndarray, ...]]
+    unpack_blocks: Callable[[np.ndarray], tuple[Any, ...]]
 
 
 EXACT_TYPES = {
     "Q8_0": ExactType(Format.INT8_GROUPS, 34, unpack_q8_0),
     "Q5_0": ExactType(Format.INT8_GROUPS, 22, unpack_q5_0),
-    "Q4_0": ExactType(Format.INT4_FLOAT32, 18, unpack_q4_0),
-    "Q4_1": ExactType(Format.INT4_FLOAT32, 20, unpack_q4_1),
-    "Q4_K": ExactType(Format.INT4_FLOAT32, 144, unpack_q4_k),
+    "Q4_0": ExactType(Format.INT4, 18, unpack_q4_0),
+    "Q4_1": ExactType(Format.INT4, 20, unpack_q4_1),
+    "Q4_K": ExactType(Format.INT4_K, 144, unpack_q4_k),
     "Q5_1": ExactType(Format.INT8_MINIMA, 24, unpack_q5_1),
-    "Q5_K": ExactType(Format.INT8_MINIMA, 176, unpack_q5_k),
+    "Q5_K": ExactType(Format.INT5_K, 176, unpack_q5_k),
     "Q2_K": ExactType(Format.INT8_MINIMA, 84, unpack_q2_k),
-    "Q3_K": ExactType(Format.INT8_HALF_GROUPS, 110, unpack_q3_k),
-    "Q6_K": ExactType(Format.INT8_HALF_GROUPS, 210, unpack_q6_k),
+    "Q3_K": ExactType(Format.INT6_K, 110, unpack_q3_k),
+    "Q6_K": ExactType(Format.INT6_K, 210, unpack_q6_k),
     "IQ4_NL": ExactType(Format.INT8_GROUPS, 18, unpack_iq4_nl),
     "IQ4_XS": ExactType(Format.INT8_GROUPS, 136, unpack_iq4_xs),
     "MXFP4": ExactType(Format.INT8_GROUPS, 17, unpack_mxfp4),

@@ -234,8 +234,7 @@ def stored_format(reader: "TensorReader", config: ModelConfig, layer: str) -> Fo
     formats = [format for part, _ in parts if (format := reader.format(part)) is not None]
     if len(formats) < len(parts):
         return None
-    holds_all = len({*formats}) == 1 or not any(format.has_minima for format in formats)
-    return max(formats) if holds_all else Format.INT8_MINIMA
+    return formats[0] if len({*formats}) == 1 else Format.INT8_MINIMA
 
 
 def checkpoint_tensors(name: str, shape: tuple[int, ...], config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:

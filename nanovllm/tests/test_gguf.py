@@ -33,7 +33,7 @@ from ..checkpoints.tokenizer import load_tokenizer
 from ..checkpoints.weights import load_model
 from ..llama.config import RopeScaling
 from ..llama.model import rope_frequencies
-from ..quantization import Format, QuantizedLinear
+from ..quantization import Format, QuantizedLinear, floats_of
 from .test_hub import use_hub
 from .testing.checkpoints import CONFIG, random_tensors, train_tokenizer
 from .testing.engines import OPTIONS
@@ -230,7 +230,7 @@ def test_parts_of_a_layer_share_a_format_that_holds_all(tmp_path, caplog):
         assert torch.equal(weight, torch.cat([read.get_tensor(name) for name in names]))
         return getattr(layer, "format", None)
 
-    assert gate_up("Q4_0", "Q4_0") == Format.INT4_FLOAT32 and not caplog.records
+    assert gate_up("Q4_0", "Q4_0") == Format.INT4 and not caplog.records
     assert gate_up("Q5_0", "Q8_0") == Format.INT8_GROUPS and not caplog.records
     assert gate_up("Q4_0", "Q8_0") == Format.INT8_MINIMA and not caplog.records
 
@@ -270,7 +270,7 @@ def test_large_tensor_is_dequantized_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(unpacking, "ROWS_AT_A_TIME", 7)
     monkeypatch.setattr("nanovllm.quantization.NUMBERS_AT_A_TIME", 32 * whole.shape[1])
     parts = [*GgufTensors(unpack(path)).integers("lm_head.weight")]
-    assert len(parts) == 10 and all(map(torch.equal, map(torch.cat, zip(*parts, strict=True)), integers))
+    assert len(parts) == 10 and torch.equal(torch.cat([*map(floats_of, parts)]), floats_of(integers))
     assert torch.equal(GgufTensors(unpack(path)).get_tensor("lm_head.weight"), whole) and whole.std() > 0
 
 

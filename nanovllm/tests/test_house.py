@@ -276,10 +276,10 @@ def test_overridden_private_method_is_found(text, expected):
 MAX_CORE_FILES, MAX_CORE_LINES, MAX_CORE_IMPORTS, MAX_CORE_FUNCTION = 14, 1_450, 25, 45
 ROOM = 40  # lines that a ceiling may stand above the truth
 CEILINGS = {
-    "": 1_910,
+    "": 1_950,
     "backends": 50,
-    "backends/cpu": 2_870,
-    "backends/gpu": 1_880,
+    "backends/cpu": 2_930,
+    "backends/gpu": 1_890,
     "backends/torch": 540,
     "bench": 950,
     "chat": 400,

@@ -20,6 +20,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
 
+from ...quantization import LINE
 from .attention import MASKED
 from .blocks import (
     add_blocks,
@@ -38,7 +39,7 @@ from .blocks import (
 )
 from .dot import splatted
 from .layout import INT8_ROWS, INT8_SCORES, TILE, WIDTH, Int8Pool
-from .quantized import BYTE, LINE, add_dot, builder_tuple, octets, store_bytes
+from .quantized import BYTE, add_dot, builder_tuple, octets, store_bytes
 from .vectors import (
     FLOAT,
     FLOATS,

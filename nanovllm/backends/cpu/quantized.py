@@ -1,4 +1,4 @@
-"""Linear layers with weights in 8 or 4 bits. ../../quantization.py describes their formats.
+"""Linear layers with weights in 8 to 4 bits. ../../quantization.py describes their formats.
 
 x is quantized, too, in groups of 32 numbers: x = x_scale * x_q, with x_q from -127 to 127. Products of integers are
 exact, with q for the integers of the weight:
@@ -6,8 +6,9 @@ exact, with q for the integers of the weight:
     sum over a group of weight * x = x_scale * (scale * sum(q * x_q) + minimum * sum(x_q))
 
 so kernels multiply bytes, four at a time in each lane. With AVX-512 VNNI, one instruction does that for 64 bytes. AVX2
-multiplies 32 bytes by integers of 4 bits in two, and takes more for 8 bits. The sums of x_q are computed once per row.
-In int8, the minimum is -128 * scale. If there is one scale per output, it is applied at the end.
+multiplies 32 bytes by integers of 4 to 6 bits in two, and takes more for 8 bits. The sums of x_q are computed once per
+row. Formats without minima have that of their zero point: -128 * scale in int8. If there is one scale per output, it is
+applied at the end.
 """
 
 import os
@@ -19,7 +20,7 @@ from llvmlite import binding, ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
 
-from ...quantization import GROUP, Format
+from ...quantization import GROUP, LINE, LINES, UPPER_BITS, Format
 from .blocks import add_blocks, load_block, no_sums, parts_of, prefetch, shuffled, starts_of, store_rows, tuple_of
 from .dot import splatted
 from .layout import COLUMNS, SUMS, WIDTH
@@ -50,14 +51,15 @@ from .vectors import (
     write,
 )
 
-INT4, INT4_FLOAT32, INT8, INT8_GROUPS, INT8_HALF_GROUPS, INT8_MINIMA = map(int, Format)  # Numba needs plain integers
-LINE = 64  # bytes: four for each of 16 outputs
+INT4, INT4_K, INT5_K, INT4_FLOAT32, INT6_K, INT8, INT8_GROUPS, INT8_MINIMA = map(
+    int, Format
+)  # Numba needs plain integers
 ROWS = 4  # of x, in a block of registers
 BYTE = ir.IntType(8)
 BYTES, SHORTS = ir.VectorType(BYTE, 4 * WIDTH), ir.VectorType(BITS, 2 * WIDTH)
 
 octets = pointer_to(types.uint8)
-halves = pointer_to(types.uint16)  # bfloat16
+halves = pointer_to(types.int16)  # float16
 
 
 def has(feature: str) -> bool:
@@ -113,34 +115,54 @@ def add_dots_8(context: Any, builder: Any, signature: Any, args: Any) -> Any:
 
     The sums are int32 bits in float32 vectors.
     """
-    return add_dots(context, builder, args, lambda both: [both])
+    sums, weight, columns, i, x, starts, k = args
+    words = [[line] for line in lines_of(WORDS, context, builder, weight, columns, i)]
+    return add_dots(context, builder, sums, words, x, starts, k, add_dot)
 
 
-@intrinsic(
-    lambda sums, weight, columns, i, x, starts, k: sums(sums, weight, columns, types.intp, x, starts, types.intp)
-)
-def add_dots_4(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Add the products of 8 numbers of each row of x: 4 with the lower halves of 64 bytes, 4 with the upper halves.
+def dots_of(bits: int) -> Any:
+    """Return an intrinsic that adds the products of 8 numbers of each row of x and 64 bytes of a column.
 
-    sums_of_words() returns the sums of a group.
+    The first 4 are multiplied by the lower halves, the others by the upper halves. With 5 or 6 bits, the line at byte
+    `upper` has the bits above 4, moved by `shift` for the first 4 numbers. Sums start with new_sums(), and added_sums()
+    adds them to others.
     """
-    mask = constant(WORDS, 0x0F0F0F0F)
 
-    def halves_of(both: Any) -> list[Any]:
-        return [builder.and_(both, mask), builder.and_(builder.lshr(both, constant(WORDS, 4)), mask)]
+    @intrinsic(lambda sums, weight, columns, i, upper, shift, x, starts, k: sums(
+        sums, weight, columns, types.intp, types.intp, types.intp, x, starts, types.intp
+    ))  # fmt: skip
+    def add(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums, weight, columns, i, upper, shift, x, starts, k = args
+        low, four, mask = constant(WORDS, 0x0F0F0F0F), constant(WORDS, 4), constant(WORDS, UPPER_BITS.get(bits, 0))
+        words = []
+        for line in lines_of(WORDS, context, builder, weight, columns, i):
+            words.append([builder.and_(line, low), builder.and_(builder.lshr(line, four), low)])
+        for part in range(2 if bits > 4 else 0):
+            move = splatted(builder, builder.add(builder.trunc(shift, WORD), WORD(part * (bits - 4))))
+            for both, line in zip(words, lines_of(WORDS, context, builder, weight, columns, upper), strict=True):
+                bits_above = builder.and_(builder.lshr(line, move), mask)
+                both[part] = builder.or_(both[part], builder.shl(bits_above, four))
+        return add_dots(context, builder, sums, words, x, starts, k, add_short_dot if has_short_dots() else add_dot)
 
-    return add_dots(context, builder, args, halves_of, add_short_dot if has_short_dots() else add_dot)
+    return add
+
+
+def lines_of(stored: ir.Type, context: Any, builder: Any, weight: Any, columns: Any, i: Any) -> list[Any]:
+    """Load the vector of type `stored` at byte i of each column."""
+    places = [builder.add(column, i) for column in parts_of(builder, columns)]
+    return [builder.load(element(context, builder, weight, place, stored), align=1) for place in places]
 
 
 def has_short_dots() -> bool:
-    """Return whether the sums of a group in 4 bits are 32 integers of 16 bits, and not 16 of 32 bits."""
+    """Return whether sums in 4 to 6 bits are 32 integers of 16 bits, and not 16 of 32 bits."""
     return has("avx2") and not has("avx512vnni") and not has("avxvnni")
 
 
 def add_short_dot(builder: Any, total: Any, weight: Any, x: Any) -> Any:
     """Return total + the sums of two unsigned bytes of `weight` times two signed bytes of x, in each of 32 lanes.
 
-    In a group, a lane is the sum of 16 products of at most 15 * 127, so it fits into 16 bits.
+    A lane can hold 16 products with integers of 4 bits, 8 of 5, or 4 of 6: each sum is at most 16 * 15 * 127, about
+    8 * 31 * 127 and 4 * 63 * 127, which fit into 16 bits.
     """
     weight, x = (builder.bitcast(each, BYTES) for each in (weight, x))
     products = in_halves(builder, "llvm.x86.avx2.pmadd.ub.sw", SHORTS, weight, x)
@@ -148,29 +170,35 @@ def add_short_dot(builder: Any, total: Any, weight: Any, x: Any) -> Any:
 
 
 @intrinsic(lambda sums: sums(sums))
-def sums_of_words(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """Return the sums of add_dots_4() as int32 bits in float32 vectors."""
+def new_sums(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return what to add the next products to: 0, or `sums` themselves where sums have 32 bits."""
+    return context.get_constant_null(signature.return_type) if has_short_dots() else args[0]
+
+
+@intrinsic(lambda sums, more: sums(sums, sums))
+def added_sums(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Return sums + `more`, which began as new_sums(sums), as int32 bits in float32 vectors."""
     if not has_short_dots():
-        return args[0]
-    shorts = [builder.bitcast(each, SHORTS) for each in parts_of(builder, args[0])]
-    ones = constant(SHORTS, 1)
-    words = [in_halves(builder, "llvm.x86.avx2.pmadd.wd", WORDS, each, ones) for each in shorts]
-    return tuple_of([builder.bitcast(each, FLOATS) for each in words], context, builder, signature)
+        return args[1]
+    ones, values = constant(SHORTS, 1), []
+    for total, each in zip(*(parts_of(builder, some) for some in args), strict=True):
+        words = in_halves(builder, "llvm.x86.avx2.pmadd.wd", WORDS, builder.bitcast(each, SHORTS), ones)
+        values.append(builder.bitcast(builder.add(builder.bitcast(total, WORDS), words), FLOATS))
+    return tuple_of(values, context, builder, signature)
 
 
-def add_dots(context: Any, builder: Any, args: Any, divide: Any, add: Any = add_dot) -> Any:
-    sums, weight, columns, i, x, starts, k = args
+def add_dots(
+    context: Any, builder: Any, sums: Any, words: list[list[Any]], x: Any, starts: Any, k: Any, add: Any
+) -> Any:
+    """Add the products of `words`, four weights of each output of each column, and the next numbers of rows of x."""
     totals = [builder.bitcast(each, WORDS) for each in parts_of(builder, sums)]
-    places = [builder.add(column, i) for column in parts_of(builder, columns)]
-    loaded = [builder.load(element(context, builder, weight, place, WORDS), align=1) for place in places]
-    divided = [divide(each) for each in loaded]
     for m, start in enumerate(parts_of(builder, starts)):
-        for part in range(len(divided[0])):
+        for part in range(len(words[0])):
             place = builder.add(builder.add(start, k), ir.Constant(k.type, 4 * part))
             word = builder.load(element(context, builder, x, place, WORD), align=1)
             four = splatted(builder, word)
-            for c, each in enumerate(divided):
-                at_c = m * len(divided) + c
+            for c, each in enumerate(words):
+                at_c = m * len(words) + c
                 totals[at_c] = add(builder, totals[at_c], each[part], four)
     return builder_tuple(context, builder, totals, sums)
 
@@ -201,22 +229,21 @@ def add_group(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     return tuple_of(values, context, builder, signature)
 
 
-def loader_of(to_float: Callable[[Any, Any], Any]) -> Any:
-    """Return an intrinsic that loads the line at byte i of each column, and turns each word into a float32."""
+def loader_of(stored: ir.Type, to_float: Callable[[Any, Any, Any], Any]) -> Any:
+    """Return an intrinsic that loads 16 numbers of type `stored` at byte i of each column, as float32."""
 
     @intrinsic(lambda memory, columns, i: types.UniTuple(vector, len(columns))(memory, columns, types.intp))
-    def load_line(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        places = [builder.add(column, args[2]) for column in parts_of(builder, args[1])]
-        words = [builder.load(element(context, builder, args[0], place, WORDS), align=4) for place in places]
-        values = [builder.bitcast(to_float(builder, word), FLOATS) for word in words]
-        return tuple_of(values, context, builder, signature)
+    def load_params(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        memory, columns, i = args
+        lines = lines_of(sixteen(stored), context, builder, memory, columns, i)
+        return tuple_of([to_float(builder, line, FLOATS) for line in lines], context, builder, signature)
 
-    return load_line
+    return load_params
 
 
-load_float32 = loader_of(lambda builder, words: words)
-load_lower = loader_of(lambda builder, words: builder.shl(words, constant(WORDS, 16)))  # bfloat16
-load_upper = loader_of(lambda builder, words: builder.and_(words, constant(WORDS, 0xFFFF0000)))
+load_float32 = loader_of(ir.FloatType(), ir.IRBuilder.bitcast)
+load_float16 = loader_of(ir.HalfType(), ir.IRBuilder.fpext)
+load_int8 = loader_of(BYTE, ir.IRBuilder.sitofp)
 
 
 @intrinsic(lambda totals, scales: totals(totals, scales))
@@ -259,28 +286,28 @@ def quantize_rows(x: Memory, rows: int, size: int, values: Memory, scales: Memor
 
 @kernel
 def quantized_matmul(
-    x: Memory, x_scales: Memory, x_sums: Memory, rows: int, size: int, weight: Memory, scales: Memory, lines: int,
+    x: Memory, x_scales: Memory, x_sums: Memory, rows: int, size: int, weight: Memory, scales: Memory, format: int,
     bias: Memory, start: int, end: int, outputs: int, out: Memory, stride: int, adds: bool, tile: Memory,
 ) -> None:  # fmt: skip
     """Set out[m, r] to x[m] * weight[r] + bias[r] for r from start to end - 1, with `start` a multiple of COLUMNS.
 
-    x as quantize_rows() makes it; weight, scales and lines (a Format) as in quantization.py; out [rows, stride]; tile
+    x as quantize_rows() makes it; weight, scales and format (a Format) as in quantization.py; out [rows, stride]; tile
     float32 [rows, COLUMNS] is scratch space. With `adds`, add to out.
     """
     groups, last = size // GROUP, rows - 1  # the last row may appear several times in a block
     for r in range(start, end, COLUMNS):
-        some = at(weight, r // WIDTH * groups * lines * LINE)
+        some = at(weight, r // WIDTH * groups * LINES[format] * LINE)
         is_whole, more = r + COLUMNS <= outputs, at(bias, r)
         to, by = (at(out, r), stride) if is_whole else (tile, COLUMNS)
         is_sum = adds and is_whole
         if rows == 1:
-            quantized_block(x, x_scales, x_sums, (0,), size, some, at(scales, r), lines, more, to, by, is_sum)
+            quantized_block(x, x_scales, x_sums, (0,), size, some, at(scales, r), format, more, to, by, is_sum)
         elif rows == 2:
-            quantized_block(x, x_scales, x_sums, (0, 1), size, some, at(scales, r), lines, more, to, by, is_sum)
+            quantized_block(x, x_scales, x_sums, (0, 1), size, some, at(scales, r), format, more, to, by, is_sum)
         else:
             for m in range(0, rows, ROWS):
                 four = m, min(m + 1, last), min(m + 2, last), min(m + 3, last)
-                quantized_block(x, x_scales, x_sums, four, size, some, at(scales, r), lines, more, to, by, is_sum)
+                quantized_block(x, x_scales, x_sums, four, size, some, at(scales, r), format, more, to, by, is_sum)
         if not is_whole:
             for m in range(rows):
                 for c in range(outputs - r):
@@ -291,63 +318,80 @@ def quantized_matmul(
 @kernel
 def quantized_block(
     x: Memory, x_scales: Memory, x_sums: Memory, rows: tuple[int, ...], size: int, weight: Memory, scales: Memory,
-    lines: int, bias: Memory, out: Memory, stride: int, adds: bool,
+    format: int, bias: Memory, out: Memory, stride: int, adds: bool,
 ) -> None:  # fmt: skip
     """Multiply some rows of x by the weights of 32 outputs.
 
     Each format has a separate loop: LLVM would move all loads ahead of a branch in the loop, and run out of registers.
     """
     starts, groups_of, to = starts_of(rows, size), starts_of(rows, size // GROUP), starts_of(rows, stride)
-    totals, groups, each = no_sums(rows, (0, 1)), size // GROUP, lines * LINE
+    totals, groups, each = no_sums(rows, (0, 1)), size // GROUP, LINES[format] * LINE
     columns, ahead = (0, each * groups), 2 * each * groups
     one, zero = splat(np.float32(1)), splat(np.float32(-128))
-    if lines == INT4:
+    if format == INT4:
         for g in range(groups):
             i = g * each
-            sums = sums_4(rows, weight, columns, i, x, starts, g * GROUP)
+            sums = sums_4(rows, weight, columns, i, 0, 4, x, starts, g * GROUP)
             prefetch_lines(weight, columns, i + ahead, INT4)
             i += 4 * LINE
-            scale, minimum = load_lower(weight, columns, i), load_upper(weight, columns, i)
+            scale, minimum = load_float16(weight, columns, i), load_float16(weight, columns, i + 2 * WIDTH)
             totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
-    elif lines == INT4_FLOAT32:
+    elif format == INT4_K:
         for g in range(groups):
             i = g * each
-            sums = sums_4(rows, weight, columns, i, x, starts, g * GROUP)
+            sums = sums_4(rows, weight, columns, i, 0, 4, x, starts, g * GROUP)
+            prefetch_lines(weight, columns, i + ahead, INT4_K)
+            scale, minimum = params_of(weight, columns, i + 4 * LINE, each, g)
+            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
+    elif format == INT5_K:
+        for g in range(groups):
+            i = g * each
+            sums = sums_5(rows, weight, columns, i, 0, 4, x, starts, g * GROUP)
+            prefetch_lines(weight, columns, i + ahead, INT5_K)
+            scale, minimum = params_of(weight, columns, i + 5 * LINE, each, g)
+            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
+    elif format == INT4_FLOAT32:
+        for g in range(groups):
+            i = g * each
+            sums = sums_4(rows, weight, columns, i, 0, 4, x, starts, g * GROUP)
             prefetch_lines(weight, columns, i + ahead, INT4_FLOAT32)
             i += 4 * LINE
             scale, minimum = load_float32(weight, columns, i), load_float32(weight, columns, i + LINE)
             totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
-    elif lines == INT8:
+    elif format == INT6_K:
+        lowest = splat(np.float32(-32))
+        for g in range(groups):
+            i = g * each
+            prefetch_lines(weight, columns, i + ahead, INT6_K)
+            factor = load_float16(weight, columns, i + 6 * LINE)
+            for part in range(2):
+                sums = sums_6(rows, weight, columns, i, 2 * part, 2 * part + 2, x, starts, g * GROUP)
+                scale = load_int8(weight, columns, i + 6 * LINE + (2 + part) * WIDTH)
+                scale = scaled_columns(scale, factor)
+                minimum = scaled_columns(scale, (lowest, lowest))
+                totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 1 + part)
+    elif format == INT8:
         for g in range(groups):
             i = g * each
             sums = sums_8(rows, weight, columns, i, x, starts, g * GROUP, 8)
             prefetch_lines(weight, columns, i + ahead, INT8)
             totals = add_group(totals, sums, (one, one), (zero, zero), x_scales, x_sums, groups_of, g, 0)
         totals = scaled_columns(totals, (load(scales, 0), load(scales, WIDTH)))
-    elif lines == INT8_GROUPS:
+    elif format == INT8_GROUPS:
         for g in range(groups):
             i = g * each
             sums = sums_8(rows, weight, columns, i, x, starts, g * GROUP, 8)
             prefetch_lines(weight, columns, i + ahead, INT8_GROUPS)
-            scale = load_float32(weight, columns, i + INT8 * LINE)
+            scale = load_float32(weight, columns, i + 8 * LINE)
             minimum = scaled_columns(scale, (zero, zero))
             totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
-    elif lines == INT8_HALF_GROUPS:
-        for g in range(groups):
-            i = g * each
-            prefetch_lines(weight, columns, i + ahead, INT8_HALF_GROUPS)
-            for part in range(2):
-                sums = sums_8(rows, weight, columns, i + part * 4 * LINE, x, starts, g * GROUP + part * WIDTH, 4)
-                scale = load_float32(weight, columns, i + (INT8 + part) * LINE)
-                minimum = scaled_columns(scale, (zero, zero))
-                totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 1 + part)
     else:
         for g in range(groups):
             i = g * each
             prefetch_lines(weight, columns, i + ahead, INT8_MINIMA)
             for part in range(2):
                 sums = sums_8(rows, weight, columns, i + part * 4 * LINE, x, starts, g * GROUP + part * WIDTH, 4)
-                place = i + (INT8 + part) * LINE
+                place = i + (8 + part) * LINE
                 scale, minimum = load_float32(weight, columns, place), load_float32(weight, columns, place + 2 * LINE)
                 minimum = add_blocks(scaled_columns(scale, (zero, zero)), minimum)
                 totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 1 + part)
@@ -358,14 +402,38 @@ def quantized_block(
 
 
 @inlined
-def sums_4(
-    rows: tuple[int, ...], weight: Memory, columns: tuple[int, int], i: int, x: Memory, starts: tuple[int, ...], k: int
-) -> Any:
-    """Return the sums of products for a group in 4 bits. Its lines start at i, and its x at number k of each row."""
-    sums = no_sums(rows, (0, 1))
-    for line in range(4):
-        sums = add_dots_4(sums, weight, columns, i + line * LINE, x, starts, k + 8 * line)
-    return sums_of_words(sums)
+def params_of(weight: Memory, columns: tuple[int, int], i: int, each: int, g: int) -> Any:
+    """Return the scales and the minima of group g in a K format, whose line of them starts at i."""
+    first = i - g % 2 * each  # of a pair of groups
+    scale = scaled_columns(load_int8(weight, columns, i + 2 * WIDTH), load_float16(weight, columns, first))
+    minimum = scaled_columns(load_int8(weight, columns, i + 3 * WIDTH), load_float16(weight, columns, first + each))
+    return scale, minimum
+
+
+def sums_in(bits: int, per_sum: int) -> Any:
+    """Return a function for integers of 4 to 6 bits. `per_sum` lines are multiplied before sums become 32 bits wide."""
+    add, num_upper = dots_of(bits), bits - 4
+    per_line = 4 // max(1, num_upper)  # lines that share one of upper bits
+
+    @inlined
+    def sums_of(
+        rows: tuple[int, ...], weight: Memory, columns: tuple[int, int], i: int, first: int, end: int, x: Memory,
+        starts: tuple[int, ...], k: int,
+    ) -> Any:  # fmt: skip
+        """Return the sums of products for lines `first` to end - 1 of the group at i, whose x is at k of each row."""
+        sums = no_sums(rows, (0, 1))
+        for start in range(first, end, per_sum):
+            more = new_sums(sums)
+            for line in range(start, start + per_sum):
+                upper, shift = i + (4 + line // per_line) * LINE, line % per_line * 2 * num_upper
+                more = add(more, weight, columns, i + line * LINE, upper, shift, x, starts, k + 8 * line)
+            sums = added_sums(sums, more)
+        return sums
+
+    return sums_of
+
+
+sums_4, sums_5, sums_6 = sums_in(4, 4), sums_in(5, 2), sums_in(6, 1)
 
 
 @inlined
@@ -373,7 +441,7 @@ def sums_8(
     rows: tuple[int, ...], weight: Memory, columns: tuple[int, int], i: int, x: Memory, starts: tuple[int, ...], k: int,
     lines: int,
 ) -> Any:  # fmt: skip
-    """Do the same as sums_4() for a group of `lines` lines in 8 bits."""
+    """Return the sums of products for `lines` lines in 8 bits from i on, with x from number k of each row on."""
     sums = no_sums(rows, (0, 1))
     for line in range(lines):
         sums = add_dots_8(sums, weight, columns, i + line * LINE, x, starts, k + 4 * line)
@@ -381,37 +449,53 @@ def sums_8(
 
 
 @inlined
-def prefetch_lines(weight: Memory, columns: tuple[int, int], i: int, lines: int) -> None:
+def prefetch_lines(weight: Memory, columns: tuple[int, int], i: int, format: int) -> None:
     """Prefetch the lines of a group at i of each column."""
-    for line in range(lines):
+    for line in range(LINES[format]):
         prefetch(weight, columns[0] + i + line * LINE)
         prefetch(weight, columns[1] + i + line * LINE)
 
 
 @kernel
-def quantized_number(weight: int, scales: int, row: int, i: int, size: int, lines: int) -> float:
+def quantized_number(weight: int, scales: int, row: int, i: int, size: int, format: int) -> float:
     """Return number i of a row of a weight. `weight` and `scales` are addresses."""
-    group, k = row // WIDTH * (size // GROUP) + i // GROUP, i % GROUP
-    start = weight + group * lines * LINE + row % WIDTH * 4  # of this output's bytes in the group's first line
-    if lines <= INT4_FLOAT32:
-        both, place = octet(octets(start), k // 8 * LINE + k % 4), start + 4 * LINE
-        q = np.float32(both >> 4 if k % 8 >= 4 else both & 15)
-        if lines == INT4:
-            scale, minimum = read(halves(place), 0), read(halves(place), 1)
-        else:
-            scale, minimum = read(floats(place), 0), read(floats(place), LINE // 4)
-        number: float = q * scale + minimum
-        return number
-    q = np.float32(octet(octets(start), k // 4 * LINE + k % 4) - 128)
-    if lines == INT8:
-        number = q * read(floats(scales), row)
+    g, k, c, each = i // GROUP, i % GROUP, row % WIDTH, LINES[format] * LINE
+    start = weight + (row // WIDTH * (size // GROUP) + g) * each  # of the group's first line
+    last, byte = start + each - LINE, 4 * c + k % 4  # the latter in a line
+    if format >= INT8:
+        q = octet(octets(start), k // 4 * LINE + byte) - 128
     else:
-        part = k // WIDTH if lines >= INT8_HALF_GROUPS else 0
-        scale = floats(start + (INT8 + part) * LINE)
-        number = q * read(scale, 0)
-        if lines == INT8_MINIMA:
-            number += read(scale, 2 * LINE // 4)
+        both = octet(octets(start), k // 8 * LINE + byte)
+        q = both >> 4 if k % 8 >= 4 else both & 15
+    minimum = np.float32(0)
+    if format == INT4:
+        scale, minimum = read(halves(last), c), read(halves(last), WIDTH + c)
+    elif format == INT4_FLOAT32:
+        scale, minimum = read(floats(last - LINE), c), read(floats(last), c)
+    elif format == INT6_K:
+        q += ((octet(octets(start), (4 + k // WIDTH) * LINE + byte) >> k // 4 % 4 * 2 & 3) << 4) - 32
+        scale = read(halves(last), c) * signed(last, (2 + k // WIDTH) * WIDTH + c)
+    elif format == INT8:
+        scale = read(floats(scales), row)
+    elif format == INT8_GROUPS:
+        scale = read(floats(last), c)
+    elif format == INT8_MINIMA:
+        place = k // WIDTH * WIDTH + c
+        scale, minimum = read(floats(start + 8 * LINE), place), read(floats(last - LINE), place)
+    else:
+        if format == INT5_K:
+            q += (octet(octets(start), 4 * LINE + byte) >> k // 4 & 1) << 4
+        first = last - g % 2 * each  # of a pair of groups
+        scale = read(halves(first), c) * signed(last, 2 * WIDTH + c)
+        minimum = read(halves(first + each), c) * signed(last, 3 * WIDTH + c)
+    number: float = np.float32(q) * scale + minimum
     return number
+
+
+@inlined
+def signed(address: int, i: int) -> np.float32:
+    """Return the signed byte i from an address on."""
+    return np.float32((octet(octets(address), i) ^ 128) - 128)
 
 
 @intrinsic(lambda memory, i: types.intp(memory, types.intp))

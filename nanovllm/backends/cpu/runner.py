@@ -189,8 +189,8 @@ class StepRunner:
                 addresses = linear.weight[first:].data_ptr(), 0
             else:
                 addresses = linear.values[column:].data_ptr(), linear.scales[column:].data_ptr()
-            lines = 0 if isinstance(linear, nn.Linear) else int(linear.format)
-            numbers += [*addresses, bias_address + first * self._dtype.itemsize, lines]
+            format = 0 if isinstance(linear, nn.Linear) else int(linear.format)
+            numbers += [*addresses, bias_address + first * self._dtype.itemsize, format]
         return numbers
 
     def _make_workspace(self, workers: int, dtype: torch.dtype) -> Workspace:

@@ -181,14 +181,14 @@ def embed(step: Step, model: Model) -> None:
     size, vocab_size, x = model.sizes.hidden_size, model.weights.vocab_size, floats(step.work)
     head = matrix(model.shape.num_layers * MATRICES, model)
     embedding = stored(model.weights.embedding if model.weights.embedding else get(head, 0), model.like)
-    depth, lines = depth_of(stored(0, model.like_x), embedding), get(head, 3)
+    depth, format = depth_of(stored(0, model.like_x), embedding), get(head, 3)
     for m in range(step.rows):
         token_id = get(integers(step.token_ids), m)
         if model.weights.embedding:
             copy(at(embedding, token_id * size), size, np.float32(1), at(x, m * size))
-        elif lines:
+        elif format:
             for i in range(size):
-                write(x, m * size + i, quantized_number(get(head, 0), get(head, 1), token_id, i, size, lines))
+                write(x, m * size + i, quantized_number(get(head, 0), get(head, 1), token_id, i, size, format))
         else:
             for i in range(size):
                 write(x, m * size + i, read(embedding, packed_place(token_id, i, vocab_size, size, depth)))
@@ -458,12 +458,12 @@ def multiply(
     x [rows, size]; out [rows, stride]; the matrix [outputs, size]
     """
     fields = matrix(number, model)
-    weight, bias, lines = get(fields, 0), stored(get(fields, 2), model.like), get(fields, 3)
-    if lines:
+    weight, bias, format = get(fields, 0), stored(get(fields, 2), model.like), get(fields, 3)
+    if format:
         values, scales, sums = quantized_of(worker, model)
         of_weight, tile = floats(get(fields, 1)), at(floats(model.work.tile), worker * CHUNK * 2 * COLUMNS)
         quantized_matmul(
-            values, scales, sums, rows, size, octets(weight), of_weight, lines, bias, start, end, outputs, out, stride,
+            values, scales, sums, rows, size, octets(weight), of_weight, format, bias, start, end, outputs, out, stride,
             adds, tile,
         )  # fmt: skip
     else:

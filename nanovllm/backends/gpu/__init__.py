@@ -9,7 +9,7 @@ early_start.py        lets a kernel start before the previous one has ended
 attention_kernels.py  decode with split contexts, then prefill; introduces Triton
 layer_kernels.py      the rest of a step: embedding, norm, activation, rotation with the write to the pool, and gemv,
                       a linear layer for one row
-gemm_kernels.py       a linear layer for several rows, whose weight may have 8 or 4 bits
+gemm_kernels.py       a linear layer for several rows, whose weight may have 8 to 4 bits
 sampling_kernels.py   one token for each row of logits, with any sampling parameters
 
 The steps built from them:

@@ -1,4 +1,4 @@
-"""A linear layer for several rows, whose weight may also have 8 or 4 bits, in Triton.
+"""A linear layer for several rows, whose weight may also have 8 to 4 bits, in Triton.
 
     weight          groups of 32 numbers ...........
     outputs 0..15   program 0   tile, tile, tile ->     each program multiplies its rows of the weight with all rows of
@@ -13,6 +13,8 @@ Integers become numbers of the model's type in registers, so a step reads a half
 quantization.py describes their layout. Read attention_kernels.py first: it explains Triton.
 """
 
+from types import SimpleNamespace
+
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +24,8 @@ from ...quantization import Format, QuantizedLinear
 from .early_start import EARLY_START_OPTIONS, prefetch, start_next_and_wait
 from .tiles import ROW_TILES, choose_height, row_tile
 
+FLOATS = SimpleNamespace(lines=0, bits=16, parts=1, zero_point=0, has_minima=False, is_k=False)  # as a Format
+
 
 def gemm(x: Tensor, layer: nn.Linear | QuantizedLinear, out: Tensor) -> None:
     """Launch the kernel for plain.gemm(), for any number of rows."""
@@ -30,30 +34,29 @@ def gemm(x: Tensor, layer: nn.Linear | QuantizedLinear, out: Tensor) -> None:
     assert x.is_contiguous() and out.is_contiguous()
     tile = row_tile(rows) or ROW_TILES[-1]
     height = choose_height(outputs, tile, rows > tile)
-    weight: Tensor = layer.values if isinstance(layer, QuantizedLinear) else layer.weight
-    params, constants = None, {"FORMAT": 0, "BITS": 16, "HAS_MINIMA": False}
-    if isinstance(layer, QuantizedLinear):
-        format = layer.format
-        params = layer.scales if format == Format.INT8 else weight  # where the scales and minima are
-        params = params.view(torch.bfloat16 if format == Format.INT4 else torch.float32)
-        constants = {"FORMAT": int(format), "BITS": format.bits, "HAS_MINIMA": format.has_minima}
+    format = layer.format if isinstance(layer, QuantizedLinear) else FLOATS
+    weight = layer.values if isinstance(layer, QuantizedLinear) else layer.weight
+    scales = layer.scales.view(torch.float32) if isinstance(layer, QuantizedLinear) else None
     multiply_tiles[(triton.cdiv(outputs, height), triton.cdiv(rows, tile))](
-        x, weight, params, layer.bias, out, rows, outputs, size, ROWS=tile, HEIGHT=height,
+        x, weight, scales, layer.bias, out, rows, outputs, size, LINES=format.lines, BITS=format.bits,
+        PARTS=format.parts, ZERO=format.zero_point, HAS_MINIMA=format.has_minima, IS_K=format.is_k,
+        PARAMS=tl.float16 if format == Format.INT4 else tl.float32, ROWS=tile, HEIGHT=height,
         GROUPS=8 // x.element_size(), HAS_BIAS=layer.bias is not None, USES_DOT=tile > 1, num_warps=4,
-        num_stages=3 if constants["FORMAT"] > 9 else 4,  # an L4 has no room for more
-        **constants, **EARLY_START_OPTIONS,
+        num_stages=3 if format.parts == 2 else 4, **EARLY_START_OPTIONS,  # an L4 has no room for more stages
     )  # fmt: skip
 
 
 @triton.jit
-def load_params(params, at, is_group, number, HAS_HALVES: tl.constexpr):
-    """Return the scale or minimum of each number of a tile, float32 [HEIGHT, GROUPS, 1], or 32 if halves differ.
+def load_params(values, line, place, is_group, number, PARTS: tl.constexpr, DTYPE: tl.constexpr):
+    """Return the scale, minimum or factor of each number: float32 [HEIGHT, GROUPS, 1], or 32 where halves differ.
 
-    at [HEIGHT, GROUPS], of a group's first one; that of its second half is a line further; number [1, 1, 32]
+    line [HEIGHT, GROUPS], of each group's params; place [HEIGHT, 1], of the output's first one among the line's
+    numbers, which are of type DTYPE; that of a group's second half is 16 further; number [1, 1, 32]
     """
-    first = tl.load(params + at, mask=is_group, other=0.0).to(tl.float32)[:, :, None]
-    if HAS_HALVES:
-        second = tl.load(params + at + 16, mask=is_group, other=0.0).to(tl.float32)[:, :, None]
+    params = values.to(tl.pointer_type(DTYPE)) + line * (512 // DTYPE.primitive_bitwidth) + place
+    first = tl.load(params, mask=is_group, other=0).to(tl.float32)[:, :, None]
+    if PARTS == 2:
+        second = tl.load(params + 16, mask=is_group, other=0).to(tl.float32)[:, :, None]
         first = tl.where(number < 16, first, second)
     return first
 
@@ -62,15 +65,19 @@ def load_params(params, at, is_group, number, HAS_HALVES: tl.constexpr):
 def multiply_tiles(
     x,  # [rows, size]
     weight,  # [outputs, size], or uint8, the lines of an integer weight
-    params,  # the lines as float32 or, for int4, bfloat16; for INT8 float32 [outputs, padded]; or None
+    scales,  # float32 [outputs, padded] for INT8; otherwise empty, or None
     bias,  # [outputs], or None
     out,  # [rows, outputs]
     rows,
     outputs,
     size,
-    FORMAT: tl.constexpr,  # lines per group, or 0 if the weight has numbers of the model's type
-    BITS: tl.constexpr,  # of a number of the weight; also the lines of a group's integers
+    LINES: tl.constexpr,  # per group, or 0 if the weight is not integers; the next ones are also those of a Format
+    BITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    ZERO: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
+    IS_K: tl.constexpr,
+    PARAMS: tl.constexpr,  # the type of scales and minima
     ROWS: tl.constexpr,  # of x, in a tile
     HEIGHT: tl.constexpr,  # rows of the weight in a tile
     GROUPS: tl.constexpr,  # groups of a row in a tile
@@ -80,44 +87,52 @@ def multiply_tiles(
     """Compute HEIGHT outputs for ROWS rows. Products are summed in float32."""
     DTYPE: tl.constexpr = out.dtype.element_ty
     WIDTH: tl.constexpr = GROUPS * 32
-    HAS_HALVES: tl.constexpr = FORMAT >= 10  # whether the halves of a group have scales of their own
     row, output = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
     is_row, is_output = (row < rows)[:, None], (output < outputs)[:, None]
     number = tl.arange(0, 32)[None, None, :]  # in a group
-    line_of_number = number // (32 // BITS)
-    first_line = (output // 16).to(tl.int64) * (size // 32 * FORMAT)  # of the column
+    NIBBLES: tl.constexpr = 8 if BITS == 8 else 4  # lines of lower or whole integers
+    line_of_number = number // (32 // NIBBLES)
+    first_line = (output // 16).to(tl.int64) * (size // 32 * LINES)  # of the column
+    lane = (output % 16)[:, None]
     starts = output.to(tl.int64)[:, None] * size  # [HEIGHT, 1], where rows of the weight start
-    if FORMAT == 0:
+    if LINES == 0:
         prefetch(weight, weight + starts, starts * 0, 64, size, is_output)
     else:  # 16 outputs share a column, and divide its lines among them
-        run, length = weight + first_line[:, None] * 64, size // 32 * FORMAT * 64
-        prefetch(weight, run, (output % 16 * 128)[:, None], 2048, length, is_output)
+        prefetch(weight, weight + first_line[:, None] * 64, lane * 128, 2048, size // 32 * LINES * 64, is_output)
     start_next_and_wait()
     sums = tl.zeros([ROWS, HEIGHT] if USES_DOT else [ROWS, HEIGHT, WIDTH], tl.float32)
     for start in tl.range(0, tl.cdiv(size, 32), GROUPS):
         i = start * 32 + tl.arange(0, WIDTH)[None, :]
-        if FORMAT == 0:
+        if LINES == 0:
             tile = tl.load(weight + starts + i, mask=is_output & (i < size), other=0.0)  # [HEIGHT, WIDTH]
         else:
             group = start + tl.arange(0, GROUPS)[None, :]
             is_group = is_output & (group < size // 32)  # [HEIGHT, GROUPS]
-            line = first_line[:, None] + group * FORMAT
-            offsets = ((line[:, :, None] + line_of_number) * 16 + (output % 16)[:, None, None]) * 4 + number % 4
-            q = tl.load(weight + offsets, mask=is_group[:, :, None], other=0)  # uint8 [HEIGHT, GROUPS, 32]
-            if BITS == 4:
+            line = first_line[:, None] + group * LINES
+            byte = line[:, :, None] * 64 + lane[:, :, None] * 4 + number % 4  # in a group's first line
+            q = tl.load(weight + byte + line_of_number * 64, mask=is_group[:, :, None], other=0)  # uint8
+            if BITS < 8:
                 q = q >> (number // 4 % 2 * 4).to(tl.uint8) & 15
-            numbers_of_q = q.to(tl.float32)
-            if BITS == 8:
-                numbers_of_q -= 128.0
-            if FORMAT != 8:
-                at = (line + BITS) * 16 + (output % 16)[:, None]
-                if FORMAT == 5:  # INT4: pairs
-                    scale = load_params(params, 2 * at, is_group, number, False)
-                    minimum = load_params(params, 2 * at + 1, is_group, number, False)
-                else:
-                    scale = load_params(params, at, is_group, number, HAS_HALVES)
+            if BITS == 5:
+                upper = tl.load(weight + byte + 4 * 64, mask=is_group[:, :, None], other=0)
+                q += (upper >> (number // 4).to(tl.uint8) & 1) << 4
+            if BITS == 6:
+                upper = tl.load(weight + byte + (4 + number // 16) * 64, mask=is_group[:, :, None], other=0)
+                q += (upper >> (number // 4 % 4 * 2).to(tl.uint8) & 3) << 4
+            numbers_of_q = q.to(tl.float32) - ZERO
+            if LINES > BITS:
+                last = line + BITS  # where scales and minima begin
+                if IS_K:
+                    first = last - group % 2 * LINES if HAS_MINIMA else last  # of a pair of groups
+                    scale = load_params(weight, last, lane + 32, is_group, number, PARTS, tl.int8)
+                    scale *= load_params(weight, first, lane, is_group, number, 1, tl.float16)
                     if HAS_MINIMA:
-                        minimum = load_params(params, at + (32 if HAS_HALVES else 16), is_group, number, HAS_HALVES)
+                        minimum = load_params(weight, last, lane + 48, is_group, number, 1, tl.int8)
+                        minimum *= load_params(weight, first + LINES, lane, is_group, number, 1, tl.float16)
+                else:
+                    scale = load_params(weight, last, lane, is_group, number, PARTS, PARAMS)
+                    if HAS_MINIMA:
+                        minimum = load_params(weight, last, lane + 16 * PARTS, is_group, number, PARTS, PARAMS)
                 numbers_of_q = numbers_of_q * scale
                 if HAS_MINIMA:
                     numbers_of_q += minimum
@@ -128,8 +143,8 @@ def multiply_tiles(
         else:
             sums += numbers[:, None, :].to(tl.float32) * tile[None, :, :].to(tl.float32)
     result = sums if USES_DOT else tl.sum(sums, 2)  # [ROWS, HEIGHT]
-    if FORMAT == 8:
-        result *= tl.load(params + output, mask=output < outputs, other=0.0)[None, :]
+    if LINES == BITS:
+        result *= tl.load(scales + output, mask=output < outputs, other=0.0)[None, :]
     if HAS_BIAS:
         result += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
     is_result = is_row & (output < outputs)[None, :]

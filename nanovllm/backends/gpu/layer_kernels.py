@@ -31,9 +31,7 @@ def embed(input_ids: Tensor, latest_tokens: Tensor, weight: Tensor, out: Tensor)
     rows, size = out.shape
     assert weight.shape[1] == size and weight.is_contiguous() and out.is_contiguous(), (weight.shape, out.shape)
     width = triton.next_power_of_2(size)
-    embed_row[(rows,)](
-        input_ids, latest_tokens, weight, out, SIZE=size, WIDTH=width, num_warps=4, **EARLY_START_OPTIONS
-    )
+    embed_row[(rows,)](input_ids, latest_tokens, weight, out, size, width, num_warps=4, **EARLY_START_OPTIONS)
 
 
 @triton.jit(do_not_specialize=["input_ids", "latest_tokens"])
