@@ -42,7 +42,7 @@ def gemm(x: Tensor, layer: nn.Linear | QuantizedLinear, out: Tensor) -> None:
         PARTS=format.parts, ZERO=format.zero_point, HAS_MINIMA=format.has_minima, IS_K=format.is_k,
         PARAMS=tl.float16 if format == Format.INT4 else tl.float32, ROWS=tile, HEIGHT=height,
         GROUPS=8 // x.element_size(), HAS_BIAS=layer.bias is not None, USES_DOT=tile > 1, num_warps=4,
-        num_stages=3 if format.parts == 2 else 4, **EARLY_START_OPTIONS,  # an L4 has no room for more stages
+        num_stages=4 - (format.is_k or format.parts == 2), **EARLY_START_OPTIONS,  # an L4 has no room for more
     )  # fmt: skip
 
 
