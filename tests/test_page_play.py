@@ -314,6 +314,25 @@ def test_a_hash_without_its_parent_shows_where_a_text_repeats_itself(tmp_path):
     assert verdict.lines[0].endswith(" is cached.") and verdict.lines[1] == "Yours: nothing of the kind."
 
 
+def test_a_request_that_gets_no_tokens_does_not_get_the_same(reference, tmp_path):
+    """If the block of its last token is a hit, a request has nothing to compute, and never ends."""
+    fault = ("block_manager.py", "BlockManager.find_hits", "(seq.num_tokens - 1)", "seq.num_tokens")
+    folder, target = plant("s6", tmp_path / "exercises/s6", *fault), tmp_path / "events"
+    yours = finish(start(STAGES["s6"], folder, target, "traps"), target)
+    verdict = compare(STAGES["s6"], reference("s6", "traps"), yours)
+    assert not any(event["kind"] == "token" and event["seq"] == "N" for event in yours.events)
+    assert verdict.look_at[0] == "BlockManager.find_hits"
+    assert verdict.lines[2].startswith("Some requests get other tokens")
+
+
+def test_a_request_may_be_aborted_earlier_and_gets_the_same_tokens_until_then(runs):
+    """One that is late is aborted in the same step, with a token less. Nobody aborts D."""
+    for seq, words in (("H", "Every request still gets the same tokens"), ("D", "Some requests get other tokens")):
+        [*_, last] = (event for event in runs["s6"] if event["kind"] == "token" and event["seq"] == seq)
+        yours = [event for event in runs["s6"] if event is not last]
+        assert verdict_on("s6", runs["s6"], yours).lines[2].startswith(words)
+
+
 @pytest.mark.full
 def test_fault_that_the_pages_requests_do_not_show_gets_two_tabs_with_others(tmp_path):
     folder = plant("s6", tmp_path / "exercises/s6", *WITHOUT_PARENT)

@@ -270,10 +270,13 @@ def steps(events: Iterable[Event]) -> Iterator[list[Event]]:
 
 
 def has_same_tokens(theirs: list[Event], yours: list[Event]) -> bool:
-    """Return whether the runs give every sequence the same tokens, even if one of them is aborted earlier."""
+    """Return whether the runs give every sequence the same tokens. One that is aborted may have got fewer."""
     one, other = tokens(theirs), tokens(yours)
+    aborted = {event["seq"] for event in [*theirs, *yours] if event["kind"] == "end" and event["why"] == "abort"}
     return one.keys() == other.keys() and all(
-        all(a == b for a, b in zip(one[seq], other[seq], strict=False)) for seq in one
+        all(a == b for a, b in zip(one[seq], other[seq], strict=False))
+        and (len(one[seq]) == len(other[seq]) or seq in aborted)
+        for seq in one
     )
 
 
