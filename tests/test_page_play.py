@@ -386,3 +386,10 @@ def test_crash_is_shown(body, error, tmp_path, monkeypatch):
 def test_missing_exercise_is_reported_in_one_line(capsys):
     assert main(["more_two_ranks", "--no-browser"]) == 2
     assert "stage more_two_ranks has no exercise" in capsys.readouterr().err
+
+
+def test_branch_that_the_page_lacks_is_reported_in_one_line(capsys, tmp_path, monkeypatch):
+    """Even if its exercise has been written."""
+    monkeypatch.setattr("notebooks.page.play.exercise_folder", lambda stage: tmp_path)
+    assert main(["more_speculation", "--no-browser"]) == 2
+    assert capsys.readouterr().err == "play: the page has no branches: play works for stages 1 to 7\n"

@@ -476,6 +476,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         stage = load_chain(ROOT).stage(options.stage)
         step_of(stage, 1)  # raises for a stage without an exercise
+        if stage.key not in STAGES:
+            raise ChainError(f"the page has no branches: play works for stages 1 to {len(STAGES)}")
         folder = exercise_folder(stage)
         if not folder.is_dir():
             raise ChainError(f"there is no exercises/{stage.key} yet: make exercise STAGE={stage.number} writes it")
