@@ -383,6 +383,31 @@ def test_crash_is_shown(body, error, tmp_path, monkeypatch):
     assert json.dumps(verdict.title)[1:-1] in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+MISREPORTED = {  # what append_slot or fork tells, what it ought to tell, and a piece of the verdict
+    "swapped": ('"fork", child, parent', '"fork", parent, child', 'The "fork" that BlockManager.fork tells'),
+    "one missing": ('"fork", child', '"fork", parent, child', 'The "fork" that BlockManager.fork tells'),
+    "no copy": ('"grow", seq', '"grow", seq, copy', 'The "grow" that BlockManager.append_slot tells'),
+    "unless it copies": (
+        '"grow" if copy is None else "", seq, copy',
+        '"grow", seq, copy',
+        'BlockManager.append_slot does not tell the observer "grow" here',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ["swapped", full("one missing"), "no copy", full("unless it copies")])
+def test_event_that_makes_no_sense_is_traced_to_the_function_that_tells_it(case, reference, tmp_path):
+    """Even if the given code crashes later, because the observer can't make sense of the next event."""
+    mine, right, words = MISREPORTED[case]
+    name = "BlockManager.fork" if "fork" in right else "BlockManager.append_slot"
+    folder = plant("s5", tmp_path / "exercises/s5", "block_manager.py", name, right, mine)
+    yours = finish(start(STAGES["s5"], folder, tmp_path / "events", "page"), tmp_path / "events")
+    verdict = compare(STAGES["s5"], reference("s5", "page"), yours)
+    assert verdict.step == 7 and verdict.look_at[0] == name
+    assert sum(words in line for line in verdict.lines) == 1
+    assert not any("engine.py" in line or "as good" in line for line in verdict.lines)
+
+
 def test_missing_exercise_is_reported_in_one_line(capsys):
     assert main(["more_two_ranks", "--no-browser"]) == 2
     assert "stage more_two_ranks has no exercise" in capsys.readouterr().err
