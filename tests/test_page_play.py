@@ -408,6 +408,22 @@ def test_event_that_makes_no_sense_is_traced_to_the_function_that_tells_it(case,
     assert not any("engine.py" in line or "as good" in line for line in verdict.lines)
 
 
+def test_crash_in_given_code_is_said_to_be_there_and_names_the_functions_that_ran_last(reference, tmp_path):
+    fault = ("scheduler.py", "Scheduler._take", "append((seq, num_tokens))", "append((num_tokens, seq))")
+    folder, target = plant("s5", tmp_path / "exercises/s5", *fault), tmp_path / "events"
+    yours = finish(start(STAGES["s5"], folder, target, "page"), target)
+    verdict = compare(STAGES["s5"], reference("s5", "page"), yours)
+    assert verdict.step == 1 and verdict.lines[1].startswith("in the given code: exercises/s5/")
+    assert verdict.look_at[0] == "Scheduler._take" and all(name in verdict.lines[2] for name in verdict.look_at)
+
+
+def test_crash_in_a_function_of_the_exercise_or_of_ones_own_is_not_said_to_be_in_given_code(runs):
+    for function in ("BlockPool.get_new_blocks", "BlockPool.a_helper_of_mine", "BlockManager.check_integrity"):
+        crash = Crash("IndexError: mine", {"file": "block_pool.py", "line": 8, "function": function})
+        lines = verdict_on("s2", runs["s2"], runs["s2"][:1], crash).lines
+        assert any("given code" in line for line in lines) == (function == "BlockManager.check_integrity")
+
+
 def test_missing_exercise_is_reported_in_one_line(capsys):
     assert main(["more_two_ranks", "--no-browser"]) == 2
     assert "stage more_two_ranks has no exercise" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import webbrowser
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, takewhile, zip_longest
 from pathlib import Path
@@ -107,6 +107,7 @@ class Crash(NamedTuple):
     place: dict[str, Any] | None = None  # file, line and function
     function: str | None = None  # the exercise's function that it came through
     told: str | None = None  # the kind of event that the tracer could not make sense of, if it was the tracer's
+    ran: Sequence[str] = ()  # the exercise's functions that ran last, the last one first
 
 
 class Recorded(NamedTuple):
@@ -209,7 +210,7 @@ def finish(process: "subprocess.Popen[bytes]", target: Path) -> Recorded:
     lines = [json.loads(line) for line in written.split("\n")[:-1]]  # a process that was killed may leave half a line
     if lines and "crash" in lines[-1]:
         last = lines.pop()
-        crash = Crash(last["crash"], last["place"], last["function"], last["told"])
+        crash = Crash(last["crash"], last["place"], last["function"], last["told"], last["ran"])
     if crash and lines and (lines[-1]["kind"] != "step" or lines[-1]["error"] is None):
         step = sum(line["kind"] == "step" for line in lines) + 1
         lines.append({"kind": "step", "step": step, "error": crash.error, "function": None})
@@ -390,9 +391,14 @@ def crashed(stage: Stage, theirs: Recorded, yours: Recorded, step: int) -> Verdi
         if crash.told and function not in names and (told := told_before(theirs, yours, step, function, names)):
             return Verdict(step, title, (misreported(stage, *told),), look_at=(told[0],))
         where = f", {function}" if function not in ("", "<module>") else ""
-        lines.append(f"exercises/{stage.key}/{place['file']}, line {place['line']}{where}")
+        is_given = function not in names and function in all_excerpts(stage.folder)
+        given = "in the given code: " if is_given else ""
+        lines.append(f"{given}exercises/{stage.key}/{place['file']}, line {place['line']}{where}")
         if crash.told and function in names:
             lines.append(misreported(stage, function, crash.told))
+        if not look_at and is_given and crash.ran:
+            lines.append(f"The functions of yours that ran last before: {', '.join(crash.ran)}.")
+            look_at = [*crash.ran]
         look_at = look_at or ([function] if function else [])
     return Verdict(step, title, tuple(lines), look_at=tuple(look_at))
 

@@ -4,7 +4,8 @@
 
 The workload is "page" or "traps". The last arguments are the functions of the stage's exercise. Each line of the file
 is an event, with `function`, the innermost of these functions that was running, and `told`, what the observer was told:
-"taken" comes from tell("grow", ...). A crash adds a last line, {"crash": ...}, with the place in the code.
+"taken" comes from tell("grow", ...). A crash adds a last line, {"crash": ...}, with the place in the code, and
+`ran`: the functions of the exercise that ran last.
 """
 
 import json
@@ -12,10 +13,11 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import IO, Any, NamedTuple
 
 from nanovllm.trace import Tracer
@@ -24,6 +26,7 @@ from nanovllm.trace.tracer import error_text
 from notebooks.page.record import MAX_STEPS, THE_PAGES, serve
 from notebooks.page.traps import TRAPS
 
+MAX_RAN = 3  # functions that ran last
 SECONDS = int(os.environ.get("SECONDS_FOR_A_STEP", "20"))  # of the processor: half-written code may loop forever
 
 
@@ -40,6 +43,7 @@ class Sink:
 
     def __init__(self, file: IO[str], folder: Path, functions: Collection[str]) -> None:
         self._file, self._folder, self._functions = file, folder, functions
+        self.ran: dict[str, None] = {}  # the exercise's functions, in the order in which they ended last
 
     def __call__(self, event: Event) -> None:
         if is_cleaning_up():
@@ -70,7 +74,9 @@ class Sink:
         place = places[-1]._asdict() if places else None
         words = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else error_text(error)
         told = told_in(frame for frame, _ in traceback.walk_tb(error.__traceback__))
-        self.write({"crash": words, "place": place, "function": functions[-1] if functions else None, "told": told})
+        ran = [*reversed(self.ran)][:MAX_RAN]
+        function = functions[-1] if functions else None
+        self.write({"crash": words, "place": place, "function": function, "told": told, "ran": ran})
 
 
 def plain(value: Any) -> int | str:
@@ -117,6 +123,29 @@ def name_of(frame: FrameType) -> str:
     return frame.f_code.co_qualname.partition(".<locals>")[0]
 
 
+def note_runs(package: str, functions: Collection[str], ran: dict[str, None]) -> None:
+    """Wrap these functions wherever a module of `package` has them: one that ends moves to the end of `ran`."""
+
+    def noting(name: str, function: FunctionType) -> Callable[..., Any]:
+        @wraps(function)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            finally:
+                ran.pop(name, None)
+                ran[name] = None
+
+        return noted
+
+    for module in [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]:
+        for name in functions:
+            of, _, attribute = name.rpartition(".")
+            owner = getattr(module, of, None) if of else module
+            function = vars(owner).get(attribute) if owner else None
+            if isinstance(function, FunctionType) and not hasattr(function, "__wrapped__"):
+                setattr(owner, attribute, noting(name, function))
+
+
 def time_out(number: int, frame: FrameType | None) -> None:
     raise TimeoutError(f"no step has ended for {SECONDS} seconds: is there an infinite loop?")
 
@@ -130,6 +159,7 @@ def main(name: str, path: str, target: str, workload: str, *functions: str) -> N
         sink = Sink(file, folder, functions)
         try:
             engine = import_module(f"{folder.parent.name}.{folder.name}")
+            note_runs(engine.__name__, functions, sink.ran)
             serve(name, engine, sink, Tracer(), THE_PAGES if workload == "page" else TRAPS[name])
         except Exception as error:
             sink.crash(error)
