@@ -424,7 +424,7 @@ def misreported(stage: Stage, function: str, told: str, is_told: bool = True, wo
     line = f'{function} does not tell the observer "{told}" here'
     if is_told:
         line = f'The "{told}" that {function} tells the observer cannot be replayed{words and f": {words}"}'
-    return f"{line}. exercises/{stage.key}/observer.py lists its arguments."
+    return f"{line}. exercises/{stage.key}/observer.py explains it."
 
 
 def in_words(events: list[Event]) -> str:
