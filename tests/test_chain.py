@@ -16,6 +16,7 @@ from stages.tools.chain.diffs import diff_md
 from stages.tools.chain.lines import code_lines, optional_lines
 from stages.tools.exercise.functions import find
 from stages.tools.exercise.proof import proof_faults
+from stages.tools.exercise.report import Place, Report
 from stages.tools.exercise.variants import variant_faults, variants_file
 from tests.helpers import full
 
@@ -829,6 +830,19 @@ class TestExerciseCheck:
             'make exercise STAGE=2 ARGS="--reveal Pool.take"\n',
         ):
             assert words in printed
+
+    def test_line_outside_of_the_exercise_is_called_given_code(self) -> None:
+        """The learner has not written it, and the fault is elsewhere."""
+        step, take = (
+            Place(f"{name}.py", 9, function, "...")
+            for name, function in [("engine", "Engine.step"), ("pool", "Pool.take")]
+        )
+        for calls, words in (
+            ((step,), "  given code engine.py, line 9"),
+            ((step, take, step), "  your code  pool.py, line 9"),
+        ):
+            report = Report("tests/test_pool.py::test_take", "failed", calls=calls).within(["Pool.take"])
+            assert any(line.startswith(words) for line in report.lines())
 
     def test_message_of_an_assert_is_printed(self, check: Run, root: Path) -> None:
         solve(root, "take", "        return [1]\n")

@@ -314,6 +314,25 @@ def test_a_hash_without_its_parent_shows_where_a_text_repeats_itself(tmp_path):
     assert verdict.lines[0].endswith(" is cached.") and verdict.lines[1] == "Yours: nothing of the kind."
 
 
+def test_a_request_that_gets_no_tokens_does_not_get_the_same(reference, tmp_path):
+    """If the block of its last token is a hit, a request has nothing to compute, and never ends."""
+    fault = ("block_manager.py", "BlockManager.find_hits", "(seq.num_tokens - 1)", "seq.num_tokens")
+    folder, target = plant("s6", tmp_path / "exercises/s6", *fault), tmp_path / "events"
+    yours = finish(start(STAGES["s6"], folder, target, "traps"), target)
+    verdict = compare(STAGES["s6"], reference("s6", "traps"), yours)
+    assert not any(event["kind"] == "token" and event["seq"] == "N" for event in yours.events)
+    assert verdict.look_at[0] == "BlockManager.find_hits"
+    assert verdict.lines[2].startswith("Some requests get other tokens")
+
+
+def test_a_request_may_be_aborted_earlier_and_gets_the_same_tokens_until_then(runs):
+    """One that is late is aborted in the same step, with a token less. Nobody aborts D."""
+    for seq, words in (("H", "Every request still gets the same tokens"), ("D", "Some requests get other tokens")):
+        [*_, last] = (event for event in runs["s6"] if event["kind"] == "token" and event["seq"] == seq)
+        yours = [event for event in runs["s6"] if event is not last]
+        assert verdict_on("s6", runs["s6"], yours).lines[2].startswith(words)
+
+
 @pytest.mark.full
 def test_fault_that_the_pages_requests_do_not_show_gets_two_tabs_with_others(tmp_path):
     folder = plant("s6", tmp_path / "exercises/s6", *WITHOUT_PARENT)
@@ -364,6 +383,54 @@ def test_crash_is_shown(body, error, tmp_path, monkeypatch):
     assert json.dumps(verdict.title)[1:-1] in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+MISREPORTED = {  # what append_slot or fork tells, what it ought to tell, and a piece of the verdict
+    "swapped": ('"fork", child, parent', '"fork", parent, child', 'The "fork" that BlockManager.fork tells'),
+    "one missing": ('"fork", child', '"fork", parent, child', 'The "fork" that BlockManager.fork tells'),
+    "no copy": ('"grow", seq', '"grow", seq, copy', 'The "grow" that BlockManager.append_slot tells'),
+    "unless it copies": (
+        '"grow" if copy is None else "", seq, copy',
+        '"grow", seq, copy',
+        'BlockManager.append_slot does not tell the observer "grow" here',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ["swapped", full("one missing"), "no copy", full("unless it copies")])
+def test_event_that_makes_no_sense_is_traced_to_the_function_that_tells_it(case, reference, tmp_path):
+    """Even if the given code crashes later, because the observer can't make sense of the next event."""
+    mine, right, words = MISREPORTED[case]
+    name = "BlockManager.fork" if "fork" in right else "BlockManager.append_slot"
+    folder = plant("s5", tmp_path / "exercises/s5", "block_manager.py", name, right, mine)
+    yours = finish(start(STAGES["s5"], folder, tmp_path / "events", "page"), tmp_path / "events")
+    verdict = compare(STAGES["s5"], reference("s5", "page"), yours)
+    assert verdict.step == 7 and verdict.look_at[0] == name
+    assert sum(words in line for line in verdict.lines) == 1
+    assert not any("engine.py" in line or "as good" in line for line in verdict.lines)
+
+
+def test_crash_in_given_code_is_said_to_be_there_and_names_the_functions_that_ran_last(reference, tmp_path):
+    fault = ("scheduler.py", "Scheduler._take", "append((seq, num_tokens))", "append((num_tokens, seq))")
+    folder, target = plant("s5", tmp_path / "exercises/s5", *fault), tmp_path / "events"
+    yours = finish(start(STAGES["s5"], folder, target, "page"), target)
+    verdict = compare(STAGES["s5"], reference("s5", "page"), yours)
+    assert verdict.step == 1 and verdict.lines[1].startswith("in the given code: exercises/s5/")
+    assert verdict.look_at[0] == "Scheduler._take" and all(name in verdict.lines[2] for name in verdict.look_at)
+
+
+def test_crash_in_a_function_of_the_exercise_or_of_ones_own_is_not_said_to_be_in_given_code(runs):
+    for function in ("BlockPool.get_new_blocks", "BlockPool.a_helper_of_mine", "BlockManager.check_integrity"):
+        crash = Crash("IndexError: mine", {"file": "block_pool.py", "line": 8, "function": function})
+        lines = verdict_on("s2", runs["s2"], runs["s2"][:1], crash).lines
+        assert any("given code" in line for line in lines) == (function == "BlockManager.check_integrity")
+
+
 def test_missing_exercise_is_reported_in_one_line(capsys):
     assert main(["more_two_ranks", "--no-browser"]) == 2
     assert "stage more_two_ranks has no exercise" in capsys.readouterr().err
+
+
+def test_branch_that_the_page_lacks_is_reported_in_one_line(capsys, tmp_path, monkeypatch):
+    """Even if its exercise has been written."""
+    monkeypatch.setattr("notebooks.page.play.exercise_folder", lambda stage: tmp_path)
+    assert main(["more_speculation", "--no-browser"]) == 2
+    assert capsys.readouterr().err == "play: the page has no branches: play works for stages 1 to 7\n"

@@ -13,9 +13,9 @@ import sys
 import tempfile
 import webbrowser
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
+from itertools import islice, takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,6 +106,8 @@ class Crash(NamedTuple):
     error: str
     place: dict[str, Any] | None = None  # file, line and function
     function: str | None = None  # the exercise's function that it came through
+    told: str | None = None  # the kind of event that the tracer could not make sense of, if it was the tracer's
+    ran: Sequence[str] = ()  # the exercise's functions that ran last, the last one first
 
 
 class Recorded(NamedTuple):
@@ -182,9 +184,14 @@ def record_both(stage: Stage, folder: Path, workload: str) -> tuple[Recorded, Re
     return theirs, yours
 
 
+def functions_to_write(stage: Stage) -> list[str]:
+    """Return the names of the exercise's functions."""
+    return [name.name for step in stage.steps for name in step.functions]
+
+
 def start(stage: Stage, folder: Path, target: Path, workload: str) -> "subprocess.Popen[bytes]":
-    functions = [name.name for step in stage.steps for name in step.functions]
-    command = [sys.executable, "-m", "notebooks.page.worker", stage.key, str(folder), str(target), workload, *functions]
+    arguments = [stage.key, str(folder), str(target), workload, *functions_to_write(stage)]
+    command = [sys.executable, "-m", "notebooks.page.worker", *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.Popen(command, cwd=ROOT, env=environment)
 
@@ -203,7 +210,7 @@ def finish(process: "subprocess.Popen[bytes]", target: Path) -> Recorded:
     lines = [json.loads(line) for line in written.split("\n")[:-1]]  # a process that was killed may leave half a line
     if lines and "crash" in lines[-1]:
         last = lines.pop()
-        crash = Crash(last["crash"], last["place"], last["function"])
+        crash = Crash(last["crash"], last["place"], last["function"], last["told"], last["ran"])
     if crash and lines and (lines[-1]["kind"] != "step" or lines[-1]["error"] is None):
         step = sum(line["kind"] == "step" for line in lines) + 1
         lines.append({"kind": "step", "step": step, "error": crash.error, "function": None})
@@ -219,11 +226,12 @@ def compare(stage: Stage, theirs: Recorded, yours: Recorded) -> Verdict:
         num_steps = max(1, yours.events[-1]["step"] if yours.events else 1)
         before, so_far = (up_to(run.events, num_steps - 1) for run in (theirs, yours))
         if not yours.events or not difference(before, so_far, key_without_blocks):
-            return crashed(stage, yours.crash, num_steps)
+            return crashed(stage, theirs, yours, num_steps)
     decisive = difference(theirs.events, yours.events, key_without_blocks)
     first = difference(theirs.events, yours.events, key)
     if decisive and first:
-        return parted(stage, first, has_same_tokens(theirs.events, yours.events))
+        impossible = first_impossible(stage, yours.events, first.step)
+        return parted(stage, first, has_same_tokens(theirs.events, yours.events), impossible)
     num_steps = theirs.events[-1]["step"]
     if first is None:
         return Verdict(num_steps, f"All {num_steps} steps are the same as stage {stage.number}'s.", is_same=True)
@@ -270,10 +278,13 @@ def steps(events: Iterable[Event]) -> Iterator[list[Event]]:
 
 
 def has_same_tokens(theirs: list[Event], yours: list[Event]) -> bool:
-    """Return whether the runs give every sequence the same tokens, even if one of them is aborted earlier."""
+    """Return whether the runs give every sequence the same tokens. One that is aborted may have got fewer."""
     one, other = tokens(theirs), tokens(yours)
+    aborted = {event["seq"] for event in [*theirs, *yours] if event["kind"] == "end" and event["why"] == "abort"}
     return one.keys() == other.keys() and all(
-        all(a == b for a, b in zip(one[seq], other[seq], strict=False)) for seq in one
+        all(a == b for a, b in zip(one[seq], other[seq], strict=False))
+        and (len(one[seq]) == len(other[seq]) or seq in aborted)
+        for seq in one
     )
 
 
@@ -324,6 +335,15 @@ def try_to_apply(state: State, event: Event) -> bool:
     return True
 
 
+def first_impossible(stage: Stage, events: list[Event], last: int) -> Event | None:
+    """Return the first event up to step `last` that a function of the exercise told and that cannot have happened."""
+    names = functions_to_write(stage)
+    snapshot, *rest = up_to(events, last)
+    state = begin(snapshot)
+    impossible = (event for event in rest if event["kind"] != "step" and not try_to_apply(state, event))
+    return next((event for event in impossible if event.get("told") and event.get("by") in names), None)
+
+
 def key(event: Event) -> Any:
     """Return all that two events of the same step must share to be the same."""
     skipped = {*NOT_COMPARED, "why"} if event["kind"] in ("refused", "held_up") else NOT_COMPARED
@@ -339,31 +359,72 @@ def key_without_blocks(event: Event) -> Any:
 # ---- the verdict, in words
 
 
-def parted(stage: Stage, first: Difference, has_same_tokens: bool) -> Verdict:
-    events = [*first.theirs, *first.yours]
-    other = "Every request still gets the same tokens, so your way may be as good"
-    lines = (
+def parted(stage: Stage, first: Difference, has_same_tokens: bool, impossible: Event | None) -> Verdict:
+    events, look_at = [*first.theirs, *first.yours], functions_of(stage, first)
+    tokens = "Every request still gets the same tokens" if has_same_tokens else "Some requests get other tokens"
+    as_good = ", so your way may be as good" if has_same_tokens and not impossible else ""
+    lines = [
         f"Stage {stage.number}: {in_words(first.theirs)}.",
         f"Yours: {in_words(first.yours)}.",
-        f"{other if has_same_tokens else 'Some requests get other tokens'}: try make check STAGE={stage.number}.",
-    )
+        f"{tokens}{as_good}: try make check STAGE={stage.number}.",
+    ]
+    if impossible:
+        lines.append(misreported(stage, impossible["by"], impossible["told"], words=in_words([impossible])))
+        look_at = (impossible["by"], *(name for name in look_at if name != impossible["by"]))
     return Verdict(
         first.step,
         f"In step {first.step}, your run parts from stage {stage.number}'s.",
-        lines,
+        tuple(lines),
         blocks=tuple(dict.fromkeys(block for event in events for block in device_blocks(event))),
         seqs=tuple(dict.fromkeys(event["seq"] for event in events if "seq" in event)),
-        look_at=functions_of(stage, first),
+        look_at=look_at,
     )
 
 
-def crashed(stage: Stage, crash: Crash, step: int) -> Verdict:
-    place, lines = crash.place, [crash.error]
+def crashed(stage: Stage, theirs: Recorded, yours: Recorded, step: int) -> Verdict:
+    title, crash = f"Your code stops in step {step}.", yours.crash
+    assert crash, "it has not crashed"
+    place, lines, look_at = crash.place, [crash.error], [crash.function] if crash.function else []
+    names = functions_to_write(stage)
     if place:
-        where = f", {place['function']}" if place["function"] not in ("", "<module>") else ""
-        lines.append(f"exercises/{stage.key}/{place['file']}, line {place['line']}{where}")
-    look_at = crash.function or (place["function"] if place else "")
-    return Verdict(step, f"Your code stops in step {step}.", tuple(lines), look_at=(look_at,) if look_at else ())
+        function = place["function"]
+        if crash.told and function not in names and (told := told_before(theirs, yours, step, function, names)):
+            return Verdict(step, title, (misreported(stage, *told),), look_at=(told[0],))
+        where = f", {function}" if function not in ("", "<module>") else ""
+        is_given = function not in names and function in all_excerpts(stage.folder)
+        given = "in the given code: " if is_given else ""
+        lines.append(f"{given}exercises/{stage.key}/{place['file']}, line {place['line']}{where}")
+        if crash.told and function in names:
+            lines.append(misreported(stage, function, crash.told))
+        if not look_at and is_given and crash.ran:
+            lines.append(f"The functions of yours that ran last before: {', '.join(crash.ran)}.")
+            look_at = [*crash.ran]
+        look_at = look_at or ([function] if function else [])
+    return Verdict(step, title, tuple(lines), look_at=tuple(look_at))
+
+
+def told_before(
+    theirs: Recorded, yours: Recorded, step: int, function: str, names: list[str]
+) -> tuple[str, str, bool] | None:
+    """Return which function of the exercise told the observer something wrong, or nothing, before `function` told it.
+
+    Return the kind of event, too, and whether it was told at all. Return None if the same was told as in the stage.
+    """
+    one, other = (next(islice(steps(run.events), step - 1, None), list[Event]()) for run in (theirs, yours))
+    one = list(takewhile(lambda event: event.get("by") != function, one))
+    missing, extra = (
+        [(event["by"], event["told"]) for event in surplus(*runs, key_without_blocks) if event.get("by") in names]
+        for runs in ((one, other), (other, one))
+    )
+    return (*missing[0], missing[0] in extra) if missing else None
+
+
+def misreported(stage: Stage, function: str, told: str, is_told: bool = True, words: str = "") -> str:
+    """Return a line about an event that the observer is told in a way that makes no sense, or is not told."""
+    line = f'{function} does not tell the observer "{told}" here'
+    if is_told:
+        line = f'The "{told}" that {function} tells the observer cannot be replayed{words and f": {words}"}'
+    return f"{line}. exercises/{stage.key}/observer.py explains it."
 
 
 def in_words(events: list[Event]) -> str:
@@ -394,7 +455,7 @@ def device_blocks(event: Event) -> Iterator[int]:
 
 def functions_of(stage: Stage, first: Difference) -> tuple[str, ...]:
     """Return the functions of the exercise to look at, the likeliest first."""
-    names = [name.name for step in stage.steps for name in step.functions]
+    names = functions_to_write(stage)
     cause = min([*first.theirs, *first.yours], key=rank)
     running = cause["by"] if cause.get("by") in names else cause.get("function")
     parts = LOOK_AT.get(cause["kind"], ())
@@ -473,6 +534,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         stage = load_chain(ROOT).stage(options.stage)
         step_of(stage, 1)  # raises for a stage without an exercise
+        if stage.key not in STAGES:
+            raise ChainError(f"the page has no branches: play works for stages 1 to {len(STAGES)}")
         folder = exercise_folder(stage)
         if not folder.is_dir():
             raise ChainError(f"there is no exercises/{stage.key} yet: make exercise STAGE={stage.number} writes it")

@@ -3,8 +3,9 @@
     python -m notebooks.page.worker s3 exercises/s3 events.jsonl page Scheduler.schedule Scheduler._may_admit
 
 The workload is "page" or "traps". The last arguments are the functions of the stage's exercise. Each line of the file
-is an event, with `function`: the innermost of these functions that was running. A crash adds a last line, {"crash":
-...}, with the place in the code.
+is an event, with `function`, the innermost of these functions that was running, and `told`, what the observer was told:
+"taken" comes from tell("grow", ...). A crash adds a last line, {"crash": ...}, with the place in the code, and
+`ran`: the functions of the exercise that ran last.
 """
 
 import json
@@ -12,10 +13,11 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import IO, Any, NamedTuple
 
 from nanovllm.trace import Tracer
@@ -24,6 +26,7 @@ from nanovllm.trace.tracer import error_text
 from notebooks.page.record import MAX_STEPS, THE_PAGES, serve
 from notebooks.page.traps import TRAPS
 
+MAX_RAN = 3  # functions that ran last
 SECONDS = int(os.environ.get("SECONDS_FOR_A_STEP", "20"))  # of the processor: half-written code may loop forever
 
 
@@ -40,11 +43,13 @@ class Sink:
 
     def __init__(self, file: IO[str], folder: Path, functions: Collection[str]) -> None:
         self._file, self._folder, self._functions = file, folder, functions
+        self.ran: dict[str, None] = {}  # the exercise's functions, in the order in which they ended last
 
     def __call__(self, event: Event) -> None:
         if is_cleaning_up():
             return
-        self.write(event | {"function": self._innermost()})
+        frames = [*frames_above(sys._getframe())]
+        self.write(event | {"function": self._innermost(frames), "told": told_in(frames)})
         if event["kind"] == "step":
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             if event["step"] == 2 * MAX_STEPS:  # this run has parted from the stage's long ago
@@ -54,22 +59,24 @@ class Sink:
         self._file.write(json.dumps(line, default=plain) + "\n")
         self._file.flush()  # whatever happens next
 
-    def _innermost(self) -> str | None:
-        frame: FrameType | None = sys._getframe()
-        while frame:
-            if (name := name_of(frame)) in self._functions and is_in(frame, self._folder):
-                return name
-            frame = frame.f_back
-        return None
+    def _innermost(self, frames: Iterable[FrameType]) -> str | None:
+        names = ((name_of(frame), frame) for frame in frames)
+        return next((name for name, frame in names if name in self._functions and is_in(frame, self._folder)), None)
 
     def crash(self, error: BaseException) -> None:
-        """Write a crash: the error, its place in the folder, and the last function of the exercise on the way there."""
+        """Write a crash: the error, its place in the folder, and the last function of the exercise on the way there.
+
+        If the tracer raised it, `told` is what it was told.
+        """
         while not (places := list(places_of(error, self._folder))) and error.__context__:
             error = error.__context__
         functions = [place.function for place in places if place.function in self._functions]
         place = places[-1]._asdict() if places else None
         words = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else error_text(error)
-        self.write({"crash": words, "place": place, "function": functions[-1] if functions else None})
+        told = told_in(frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        ran = [*reversed(self.ran)][:MAX_RAN]
+        function = functions[-1] if functions else None
+        self.write({"crash": words, "place": place, "function": function, "told": told, "ran": ran})
 
 
 def plain(value: Any) -> int | str:
@@ -81,6 +88,18 @@ def is_cleaning_up() -> bool:
     """Return True while LLM._serve() frees everything after an error: the engine has crashed already."""
     error = sys.exception()
     return bool(error and error.__traceback__ and error.__traceback__.tb_frame.f_code.co_name == "_serve")
+
+
+def frames_above(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers, the innermost first."""
+    while frame:
+        yield frame
+        frame = frame.f_back
+
+
+def told_in(frames: Iterable[FrameType]) -> str | None:
+    """Return what kind of event the tracer is being told, or None if it isn't being told any."""
+    return next((frame.f_locals["kind"] for frame in frames if frame.f_code is Tracer.tell.__code__), None)
 
 
 def places_of(error: BaseException, folder: Path) -> Iterator[Place]:
@@ -104,6 +123,29 @@ def name_of(frame: FrameType) -> str:
     return frame.f_code.co_qualname.partition(".<locals>")[0]
 
 
+def note_runs(package: str, functions: Collection[str], ran: dict[str, None]) -> None:
+    """Wrap these functions wherever a module of `package` has them: one that ends moves to the end of `ran`."""
+
+    def noting(name: str, function: FunctionType) -> Callable[..., Any]:
+        @wraps(function)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            finally:
+                ran.pop(name, None)
+                ran[name] = None
+
+        return noted
+
+    for module in [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]:
+        for name in functions:
+            of, _, attribute = name.rpartition(".")
+            owner = getattr(module, of, None) if of else module
+            function = vars(owner).get(attribute) if owner else None
+            if isinstance(function, FunctionType) and not hasattr(function, "__wrapped__"):
+                setattr(owner, attribute, noting(name, function))
+
+
 def time_out(number: int, frame: FrameType | None) -> None:
     raise TimeoutError(f"no step has ended for {SECONDS} seconds: is there an infinite loop?")
 
@@ -117,6 +159,7 @@ def main(name: str, path: str, target: str, workload: str, *functions: str) -> N
         sink = Sink(file, folder, functions)
         try:
             engine = import_module(f"{folder.parent.name}.{folder.name}")
+            note_runs(engine.__name__, functions, sink.ran)
             serve(name, engine, sink, Tracer(), THE_PAGES if workload == "page" else TRAPS[name])
         except Exception as error:
             sink.crash(error)

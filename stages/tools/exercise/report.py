@@ -33,17 +33,18 @@ class Report:
     result: tuple[str, ...] = ()  # a few short lines: the values compared, or the error raised
     is_open: bool = False  # a function of the exercise is not written yet
     test_line: Place | None = None  # the last line of the test that ran
-    calls: tuple[Place, ...] = ()  # the lines of the learner's code that were running, outermost first
+    calls: tuple[Place, ...] = ()  # the lines of the learner's folder that were running, outermost first
+    is_in_given_code: bool = False  # none of these lines is in a function of the exercise; within() finds out
 
     @property
     def code(self) -> Place | None:
-        """The last line of the learner's code that ran."""
+        """The last line of the learner's folder that ran."""
         return self.calls[-1] if self.calls else None
 
     def within(self, functions: Container[str]) -> "Report":
         """Return the same report, whose code is the last line in one of `functions`, if any of them was running."""
         own = [n for n, place in enumerate(self.calls, 1) if place.name in functions]
-        return replace(self, calls=self.calls[: own[-1]]) if own else self
+        return replace(self, calls=self.calls[: own[-1]]) if own else replace(self, is_in_given_code=True)
 
     @property
     def is_red(self) -> bool:
@@ -91,7 +92,7 @@ class Report:
         if self.test_line:
             yield "asked in", str(self.test_line)
         if self.code and not self.is_open:
-            yield "your code", str(self.code)
+            yield "given code" if self.is_in_given_code else "your code", str(self.code)
 
 
 def as_sentence(test: str) -> str:
