@@ -208,7 +208,7 @@ def widest_group(folder: Path) -> Group:
     weight = load_file(folder / "model.safetensors")["model.layers.0.mlp.down_proj.weight"].float()
     groups = weight.unflatten(1, (-1, GROUP))  # [outputs, groups, GROUP]
     row, number = divmod(int((groups.abs().amax(2) / groups.abs().median(2).values).argmax()), groups.shape[1])
-    q, scales, minima = quantize_int4(weight[row : row + 1])
+    q, scales, minima, _ = quantize_int4(weight[row : row + 1])
     return Group(
         row, groups[row, number], q.view(-1, GROUP)[number], float(scales[0, number]), float(minima[0, number])
     )
