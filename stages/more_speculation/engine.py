@@ -121,6 +121,8 @@ class LLMEngine:
         """Append the new tokens, and remove the sequences that have ended. Return those that got a token.
 
         Tokens of a draft that were wrong do not count as computed, and the blocks that only they needed are given back.
+        num_draft_tokens counts the tokens of drafts, and num_accepted_tokens the right ones. If there was a draft, tell
+        the observer "verify", with the sequence and both numbers.
         """
         updated = []
         for (seq, num_tokens), new_tokens in zip(batch, tokens, strict=True):

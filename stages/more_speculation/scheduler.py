@@ -135,8 +135,8 @@ class Scheduler:
     def _draft(self, seq: Sequence, num_tokens: int, output: SchedulerOutput) -> int:
         """Draft tokens for `seq` if the step computes its last one, and return how many.
 
-        They have slots, and fit into the budget. With the token that is sampled after them, they stay within
-        max_num_tokens.
+        They are in `draft_token_ids`, have slots, and are taken off the budget. With the token that is sampled after
+        them, they stay within max_num_tokens.
         """
         if num_tokens < seq.num_uncomputed_tokens:
             return 0

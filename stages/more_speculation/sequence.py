@@ -69,7 +69,7 @@ class Sequence:
         return (self.token_ids[self.num_computed_tokens :] + self.draft_token_ids)[:num_tokens]
 
     def append_tokens(self, tokens: list[SampledToken]) -> int:
-        """Append the first token, and each later one as long as the token before it matches the draft.
+        """Append the first token, if there is one, and each later one while the token before it matches the draft.
 
         Clear the draft. Return how many of its tokens were accepted: their keys and values are valid.
         """
