@@ -32,7 +32,7 @@ class Report:
     message: str = ""  # of the assert
     result: tuple[str, ...] = ()  # a few short lines: the values compared, or the error raised
     is_open: bool = False  # a function of the exercise is not written yet
-    test_line: Place | None = None  # the last line of the test that ran
+    test_line: Place | None = None  # the test's own last line that ran: a helper's says less of what was asked
     calls: tuple[Place, ...] = ()  # the lines of the learner's code that were running, outermost first
 
     @property
