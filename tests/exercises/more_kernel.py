@@ -119,7 +119,6 @@ class Step2:
                         score += query[head, d] * keys[i, kv_head, d]
                     scores[head, i] = score
 
-
     class wrong_fills_an_array_of_its_own:
         """Bind the name to a new array: the one that was given stays as it was."""
 

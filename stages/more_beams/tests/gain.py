@@ -15,7 +15,6 @@ LOOK = """This story is greedy. To search for one:
 """
 
 
-
 def before(engine: ModuleType, folder: Path) -> dict[str, int]:
     llm = engine.LLM(write_checkpoint(folder), block_size=BLOCK_SIZE)
     llm.generate([PROMPT] * WIDTH, engine.SamplingParams(seed=0, max_tokens=MAX_TOKENS, ignore_eos=True))
