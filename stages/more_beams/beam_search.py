@@ -167,8 +167,8 @@ class BeamSearch:
     def extend(self, beams: list[Sequence]) -> list[Candidate]:
         """Give each beam a slot (append_slots), compute its last token, and return the likeliest continuations of all.
 
-        The best one is first, by the logprob of its whole output. There are enough for beam_width of them to go on, even
-        if all stop tokens of all beams are among them.
+        The best one is first, by the logprob of its whole output. There are enough for beam_width of them to go on,
+        even if all stop tokens of all beams are among them.
         """
         self.append_slots(beams)
         logprobs = self._next_logprobs(beams)  # [num_beams, vocab_size]

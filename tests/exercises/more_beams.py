@@ -385,7 +385,7 @@ class Step4:
     class wrong_counts_the_prompt_in_the_most:
         """Give are_final() the most tokens of a sequence, prompt included."""
 
-        red = "and the most that an output can have"
+        red = "and the most of an output"
 
         class BeamSearch:
             def choose(self, candidates, hypotheses):

@@ -125,7 +125,7 @@ class Step2:
         red = "scores holds NaN: set every number of the array that you are given, with ="
 
         def score_block(query, keys, kv_head, scores):
-            scores = query @ keys[: scores.shape[1], kv_head].T * np.float32(query.shape[1] ** -0.5)  # noqa: F841
+            scores = query @ keys[: scores.shape[1], kv_head].T * np.float32(query.shape[1] ** -0.5)
 
     class wrong_adds_to_what_is_there:
         """The array is not zeros at the start."""

@@ -269,9 +269,7 @@ def test_the_first_beam_that_goes_on_is_compared_by_the_length_of_its_output(che
     asked: list[tuple] = []
     monkeypatch.setattr(Hypotheses, "are_final", lambda *args, **options: asked.append((*args[1:], *options.values())))
     choose(checkpoint, candidates_of([1, 7, 8]))
-    assert {*asked} == {(-2.0, 1, 8)}, (
-        "its logprob, its tokens without the prompt, and the most that an output can have"
-    )
+    assert {*asked} == {(-2.0, 1, 8)}, "its logprob, its tokens without the prompt, and the most of an output"
 
 
 # Forks, and whole searches
