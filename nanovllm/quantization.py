@@ -255,8 +255,8 @@ def quantize_int4(rows: Tensor) -> Integers:
     """Quantize rows [num_rows, size] to 4 bits, with a float16 scale and minimum for each group of 32 numbers."""
     groups = rows.unflatten(1, (-1, GROUP))  # [num_rows, groups, 32]
     lowest, highest = groups.aminmax(dim=2)  # [num_rows, groups]
-    minima = lowest.half().float()
-    scales = ((highest - minima) / 15).half().float()
+    minima = lowest.to(torch.float16).float()
+    scales = ((highest - minima) / 15).to(torch.float16).float()
     q = (groups - minima[..., None]).div_(nonzero_scales(scales)[..., None]).round_().clamp_(0, 15)
     return Integers(q.to(torch.uint8).flatten(1), scales, minima)
 
@@ -296,7 +296,7 @@ def pack_lines(integers: Integers, format: Format) -> Tensor:
     if factors is not None:  # that of the scales, and with minima the other one in odd groups
         pairs = factors.unflatten(1, (-1, 1, 1 if minima is None else 2))
         each = pairs.expand(-1, -1, SHARED // GROUP // pairs.shape[3], -1).flatten(1)  # [rows, groups]
-        fields.append(in_columns(each.half())[:, :, None])
+        fields.append(in_columns(each.to(torch.float16))[:, :, None])
     if format != Format.INT8:
         if format.has_minima and minima is None:
             minima = torch.zeros_like(scales)

@@ -17,6 +17,7 @@ from stages.bench import peers as bench_peers
 from stages.bench import race_models
 from stages.bench.models import storyteller_of
 from stages.bench.peers import PeerSpec
+from stages.bench.results import host
 from stages.bench.steady import Quiet
 from stages.tools.prose import peers
 from tests.fake_peer import write_fake_peer
@@ -128,11 +129,16 @@ def test_settings_and_their_sources_are_named():
 
 
 def test_race_with_one_setting_says_so():
-    old, new = report_of_settings(), report_of_settings(**VARIANTS)
+    old, new = report_of_settings(model="Y"), report_of_settings(**VARIANTS)
     for reports in ([old], [new, old]):
-        assert "up to a fifth faster" in peers.picture(reports) and "up to a fifth faster" in peers.settings_text(
-            reports
-        )
+        for text in (peers.picture(reports), peers.settings_text(reports)):
+            assert "The race of Y is older" in text and "up to a fifth faster" in text
+
+
+def test_each_race_names_its_machine():
+    reports = [report_of_settings(model=name, host=host) for name, host in (("X", "one"), ("Y", "two"), ("Z", "one"))]
+    assert [*peers.places(reports)] == ["X and Z: one, device cpu.", "Y: two, device cpu."]
+    assert "Y: two, device cpu." in peers.picture(reports) and "**Y**: two, device cpu; " in peers.table_of(reports[1])
 
 
 def test_equal_outputs_have_no_first_difference():
@@ -161,9 +167,10 @@ def test_race_beside_other_work_is_not_written(tmp_path, monkeypatch, capsys):
     assert raced == ["7M"] and not (tmp_path / "peers.json").exists()
 
 
-def test_reports_of_two_machines_are_not_mixed(tmp_path, capsys):
+def test_a_report_keeps_its_machine_when_another_model_is_raced_elsewhere(tmp_path):
     out = tmp_path / "peers.json"
     out.write_text(json.dumps([{"model": "1.1B", "host": "another machine"}, {"model": "7M"}]))
     race_models.store({"model": "135M"}, out)
-    assert [each["model"] for each in json.loads(out.read_text())] == ["7M", "135M"]
-    assert capsys.readouterr().err == "1.1B is left out: it was raced on another machine\n"
+    reports = json.loads(out.read_text())
+    assert [each["model"] for each in reports] == ["7M", "135M", "1.1B"]
+    assert [each.get("host") for each in reports] == [None, host(), "another machine"]

@@ -50,12 +50,10 @@ def choose_backend(
         if kv_cache.is_fp8 and backend != "torch":
             check_fp8()
         return ChosenBackend(runner, GpuChoice(backend, enforce_eager, runner, build_on_gpu, ranks))
-    build_on_cpu = partial(NumbaBackend, model, kv_cache, max_model_len)
+    build_on_cpu = partial(NumbaBackend, model, kv_cache, max_model_len, ranks)
     unsupported = None
     if device.type != "cpu":
         unsupported = f"kernels need a CPU or a GPU, got device {device}"
     elif kv_cache.is_fp8:
         unsupported = "kv_cache_dtype 'fp8' has kernels on a GPU only, and 'int8' on a CPU, too"
-    elif ranks is not None and ranks.world_size > 1:
-        unsupported = "on a CPU, ranks exchange parts of each layer"
-    return ChosenBackend(runner, CpuChoice(backend, runner, build_on_cpu, variant, unsupported))
+    return ChosenBackend(runner, CpuChoice(backend, runner, build_on_cpu, variant, unsupported, ranks))

@@ -115,7 +115,7 @@ class VocabParallelHead(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of the whole vocabulary, [num_rows, vocab_size], for x [num_rows, hidden_size]."""
-        return self._ranks.gather(F.linear(x, self.weight))[:, : self._vocab_size]
+        return self._ranks.gather(F.linear(x, self.weight), self._vocab_size)
 
 
 def cdiv(a: int, b: int) -> int:

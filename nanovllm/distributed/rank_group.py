@@ -253,14 +253,14 @@ class RankGroup:
                 connected(self._tensor_connections).allreduce([tensor], all_reduce_options(dist.ReduceOp.SUM)).wait()
             self.num_all_reduces += 1
 
-    def gather(self, tensor: Tensor) -> Tensor:
-        """Return all ranks' columns side by side: [num_rows, world_size * num_columns] for [num_rows, num_columns]."""
+    def gather(self, tensor: Tensor, num_columns: int) -> Tensor:
+        """Return all ranks' columns side by side, [num_rows, num_columns], without those at the end that only pad."""
         if self.world_size == 1:
             return tensor
         parts = tensor.new_empty(self.world_size, *tensor.shape)
         with disconnection_errors():
             connected(self._tensor_connections).allgather([[*parts.unbind()]], [tensor.contiguous()]).wait()
-        return parts.transpose(0, 1).flatten(1)
+        return parts.transpose(0, 1).flatten(1)[:, :num_columns]
 
     def _close_tensor_connections(self) -> None:
         if self._tensor_connections is not None:

@@ -162,9 +162,6 @@ class EngineConfig:
         got = f"got {self.tensor_parallel_size}"
         if self.quantization is not None:
             raise ValueError(f"tensor_parallel_size must be 1 with quantization {self.quantization!r}, {got}")
-        if self.attention_backend in ("numba", "triton"):
-            name = self.attention_backend
-            raise ValueError(f"tensor_parallel_size must be 1 with attention_backend {name!r}, {got}")
         if self.device_type not in ("cpu", "cuda"):
             raise ValueError(f"tensor_parallel_size must be 1 on device {self.device!r}, {got}")
 

@@ -17,7 +17,8 @@ from stages.bench.results import machine
 from stages.bench.steady import until_steady
 from stages.bench.workloads import even_prompt
 
-BRANCH, WIDTH, OUTPUT, BLOCK_SIZE, LEAST_TURNS, MOST_TURNS = "more_beams", 4, 64, 16, 5, 20
+BRANCH, WIDTH, OUTPUT, BLOCK_SIZE = "more_beams", 4, 64, 16
+TIMED_OUTPUT, LEAST_TURNS, MOST_TURNS = 16, 3, 8  # so that all turns take a minute or two
 PROMPTS: Mapping[str, str | list[int]] = {
     "story": "Once upon a time there was a princess",
     "long": even_prompt(200),
@@ -36,12 +37,12 @@ def measure(args: Namespace) -> dict[str, Any]:
     return {"beams": {"machine": machine(), **result}}
 
 
-def ways_of(prompt: str | list[int]) -> dict[str, Call]:
-    """Return calls for the outputs of a prompt: one beam, which is greedy, and WIDTH requests, samples and beams."""
+def ways_of(prompt: str | list[int], num_tokens: int) -> dict[str, Call]:
+    """Return calls for outputs of a prompt: one beam, which is greedy, and WIDTH requests, samples and beams."""
     branch = stage(BRANCH)
-    search = partial(branch.BeamSearchParams, max_tokens=OUTPUT, ignore_eos=True)
-    seeds = [branch.SamplingParams(seed=seed, max_tokens=OUTPUT, ignore_eos=True) for seed in range(WIDTH)]
-    samples = branch.SamplingParams(n=WIDTH, seed=0, max_tokens=OUTPUT, ignore_eos=True)
+    search = partial(branch.BeamSearchParams, max_tokens=num_tokens, ignore_eos=True)
+    seeds = [branch.SamplingParams(seed=seed, max_tokens=num_tokens, ignore_eos=True) for seed in range(WIDTH)]
+    samples = branch.SamplingParams(n=WIDTH, seed=0, max_tokens=num_tokens, ignore_eos=True)
     return {
         "alone": lambda llm: llm.beam_search([prompt], search(1)),
         "requests": lambda llm: llm.generate([prompt] * WIDTH, seeds),
@@ -62,7 +63,7 @@ def counted() -> dict[str, dict[str, Any]]:
     result: dict[str, dict[str, Any]] = {}
     for name, prompt in PROMPTS.items():
         outputs, counts = {}, {}
-        for way, call in ways_of(prompt).items():
+        for way, call in ways_of(prompt, OUTPUT).items():
             llm = new_llm()
             outputs[way], counts[way] = call(llm), counts_of(llm)
         held = counts["beams"]["blocks"] / counts["alone"]["blocks"]
@@ -92,7 +93,7 @@ def likeliest(outputs: list[Any]) -> dict[str, Any]:
 
 def timed(prompt: str | list[int], title: str) -> Scores:
     """Return the milliseconds of a step, by way, and how many times as long one of beams takes as one of samples."""
-    calls = {way: partial(milliseconds, new_llm(), call) for way, call in ways_of(prompt).items()}
+    calls = {way: partial(milliseconds, new_llm(), call) for way, call in ways_of(prompt, TIMED_OUTPUT).items()}
 
     def cost(rounds: Rounds[str]) -> Scores:
         return ratio(rounds, "beams", "samples").named("cost")

@@ -49,12 +49,12 @@ class Model(NamedTuple):
 
 
 MODELS = {
-    "smollm2": Model("SmolLM2 135M, Q4_1 file", "smollm2", f"--rounds 3 {JOBS}", "Q4_1"),
+    "smollm2": Model("SmolLM2 135M in Q4_1", "smollm2", f"--rounds 3 {JOBS}", "Q4_1"),
     "7M": Model("7M", "storyteller", f"--rounds 2 {JOBS}"),
     "135M": Model("135M", "smollm2-135m", f"--rounds 2 {JOBS}"),
     "1.1B": Model("1.1B", "tinyllama-1.1b", LONG_JOBS, copies=()),  # fewer engines, which share the memory
     **{
-        f"1.1B-{type}": Model(f"1.1B, {type} file", "tinyllama-1.1b", FILE_JOBS, type)
+        f"1.1B-{type}": Model(f"1.1B in {type}", "tinyllama-1.1b", FILE_JOBS, type)
         for type in ("Q8_0", "Q5_K_M", "Q4_K_M")
     },
 }
@@ -135,13 +135,9 @@ def main(argv: Sequence[str] | None = None, quiet: Quiet | None = None) -> int:
 
 
 def store(report: dict[str, Any], out: Path) -> None:
-    """Write a report to the file, in place of an older one. Leave out those of other machines, and say so."""
-    reports = {report["model"]: report | {"host": host()}}
-    for other in json.loads(out.read_text(encoding="utf-8")) if out.exists() else []:
-        if other.get("host", host()) == host():
-            reports.setdefault(other["model"], other)
-        else:
-            print(f"{other['model']} is left out: it was raced on {other['host']}", file=sys.stderr)
+    """Write a report to the file, in place of an older one. Those of other models stay, with their own machines."""
+    older = json.loads(out.read_text(encoding="utf-8")) if out.exists() else []
+    reports = {each["model"]: each for each in [*older, report | {"host": host()}]}
     titles = [model.title for model in MODELS.values()]
     ordered = [reports[title] for title in titles if title in reports]
     out.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")

@@ -110,7 +110,7 @@ class BlockManager:
         """Let `child` share the blocks that hold the computed tokens of `parent`. Nothing is copied.
 
         These tokens count as computed by `child`, too, and from now on report() includes the blocks of `child`. Tell
-        the observer "fork".
+        the observer "fork", with the parent and the child.
         """
         assert child not in self._holders, f"request {child.request_id} holds blocks already"
         child.block_table = parent.block_table[: cdiv(parent.num_computed_tokens, self.block_size)]
@@ -127,8 +127,8 @@ class BlockManager:
     def append_slot(self, seq: Sequence) -> BlockCopy | None:
         """Make sure that the last token of `seq` has a slot, in a block that no other sequence holds.
 
-        If that takes a new block, tell the observer "grow". If the new block replaces a shared one, return the copy to
-        make before the step writes to the new block.
+        If that takes a new block, tell the observer "grow", with the sequence and the copy. There is a copy if the new
+        block replaces a shared one: return it, and the step makes it before it writes. Otherwise, it is None.
         """
         copy = None
         if self._needs_block(seq):

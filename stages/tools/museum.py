@@ -199,7 +199,7 @@ def judge(stage: Stage, here: Sequence[Fault], tests: str) -> int:
         return 1
     if not reports[HEALTHY]:
         raise ChainError(f"exercises/museum/{stage.key}.py has no test")
-    print(f"Stage {stage.number} itself: {len(reports[HEALTHY])} tests are green.")
+    print(f"Stage {stage.number} itself is green (tests: {len(reports[HEALTHY])}).")
     found = {fault: red(reports[fault.version]) for fault in here}
     for fault, names in found.items():
         print(f"  {fault.name}, {fault.project}: {f'found by {names[0]}' if names else 'not found'}")
@@ -207,7 +207,7 @@ def judge(stage: Stage, here: Sequence[Fault], tests: str) -> int:
     if missing:
         print(f'\nNext: {missing[0].name}. A hint: make museum ARGS="--hint {missing[0].name}"')
     else:
-        print(f"\nAll {len(here)} faults of this room are found.")
+        print('\nNothing is left to find in this room. make museum ARGS="--reveal NAME" shows a fault.')
     return 0
 
 

@@ -344,7 +344,7 @@ class Step4:
     class wrong_forgets_to_trim:
         """Leave the blocks of wrong guesses in the table."""
 
-        red = "blocks for 20 tokens"
+        red = "blocks for 15 tokens"
 
         class LLMEngine:
             def _update(self, batch, tokens):

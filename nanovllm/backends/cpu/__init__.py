@@ -14,7 +14,7 @@ attention.py       paged attention, which reads keys and values in place
 int8_attention.py  the same for keys and values in int8
 likeliest.py       the likeliest token of each row
 team.py            workers that share a step, and never wait for a thread that isn't running
-step.py            a whole step: all layers in one call, for any mix of sequences
+step.py            a whole step: all layers in one call, for any mix of sequences; on ranks, half a layer in a call
 
 Python around them, which needs no Numba:
 

@@ -8,6 +8,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...distributed.rank_group import RankError, RankGroup
 from ...engine.executor import Kernels, Scheduled
 from ...engine.kv_cache import KVCache
 from ...host_memory import host_memory
@@ -38,14 +40,17 @@ class NumbaBackend:
 
     ahead: SamplerAhead | None = None
 
-    def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
+    def __init__(
+        self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int, ranks: RankGroup | None = None
+    ) -> None:
         """Pack the weights of `model` in place. Raise ValueError if kernels cannot compute the model.
 
-        All kernels must have been compiled. Any error, such as MemoryError, leaves the model unchanged.
+        All kernels must have been compiled. Any error, such as MemoryError, is raised on all `ranks`, and leaves the
+        model unchanged.
         """
         if reason := why_unsupported(model):
             raise ValueError(reason)
-        self.runner = StepRunner(model, kv_cache, max_model_len)
+        self.runner = StepRunner(model, kv_cache, max_model_len, ranks)
 
     def compute(self, batch: list[Scheduled]) -> Computed:
         hidden, logits = self.runner.run(batch)
@@ -78,6 +83,7 @@ class CpuChoice(Kernels):
     installed, suitable, not compiled   a spawned process compiles them; plain operations are used until it ends and
                                         no request is running, so that no request is computed by both
     required by the caller              kernels, compiled before the engine is ready, or an error
+    several ranks                       the same, but if one of them cannot use kernels, plain operations on all
     otherwise                           plain operations
     """
 
@@ -88,21 +94,22 @@ class CpuChoice(Kernels):
         build: Callable[[], Backend],
         variant: Variant,
         unsupported: str | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
         """Replace the runner's backend with the one that `build` returns if `backend`, one of BACKENDS, allows it.
 
-        `unsupported` is the reason why kernels cannot serve the engine's model, if there is one. Raise ValueError if
-        kernels are required and unavailable.
+        `unsupported` is the reason why kernels cannot serve the engine's model, if there is one. All `ranks` make the
+        same choice. Raise ValueError if kernels are required and unavailable.
         """
         if backend == "triton":
             raise ValueError("attention_backend 'triton' is unavailable on a CPU: its kernels run on a GPU")
         super().__init__("as requested" if backend == "torch" else unsupported or missing_requirement())
-        self._runner, self._build = runner, build
+        self._runner, self._build, self._ranks = runner, build, RankGroup() if ranks is None else ranks
         self._compiler: Compiler | None = None
         if self.reason is None:
             self._variant, self._folder = variant, find_folder(variant.name)
-            if backend == "numba":
-                self._require()
+            if backend == "numba" or self._ranks.world_size > 1:
+                self._compile_first(is_required=backend == "numba")
             else:
                 self._load_or_compile()
         elif backend == "numba":
@@ -144,15 +151,20 @@ class CpuChoice(Kernels):
             self._compiler.close()
             self._compiler, self.reason = None, "the engine was closed"
 
-    def _require(self) -> None:
+    def _compile_first(self, is_required: bool) -> None:
         if self._folder is None or not is_complete(self._folder):
             logger.info(COMPILING_MESSAGE.format(DURATION))
         try:
-            compile_here(self._variant, self._folder)
+            self._ranks.call_on_all(partial(compile_here, self._variant, self._folder))
             self._runner.backend = self._build()
+        except RankError:
+            raise
         except Exception as error:
-            raise ValueError(f"attention_backend 'numba' is unavailable: {type(error).__name__}: {error}") from error
-        self.uses_kernels, self.reason = True, None
+            self.reason = f"{type(error).__name__}: {error}"
+            if is_required:
+                raise ValueError(f"attention_backend 'numba' is unavailable: {self.reason}") from error
+        else:
+            self.uses_kernels, self.reason = True, None
 
     def _load_or_compile(self) -> None:
         if self._folder is None:

@@ -88,7 +88,8 @@ class Weights(NamedTuple):
     last_norm: int  # [hidden_size]
     eps: int  # float32 [1], of the norms
     embedding: int  # [vocab_size, hidden_size]; 0: the head's weight is used
-    vocab_size: int
+    vocab_size: int  # rows of the embedding and of the head
+    first_token: int  # the token of row 0: 0, unless ranks divide the vocabulary
     cos: int  # [max_model_len, head_dim]
     sin: int  # [max_model_len, head_dim]
     pool: int  # KVCache.blocks
@@ -115,7 +116,7 @@ class Step(NamedTuple):
 
     number: int  # 1, 2, ...
     rows: int  # tokens; 0: the layers are skipped, and the step starts from `hidden` or `logits`
-    token_ids: int  # int64 [rows]
+    token_ids: int  # int64 [rows]; 0: x holds the embeddings already, or the output of earlier layers
     positions: int  # int64 [rows]
     slots: int  # int64 [rows], slot of each token; -1: its attention job writes its key and value
     stored_rows: int  # `rows` if the store phase has any work, else 0
@@ -128,12 +129,15 @@ class Step(NamedTuple):
     num_splits: int  # of all decodes
     outputs: int  # int64 [num_outputs], the rows whose logits are computed
     num_outputs: int
-    hidden: int  # [rows, hidden_size] in the model's dtype
+    hidden: int  # [rows, hidden_size] in the model's dtype; 0: the last norm and the logits are not computed
     logits: int  # float32 [num_outputs, vocab_size]; 0: none
     vocab_size: int
     tokens: int  # int64 [num_outputs], the likeliest tokens; 0: none
     logprobs: int  # float32 [num_outputs], their log-probabilities
     work: int  # address of the scratch space, see step.Buffers
+    first_half: int  # the first half of a layer to run: 2 * layer for its attention, and 2 * layer + 1 for its MLP
+    end_half: int  # the half after the last one
+    target: int  # float32 [rows, hidden_size], to which each half adds its output: x, or a rank's part of it
 
 
 NO_STEP = Step(*[0] * len(Step._fields))

@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, groupby
 from operator import itemgetter
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...distributed.layers import RowParallelLinear
+from ...distributed.rank_group import RankGroup
 from ...engine.executor import Scheduled
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM
@@ -51,13 +53,16 @@ QUERY_TILE = 64  # rows per job of a chunk: queries x query heads that share a K
 
 
 class StepRunner:
-    """A model, ready for kernels, which run its layers and compute logits and likeliest tokens."""
+    """A model, or a rank's part of it, ready for kernels, which run its layers, logits and likeliest tokens."""
 
-    def __init__(self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int) -> None:
-        """Pack the weights of `model` in place, after everything else that can fail.
+    def __init__(
+        self, model: LlamaForCausalLM, kv_cache: KVCache, max_model_len: int, ranks: RankGroup | None = None
+    ) -> None:
+        """Pack the weights of `model` in place, after everything else that can fail, on any of the `ranks`.
 
         Plain operations cannot use the model afterwards. The compiled step must have been loaded.
         """
+        self._ranks = RankGroup() if ranks is None else ranks
         self._run_step = STEPS[Variant(kv_cache.dtype, kv_cache.is_int8)]
         self._blocks, self._dtype, self._max_model_len = kv_cache.blocks, kv_cache.dtype, max_model_len
         config, workers, head_dim = model.config, torch.get_num_threads(), kv_cache.head_dim
@@ -65,6 +70,7 @@ class StepRunner:
         shape = kv_cache.num_layers, kv_cache.block_size, num_kv_heads, head_dim
         self._shape = Int8Pool(*shape) if kv_cache.is_int8 else Pool(*shape)
         self._vocab_size, heads = config.vocab_size, config.num_attention_heads
+        self._num_own_logits = model.lm_head.out_features  # of a row: this rank's part of the vocabulary
         group = heads // num_kv_heads
         widest = max(config.hidden_size, config.intermediate_size, heads * head_dim)
         job_rows = max(QUERY_TILE, group)
@@ -75,11 +81,16 @@ class StepRunner:
         # after the last step.
         self._kept: list[Tensor] = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
         self._scratch = torch.empty(0)
-        weights, work = self._weights_of(model), self._make_workspace(workers, type_of(self._dtype))
-        self._model = self._keep(torch.tensor([*self._shape, *self._sizes, *weights, *work]))
-        self._helpers = Helpers(workers - 1, partial(help_with, self._run_step, self._model, self._kept))
+        self._model, self._helpers = self._ranks.call_on_all(partial(self._prepare, model))
         for matrix in matrices_of(model):
             pack(matrix)
+
+    def _prepare(self, model: LlamaForCausalLM) -> tuple[int, Helpers]:
+        """Return the address of the model's numbers, and the helpers."""
+        workers = self._sizes.workers
+        weights, work = self._weights_of(model), self._make_workspace(workers, type_of(self._dtype))
+        numbers = self._keep(torch.tensor([*self._shape, *self._sizes, *weights, *work]))
+        return numbers, Helpers(workers - 1, partial(help_with, self._run_step, numbers, self._kept))
 
     def run(self, batch: list[Scheduled]) -> tuple[Tensor, Tensor | None]:
         """Run the model on the tokens that are scheduled for each sequence.
@@ -92,7 +103,7 @@ class StepRunner:
         self._check(batch, plan.token_ids)
         rows = len(plan.token_ids)
         hidden = torch.empty(rows, self._sizes.hidden_size, dtype=self._dtype)
-        logits = torch.empty(len(plan.outputs), self._vocab_size) if plan.outputs else None
+        logits = torch.empty(len(plan.outputs), self._num_own_logits) if plan.outputs else None
         size, heads, kvs = self._shape.head_dim, self._sizes.num_heads, self._shape.num_kv_heads
         width = self._sizes.hidden_size + 2 * (heads + kvs) * size + self._sizes.intermediate_size
         self._execute(
@@ -101,20 +112,20 @@ class StepRunner:
              "jobs": plan.jobs, "merges": plan.merges, "outputs": plan.outputs},
             rows=rows, stored_rows=rows if plan.has_chunks else 0, max_blocks=plan.max_blocks,
             num_jobs=len(plan.jobs) // JOB, num_merges=len(plan.merges) // MERGE, num_splits=plan.num_splits,
-            num_outputs=len(plan.outputs), hidden=hidden.data_ptr(), vocab_size=self._vocab_size,
-            logits=0 if logits is None else logits.data_ptr(),
+            num_outputs=len(plan.outputs), hidden=hidden.data_ptr(), vocab_size=self._num_own_logits,
+            logits=0 if logits is None else logits.data_ptr(), end_half=2 * self._shape.num_layers,
         )  # fmt: skip
-        return hidden, logits
+        return hidden, None if logits is None else self._ranks.gather(logits, self._vocab_size)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return the logits float32 [num_rows, vocab_size] of `hidden` [num_rows, hidden_size]."""
         hidden, rows = hidden.contiguous(), len(hidden)
         assert hidden.dtype == self._dtype and hidden.shape[1] == self._sizes.hidden_size
-        logits = torch.empty(rows, self._vocab_size)
+        logits = torch.empty(rows, self._num_own_logits)
         if rows:
             addresses = {"hidden": hidden.data_ptr(), "logits": logits.data_ptr()}
-            self._execute(0, {"outputs": range(rows)}, num_outputs=rows, vocab_size=self._vocab_size, **addresses)
-        return logits
+            self._execute(0, {"outputs": range(rows)}, num_outputs=rows, vocab_size=self._num_own_logits, **addresses)
+        return self._ranks.gather(logits, self._vocab_size)
 
     def find_likeliest(self, logits: Tensor) -> tuple[list[int], list[float]]:
         """Return each row's likeliest token, and the token's log-probability, or NaN if its logit is not finite.
@@ -139,9 +150,27 @@ class StepRunner:
             numbers.extend(values)
         address, _ = numbers.buffer_info()
         fields |= {name: address + start for name, start in starts.items()}
-        step = NO_STEP._replace(number=self._helpers.start_step(), work=self._scratch.data_ptr(), **fields)
-        numbers[: len(step)] = array("q", step)
-        self._run_step(0, step.number - 1, address, self._model)
+        work = self._scratch.data_ptr()  # where x is
+        for step in self._segments(NO_STEP._replace(work=work, target=work, **fields)):
+            numbers[: len(step)] = array("q", step)
+            numbers[0] = number = self._helpers.start_step()  # a step begins with its number
+            self._run_step(0, number - 1, address, self._model)
+
+    def _segments(self, step: Step) -> Iterator[Step]:
+        """Yield the step, or with several ranks each half of a layer. After each, they add up their parts of x."""
+        if self._ranks.world_size == 1 or not step.rows:
+            yield step
+            return
+        x = self._scratch[: 4 * step.rows * self._sizes.hidden_size].view(torch.float32)
+        part = torch.empty_like(x)
+        yield step._replace(end_half=0, hidden=0)  # the embeddings of this rank's tokens
+        self._ranks.all_reduce(x)
+        for half in range(step.end_half):
+            part.zero_()
+            yield step._replace(token_ids=0, first_half=half, end_half=half + 1, target=part.data_ptr(), hidden=0)
+            self._ranks.all_reduce(part)
+            x += part
+        yield step._replace(token_ids=0, first_half=step.end_half)  # the last norm, and the logits
 
     def _check(self, batch: list[Scheduled], token_ids: list[int]) -> None:
         """Assert that all numbers are in range, because kernels do not check bounds."""
@@ -170,7 +199,8 @@ class StepRunner:
             last_norm=self._keep(model.model.norm.weight.detach().float()),
             eps=self._keep(torch.tensor([config.rms_norm_eps], dtype=torch.float32)),
             embedding=0 if config.tie_word_embeddings else model.model.embed_tokens.weight.data_ptr(),
-            vocab_size=config.vocab_size,
+            vocab_size=self._num_own_logits,
+            first_token=self._ranks.rank * self._num_own_logits,
             cos=self._keep(rotary.cos.to(dtype)),
             sin=self._keep(rotary.sin.to(dtype)),
             pool=self._blocks.data_ptr(),
@@ -180,7 +210,8 @@ class StepRunner:
         """Return MATRIX numbers for each of the `count` matrices that a linear layer stacks."""
         assert isinstance(linear, nn.Linear | QuantizedLinear)
         outputs = linear.out_features // count
-        bias = torch.zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+        is_part = isinstance(linear, RowParallelLinear) and self._ranks.rank > 0  # of a sum whose bias rank 0 adds
+        bias = torch.zeros(linear.out_features) if is_part or linear.bias is None else linear.bias.detach()
         bias_address = self._keep(F.pad(bias, (0, COLUMNS)).to(self._dtype))
         numbers = []
         for first in range(0, linear.out_features, outputs):

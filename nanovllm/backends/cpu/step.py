@@ -15,6 +15,8 @@ The calling thread is worker 0. Helpers run the same function, and join a step w
 After the layers come the last norm, the logits, and the likeliest token of each row. A phase without tasks costs
 nothing. Each worker recomputes the norm of a few rows, because waiting for another worker would cost more. A task has
 at most 128 rows, which stay in the core's cache while the weight is read.
+
+With several ranks, each call runs half a layer, its attention or its MLP, and the ranks add up the outputs in between.
 """
 
 from collections.abc import Callable
@@ -139,7 +141,7 @@ def step_for(pool: Any) -> Callable[..., Any]:
         if worker == 0:
             new = step_at(integers(step))
             open_phases(counters, shape.num_layers * PHASES + LAST_PHASES, new.number)
-            if new.rows:
+            if new.token_ids:
                 embed(new, fixed)
             post_step(new, mailbox)
         while True:
@@ -159,16 +161,19 @@ def run_phases(worker: int, step: Step, model: Model) -> None:
     last = model.shape.num_layers * PHASES
     if step.rows:
         work = buffers_of(step, model.sizes, model.shape)
-        for layer in range(model.shape.num_layers):
-            phase = layer * PHASES
-            project_qkv(worker, phase, layer, step, work, model)
-            store_chunks(worker, phase + 1, layer, step, work, model)
-            attend_all(worker, phase + 2, layer, step, work, model)
-            merge_all(phase + 3, step, work, model)
-            project_out(worker, phase + 4, layer, step, work, model)
-            gate_and_up(worker, phase + 5, layer, step, work, model)
-            project_down(worker, phase + 6, layer, step, work, model)
-        norm_last(last, step, work, model)
+        for half in range(step.first_half, step.end_half):
+            layer, phase = half // 2, half // 2 * PHASES
+            if half % 2 == 0:
+                project_qkv(worker, phase, layer, step, work, model)
+                store_chunks(worker, phase + 1, layer, step, work, model)
+                attend_all(worker, phase + 2, layer, step, work, model)
+                merge_all(phase + 3, step, work, model)
+                project_out(worker, phase + 4, layer, step, work, model)
+            else:
+                gate_and_up(worker, phase + 5, layer, step, work, model)
+                project_down(worker, phase + 6, layer, step, work, model)
+        if step.hidden:
+            norm_last(last, step, work, model)
     if step.logits and step.hidden:
         compute_logits(worker, last + 1, step, model)
     if step.tokens:
@@ -177,14 +182,17 @@ def run_phases(worker: int, step: Step, model: Model) -> None:
 
 @part
 def embed(step: Step, model: Model) -> None:
-    """Set x [rows, hidden_size] to each token's embedding."""
+    """Set x [rows, hidden_size] to each token's embedding, or to zeros for a token of another rank."""
     size, vocab_size, x = model.sizes.hidden_size, model.weights.vocab_size, floats(step.work)
     head = matrix(model.shape.num_layers * MATRICES, model)
     embedding = stored(model.weights.embedding if model.weights.embedding else get(head, 0), model.like)
     depth, format = depth_of(stored(0, model.like_x), embedding), get(head, 3)
     for m in range(step.rows):
-        token_id = get(integers(step.token_ids), m)
-        if model.weights.embedding:
+        token_id = get(integers(step.token_ids), m) - model.weights.first_token
+        if token_id < 0 or token_id >= vocab_size:
+            for i in range(size):
+                write(x, m * size + i, np.float32(0))
+        elif model.weights.embedding:
             copy(at(embedding, token_id * size), size, np.float32(1), at(x, m * size))
         elif format:
             for i in range(size):
@@ -393,12 +401,12 @@ def project_down(worker: int, phase: int, layer: int, step: Step, work: Buffers,
 def add_product(
     worker: int, phase: int, number: int, inputs: Memory, size: int, step: Step, work: Buffers, model: Model
 ) -> None:
-    """Add `inputs` [rows, size] times a matrix to the residual."""
+    """Add `inputs` [rows, size] times a matrix to the step's target."""
     outputs, ready = model.sizes.hidden_size, -1
     grid = grid_of(step.rows, outputs, model.sizes.workers, 4)
     for task in tasks(integers(model.work.counters), phase, step.number, grid.tasks):
         first, rows, start, end = part_of(task, grid, step.rows, outputs)
-        x, out = at(inputs, first * size), at(floats(work.x), first * outputs)
+        x, out = at(inputs, first * size), at(floats(step.target), first * outputs)
         if first != ready:
             prepare(worker, number, x, rows, size, model)
             ready = first

@@ -1,5 +1,6 @@
 """The choice between kernels and plain operations: options, requirements, compiling in the background, forks."""
 
+import itertools
 import os
 from functools import partial
 from typing import Any
@@ -17,9 +18,11 @@ from ...backends.cpu.backend import CpuChoice
 from ...backends.cpu.machine_code import Variant
 from ...backends.torch.attention import PagedAttention
 from ...backends.torch.backend import TorchBackend
+from ...distributed.rank_group import RankGroup
 from ...options.attention_backend import BACKEND_VARIABLE, backend_of
 from ...quantization import Format, QuantizedLinear, keep_wide
 from ..testing.engines import OPTIONS
+from ..testing.ranks import on_ranks
 
 
 class FakeBackend:
@@ -230,6 +233,33 @@ def test_numba_must_be_installed_and_recent(monkeypatch):
     assert backend.missing_requirement() == "numba is not installed (pip install 'numba>=0.68')"
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_ranks_compile_before_the_engine_starts_and_choose_the_same(monkeypatch, is_compiled):
+    """One rank cannot load the kernels, at first."""
+    calls = itertools.count(1)
+
+    def fail_once(*arguments: Any) -> None:
+        if next(calls) == 1:
+            raise RuntimeError("no such instruction")
+
+    def build_on(ranks: RankGroup, calls: list[str]) -> FakeBackend:
+        return ranks.call_on_all(partial(FakeBackend, calls))
+
+    def reasons(ranks: RankGroup) -> list[str | None]:
+        runner: Any = FakeRunner()
+        choices = [
+            CpuChoice("auto", runner, partial(build_on, ranks, []), Variant(torch.float32), ranks=ranks)
+            for _ in range(2)
+        ]
+        return [each.reason for each in choices] + [runner.backend.__class__.__name__]
+
+    monkeypatch.setattr(backend, "is_complete", lambda folder: is_compiled)
+    monkeypatch.setattr(backend, "compile_here", fail_once)
+    for first, *others in on_ranks(2, reasons):
+        assert "RuntimeError: no such instruction" in first and others == [None, "FakeBackend"]
+    assert not COMPILERS
+
+
 # Compiling in the background
 
 
@@ -298,7 +328,7 @@ def test_a_benchmark_waits_for_kernels_and_measures_them(run, monkeypatch):
     monkeypatch.setattr(FakeCompiler, "wait", lambda self, seconds: self.finish(), raising=False)
     used = []
 
-    def build(model, kv_cache, max_model_len):
+    def build(model, kv_cache, max_model_len, ranks):
         used.append(model)
         return TorchBackend(model, PagedAttention(kv_cache, tile_size=64), kv_cache.block_size, torch.device("cpu"))
 

@@ -11,7 +11,6 @@ from ...async_llm import AsyncLLM
 from ...distributed.rank_group import RankError, RankGroup
 from ...engine.kv_cache import BlockCopy
 from ...engine.observer import Observer
-from ...options.attention_backend import BACKEND_VARIABLE
 from ...options.engine_args import EngineArgs
 from ...tiers.agreed_tier import AgreedTier
 from ..testing.engines import answer, model_runner, params, run_to_the_end
@@ -49,15 +48,6 @@ def test_error_on_one_rank_fails_the_step_on_all(checkpoint, module):
     (first, first_raised), (second, second_raised) = on_ranks(2, serve)
     assert first == second == expected
     assert first_raised == ["rank 1: RuntimeError: no memory"] and second_raised == ["no memory"]
-
-
-def test_two_ranks_use_plain_operations_on_a_cpu(checkpoint, monkeypatch):
-    monkeypatch.delenv(BACKEND_VARIABLE, raising=False)
-
-    def reason(ranks: RankGroup) -> str | None:
-        return engine_on(ranks, checkpoint, attention_backend="auto").kernels.reason
-
-    assert on_ranks(2, reason) == ["on a CPU, ranks exchange parts of each layer"] * 2
 
 
 def test_ranks_with_different_requests_end(checkpoint):
@@ -166,7 +156,6 @@ def test_load_arrives_while_others_run_and_nothing_waits_for_it():
             {"tensor_parallel_size": 2, "quantization": "int8"},
             "must be 1 with quantization 'int8', got 2",
         ),
-        ({"tensor_parallel_size": 2, "attention_backend": "numba"}, "with attention_backend 'numba', got 2"),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}, "must be one of mp, external_launcher"),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}, "must be 'mp' for AsyncLLM"),
     ],

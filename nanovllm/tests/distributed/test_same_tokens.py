@@ -61,7 +61,7 @@ def assert_same(world_size: int, function: Callable[[RankGroup], Any]) -> Any:
     return expected
 
 
-def greedy_and_sampled(folder: Path, options: dict[str, Any], ranks: RankGroup) -> list[list[int]]:
+def greedy_and_sampled(folder: Path, ranks: RankGroup, **options: Any) -> list[list[int]]:
     engine = engine_on(ranks, folder, max_num_batched_tokens=7, **options)
     kinds = [params(8), params(8, temperature=1.0, seed=3, top_p=0.9)]
     return [answer(output) for output in outputs_of(engine, [(p, kinds[i % 2]) for i, p in enumerate(PROMPTS)])]
@@ -79,14 +79,14 @@ def greedy_and_sampled(folder: Path, options: dict[str, Any], ranks: RankGroup) 
 def test_any_shape_of_model(tmp_path, shape, world_size):
     config = CONFIG | SHAPES[shape]
     write_checkpoint(tmp_path, config, tensors_of(config), num_shards=3 * (shape == "tied"))
-    tokens = assert_same(world_size, partial(greedy_and_sampled, tmp_path, {"skip_tokenizer_init": True}))
+    tokens = assert_same(world_size, partial(greedy_and_sampled, tmp_path, skip_tokenizer_init=True))
     assert len({token for output in tokens for token in output}) > 10, "the model repeats a few tokens"
 
 
-def everything(folder: Path, ranks: RankGroup) -> list[list[list[int]]]:
+def everything(folder: Path, ranks: RankGroup, **options: Any) -> list[list[list[int]]]:
     """Serve samples, shared prefixes, preemption, loads from the host, and beams, in a small pool."""
     engine = engine_on(
-        ranks, folder, kv_cache_tokens=56, kv_offloading_tokens=160, max_num_batched_tokens=9, max_num_seqs=4
+        ranks, folder, kv_cache_tokens=56, kv_offloading_tokens=160, max_num_batched_tokens=9, max_num_seqs=4, **options
     )
     story = list(range(3, 19))
     kinds = [params(6, n=3, temperature=1.0, seed=5), params(8), params(7, n=2, temperature=0.8, seed=7, top_k=9)]
@@ -127,10 +127,10 @@ def test_blocks_on_disk_after_a_restart(checkpoint, tmp_path, world_size):
     assert_same(world_size, partial(after_a_restart, checkpoint, tmp_path))
 
 
-def guessed(folder: Path, ranks: RankGroup) -> list[list[int]]:
+def guessed(folder: Path, ranks: RankGroup, **options: Any) -> list[list[int]]:
     """Serve texts that repeat themselves, with drafts."""
     speculation = {"method": "ngram", "num_speculative_tokens": 4}
-    engine = engine_on(ranks, folder, kv_cache_tokens=120, speculative_config=speculation)
+    engine = engine_on(ranks, folder, kv_cache_tokens=120, speculative_config=speculation, **options)
     requests = [
         ([7, 8, 9, 10] * 4, params(20)),
         ([5, 6] * 6, params(20, temperature=0.9, seed=2)),

@@ -184,7 +184,7 @@ def run(engine: LLMEngine) -> dict[str, RequestOutput]:
         outputs = step(engine)
         finished |= {request_id: output for request_id, output in outputs.items() if output.finished}
         num_idle = 0 if outputs or engine.model_runner.num_tokens > num_tokens else num_idle + 1
-        assert num_idle < 9, "nothing runs, and requests are unfinished: does the engine wait for their loads?"
+        assert num_idle < 9, "nothing runs, and requests are unfinished: do they wait for loads, or in no queue?"
     engine.kv_cache_manager.collect_loads(wait=True)  # of requests that were aborted
     check(engine)
     assert not engine.scheduler.running and not engine.scheduler.waiting, "a queue is not empty at the end"

@@ -8,6 +8,7 @@ from ..engine import LLMEngine
 from ..kv_cache import BlockCopy
 from ..sequence import Sequence
 from .scripted import scripted_engine, start
+from .test_scheduler import Recorder
 
 
 @pytest.fixture
@@ -69,6 +70,13 @@ def test_the_first_of_the_freed_blocks_is_taken_next(manager):
     assert taken == [6, 0, 5], f"6, 0 and 5 were freed in a table of this order, and are taken as {taken}"
 
 
+def test_the_observer_hears_who_is_forked(engine, monkeypatch):
+    heard = Recorder("fork")
+    monkeypatch.setattr(engine.observer, "tell", heard.tell)
+    forked(engine, num_tokens=7)
+    assert heard.events == [("fork", "a", "b")], f"b is a fork of a, and the observer heard {heard.events}"
+
+
 def test_each_writer_but_the_last_gets_its_own_copy_of_a_shared_block(engine, manager):
     """Samples a, b and c share two blocks, and their next token goes to the second one."""
     seqs = forked(engine, num_tokens=7, count=3)
@@ -105,6 +113,17 @@ def test_a_token_that_begins_a_block_needs_no_copy(engine, manager):
     first, second = (seq.block_table for seq in seqs)
     assert first[:2] == second[:2] and first[2] != second[2], f"tables {first} and {second}"
     manager.check_integrity()
+
+
+def test_the_observer_hears_who_takes_a_block_and_of_the_copy(engine, manager, monkeypatch):
+    """Sample a needs a copy, b then writes in place, and c begins a block."""
+    first, second = forked(engine, num_tokens=7)
+    third = start(engine, "c", 9, 8)
+    heard = Recorder("grow")
+    monkeypatch.setattr(engine.observer, "tell", heard.tell)
+    copies = [manager.append_slot(seq) for seq in (first, second, third)]
+    expected = [("grow", "a", copies[0]), ("grow", "c", None)]
+    assert heard.events == expected, f"it should hear {expected}, and it heard {heard.events}"
 
 
 @pytest.mark.parametrize("num_tokens", [7, 9], ids=["a copy", "a new block"])

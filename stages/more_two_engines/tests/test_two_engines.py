@@ -123,6 +123,15 @@ def test_messages_are_received_while_others_run(engine, other):
     assert all(on_host(engine, LONG))
 
 
+def test_a_step_does_not_wait_while_another_request_decodes(engine, other, monkeypatch):
+    """Request a decodes, and the prompt of b is computed by the other engine."""
+    add(engine, "a", 3)
+    step(engine)
+    monkeypatch.setattr(engine, "_unqueued", {"b": []})
+    step(engine)
+    assert other.num_waits == 0, "the step waited for b's blocks, and a could have decoded"
+
+
 def test_a_step_without_a_message_goes_on(engine, other):
     """Nothing has been asked for, so no step waits."""
     assert step(engine) == {}
@@ -250,7 +259,8 @@ def test_others_decode_while_the_other_engine_computes_a_prompt(engine, other):
     first = add(engine, "a", 3, max_tokens=12)
     prompt = add(engine, "b", len(LONG))
     for _ in range(5):
-        assert list(step(engine)) == ["a"]
+        ran = list(step(engine))
+        assert ran == ["a"], f"a could decode while b's blocks are on their way, and {ran} ran: did _receive() wait?"
     other.answer("b")
     outputs = run(engine)
     assert steps_of(engine)[1:7] == [[("a", 1)]] * 6 and steps_of(engine)[7] == [("a", 1), ("b", 3)]

@@ -43,9 +43,14 @@ def test_a_hash_depends_on_every_token_up_to_the_end_of_the_block():
 
 
 def test_different_tokens_have_different_hashes():
-    for one, other in combinations([[1, 23], [12, 3], [123], [3, 12], [1 << 31, 0], [0, 1 << 31]], 2):
+    for one, other in combinations([[1, 23], [12, 3], [123], [3, 12], [1 << 30, 0], [0, 1 << 30]], 2):
         are_equal = hash_block_tokens(b"", one) == hash_block_tokens(b"", other)
         assert not are_equal, f"{one} and {other} have the same hash"
+
+
+def test_a_thousand_blocks_have_a_thousand_hashes():
+    num_hashes = len({hash_block_tokens(b"", [token_id, 7]) for token_id in range(1000)})
+    assert num_hashes == 1000, f"1,000 different blocks have {num_hashes} hashes: two of them would be taken for one"
 
 
 def test_a_growing_sequence_keeps_its_hashes():

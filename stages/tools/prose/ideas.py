@@ -122,7 +122,7 @@ def museum_block(results: Results) -> str:
         [fault.stage, fault.name, fault.project, fault.was, fault.figure or "-", threads_of(fault)]
         for fault in faults()
     ]
-    return table(["room", "exhibit", "whose", "what went wrong", "in figures", "threads"], rows)
+    return table(["room", "exhibit", "engine", "what went wrong", "in figures", "threads"], rows)
 
 
 def threads_of(fault: Fault) -> str:

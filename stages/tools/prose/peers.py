@@ -19,8 +19,8 @@ COLUMNS = {  # jobs in the picture: the first two that a report has
     "16 sequences": "16 sequences",
 }
 ONE_SETTING = (  # lines for reports that were made before the race tried several settings
-    "This race is older than its settings: it ran llama.cpp with one for all jobs. With another one, kv_unified=true,",
-    "llama.cpp is up to a fifth faster with 32 requests of mixed lengths.",
+    "The race of {models} is older than this choice: llama.cpp ran all jobs with one setting.",
+    "With another one, kv_unified=true, it is up to a fifth faster with 32 requests of mixed lengths.",
 )
 NAMES = {"vllm": "vLLM", "transformers": "transformers generate", "transformers-batch": "transformers generate_batch"}
 WIDTH, LEFT, GAP, RIGHT = 780, 214, 20, 56  # of the picture, of the names, between columns, and of a column's numbers
@@ -81,7 +81,7 @@ def picture(reports: list[Report]) -> str:
             title = escape(title_of(name, dtype_of(report)))
             parts.append(f'<text x="{LEFT - 10}" y="{y - 1}" text-anchor="end" {label}>{title}</text>')
         y += 6
-    lines = [f"Tokens per second; the thin line spans all rounds. {where(reports)}", *settings_lines(reports)]
+    lines = ["Tokens per second; the thin line spans all rounds.", *places(reports), *settings_lines(reports)]
     for line in lines:
         y += 18
         parts.append(f'<text x="12" y="{y + 6}">{escape(line)}</text>')
@@ -99,9 +99,29 @@ def draw(bar: Bar, x: float, y: float, scale: float, is_ours: bool) -> Iterator[
     yield f'<text x="{high + 6:.1f}" y="{y + BAR - 2}" class="{label}">{bar.median:.0f}</text>'
 
 
-def where(reports: list[Report]) -> str:
-    machine = reports[0]["machine"]
-    return f"{machine['threads']} threads, device {machine['device']}."
+def places(reports: list[Report]) -> Iterator[str]:
+    """Yield a line for each machine: the models that were raced on it, and the processor."""
+    machines = [where(report) for report in reports]
+    for machine in dict.fromkeys(machines):
+        models = [report for report, other in zip(reports, machines, strict=True) if other == machine]
+        yield f"{names_of(models)}: {machine}."
+
+
+def names_of(reports: list[Report]) -> str:
+    """Return the names of models.
+
+    >>> names_of([{"model": "7M"}, {"model": "135M"}, {"model": "1.1B in Q8_0"}])
+    '7M, 135M and 1.1B in Q8_0'
+    """
+    *others, last = (report["model"] for report in reports)
+    return " and ".join([*([", ".join(others)] if others else []), last])
+
+
+def where(report: Report) -> str:
+    """Return the machine of a race. Old reports don't name the processor."""
+    machine = report["machine"]
+    place = report.get("host") or f"{machine['threads']} threads, torch {machine['torch']}"
+    return f"{place}, device {machine['device']}"
 
 
 # ---- the settings
@@ -109,10 +129,9 @@ def where(reports: list[Report]) -> str:
 
 def settings_lines(reports: list[Report]) -> list[str]:
     """Return the lines that name the settings of other engines, for the picture."""
-    if has_one_setting(reports):
-        return [*ONE_SETTING]
     engines = {NAMES.get(name, name): " or with ".join(own) for name, own in advice_of(reports).items()}
-    return [f"{name} ran each job with {settings}, whichever was faster." for name, settings in engines.items()]
+    lines = [f"{name} ran each job with {settings}, whichever was faster." for name, settings in engines.items()]
+    return lines + one_setting_lines(reports)
 
 
 def settings_block(results: Results) -> str:
@@ -122,18 +141,19 @@ def settings_block(results: Results) -> str:
 
 def settings_text(reports: list[Report]) -> str:
     """Return lines that name the settings of other engines, and the people who recommend them."""
-    if has_one_setting(reports):
-        return "\n".join(ONE_SETTING) + "\n"
-    lines = ["Each job counts at the faster setting of an engine:"]
-    for name, own in advice_of(reports).items():
+    advice = advice_of(reports).items()
+    lines = ["Each job counts at the faster setting of an engine:"] if advice else []
+    for name, own in advice:
         lines.append(f"- {NAMES.get(name, name)} with " + ", or with ".join(f"{s} ({who})" for s, who in own.items()))
-    return "\n".join(lines) + "\n"
+    old = one_setting_lines(reports)
+    return "\n".join([*lines, *([""] if advice and old else []), *old]) + "\n"
 
 
-def has_one_setting(reports: list[Report]) -> bool:
-    """Return whether llama.cpp ran with one setting for all jobs."""
+def one_setting_lines(reports: list[Report]) -> list[str]:
+    """Return lines that name the races in which llama.cpp ran with one setting for all jobs."""
     raced = [each for each in reports if any(name.startswith("llama.cpp") for name in each["measured"])]
-    return not all(each.get("variants") for each in raced)
+    old = [each for each in raced if not each.get("variants")]
+    return [line.format(models=names_of(old)) for line in ONE_SETTING] if old else []
 
 
 def advice_of(reports: list[Report]) -> dict[str, dict[str, str]]:
@@ -177,8 +197,7 @@ def heading(report: Report) -> str:
     """Return a line with the model, the machine and the engines' versions."""
     machine = report["machine"]
     versions = [f"{name} {machine[name]}" for name in report["measured"] if name in machine]
-    note = f"{machine['threads']} threads, device {machine['device']}, torch {machine['torch']}; {'; '.join(versions)}."
-    return f"**{report['model']}**: {note}"
+    return f"**{report['model']}**: {where(report)}; {'; '.join(versions)}."
 
 
 def table_of_file(report: Report) -> str:
