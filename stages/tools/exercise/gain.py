@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     titles = (gain.BEFORE if before == stage else f"stage {number}", "your code")
     print(table(old, new, titles, getattr(gain, "COSTS", ())))
     if look := getattr(gain, "LOOK", ""):
-        print("\n" + look.format(your_code=now))
+        print("\n" + look.format(your_code=now).rstrip())
 
 
 if __name__ == "__main__":
