@@ -914,7 +914,30 @@ class TestExerciseCheck:
         assert "Step 3 of 3 is green" in printed and "What works now: All is twice." in printed
         assert "A story from your code; every stage writes the same one:\n\n8\n" in printed
         assert "              stage 1  your code\n  slots left        0          2\n" in printed
-        assert "Next:  make diff STAGE=2" in printed
+        assert "Next:  make diff STAGE=2" in printed and "another story" not in printed
+
+    def test_a_story_that_the_stage_does_not_tell_is_shown_beside_its_own(self, check: Run, root: Path) -> None:
+        """No test is red: a kernel with a race, for example, is right as plain Python."""
+        for name in SOLUTIONS:
+            solve(root, name)
+        edit(root, "exercises/s2/__main__.py", "8", "9")
+        status, printed = check()
+        assert status == 0 and "this is another story" in printed
+        assert "every stage writes the same one:\n\n9\n" in printed and f"{S2} writes:\n\n8\n" in printed
+
+    def test_asked_is_the_test_and_not_its_helper(self, check: Run, root: Path) -> None:
+        edit(
+            root,
+            "exercises/s2/tests/test_pool.py",
+            "    assert Pool(2).take(3)",
+            "    raises(Pool(2).take(3))\n    assert Pool(2).take(3)",
+        )
+        with open(root / "exercises/s2/tests/test_pool.py", "a") as file:
+            file.write("\n\ndef raises(taken):\n    raise AssertionError('none are taken')\n")
+        solve(root, "take")
+        printed = check()[1]
+        assert "none are taken" in printed
+        assert "  asked in   tests/test_pool.py, line 6: raises(Pool(2).take(3))" in printed
 
     def test_gain_must_be_green_too(self, check: Run, root: Path) -> None:
         for name in SOLUTIONS:

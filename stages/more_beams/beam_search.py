@@ -165,9 +165,10 @@ class BeamSearch:
         self._engine.kv_cache.copy_blocks([each for each in copies if each])
 
     def extend(self, beams: list[Sequence]) -> list[Candidate]:
-        """Compute the last token of each beam. Return the most likely continuations of all beams, best first.
+        """Give each beam a slot (append_slots), compute its last token, and return the likeliest continuations of all.
 
-        There are enough for beam_width of them to go on, even if all stop tokens of all beams are among them.
+        The best one is first, by the logprob of its whole output. There are enough for beam_width of them to go on,
+        even if all stop tokens of all beams are among them.
         """
         self.append_slots(beams)
         logprobs = self._next_logprobs(beams)  # [num_beams, vocab_size]

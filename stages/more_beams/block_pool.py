@@ -18,7 +18,7 @@ class BlockPool:
 
     def get_new_blocks(self, count: int) -> list[int]:
         """Take `count` free blocks, and return them with one holder each. There must be as many."""
-        assert count <= len(self.free), f"{count} blocks are needed, {len(self.free)} are free"
+        assert count <= len(self.free), f"blocks needed: {count}, free: {len(self.free)}"
         blocks = [self.free.pop() for _ in range(count)]
         for block in blocks:
             self.ref_counts[block] = 1

@@ -55,7 +55,7 @@ def local_config(config: ModelConfig, size: int) -> ModelConfig:
 
 
 def part_of_model(whole: LlamaForCausalLM, rank: int, size: int, max_model_len: int) -> LlamaForCausalLM:
-    """Return a rank's part of a model: the same code with fewer heads, and with two layers of each block swapped."""
+    """Return a rank's part of a model: the same code, with fewer heads and two other linear layers in each layer."""
     with torch.device("meta"):  # shapes without memory
         part = LlamaForCausalLM(local_config(whole.config, size), max_model_len)
         for name, old in list(part.named_modules()):
@@ -91,7 +91,7 @@ class Ranks:
         Raise ValueError if this program has connected ranks already.
         """
         if dist.is_initialized():
-            raise ValueError("one engine of a program can have ranks at a time: close() those of the other one")
+            raise ValueError("only one engine in a program can have ranks at a time: close() those of the other one")
         folder, ends = TemporaryDirectory(), [Pipe() for _ in range(config.tensor_parallel_size - 1)]
         others = spawn(follow, (config, folder.name, [end for _, end in ends]), len(ends), join=False, daemon=True)
         ranks = cls(0, [pipe for pipe, _ in ends], others)

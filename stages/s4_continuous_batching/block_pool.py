@@ -18,7 +18,7 @@ class BlockPool:
 
         Raise AssertionError with both numbers, and take none, if fewer than `count` are free.
         """
-        assert count <= len(self.free), f"{count} blocks are needed, {len(self.free)} are free"
+        assert count <= len(self.free), f"blocks needed: {count}, free: {len(self.free)}"
         return [self.free.pop() for _ in range(count)]
 
     def free_blocks(self, blocks: list[int]) -> None:

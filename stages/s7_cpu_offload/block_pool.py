@@ -33,7 +33,7 @@ class BlockPool:
 
         Cached ones are evicted: they leave the index. Tell the observer "evict", with the reason "taken".
         """
-        assert count <= len(self.free), f"{count} blocks are needed, {len(self.free)} are free"
+        assert count <= len(self.free), f"blocks needed: {count}, free: {len(self.free)}"
         blocks = [self.free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
             self.ref_counts[block] = 1

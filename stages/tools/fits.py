@@ -29,6 +29,7 @@ def counts(package: str) -> dict[str, str]:
     moments = [moment for _, steps in runs for moment in steps[START:]]  # by then the pool has filled up
     return {
         "requests admitted": f"{sum(num_admitted for num_admitted, _ in runs):,}",
+        "requests admitted in the first run": f"{runs[0][0]:,}",
         "requests that run at once": f"{fmean(moment.num_running for moment in moments):.2f}",
         "slots held": f"{fmean(moment.report.held / POOL for moment in moments):.1%}",
         "free pieces": f"{fmean(num_free_pieces(moment.report) for moment in moments):.2f}",

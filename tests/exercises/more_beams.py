@@ -111,7 +111,7 @@ class Step2:
     class wrong_forgets_the_beam_itself:
         """Compare the last tokens alone."""
 
-        red = "the continuations are others"
+        red = "by the logprob of the whole output"
 
         class BeamSearch:
             def extend(self, beams):
@@ -128,7 +128,7 @@ class Step2:
     class wrong_goes_beam_by_beam:
         """The candidates of the first beam come first."""
 
-        red = "the continuations are others"
+        red = "by the logprob of the whole output"
 
         class BeamSearch:
             def extend(self, beams):
@@ -365,6 +365,39 @@ class Step4:
                 most = kept[0].parent.max_num_tokens - kept[0].parent.num_prompt_tokens
                 return [] if hypotheses.are_final(kept[0].logprob, len(kept[0].output), most) else kept
 
+    class wrong_counts_the_prompt_of_the_parent:
+        """Give are_final() the number of tokens that the parent has."""
+
+        red = "its logprob, its tokens without the prompt"
+
+        class BeamSearch:
+            def choose(self, candidates, hypotheses):
+                for candidate in candidates[: self._params.beam_width]:
+                    if candidate.has_ended:
+                        hypotheses.add(candidate.output, candidate.logprob)
+                kept = [each for each in candidates if not each.has_ended][: self._params.beam_width]
+                if not kept:
+                    return []
+                parent = kept[0].parent
+                most = parent.max_num_tokens - parent.num_prompt_tokens
+                return [] if hypotheses.are_final(kept[0].logprob, parent.num_tokens, most) else kept
+
+    class wrong_counts_the_prompt_in_the_most:
+        """Give are_final() the most tokens of a sequence, prompt included."""
+
+        red = "and the most of an output"
+
+        class BeamSearch:
+            def choose(self, candidates, hypotheses):
+                for candidate in candidates[: self._params.beam_width]:
+                    if candidate.has_ended:
+                        hypotheses.add(candidate.output, candidate.logprob)
+                kept = [each for each in candidates if not each.has_ended][: self._params.beam_width]
+                if not kept:
+                    return []
+                most = kept[0].parent.max_num_tokens
+                return [] if hypotheses.are_final(kept[0].logprob, len(kept[0].output), most) else kept
+
     class wrong_never_ends_early:
         """The search goes on to the most tokens."""
 
@@ -437,10 +470,19 @@ class Step5:
                 self._kv_cache_manager.fork(candidate.parent, child)
                 return child
 
+    class wrong_keeps_the_parents:
+        """Nobody frees the beams that were extended."""
+
+        red = "a parent still holds blocks"
+
+        class BeamSearch:
+            def step(self, beams, hypotheses):
+                return [self.fork(candidate) for candidate in self.choose(self.extend(beams), hypotheses)]
+
     class wrong_frees_the_parents_first:
         """Nobody holds the blocks that the children need."""
 
-        red = "Beams match a search without a cache"
+        red = "a block that a child shares was free for a moment"
 
         class BeamSearch:
             def step(self, beams, hypotheses):
@@ -452,7 +494,7 @@ class Step5:
     class wrong_frees_only_beams_without_children:
         """A parent whose children go on keeps its blocks."""
 
-        red = "a beam still holds blocks"
+        red = "a parent still holds blocks"
 
         class BeamSearch:
             def step(self, beams, hypotheses):

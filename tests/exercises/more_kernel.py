@@ -119,6 +119,26 @@ class Step2:
                         score += query[head, d] * keys[i, kv_head, d]
                     scores[head, i] = score
 
+    class wrong_fills_an_array_of_its_own:
+        """Bind the name to a new array: the one that was given stays as it was."""
+
+        red = "scores holds NaN: set every number of the array that you are given, with ="
+
+        def score_block(query, keys, kv_head, scores):
+            scores = query @ keys[: scores.shape[1], kv_head].T * np.float32(query.shape[1] ** -0.5)
+
+    class wrong_adds_to_what_is_there:
+        """The array is not zeros at the start."""
+
+        red = "scores holds NaN: set every number of the array that you are given, with ="
+
+        def score_block(query, keys, kv_head, scores):
+            scale = np.float32(query.shape[1] ** -0.5)
+            for head in range(scores.shape[0]):
+                for i in range(scores.shape[1]):
+                    for d in range(query.shape[1]):
+                        scores[head, i] += query[head, d] * keys[i, kv_head, d] * scale
+
 
 class Step3:
     class right_shrinks_only_if_it_must:
@@ -274,6 +294,26 @@ class Step4:
 
                 return attend
 
+    class right_has_one_array_with_a_row_for_each_item:
+        """The arrays of all items at once, each with rows of its own."""
+
+        def paged_attention(out, q, blocks, block_tables, seqs, context_lens, layer):
+            num_tokens, num_kv_heads, group, head_dim = q.shape
+            num_items, block_size = num_tokens * num_kv_heads, blocks.shape[3]
+            sums, totals = np.zeros((num_items, group, head_dim), np.float32), np.zeros((num_items, group), np.float32)
+            highest = np.full((num_items, group), -np.inf, np.float32)
+            for item in numba.prange(num_items):
+                token, kv_head = item // num_kv_heads, item % num_kv_heads
+                scores = np.empty((group, block_size), np.float32)
+                for start in range(0, context_lens[token], block_size):
+                    block = blocks[block_tables[seqs[token], start // block_size], layer]
+                    some = scores[:, : context_lens[token] - start]
+                    score_block(q[token, kv_head], block[0], kv_head, some)
+                    add_block(some, block[1], kv_head, sums[item], totals[item], highest[item])
+                for head in range(group):
+                    for d in range(head_dim):
+                        out[token, kv_head, head, d] = sums[item, head, d] / totals[item, head]
+
     class right_walks_until_nothing_is_left:
         """Count down what is left of the context."""
 
@@ -297,7 +337,7 @@ class Step4:
     class wrong_reads_the_last_block_to_its_end:
         """Never cut the scores to what is left of the context."""
 
-        red = "attention of token 0: not finite, there is nan"
+        red = "attention of token 0 is NaN the pool is NaN where no token is: a slot was read that has none"
 
         def paged_attention(out, q, blocks, block_tables, seqs, context_lens, layer):
             num_tokens, num_kv_heads, group, head_dim = q.shape
@@ -351,10 +391,71 @@ class Step4:
                 for head in range(group):
                     out[token, kv_head, head] = sums[head] / totals[head]
 
+    class wrong_shares_the_sums_one_item_at_a_time:
+        """Reset for each item, and still shared: two cores write to them at the same time."""
+
+        red = "items 0 and 1 of prange write to the same sums, at the same time"
+
+        def paged_attention(out, q, blocks, block_tables, seqs, context_lens, layer):
+            num_tokens, num_kv_heads, group, head_dim = q.shape
+            sums, totals = np.zeros((group, head_dim), np.float32), np.zeros(group, np.float32)
+            highest, scores = np.full(group, -np.inf, np.float32), np.empty((group, blocks.shape[3]), np.float32)
+            for item in numba.prange(num_tokens * num_kv_heads):
+                token, kv_head = item // num_kv_heads, item % num_kv_heads
+                sums[:], totals[:], highest[:] = 0, 0, -np.inf
+                for start in range(0, context_lens[token], blocks.shape[3]):
+                    block = blocks[block_tables[seqs[token], start // blocks.shape[3]], layer]
+                    some = scores[:, : context_lens[token] - start]
+                    score_block(q[token, kv_head], block[0], kv_head, some)
+                    add_block(some, block[1], kv_head, sums, totals, highest)
+                for head in range(group):
+                    for d in range(head_dim):
+                        out[token, kv_head, head, d] = sums[head, d] / totals[head]
+
+    class wrong_shares_the_scores:
+        """One array of scores for all items: one core overwrites what another one has just computed."""
+
+        red = "items 0 and 1 of prange write to the same scores, at the same time"
+
+        def paged_attention(out, q, blocks, block_tables, seqs, context_lens, layer):
+            num_tokens, num_kv_heads, group, head_dim = q.shape
+            scores = np.empty((group, blocks.shape[3]), np.float32)
+            for item in numba.prange(num_tokens * num_kv_heads):
+                token, kv_head = item // num_kv_heads, item % num_kv_heads
+                sums, totals = np.zeros((group, head_dim), np.float32), np.zeros(group, np.float32)
+                highest = np.full(group, -np.inf, np.float32)
+                for start in range(0, context_lens[token], blocks.shape[3]):
+                    block = blocks[block_tables[seqs[token], start // blocks.shape[3]], layer]
+                    some = scores[:, : context_lens[token] - start]
+                    score_block(q[token, kv_head], block[0], kv_head, some)
+                    add_block(some, block[1], kv_head, sums, totals, highest)
+                for head in range(group):
+                    for d in range(head_dim):
+                        out[token, kv_head, head, d] = sums[head, d] / totals[head]
+
+    class wrong_divides_whole_arrays:
+        """Right in Python. Numba doesn't compile this division inside prange."""
+
+        red = "A kernel and tiles give the same logits"
+
+        def paged_attention(out, q, blocks, block_tables, seqs, context_lens, layer):
+            num_tokens, num_kv_heads, group, head_dim = q.shape
+            block_size = blocks.shape[3]
+            for item in numba.prange(num_tokens * num_kv_heads):
+                token, kv_head = item // num_kv_heads, item % num_kv_heads
+                sums, totals = np.zeros((group, head_dim), np.float32), np.zeros(group, np.float32)
+                highest, scores = np.full(group, -np.inf, np.float32), np.empty((group, block_size), np.float32)
+                for start in range(0, context_lens[token], block_size):
+                    block = blocks[block_tables[seqs[token], start // block_size], layer]
+                    some = scores[:, : context_lens[token] - start]
+                    score_block(q[token, kv_head], block[0], kv_head, some)
+                    add_block(some, block[1], kv_head, sums, totals, highest)
+                out[token, kv_head] = sums / totals[:, None]
+
     class wrong_writes_after_it_has_read:
         """A token's own key is not in the pool yet."""
 
-        red = "attention of token 0: not finite, there is nan"
+        red = "a slot was read that has none, or before it was written"
 
         class KernelAttention:
             def plan(self, step):

@@ -108,6 +108,15 @@ class Step1:
                 free = self.free_ranges()
                 return free[0].start if free and sum(map(len, free)) >= size else None
 
+    class wrong_wants_a_slot_more:
+        """A range of exactly the size that is needed counts as too small."""
+
+        red = "slots in a row are free, and have no place"
+
+        class SlotManager:
+            def _first_fit(self, size):
+                return next((slots.start for slots in self.free_ranges() if len(slots) > size), None)
+
     class wrong_takes_what_is_there:
         """A sequence that does not fit gets the largest free range."""
 

@@ -114,7 +114,7 @@ class Step1:
     class wrong_reserves_the_maximum_length:
         """Blocks for prompt + max_tokens, as stage 1 reserves slots."""
 
-        red = "13 blocks are needed, 4 are free"
+        red = "blocks needed: 13, free: 4"
 
         class BlockManager:
             def allocate(self, seq):

@@ -176,6 +176,17 @@ class Step2:
             out = torch.einsum("nkgqs,nksd->nkgqd", weights, v.float()) / total
             return Part(out, total.log().squeeze(-1))
 
+    class wrong_hides_by_a_large_number:
+        """A hidden score is very low: a query that sees nothing gets the mean of what it may not see."""
+
+        red = "all keys are hidden from one query, and its out is not zeros"
+        unseen = "merging gives this part no share"
+
+        def attend_part(q, k, v, is_hidden):
+            scores = torch.einsum("nkgqd,nksd->nkgqs", q.float(), k.float()) * q.shape[-1] ** -0.5
+            scores = scores.masked_fill(is_hidden, -1e9)
+            return Part(torch.einsum("nkgqs,nksd->nkgqd", scores.softmax(-1), v.float()), scores.logsumexp(-1))
+
 
 class Step3:
     class right_looks_for_first_slots:
@@ -345,6 +356,53 @@ class Step4:
                             whole = part
                         else:
                             whole.out[tile.rows], whole.lse[tile.rows] = part
+                    out[tokens] = whole.out.permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype)
+                return out
+
+    class wrong_never_writes:
+        """The step's own keys and values go nowhere."""
+
+        red = "the keys and values of token 0 are not in block 2, offset 0"
+
+        class PagedAttention:
+            def _attend(self, slot_mapping, batches, layer, q, k, v):
+                out = torch.empty_like(q)
+                for tokens, tiles in batches:
+                    grouped = q[tokens].unflatten(2, (k.shape[1], -1)).permute(0, 2, 3, 1, 4)
+                    whole = None
+                    for tile in tiles:
+                        keys, values = (x.transpose(1, 2) for x in self._kv_cache.read(layer, tile.blocks))
+                        part = attend_part(grouped[tile.rows], keys, values, tile.keys > tile.queries)
+                        if whole is None:
+                            whole = part
+                        else:
+                            merged = merge_attn_states(Part(whole.out[tile.rows], whole.lse[tile.rows]), part)
+                            whole.out[tile.rows], whole.lse[tile.rows] = merged
+                    out[tokens] = whole.out.permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype)
+                return out
+
+    class wrong_rounds_each_part:
+        """Each part is rounded to the dtype of q before it is merged."""
+
+        red = "of the numbers are those of float32, rounded once"
+        unseen = "the model computes in float32"
+
+        class PagedAttention:
+            def _attend(self, slot_mapping, batches, layer, q, k, v):
+                self._kv_cache.write(layer, slot_mapping, k, v)
+                out = torch.empty_like(q)
+                for tokens, tiles in batches:
+                    grouped = q[tokens].unflatten(2, (k.shape[1], -1)).permute(0, 2, 3, 1, 4)
+                    whole = None
+                    for tile in tiles:
+                        keys, values = (x.transpose(1, 2) for x in self._kv_cache.read(layer, tile.blocks))
+                        part = attend_part(grouped[tile.rows], keys, values, tile.keys > tile.queries)
+                        part = Part(part.out.to(q.dtype).float(), part.lse)
+                        if whole is None:
+                            whole = part
+                        else:
+                            merged = merge_attn_states(Part(whole.out[tile.rows], whole.lse[tile.rows]), part)
+                            whole.out[tile.rows], whole.lse[tile.rows] = merged
                     out[tokens] = whole.out.permute(0, 3, 1, 2, 4).flatten(2, 3).to(q.dtype)
                 return out
 

@@ -7,7 +7,7 @@ class Step1:
 
         class BlockPool:
             def get_new_blocks(self, count):
-                assert count <= len(self.free), f"{count} blocks are needed, {len(self.free)} are free"
+                assert count <= len(self.free), f"blocks needed: {count}, free: {len(self.free)}"
                 blocks = []
                 while len(blocks) < count:
                     block = self.free.pop()
@@ -41,7 +41,7 @@ class Step1:
         class BlockPool:
             def get_new_blocks(self, count):
                 if count > len(self.free):
-                    raise ValueError(f"{count} blocks are needed, {len(self.free)} are free")
+                    raise ValueError(f"blocks needed: {count}, free: {len(self.free)}")
                 start = len(self.free) - count
                 blocks, self.free[start:] = self.free[start:][::-1], []
                 for block in blocks:

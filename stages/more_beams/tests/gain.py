@@ -9,6 +9,10 @@ from .helpers import write_checkpoint
 WIDTH, MAX_TOKENS, BLOCK_SIZE = 4, 13, 4
 PROMPT = list(range(1, 41))
 COSTS = ("blocks copied",)  # what grows: the price of the gain
+LOOK = """The story above is greedy. To search for one:
+
+    python -m {your_code} --beam-width 4 "Once upon a time there was a princess"
+"""
 
 
 def before(engine: ModuleType, folder: Path) -> dict[str, int]:

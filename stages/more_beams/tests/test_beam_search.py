@@ -75,6 +75,7 @@ def logprobs(model) -> Logprobs:
 
 
 def assert_same(output: RequestOutput, expected: list[Beam]) -> None:
+    assert not output.error, f"the search ended with an error: {output.error}"
     token_ids = [completion.token_ids for completion in output.outputs]
     assert token_ids == [beam.token_ids for beam in expected], "the beams are others, or in another order"
     logprobs = [completion.cumulative_logprob for completion in output.outputs]
@@ -161,7 +162,9 @@ def test_candidates_are_the_likeliest_continuations_of_all_beams(checkpoint, log
     num_before = llm.model_runner.num_tokens
     candidates = search_of(llm, 3).extend(beams)[:6]
     found = [(beams.index(each.parent), each.token_id) for each in candidates]
-    assert found == [(number, token_id) for _, number, token_id in expected], "the continuations are others"
+    assert found == [(number, token_id) for _, number, token_id in expected], (
+        "the best six, each as (number of the beam, token), by the logprob of the whole output"
+    )
     assert [each.logprob for each in candidates] == pytest.approx([logprob for logprob, _, _ in expected], rel=1e-4)
     assert llm.model_runner.num_tokens - num_before == 3, "one token of each beam is computed"
 
@@ -261,6 +264,14 @@ def test_no_beam_goes_on_at_the_most_tokens(checkpoint):
     assert choose(checkpoint, candidates_of([7, 8, 9], max_tokens=1)) == ([], [[7], [8]])
 
 
+def test_the_first_beam_that_goes_on_is_compared_by_the_length_of_its_output(checkpoint, monkeypatch):
+    """A prompt of 3 tokens, and at most 8 more. The first candidate ends, and the second one has a logprob of -2."""
+    asked: list[tuple] = []
+    monkeypatch.setattr(Hypotheses, "are_final", lambda *args, **options: asked.append((*args[1:], *options.values())))
+    choose(checkpoint, candidates_of([1, 7, 8]))
+    assert {*asked} == {(-2.0, 1, 8)}, "its logprob, its tokens without the prompt, and the most of an output"
+
+
 # Forks, and whole searches
 
 
@@ -275,6 +286,23 @@ def test_a_fork_is_a_beam_of_its_own_and_leaves_its_parent_as_it_is(checkpoint):
     assert (child.cumulative_logprob, parent.cumulative_logprob) == (candidate.logprob, 0.0), "a logprob of its own"
     assert child.block_table == parent.block_table and child.num_computed_tokens == 6, "the computed blocks are shared"
     llm.kv_cache_manager.check_integrity()
+
+
+def test_a_step_leaves_its_parents_no_block_and_frees_none_that_a_child_shares(checkpoint, monkeypatch):
+    """Two beams share the first block, and their children do, too."""
+    llm = LLM(checkpoint, block_size=4)
+    beams, manager = beams_after(llm, [1, 5, 9, 7, 8, 6], [10, 20]), llm.kv_cache_manager
+    free = manager.free
+
+    def watched(seq: Sequence) -> None:
+        free(seq)
+        assert manager.num_free_blocks < manager.num_blocks, "a block that a child shares was free for a moment"
+
+    monkeypatch.setattr(manager, "free", watched)
+    children = search_of(llm, 2).step(beams, Hypotheses(BeamSearchParams(2)))
+    assert [len(child.token_ids) for child in children] == [8, 8], "two children, each with one token more"
+    assert not any(beam.block_table for beam in beams), "a parent still holds blocks"
+    manager.check_integrity()
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])

@@ -53,7 +53,7 @@ def test_tiles_take_over_where_there_is_no_kernel(checkpoint, num_calls, options
 
 
 def test_a_kernel_and_tiles_give_the_same_logits(checkpoint):
-    """After a prompt of 30 tokens, and after the one that follows it."""
+    """After a prompt of 30 tokens, and after the one that follows it. Numba has to be able to compile the kernel."""
     logits = {}
     for has_kernel in (True, False):
         llm = LLM(checkpoint, enable_kernel=has_kernel, offload_policy="recompute")

@@ -85,6 +85,8 @@ def scores_of(query: Tensor, keys: Tensor, kv_head: int, num_keys: int) -> Tenso
     """Return what score_block() computes for the first keys of a block, [GROUP, num_keys]."""
     scores = torch.full((GROUP, num_keys), float("nan"))
     paged_kernel.score_block(query.numpy(), keys.numpy(), kv_head, scores.numpy())
+    if scores.isnan().any() and keys.isfinite().all():  # the NaN is that of torch.full
+        raise AssertionError("scores holds NaN: set every number of the array that you are given, with =")
     return scores
 
 
@@ -248,7 +250,11 @@ def check(*sizes: tuple[int, int], heads: tuple[int, int] = (4, 2), block_size: 
     for i, (part, (before, now)) in enumerate(zip(out.split([now for _, now in sizes]), sizes, strict=True)):
         for token in range(now):
             who = f"sequence {i} of {len(sizes)}, with {before} tokens before and {now} in this step"
-            assert_close(f"{who}: attention of token {before + token}", part[token], expected[i][token])
+            attention = f"{who}: attention of token {before + token}"
+            if part[token].isnan().any():
+                why = "the pool is NaN where no token is: a slot was read that has none, or before it was written"
+                raise AssertionError(f"{attention} is NaN\n{why}")
+            assert_close(attention, part[token], expected[i][token])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 4, 7])
@@ -300,6 +306,30 @@ def test_a_step_writes_its_own_slots_only():
             raise AssertionError(f"the keys and values of token {i} are not in block {block}, offset {offset}")
     if not (cache.blocks[0, 0, :, 1:].isnan().all() and cache.blocks[1].isnan().all()):
         raise AssertionError("a step writes to the slots of its own tokens only")
+
+
+def test_items_that_run_at_the_same_time_share_no_array(monkeypatch):
+    """Three tokens and two KV heads are six items. Each writes to sums, totals, highest and scores of its own."""
+    add_block, items, writers = paged_kernel.add_block, [], []
+
+    def prange(*bounds: int) -> Iterator[int]:
+        for item in range(*bounds):
+            items.append(item)
+            yield item
+
+    def add(*arrays) -> None:
+        writers.append((items[-1] if items else 0, arrays))  # arrays that are kept have addresses of their own
+        add_block(*arrays)
+
+    monkeypatch.setattr(paged_kernel.numba, "prange", prange)
+    monkeypatch.setattr(paged_kernel, "add_block", add)
+    check((0, 3))
+    for name, place in (("sums", 3), ("totals", 4), ("highest", 5), ("scores", 0)):
+        writer_of: dict[int, int] = {}
+        for item, arrays in writers:
+            first = writer_of.setdefault(arrays[place].ctypes.data, item)
+            if first != item:
+                raise AssertionError(f"items {first} and {item} of prange write to the same {name}, at the same time")
 
 
 def test_nothing_is_copied_out_of_the_pool(monkeypatch):

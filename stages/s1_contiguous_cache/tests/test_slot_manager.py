@@ -26,6 +26,8 @@ def sequence_of(size: int) -> Sequence:
 def allocate(manager: SlotManager, *sizes: int) -> list[Sequence]:
     seqs = [sequence_of(size) for size in sizes]
     for seq in seqs:
+        needed = seq.max_num_tokens
+        assert manager.can_allocate(seq), f"{needed} slots in a row are free, and have no place: {picture(manager)}"
         manager.allocate(seq)
     return seqs
 

@@ -112,6 +112,8 @@ def test_query_that_sees_no_key_gets_no_share():
     nothing = attend_part(q, k, v, is_hidden)
     if not nothing.out.isfinite().all():
         raise AssertionError("all keys are hidden from one query, and its out is not finite: -inf less -inf is NaN")
+    if nothing.out[0, :, :, 3].any():
+        raise AssertionError("all keys are hidden from one query, and its out is not zeros")
     merged = merge_attn_states(attend_part(q, k, v, VISIBLE), nothing).out[0, :, :, 3]
     expected = attend_plainly(q, k, v).out[0, :, :, 3]
     assert_close("merged with a part that it does not see, the out of a query", merged, expected)

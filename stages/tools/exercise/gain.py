@@ -1,7 +1,8 @@
 """The gain of a stage, counted on the same work: `python stages/tools/exercise/gain.py STAGE BEFORE NOW`.
 
 STAGE is the package whose tests/gain.py counts: before(engine, folder) and now(engine, folder), each a dict of counts
-by name. BEFORE and NOW are the packages of the two engines: a learner's is exercises.s2. Prints a table.
+by name. BEFORE and NOW are the packages of the two engines: a learner's is exercises.s2. Prints a table, in which the
+names in its COSTS are marked as the price of the gain, and then its LOOK: a command that shows more.
 
 No stage is before the first one: BEFORE is STAGE itself, whose before() does without the idea, and BEFORE in its
 tests/gain.py is the title of that column.
@@ -9,19 +10,22 @@ tests/gain.py is the title of that column.
 
 import sys
 import tempfile
+from collections.abc import Container
 from importlib import import_module
 from pathlib import Path
 
 
-def table(before: dict[str, int], now: dict[str, int], titles: tuple[str, str]) -> str:
+def table(before: dict[str, int], now: dict[str, int], titles: tuple[str, str], costs: Container[str] = ()) -> str:
     """Return a table with one line per count.
 
-    >>> print(table({"slots": 1024}, {"slots": 16}, ("stage 1", "yours")))
-             stage 1  yours
-      slots    1,024     16
+    >>> print(table({"slots": 1024, "copies": 0}, {"slots": 16, "copies": 3}, ("stage 1", "yours"), ["copies"]))
+                          stage 1  yours
+      slots                 1,024     16
+      copies (the price)        0      3
     """
     assert before.keys() == now.keys(), "the two do not count the same"
-    rows = [("", *titles), *((name, f"{before[name]:,}", f"{now[name]:,}") for name in now)]
+    names = {name: f"{name} (the price)" if name in costs else name for name in now}
+    rows = [("", *titles), *((names[name], f"{before[name]:,}", f"{now[name]:,}") for name in now)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(f"  {a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
 
@@ -34,7 +38,10 @@ def main(argv: list[str]) -> None:
         old = gain.before(import_module(before), Path(folder))
         new = gain.now(import_module(now), Path(folder))
     number = before.rpartition(".")[2].partition("_")[0].removeprefix("s")
-    print(table(old, new, (gain.BEFORE if before == stage else f"stage {number}", "your code")))
+    titles = (gain.BEFORE if before == stage else f"stage {number}", "your code")
+    print(table(old, new, titles, getattr(gain, "COSTS", ())))
+    if look := getattr(gain, "LOOK", ""):
+        print("\n" + look.format(your_code=now).rstrip())
 
 
 if __name__ == "__main__":

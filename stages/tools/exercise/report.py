@@ -32,7 +32,7 @@ class Report:
     message: str = ""  # of the assert
     result: tuple[str, ...] = ()  # a few short lines: the values compared, or the error raised
     is_open: bool = False  # a function of the exercise is not written yet
-    test_line: Place | None = None  # the last line of the test that ran
+    test_line: Place | None = None  # the test's own last line that ran: a helper's says less of what was asked
     calls: tuple[Place, ...] = ()  # the lines of the learner's folder that were running, outermost first
     is_in_given_code: bool = False  # none of these lines is in a function of the exercise; within() finds out
 

@@ -123,7 +123,7 @@ def _message_and_result(error: pytest.ExceptionInfo[BaseException]) -> tuple[str
 
 
 def _places(item: pytest.Item, error: pytest.ExceptionInfo[BaseException]) -> dict[str, Any]:
-    """Return the last line of the test that ran, and the calls of the learner's code, by field of Report."""
+    """Return the test's own last line that ran, and the calls of the learner's code, by field of Report."""
     root, test_line, code = _stage_folder(item), None, []
     for entry in error.traceback:
         path = Path(entry.path)
@@ -133,7 +133,7 @@ def _places(item: pytest.Item, error: pytest.ExceptionInfo[BaseException]) -> di
             name = getattr(entry.frame.code.raw, "co_qualname", entry.name).partition(".<locals>")[0]
             place = Place(file.as_posix(), entry.lineno + 1, name, source)
             if file.parts[0] == "tests":
-                test_line = place
+                test_line = test_line or place  # the outermost: then come its helpers
             else:
                 code.append(place)
     return {"test_line": test_line, "calls": tuple(code)}

@@ -261,8 +261,8 @@ IN_PLACE = {  # batch x context, or a chunk of a prompt
     "decode, 16 x 1,000": "decode_16_1000",
     "decode, 32 x 128": "decode_32_128",
     "decode, 1 x 1,000 and 15 x 128": "mixed",
-    "a chunk of 64 tokens, at 1,000": "chunk_64_1000",
-    "a chunk of 512 tokens, at 4,000": "chunk_512_4000",
+    "a chunk of 64 tokens that ends at 1,000": "chunk_64_1000",
+    "a chunk of 512 tokens that ends at 4,000": "chunk_512_4000",
 }
 BACKENDS = (
     Column("tiles", "tiles_ms", "{:.1f} ms".format),

@@ -163,11 +163,13 @@ def links_block(results: Results) -> str:
         rows.append([name, f"{message:,}", *waits, *(f"{1e3 * seconds:.1f} ms" for seconds in steps)])
     columns = ["bytes of an all-reduce", "over NVLink", "over PCIe", "step, one rank", "two, NVLink", "two, PCIe"]
     inputs = (
-        f"Llama 3.1 8B in bfloat16, {shape.num_all_reduces} all-reduces a step, on paper. Inputs: "
+        f"Llama 3.1 8B in bfloat16, {shape.num_all_reduces} all-reduces a step, on paper. A step reads all weights but "
+        f"the embedding ({show_bytes(shape.head)}), of which it needs a row for each token. Inputs: "
         f"{MEMORY / 1e12:g} TB/s of memory and {ARITHMETIC / 1e12:g} TFLOP/s (an H100), "
         f"{NVLINK.bandwidth / 1e9:g} GB/s of NVLink and {PCIE.bandwidth / 1e9:g} GB/s of PCIe 5.0 in each direction "
         f"(datasheets), and NCCL's latencies: {1e6 * NVLINK.small:.1f} and {1e6 * PCIE.small:.1f} us for a small "
-        f"message, {1e6 * NVLINK.large:.1f} and {1e6 * PCIE.large:.1f} us for a large one.\n"
+        f"message, {1e6 * NVLINK.large:.1f} and {1e6 * PCIE.large:.1f} us for a large one. A small message has a "
+        "quarter of the bandwidth, and each is sent in the way that is faster for its size.\n"
     )
     return table(["a step of", *columns], rows) + "\n" + inputs
 
