@@ -1,4 +1,4 @@
-"""The gain in figures: steps for the same tokens, with this branch's engine and with stage 7's."""
+"""The gain in figures: steps for tokens that repeat themselves, with this branch's engine and with stage 7's."""
 
 from pathlib import Path
 from types import ModuleType

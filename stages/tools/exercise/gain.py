@@ -1,8 +1,9 @@
 """The gain of a stage, counted on the same work: `python stages/tools/exercise/gain.py STAGE BEFORE NOW`.
 
 STAGE is the package whose tests/gain.py counts: before(engine, folder) and now(engine, folder), each a dict of counts
-by name. BEFORE and NOW are the packages of the two engines: a learner's is exercises.s2. Prints a table, in which the
-names in its COSTS are marked as the price of the gain, and then its LOOK: a command that shows more.
+by name. BEFORE and NOW are the packages of the two engines: a learner's is exercises.s2. Prints its first line, which
+names the work, a table, in which the names in its COSTS are marked as the price of the gain, and then its LOOK: a
+command that shows more.
 
 No stage is before the first one: BEFORE is STAGE itself, whose before() does without the idea, and BEFORE in its
 tests/gain.py is the title of that column.
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> None:
         new = gain.now(import_module(now), Path(folder))
     number = before.rpartition(".")[2].partition("_")[0].removeprefix("s")
     titles = (gain.BEFORE if before == stage else f"stage {number}", "your code")
-    print(table(old, new, titles, getattr(gain, "COSTS", ())))
+    print(f"{(gain.__doc__ or '').splitlines()[0]}\n\n{table(old, new, titles, getattr(gain, 'COSTS', ()))}")
     if look := getattr(gain, "LOOK", ""):
         print("\n" + look.format(your_code=now).rstrip())
 

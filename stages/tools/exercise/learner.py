@@ -115,7 +115,6 @@ def _print_gain(stage: Stage) -> None:
     if _told(yours) != _told(ours):
         print(f"The tests are green, and yet this is another story: a fault that no test sees. {stage.path} writes:\n")
         print(ours)
-    print("The gain, counted on the same work:\n", flush=True)
     print(_output(stage, str(Path(__file__).with_name("gain.py")), *packages, mine), end="")
 
 
