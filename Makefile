@@ -136,7 +136,7 @@ claims: $(call needs,test notebooks) ## run the texts' programs, time what must 
 	@$(PY) -m stages.bench claims > /dev/null
 	@$(PY) -m notebooks.helpers.claims
 
-peers: $(call needs,test) ## race vLLM, llama.cpp and transformers, about four hours on an idle machine; VLLM=python LLAMA=python
+peers: $(call needs,test) ## race vLLM, llama.cpp and transformers, for two hours or more on an idle machine; VLLM=python LLAMA=python
 	@$(PY) -m stages.bench.race_models $(addprefix --vllm ,$(VLLM)) $(addprefix --llama ,$(LLAMA)) $(ARGS)
 	@$(PY) -m stages.tools.prose
 

@@ -18,7 +18,7 @@ from stages.bench.steady import until_steady
 from stages.bench.workloads import even_prompt
 
 BRANCH, WIDTH, OUTPUT, BLOCK_SIZE = "more_beams", 4, 64, 16
-TIMED_OUTPUT, LEAST_TURNS, MOST_TURNS = 16, 3, 8  # so that all turns take a minute or two
+TIMED_OUTPUT, LEAST_TURNS, MOST_TURNS = 16, 5, 20  # so that all turns take a minute or two
 PROMPTS: Mapping[str, str | list[int]] = {"story": "Once upon a time there was a princess", "long": even_prompt(200)}
 Call = Callable[[Any], list[Any]]  # of an LLM: returns its outputs
 

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
@@ -25,6 +27,7 @@ ONE_SETTING = (  # lines for reports that were made before the race tried severa
 NAMES = {"vllm": "vLLM", "transformers": "transformers generate", "transformers-batch": "transformers generate_batch"}
 WIDTH, LEFT, GAP, RIGHT = 780, 214, 20, 56  # of the picture, of the names, between columns, and of a column's numbers
 BAR, ROW = 12, 19
+CAPTION = 110  # characters in a line below the bars
 STYLE = """<style>
 text{font:12px system-ui,sans-serif;fill:#57606a}.title,.ours{font-weight:600;fill:#24292f}
 .bar{fill:#b8c4d0}.own{fill:#4a7fb5}.spread{stroke:#24292f;stroke-width:1.5}
@@ -82,7 +85,7 @@ def picture(reports: list[Report]) -> str:
             parts.append(f'<text x="{LEFT - 10}" y="{y - 1}" text-anchor="end" {label}>{title}</text>')
         y += 6
     lines = ["Tokens per second; the thin line spans all rounds.", *places(reports), *settings_lines(reports)]
-    for line in lines:
+    for line in chain.from_iterable(wrap(each, CAPTION) for each in lines):
         y += 18
         parts.append(f'<text x="12" y="{y + 6}">{escape(line)}</text>')
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 18}" width="{WIDTH}" role="img">'
@@ -141,12 +144,13 @@ def settings_block(results: Results) -> str:
 
 def settings_text(reports: list[Report]) -> str:
     """Return lines that name the settings of other engines, and the people who recommend them."""
-    advice = advice_of(reports).items()
-    lines = ["Each job counts at the faster setting of an engine:"] if advice else []
-    for name, own in advice:
-        lines.append(f"- {NAMES.get(name, name)} with " + ", or with ".join(f"{s} ({who})" for s, who in own.items()))
-    old = one_setting_lines(reports)
-    return "\n".join([*lines, *([""] if advice and old else []), *old]) + "\n"
+    lines = [
+        f"Each job counts at the faster setting: {NAMES.get(name, name)} with "
+        + ", or with ".join(f"{setting} ({who})" for setting, who in own.items())
+        + "."
+        for name, own in advice_of(reports).items()
+    ]
+    return "\n".join([*lines, *one_setting_lines(reports)]) + "\n"
 
 
 def one_setting_lines(reports: list[Report]) -> list[str]:
