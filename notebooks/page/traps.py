@@ -23,6 +23,14 @@ def told_by(who: str) -> str:
     return f"The {who} told a story. {STORY}"
 
 
+CONTIGUOUS = Workload(
+    (
+        # both fit exactly; a stop string ends within a token
+        Request("A", told_by("bear"), 8, num_tokens=40),
+        Request("B", told_by("wolf"), 8, stop="hunts", num_tokens=40),
+    ),
+    num_blocks=12,
+)
 STATIC = Workload(
     (
         # the first token of a block, in a prompt: it has its block already
@@ -117,4 +125,4 @@ OFFLOADED = Workload(
     load_steps=12,
 )
 
-TRAPS = {"s2": STATIC, "s4": SCHEDULED, "s5": SAMPLED, "s6": CACHED, "s7": OFFLOADED}
+TRAPS = {"s1": CONTIGUOUS, "s2": STATIC, "s4": SCHEDULED, "s5": SAMPLED, "s6": CACHED, "s7": OFFLOADED}

@@ -81,6 +81,7 @@ class Step1:
         """Two holders that touch have an empty range between them."""
 
         red = "a full pool"
+        unseen = "a range of no slots has room for nobody"
 
         class SlotManager:
             def free_ranges(self):
@@ -92,6 +93,7 @@ class Step1:
         """Take the smallest free range that is large enough."""
 
         red = "2 slots each; best fit would take 5 and 6 first"
+        unseen = "a static batch begins in an empty pool, which is one range"
 
         class SlotManager:
             def _first_fit(self, size):
@@ -102,6 +104,7 @@ class Step1:
         """Take the first free range, whatever its length."""
 
         red = "a piece of 3 slots does not fit into the first 2"
+        unseen = "a static batch begins in an empty pool, which is one range"
 
         class SlotManager:
             def _first_fit(self, size):
@@ -121,6 +124,7 @@ class Step1:
         """A sequence that does not fit gets the largest free range."""
 
         red = "no error was raised"
+        unseen = "the engine asks can_allocate() first"
 
         class SlotManager:
             def allocate(self, seq):
@@ -136,6 +140,7 @@ class Step1:
         """The slots are free, and the sequence still has them."""
 
         red = "a sequence that was freed has no slots"
+        unseen = "nothing looks at the slots of a sequence that has ended"
 
         class SlotManager:
             def free(self, seq):
@@ -147,6 +152,7 @@ class Step1:
         """Nothing remembers how much was held before."""
 
         red = "12 slots were held before 8 of them were freed"
+        unseen = "the peak is in the command's last line, and in no event"
 
         class SlotManager:
             def free(self, seq):
@@ -292,6 +298,7 @@ class Step2:
         """A step is counted as one token for each sequence."""
 
         red = "two steps of 4 tokens each"
+        unseen = "the count is in the command's last line, and in no event"
 
         class ModelRunner:
             def compute_logits(self, batch):
@@ -364,6 +371,7 @@ class Step3:
         """A stop token in the last place is reported as "length"."""
 
         red = "2 sampled tokens, max_tokens is 2, and the last one is a stop token"
+        unseen = "the requests of the page have no stop token"
 
         class Sequence:
             def append_token(self, token):
@@ -382,6 +390,7 @@ class Step3:
         """The text of a stop token is part of the output."""
 
         red = "the last token is the stop token 36"
+        unseen = "the requests of the page have no stop token"
 
         class Sequence:
             def append_token(self, token):
@@ -399,6 +408,7 @@ class Step3:
         """Only the token counts."""
 
         red = "3 tokens of -0.5 each"
+        unseen = "logprobs are in no event"
 
         class Sequence:
             def append_token(self, token):
@@ -418,6 +428,7 @@ class Step3:
         """The time of the first token is that of the last one."""
 
         red = "the second token does not change it"
+        unseen = "play compares no times"
 
         class Sequence:
             def append_token(self, token):
@@ -451,6 +462,7 @@ class Step3:
         """The stop string that begins first may be complete later than another one."""
 
         red = 'little with the stop strings "ittle" and "tt"'
+        unseen = "tokens are compared, and not texts"
 
         class Sequence:
             def _cut_at_stop_string(self):
@@ -463,6 +475,7 @@ class Step3:
         """The text ends with the stop string."""
 
         red = 'x-y-- with the stop string "--"'
+        unseen = "tokens are compared, and not texts"
 
         class Sequence:
             def _cut_at_stop_string(self):
@@ -472,6 +485,7 @@ class Step3:
         """Of two stop strings that are complete together, the shorter one cuts."""
 
         red = 'wx-- with the stop strings "--" and "x--"'
+        unseen = "tokens are compared, and not texts"
 
         class Sequence:
             def _cut_at_stop_string(self):
