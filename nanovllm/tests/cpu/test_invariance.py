@@ -29,7 +29,7 @@ from ...backends.cpu.runner import StepRunner
 from ...backends.cpu.vectors import add, floats, fma, has_fma, kernel, load, multiply, store
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM
-from ...quantization import Format, Integers, QuantizedLinear, quantize_layers
+from ...quantization import GROUP, SHARED, Format, Integers, QuantizedLinear, quantize_layers
 from ...requests.outputs import CompletionOutput, RequestOutput
 from ..testing.checkpoints import CONFIG, random_tensors, train_tokenizer, write_checkpoint
 from ..testing.engines import OPTIONS
@@ -64,12 +64,21 @@ def some_model(rng: random.Random, group: int, format: Format | None, dtype: tor
     )
     if format is None:
         return LlamaForCausalLM(config).eval().requires_grad_(False).to(dtype)
-    model = LlamaForCausalLM(replace(config, hidden_size=64, intermediate_size=96)).eval().requires_grad_(False)
-    quantize_layers(model, lambda name: format, dtype)
+    times = SHARED // GROUP if format.is_k else 1  # the least size, in groups
+    config = replace(config, hidden_size=64 * max(1, times // 2), intermediate_size=96 * times)
+    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+
+    def format_of(name: str) -> Format | None:
+        return None if model.get_submodule(name).in_features % (GROUP * times) else format
+
+    quantize_layers(model, format_of, dtype)
     for layer in model.modules():
         if isinstance(layer, QuantizedLinear):
-            q, scales, minima = random_integers(layer.out_features, layer.in_features, format)
-            layer.store([Integers(q, scales / 8, None if minima is None else minima / 8)])
+            q, scales, minima, factors = random_integers(layer.out_features, layer.in_features // times, format)
+            if factors is None:
+                layer.store([Integers(q, scales / 8, None if minima is None else minima / 8)])
+            else:
+                layer.store([Integers(q, scales, minima, factors / 8)])
     return model.to(dtype)
 
 
