@@ -34,6 +34,7 @@ from .vectors import (
     constant,
     element,
     floats,
+    from_half,
     fused,
     inlined,
     intrinsic,
@@ -242,7 +243,7 @@ def loader_of(stored: ir.Type, to_float: Callable[[Any, Any, Any], Any]) -> Any:
 
 
 load_float32 = loader_of(ir.FloatType(), ir.IRBuilder.bitcast)
-load_float16 = loader_of(ir.HalfType(), ir.IRBuilder.fpext)
+load_float16 = loader_of(BITS, lambda builder, bits, _: from_half(builder, bits))
 load_int8 = loader_of(BYTE, ir.IRBuilder.sitofp)
 
 

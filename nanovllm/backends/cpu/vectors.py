@@ -136,7 +136,7 @@ def reader(shape: Callable[[ir.Type], ir.Type]) -> Callable[..., Any]:
         if dtype == types.float32:
             return builder.load(element(context, builder, *args, shape(FLOAT)), align=4)
         if dtype == types.int16:
-            return builder.fpext(builder.load(element(context, builder, *args, shape(HALF)), align=2), shape(FLOAT))
+            return from_half(builder, builder.load(element(context, builder, *args, shape(BITS)), align=2))
         bits = builder.load(element(context, builder, *args, shape(BITS)), align=2)
         upper = builder.shl(builder.zext(bits, shape(WORD)), constant(shape(WORD), 16))
         return builder.bitcast(upper, shape(FLOAT))
@@ -178,7 +178,7 @@ def sixteen(of_type: ir.Type) -> ir.Type:
     return ir.VectorType(of_type, WIDTH)
 
 
-def constant(of_type: ir.Type, value: int) -> ir.Constant:
+def constant(of_type: ir.Type, value: float) -> ir.Constant:
     return ir.Constant(of_type, [value] * of_type.count if isinstance(of_type, ir.VectorType) else value)
 
 
@@ -256,10 +256,36 @@ def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
 @cache
 def has_fma(triple: str, cpu: str, features: str) -> bool:
     """Return whether a processor multiplies and adds in one instruction: for others, LLVM calls a slow function."""
-    machine = binding.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features)
     text = "declare float @llvm.fma.f32(float, float, float) define float @f(float %a) {"
     text += " %b = call float @llvm.fma.f32(float %a, float %a, float %a) ret float %b }"
-    return "fmaf" not in machine.emit_assembly(binding.parse_assembly(text))
+    return "fmaf" not in assembly_of(text, triple, cpu, features)
+
+
+@cache
+def has_float16(triple: str, cpu: str, features: str) -> bool:
+    """Return whether a processor widens float16 numbers: for others, LLVM calls a function that isn't there."""
+    text = "define float @f(half %a) { %b = fpext half %a to float ret float %b }"
+    return "hf" not in assembly_of(text, triple, cpu, features)  # __extendhfsf2
+
+
+def assembly_of(text: str, triple: str, cpu: str, features: str) -> str:
+    machine = binding.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features)
+    return str(machine.emit_assembly(binding.parse_assembly(text)))
+
+
+def from_half(builder: Any, bits: Any) -> Any:
+    """Generate code that turns the bits of float16 numbers, one or 16, into float32."""
+    shape = sixteen if isinstance(bits.type, ir.VectorType) else one
+    if has_float16(*cpu_target.target_context.codegen().magic_tuple()):
+        return builder.fpext(builder.bitcast(bits, shape(HALF)), shape(FLOAT))
+    word = builder.zext(bits, shape(WORD))
+    magnitude = builder.shl(builder.and_(word, constant(shape(WORD), 0x7FFF)), constant(shape(WORD), 13))
+    scaled = builder.fmul(builder.bitcast(magnitude, shape(FLOAT)), constant(shape(FLOAT), 2.0**112))
+    is_finite = builder.icmp_unsigned("<", magnitude, constant(shape(WORD), 0x0F800000))
+    others = builder.or_(magnitude, constant(shape(WORD), 0x7F800000))  # infinity and NaN
+    number = builder.select(is_finite, builder.bitcast(scaled, shape(WORD)), others)
+    sign = builder.shl(builder.and_(word, constant(shape(WORD), 0x8000)), constant(shape(WORD), 16))
+    return builder.bitcast(builder.or_(number, sign), shape(FLOAT))
 
 
 def larger(builder: Any, a: Any, b: Any) -> Any:

@@ -257,7 +257,7 @@ def test_each_request_of_a_history_equals_itself_alone(
             from_host=stats.blocks_loaded, from_disk=stats.disk_blocks_loaded,
         )  # fmt: skip
         llm.llm_engine.disk_tier.flush()
-    assert counts["compared"] > 1000 and min(counts.values()) > 3 and len(counts) == 7, counts
+    assert counts["compared"] > 1000 and min(counts.values()) > 0 and len(counts) == 7, counts
 
 
 # The compiler

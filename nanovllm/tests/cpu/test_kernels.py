@@ -17,7 +17,7 @@ from torch import Tensor
 pytest.importorskip("numba")
 from numba import njit
 
-from ...backends.cpu import attention, dot, elementwise, matmul, team, vectors
+from ...backends.cpu import attention, dot, elementwise, matmul, quantized, team, vectors
 from ...backends.cpu.layout import PLACES, SCORES, STRIDE, TILE, WIDTH, Pool, pack, type_of
 from ...backends.cpu.threads import Helpers, Shared, end_all, run_helper
 from ...backends.cpu.vectors import at, floats, get, integers, like_of, load, put, read, store, stored, write
@@ -559,3 +559,20 @@ def test_end_all_waits_for_helpers_whose_owner_was_collected():
     assert is_freeing.wait(60)
     end_all()
     assert freed
+
+
+@pytest.mark.parametrize("has_instruction", [True, False])
+def test_every_float16_number_is_widened_exactly(has_instruction, monkeypatch):
+    """A processor of 2011 has no instruction for it."""
+    if not has_instruction:
+        monkeypatch.setattr(vectors, "has_float16", lambda *target: False)
+
+    @njit
+    def widen(numbers, i, out):
+        store(floats(out), 0, load(quantized.halves(numbers), i))
+
+    bits, out = np.arange(1 << 16, dtype=np.uint16), np.empty(16, np.float32)
+    expected = bits.view(np.float16).astype(np.float32)
+    for i in range(0, len(bits), 16):
+        widen(bits.ctypes.data, i, out.ctypes.data)
+        assert np.array_equal(out, expected[i : i + 16], equal_nan=True)
