@@ -602,7 +602,7 @@ class Step4:
     class wrong_never_waits:
         """Collect what has arrived, and go round in circles if nothing can run."""
 
-        red = "does the engine wait for their loads?"
+        red = "do they wait for loads, or in no queue?"
 
         class LLMEngine:
             def step(self):
