@@ -13,10 +13,10 @@ outputs, which are called a column. For each column, a group of 32 numbers takes
     output 0    a0 a1 a2 a3 ...   0: a0 a1 a2 a3 b0 b1 b2 b3 ...     0: a0|a4 a1|a5 a2|a6 a3|a7 b0|b4 b1|b5 ...
     output 1    b0 b1 b2 b3 ...   1: a4 a5 a6 a7 b4 b5 b6 b7 ...     (lower half | upper half of each byte)
 
-With 5 or 6 bits, one or two lines with the upper bits follow. A byte has those of the numbers at its place in the eight
-or four words that its line is for: 1 or 2 bits each, from the lowest up. Then come the scales and minima of the group,
-16 at a time, in the types that Format names. The number of outputs is padded to a multiple of 32. Without a kernel, a
-layer converts its weight to floating point in each step.
+With 5 or 6 bits, one or two lines with the upper bits follow. In 5 bits, for example, the first byte of an output has
+those of a0, a4, a8, ... a28, from its lowest bit up, and the second byte those of a1, a5, a9, ... Then come the scales
+and minima of the group, 16 at a time, in the types that Format names. The number of outputs is padded to a multiple of
+32. Without a kernel, a layer converts its weight to floating point in each step.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +45,7 @@ class Format(IntEnum):
     """The layout of a weight: bits of an integer, lines and scales per group, and whether there are minima.
 
     In the K formats, those of GGUF's K types, scales and minima are integers of 8 bits, and a float16 factor multiplies
-    those of 256 numbers.
+    those of 256 numbers. With minima, even groups have the factors of the scales, and odd groups those of the minima.
     """
 
     bits: int
@@ -54,8 +54,8 @@ class Format(IntEnum):
     has_minima: bool
 
     INT4 = 4, 5, 1, True  # a line of 16 scales and 16 minima in float16
-    INT4_K = 4, 5, 1, True  # a line of 16 factors, 16 scales and 16 minima: the scales' factors are in even groups,
-    INT5_K = 5, 6, 1, True  # and the minima's in odd ones
+    INT4_K = 4, 5, 1, True  # a line of 16 factors, 16 scales and 16 minima
+    INT5_K = 5, 6, 1, True  # the same
     INT4_FLOAT32 = 4, 6, 1, True  # a line of float32 scales, and one of float32 minima
     INT6_K = 6, 7, 2, False  # a line of 16 factors, and 16 scales for each half of the group
     INT8 = 8, 8, 1, False  # no line: a float32 scale per output is stored separately

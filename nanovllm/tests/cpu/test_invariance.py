@@ -26,7 +26,7 @@ from numba import njit
 from ... import LLM, SamplingParams
 from ...backends.cpu.layout import PART, SPLIT
 from ...backends.cpu.runner import StepRunner
-from ...backends.cpu.vectors import add, floats, fma, has_fma, kernel, load, multiply, store
+from ...backends.cpu.vectors import add, floats, fma, has_float16, has_fma, kernel, load, multiply, store
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM
 from ...quantization import GROUP, SHARED, Format, Integers, QuantizedLinear, quantize_layers
@@ -295,7 +295,7 @@ TARGETS = [  # triple, processor, instructions that multiply and add, or None if
 def test_the_compiler_fuses_where_a_kernel_says_so_and_nowhere_else(triple, cpu, instruction):
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
-    assert has_fma(triple, cpu, "") == (instruction is not None)
+    assert has_fma(triple, cpu, "") == has_float16(triple, cpu, "") == (instruction is not None)
     machine = binding.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
     x, out = torch.randn(48), torch.empty(16)
     for function, is_fused in ((call_product_and_sum, False), (call_fused, True)):

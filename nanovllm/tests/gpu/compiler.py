@@ -201,7 +201,7 @@ GROUP = 4  # query heads per KV head
 # Of an H100: multiprocessors, their clock, and what each does in a cycle
 NUM_SMS, CLOCK, OPERATIONS, EXPONENTIALS, INSTRUCTIONS = 132, 1.83e9, 4096, 16, 4
 REGISTERS, SM_SHARED_MEMORY, RESERVED = 65_536, 228 << 10, 1 << 10  # of a multiprocessor; the last one, by a program
-CACHE_SPEED = 5.5e12  # bytes per second from the L2 cache, about what published microbenchmarks report
+CACHE_SPEED = 5.5e12  # bytes per second from the L2 cache: an assumption, which the table names
 
 
 def loops_of(code: str) -> list[list[str]]:
@@ -280,7 +280,8 @@ def prefill_table() -> str:
     head = [*names, "tensor cores", "the rest", "of the peak"]
     lines = [f"| {' | '.join(head)} |\n{'|---' * len(head)}|\n", *(code.line() for code in codes)]
     made = f"triton {triton.__version__} for compute capability 9.0, in bfloat16, with {GROUP} query heads per KV head"
-    return f"{''.join(lines)}\nCompiled by {made}.\n"
+    cache = f"The L2 cache is assumed to deliver {CACHE_SPEED / 1e12:g} TB/s."
+    return f"{''.join(lines)}\nCompiled by {made}. {cache}\n"
 
 
 def print_prefill(target: str = "screen") -> None:
