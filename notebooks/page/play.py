@@ -397,7 +397,7 @@ def crashed(stage: Stage, theirs: Recorded, yours: Recorded, step: int) -> Verdi
         if crash.told and function in names:
             lines.append(misreported(stage, function, crash.told))
         if not look_at and is_given and crash.ran:
-            lines.append(f"The functions of yours that ran last before: {', '.join(crash.ran)}.")
+            lines.append(f"Your functions that ran last before it: {', '.join(crash.ran)}.")
             look_at = [*crash.ran]
         look_at = look_at or ([function] if function else [])
     return Verdict(step, title, tuple(lines), look_at=tuple(look_at))
