@@ -125,14 +125,6 @@ def test_settings_and_their_sources_are_named():
     )
     assert "llama.cpp ran each job with kv_unified=false or with kv_unified=true" in peers.picture([report])
     assert "| fastest with | 1 sequence |\n|---|---|\n| llama.cpp Q8_0 | kv_unified=true |" in peers.table_of(report)
-    assert "a fifth" not in peers.picture([report]) + peers.settings_text([report])
-
-
-def test_race_with_one_setting_says_so():
-    old, new = report_of_settings(model="Y"), report_of_settings(**VARIANTS)
-    for reports in ([old], [new, old]):
-        for text in (peers.picture(reports), peers.settings_text(reports)):
-            assert "The race of Y is older" in text and "up to a fifth faster" in text
 
 
 def test_each_race_names_its_machine():

@@ -20,10 +20,6 @@ COLUMNS = {  # jobs in the picture: the first two that a report has
     "mixed": "32 requests of mixed lengths",
     "16 sequences": "16 sequences",
 }
-ONE_SETTING = (  # lines for reports that were made before the race tried several settings
-    "The race of {models} is older than this choice: llama.cpp ran all jobs with one setting.",
-    "With another one, kv_unified=true, it is up to a fifth faster with 32 requests of mixed lengths.",
-)
 NAMES = {"vllm": "vLLM", "transformers": "transformers generate", "transformers-batch": "transformers generate_batch"}
 WIDTH, LEFT, GAP, RIGHT = 780, 214, 20, 56  # of the picture, of the names, between columns, and of a column's numbers
 BAR, ROW = 12, 19
@@ -133,8 +129,7 @@ def where(report: Report) -> str:
 def settings_lines(reports: list[Report]) -> list[str]:
     """Return the lines that name the settings of other engines, for the picture."""
     engines = {NAMES.get(name, name): " or with ".join(own) for name, own in advice_of(reports).items()}
-    lines = [f"{name} ran each job with {settings}, whichever was faster." for name, settings in engines.items()]
-    return lines + one_setting_lines(reports)
+    return [f"{name} ran each job with {settings}, whichever was faster." for name, settings in engines.items()]
 
 
 def settings_block(results: Results) -> str:
@@ -150,14 +145,7 @@ def settings_text(reports: list[Report]) -> str:
         + "."
         for name, own in advice_of(reports).items()
     ]
-    return "\n".join([*lines, *one_setting_lines(reports)]) + "\n"
-
-
-def one_setting_lines(reports: list[Report]) -> list[str]:
-    """Return lines that name the races in which llama.cpp ran with one setting for all jobs."""
-    raced = [each for each in reports if any(name.startswith("llama.cpp") for name in each["measured"])]
-    old = [each for each in raced if not each.get("variants")]
-    return [line.format(models=names_of(old)) for line in ONE_SETTING] if old else []
+    return "\n".join(lines) + "\n"
 
 
 def advice_of(reports: list[Report]) -> dict[str, dict[str, str]]:
