@@ -15,8 +15,9 @@ outputs, which are called a column. For each column, a group of 32 numbers takes
 
 With 5 or 6 bits, one or two lines with the upper bits follow. In 5 bits, for example, the first byte of an output has
 those of a0, a4, a8, ... a28, from its lowest bit up, and the second byte those of a1, a5, a9, ... Then come the scales
-and minima of the group, 16 at a time, in the types that Format names. The number of outputs is padded to a multiple of
-32. Without a kernel, a layer converts its weight to floating point in each step.
+and minima, 16 at a time, in the types that Format names: after each group, or in the K formats after 8 of them. The
+number of outputs is padded to a multiple of 32. Without a kernel, a layer converts its weight to floating point in each
+step.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,45 +43,42 @@ LOW_HALVES = 0x0F0F0F0F  # mask for the low 4 bits of four bytes
 
 
 class Format(IntEnum):
-    """The layout of a weight: bits of an integer, lines and scales per group, and whether there are minima.
+    """The layout of a weight: bits of an integer, lines of a block, and scales and minima of a group.
 
-    In the K formats, those of GGUF's K types, scales and minima are integers of 8 bits, and a float16 factor multiplies
-    those of 256 numbers. With minima, even groups have the factors of the scales, and odd groups those of the minima.
+    A block is one group, or 8 groups in the K formats, which are those of GGUF's K types. There, scales and minima are
+    integers of 8 bits, and float16 factors multiply those of a block.
     """
 
     bits: int
     lines: int
-    parts: int  # scales
+    parts: int  # scales of a group, and minima if it has any
     has_minima: bool
+    dtype: torch.dtype  # of scales and minima
+    groups: int  # of a block
+    zero_point: int  # the integer that stands for 0, or for the minimum
 
-    INT4 = 4, 5, 1, True  # a line of 16 scales and 16 minima in float16
-    INT4_K = 4, 5, 1, True  # a line of 16 factors, 16 scales and 16 minima
-    INT5_K = 5, 6, 1, True  # the same
-    INT4_FLOAT32 = 4, 6, 1, True  # a line of float32 scales, and one of float32 minima
-    INT6_K = 6, 7, 2, False  # a line of 16 factors, and 16 scales for each half of the group
-    INT8 = 8, 8, 1, False  # no line: a float32 scale per output is stored separately
-    INT8_GROUPS = 8, 9, 1, False  # a line of float32 scales
-    INT8_MINIMA = 8, 12, 2, True  # float32 scales and minima per half: can hold the numbers of every other format
+    INT4 = 4, 5, 1, True, torch.float16  # a line of 16 scales and 16 minima
+    INT5 = 5, 6, 1, True, torch.float16  # the same
+    INT4_FLOAT32 = 4, 6, 1, True, torch.float32  # a line of scales, and one of minima
+    INT4_K = 4, 37, 1, True, torch.int8  # four lines of scales and minima, group by group, and one of factors for both
+    INT5_K = 5, 45, 1, True, torch.int8  # the same
+    INT4_HALVES_K = 4, 41, 2, True, torch.int8  # the same for halves of groups, so eight lines of scales and minima
+    INT6_K = 6, 53, 2, False, torch.int8  # four lines of scales for halves, and half a line of factors
+    INT8 = 8, 8, 1, False, torch.float32  # no line: a scale per output is stored separately
+    INT8_GROUPS = 8, 9, 1, False, torch.float32  # a line of scales
 
-    def __new__(cls, bits: int, lines: int, parts: int, has_minima: bool) -> "Format":
+    def __new__(cls, bits: int, lines: int, parts: int, has_minima: bool, dtype: torch.dtype) -> "Format":
         """Make a format, with the next number."""
         format = int.__new__(cls, len(cls.__members__) + 1)
         format._value_ = int(format)
-        format.bits, format.lines, format.parts, format.has_minima = bits, lines, parts, has_minima
+        format.bits, format.lines, format.parts, format.has_minima, format.dtype = bits, lines, parts, has_minima, dtype
+        format.groups = SHARED // GROUP if dtype == torch.int8 else 1
+        format.zero_point = 0 if has_minima else 1 << bits - 1
         return format
 
-    @property
-    def is_k(self) -> bool:
-        """True for a K format."""
-        return self.name.endswith("_K")
 
-    @property
-    def zero_point(self) -> int:
-        """Return the integer that stands for 0, or for the minimum."""
-        return {6: 32, 8: 128}.get(self.bits, 0)
-
-
-LINES = 0, *(each.lines for each in Format)  # per group, by Format, for kernels; 0: the weight is not quantized
+LINES = 0, *(each.lines for each in Format)  # per block, by Format, for kernels; 0: the weight is not quantized
+BLOCKS = 0, *(each.groups * GROUP for each in Format)  # numbers of a row in a block, likewise
 
 
 class Integers(NamedTuple):
@@ -101,14 +99,11 @@ class Integers(NamedTuple):
         more = (None if each is None else function(each) for each in (self.minima, self.factors))
         return Integers(function(self.q), function(self.scales), *more)
 
-    def multiplied(self) -> "Integers":
-        """Return the same numbers without factors."""
-        if self.factors is None:
-            return self
-        params = torch.stack([each for each in (self.scales, self.minima) if each is not None], 2)
-        factors = self.factors.unflatten(1, (-1, 1, params.shape[2]))
-        products = (params.unflatten(1, (factors.shape[1], -1)) * factors).flatten(1, 2).unbind(2)
-        return Integers(self.q, *products)
+    def floats(self) -> Tensor:
+        """Return the numbers, float32 [outputs, size]. There must be no factors."""
+        groups, scale = self.q.float().unflatten(1, (self.scales.shape[1], -1)), self.scales[..., None]
+        result: Tensor = (groups - 128) * scale if self.minima is None else groups * scale + self.minima[..., None]
+        return result.flatten(1)
 
 
 def rows_at_a_time(size: int) -> int:
@@ -127,7 +122,8 @@ class QuantizedLinear(nn.Module):
             raise ValueError(f"a weight of {outputs} x {size} cannot be quantized: {size} is not a multiple of {GROUP}")
         self.out_features, self.in_features, self.format = outputs, size, format
         columns, device = -(-outputs // PAD_TO) * PAD_TO // COLUMN, linear.weight.device
-        values = torch.zeros(columns, size // GROUP, format.lines, LINE, dtype=torch.uint8, device=device)
+        blocks = size // GROUP // format.groups
+        values = torch.zeros(columns, blocks, format.lines, LINE, dtype=torch.uint8, device=device)
         scales = torch.zeros(columns if format == Format.INT8 else 0, COLUMN, dtype=torch.int32, device=device)
         self.values = nn.Parameter(values, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)  # float32 bits, as model.to() would convert float32
@@ -137,8 +133,7 @@ class QuantizedLinear(nn.Module):
 
     def keep_wide(self, keeps_wide: bool) -> None:
         """Keep the weight in floating point from its first use on, or drop it: it makes plain operations fast."""
-        self.keeps_wide = keeps_wide
-        self._wide = self._wide if keeps_wide else None
+        self.keeps_wide, self._wide = keeps_wide, self._wide if keeps_wide else None
 
     def quantize(self, parts: Sequence[Tensor]) -> None:
         """Quantize and store a floating-point weight: `parts` [rows, in_features], stacked along dimension 0."""
@@ -157,8 +152,7 @@ class QuantizedLinear(nn.Module):
 
     def _store(self, start: int, integers: Integers) -> None:
         """Store consecutive rows of the weight from row `start`, a multiple of 16. The last column may be partial."""
-        padding = -len(integers.q) % COLUMN
-        whole = integers.map(lambda rows: F.pad(rows, (0, 0, 0, padding)))
+        whole = integers.map(lambda rows: F.pad(rows, (0, 0, 0, -len(rows) % COLUMN)))
         columns = slice(start // COLUMN, (start + len(whole.q)) // COLUMN)
         self.values[columns] = pack_lines(whole, self.format)
         if self.format == Format.INT8:
@@ -172,12 +166,12 @@ class QuantizedLinear(nn.Module):
         """Return the rows of the weight at int64 `indices`, as float32 [len(indices), in_features]."""
         column, offset, lines = indices // COLUMN, indices % COLUMN, self.values.detach()
 
-        def of_rows(dtype: torch.dtype, some: slice, numbers: slice = slice(None)) -> Tensor:
-            """Return `numbers` of some lines of each group: [len(indices), groups, the row's]."""
-            all_rows: Tensor = lines[:, :, some].view(dtype)[..., numbers].unflatten(3, (-1, COLUMN))
+        def of_rows(dtype: torch.dtype, some: slice) -> Tensor:
+            """Return the numbers of some lines of each block: [len(indices), blocks, numbers]."""
+            all_rows: Tensor = lines[:, :, some].view(dtype).unflatten(3, (-1, COLUMN))
             return all_rows[column, :, :, :, offset].flatten(2)
 
-        q = unpack_integers(partial(of_rows, torch.int32), self.format)
+        q = unpack_integers(of_rows(torch.int32, slice(self.format.groups * self.format.bits)), self.format)
         if self.format == Format.INT8:
             params = self.scales.detach()[column, offset].view(torch.float32)[:, None, None]
         else:
@@ -192,6 +186,28 @@ class QuantizedLinear(nn.Module):
         if self.keeps_wide:
             self._wide = weight
         return F.linear(x, weight, self.bias)
+
+
+class MixedLinear(nn.Module):
+    """A linear layer that stacks weights in several formats, such as those of queries, keys and values."""
+
+    def __init__(self, linear: nn.Linear, formats: "Formats") -> None:
+        """Allocate the weights on the layer's device. Raise ValueError if 32 does not divide `in_features`."""
+        super().__init__()
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        part_of = partial(nn.Linear, linear.in_features, bias=False, device=linear.weight.device)
+        self.parts = nn.ModuleList(QuantizedLinear(part_of(rows), format) for rows, format in formats)
+
+    def store(self, parts: Iterable[Iterable[Integers]]) -> None:
+        """Store each quantized weight. Its format must be able to represent it."""
+        for layer, part in zip(self.parts, parts, strict=True):
+            assert isinstance(layer, QuantizedLinear)
+            layer.store(part)
+
+    def forward(self, x: Tensor, multiply: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__) -> Tensor:
+        """Return the layer's output [num_rows, out_features] for x [num_rows, in_features]."""
+        out = torch.cat([multiply(part, x) for part in self.parts], 1)
+        return out if self.bias is None else out + self.bias
 
 
 class QuantizedEmbedding(nn.Module):
@@ -215,21 +231,28 @@ def keep_wide(model: nn.Module, num_bytes: int, dtype: torch.dtype) -> None:
             num_bytes -= size if layer.keeps_wide else 0
 
 
-def format_at_load(quantization: str) -> Callable[[str], Format]:
+def format_for(quantization: str) -> Callable[[str], Format]:
     """Return a function that maps a layer's name to its format, when a floating-point model is quantized at load."""
-    layer_format = {"int8": Format.INT8, "int4": Format.INT4}[quantization]
-    return lambda name: Format.INT8 if name == "lm_head" else layer_format
+    return lambda name: Format.INT8 if name == "lm_head" else Format[quantization.upper()]
 
 
-def quantize_layers(model: LlamaForCausalLM, format_of: Callable[[str], Format | None], dtype: torch.dtype) -> None:
-    """Replace the linear layers to which `format_of` gives a format, and an embedding tied to a quantized head.
+Formats = Sequence[tuple[int, Format]]  # outputs and format of each weight that a layer stacks
 
-    `format_of` gets a layer's name. The new layers do not have the weights yet: load those later.
+
+def quantize_layers(
+    model: LlamaForCausalLM, formats_of: Callable[[str], "Format | Formats | None"], dtype: torch.dtype
+) -> None:
+    """Replace the linear layers to which `formats_of` gives a format, and an embedding tied to a quantized head.
+
+    `formats_of` gets a layer's name. The new layers do not have the weights yet: load those later.
     """
     for parent_name, parent in list(model.named_modules()):
         for name, layer in list(parent.named_children()):
-            if isinstance(layer, nn.Linear) and (format := format_of(f"{parent_name}.{name}".lstrip("."))):
-                parent.register_module(name, QuantizedLinear(layer, format))
+            if isinstance(layer, nn.Linear) and (formats := formats_of(f"{parent_name}.{name}".lstrip("."))):
+                quantized = (
+                    QuantizedLinear(layer, formats) if isinstance(formats, Format) else MixedLinear(layer, formats)
+                )
+                parent.register_module(name, quantized)
     head: nn.Module = model.lm_head
     if model.config.tie_word_embeddings and isinstance(head, QuantizedLinear):
         model.model.register_module("embed_tokens", QuantizedEmbedding(head, dtype))
@@ -245,9 +268,9 @@ def rows_between(parts: Sequence[Tensor], start: int, end: int) -> Tensor:
 
 
 def quantize_int8(rows: Tensor) -> Integers:
-    """Quantize rows [num_rows, size] to 8 bits, with a scale for each row."""
+    """Quantize rows [num_rows, size] to 8 bits, with a scale for each row. Zeros have the scale 0."""
     scales = rows.abs().amax(1, keepdim=True) / 127
-    q = (rows / nonzero_scales(scales)).round_().clamp_(-127, 127).add_(128)
+    q = (rows / scales.where(scales != 0, 1)).round_().clamp_(-127, 127).add_(128)
     return Integers(q.to(torch.uint8), scales)
 
 
@@ -257,22 +280,8 @@ def quantize_int4(rows: Tensor) -> Integers:
     lowest, highest = groups.aminmax(dim=2)  # [num_rows, groups]
     minima = lowest.to(torch.float16).float()
     scales = ((highest - minima) / 15).to(torch.float16).float()
-    q = (groups - minima[..., None]).div_(nonzero_scales(scales)[..., None]).round_().clamp_(0, 15)
+    q = (groups - minima[..., None]).div_(scales.where(scales != 0, 1)[..., None]).round_().clamp_(0, 15)
     return Integers(q.to(torch.uint8).flatten(1), scales, minima)
-
-
-def nonzero_scales(scales: Tensor) -> Tensor:
-    """Return the scales as divisors: 1 in place of 0, which is the scale of numbers that are all equal."""
-    return torch.where(scales == 0, 1, scales)
-
-
-def floats_of(integers: Integers) -> Tensor:
-    """Return the weight that the integers represent, float32 [outputs, size]."""
-    q, scales, minima, _ = integers.multiplied()
-    groups = q.float().unflatten(1, (scales.shape[1], -1))
-    scale = scales[..., None]
-    result: Tensor = (groups - 128) * scale if minima is None else groups * scale + minima[..., None]
-    return result.flatten(1)
 
 
 def in_columns(rows: Tensor) -> Tensor:
@@ -282,30 +291,27 @@ def in_columns(rows: Tensor) -> Tensor:
 
 
 def pack_lines(integers: Integers, format: Format) -> Tensor:
-    """Return the lines of a weight's rows, whose number 16 divides: uint8 [columns, groups, lines per group, 64]."""
-    q, scales, minima, factors = integers if format.is_k else integers.multiplied()
-    q = q + (format.zero_point - (128 if minima is None else 0)) % 256
+    """Return the lines of a weight's rows, whose number 16 divides: uint8 [columns, blocks, lines per block, 64]."""
+    q, scales, minima, factors = integers
+    q = q if format.has_minima else q + (format.zero_point - 128) % 256
     words = in_columns(q.contiguous().view(torch.int32)).unflatten(1, (-1, GROUP // 4))  # [columns, groups, 8, 16]
-    groups, parts, fields = words.shape[1], format.parts, [words]
+    groups, parts, of_group = words.shape[1], format.parts, [words]
     if format.bits < 8:
         lower = words & LOW_HALVES
-        fields = [lower[:, :, 0::2] | lower[:, :, 1::2] << 4]
+        of_group = [lower[:, :, 0::2] | lower[:, :, 1::2] << 4]
     if format.bits in UPPER_BITS:
         upper = (words >> 4 & UPPER_BITS[format.bits]).unflatten(2, (format.bits - 4, -1))
-        fields.append((upper << upper_shifts(upper)[:, None]).sum(3, dtype=torch.int32))
-    if factors is not None:  # that of the scales, and with minima the other one in odd groups
-        pairs = factors.unflatten(1, (-1, 1, 1 if minima is None else 2))
-        each = pairs.expand(-1, -1, SHARED // GROUP // pairs.shape[3], -1).flatten(1)  # [rows, groups]
-        fields.append(in_columns(each.to(torch.float16))[:, :, None])
+        of_group.append((upper << upper_shifts(upper)[:, None]).sum(3, dtype=torch.int32))
+    fields = [torch.cat(of_group, 2)]  # [columns, groups, bits, 16]
     if format != Format.INT8:
-        if format.has_minima and minima is None:
-            minima = torch.zeros_like(scales)
-        dtype = torch.int8 if format.is_k else torch.float16 if format == Format.INT4 else torch.float32
-        for params in (scales, *([] if minima is None else [minima])):
-            repeated = params.repeat_interleave(groups * parts // params.shape[1], 1)
-            fields.append(in_columns(repeated.to(dtype)).unflatten(1, (groups, -1)))
-    as_bytes = [field.contiguous().view(torch.uint8).flatten(2) for field in fields]
-    lines: Tensor = torch.cat(as_bytes, 2).unflatten(2, (format.lines, LINE))
+        params = torch.stack([each for each in (scales, minima) if each is not None], 1).to(format.dtype)
+        each_part = params.repeat_interleave(groups * parts // params.shape[2], 2).unflatten(2, (groups, parts))
+        fields.append(in_columns(each_part.transpose(1, 2).flatten(1)).unflatten(1, (groups, -1)))
+    if factors is not None:
+        fields.append(in_columns(factors.to(torch.float16)))
+    as_bytes = [each.contiguous().view(torch.uint8).view(len(words), groups // format.groups, -1) for each in fields]
+    together = torch.cat(as_bytes, 2)  # [columns, blocks, bytes]
+    lines: Tensor = F.pad(together, (0, format.lines * LINE - together.shape[2])).unflatten(2, (format.lines, LINE))
     return lines
 
 
@@ -317,29 +323,28 @@ def upper_shifts(upper: Tensor) -> Tensor:
     return torch.arange(upper.shape[3], device=upper.device) * upper.shape[2]
 
 
-def unpack_integers(of_rows: Callable[[slice], Tensor], format: Format) -> Tensor:
-    """Return the integers of rows, float32 [rows, groups, 32]. of_rows(lines) returns int32 [rows, groups, lines]."""
+def unpack_integers(words: Tensor, format: Format) -> Tensor:
+    """Return the integers of rows, float32 [rows, groups, 32], from their lines: int32 [rows, blocks, lines]."""
     bits = format.bits
-    words = of_rows(slice(8 if bits == 8 else 4))
+    words = words.unflatten(2, (format.groups, bits)).flatten(1, 2)  # [rows, groups, bits]
     if bits < 8:
-        words = torch.stack((words & LOW_HALVES, words >> 4 & LOW_HALVES), 3).flatten(2)
-    if bits in UPPER_BITS:
-        upper = of_rows(slice(4, bits))[..., None].expand(-1, -1, -1, 8 // (bits - 4))
-        words |= (upper >> upper_shifts(upper) & UPPER_BITS[bits]).flatten(2) << 4
+        lower, upper = words.split((4, bits - 4), 2)
+        words = torch.stack((lower & LOW_HALVES, lower >> 4 & LOW_HALVES), 3).flatten(2)
+        if bits in UPPER_BITS:
+            each = upper[..., None].expand(-1, -1, -1, 8 // (bits - 4))
+            words |= (each >> upper_shifts(each) & UPPER_BITS[bits]).flatten(2) << 4
     return words.contiguous().view(torch.uint8).float()
 
 
-def unpack_params(of_rows: Callable[..., Tensor], format: Format) -> Tensor:
+def unpack_params(of_rows: Callable[[torch.dtype, slice], Tensor], format: Format) -> Tensor:
     """Return the scales and then the minima of rows' groups, float32 [rows, groups, scales and minima].
 
-    of_rows(dtype, lines, numbers) returns those of some lines.
+    of_rows(dtype, lines) returns some lines of rows, [rows, blocks, numbers].
     """
-    if not format.is_k:
-        return of_rows(torch.float16 if format == Format.INT4 else torch.float32, slice(format.bits, None)).float()
-    last = slice(format.lines - 1, None)
-    factors = of_rows(torch.float16, last, slice(COLUMN)).float()  # [rows, groups, 1]
-    params = of_rows(torch.int8, last, slice(2 * COLUMN, None)).float()  # [rows, groups, 2]
-    if not format.has_minima:
-        return params * factors
-    pairs: Tensor = params.unflatten(1, (-1, 2)) * factors.unflatten(1, (-1, 2)).mT  # [rows, pairs of groups, 2, 2]
-    return pairs.flatten(1, 2)
+    first = format.groups * format.bits
+    if format.groups == 1:
+        return of_rows(format.dtype, slice(first, None)).float()
+    params, last = of_rows(format.dtype, slice(first, -1)).float(), of_rows(torch.float16, slice(-1, None)).float()
+    factors = last[:, :, None, : 1 + format.has_minima, None]
+    products: Tensor = params.unflatten(2, (format.groups, -1, format.parts)) * factors
+    return products.flatten(3).flatten(1, 2)

@@ -114,11 +114,8 @@ class Tally:
     def histograms(self, live: Iterable[Sequence], labels: dict[str, str]) -> list[Histogram]:
         """Return the histograms. They cover ended sequences, and the times to the first tokens of `live` sequences."""
         name = "vllm:time_to_first_token_seconds"
-        seconds = [
-            seq.metrics.first_token_time - seq.metrics.arrival_time
-            for seq in live
-            if seq.metrics.first_token_time is not None
-        ]
+        times = (seq.metrics for seq in live)
+        seconds = [each.first_token_time - each.arrival_time for each in times if each.first_token_time is not None]
         observed = self.observed | {name: self.observed[name].with_more(seconds)}
         return [each.histogram(name, labels.copy()) for name, each in observed.items()]
 

@@ -195,6 +195,9 @@ def files_to_write(path: Path) -> dict[str, str]:
 # blocks, uint8 [num_blocks, block_bytes], and returns the fields of Integers.
 
 
+MINUS_MINIMA = np.array([1, -1], np.float32)  # GGUF subtracts minima
+
+
 def unpack_halves(data: np.ndarray) -> np.ndarray:
     """Return the low 4 bits of all bytes, and then their high 4 bits: uint8 [..., n] -> uint8 [..., 2 * n]."""
     return np.concatenate((data & 15, data >> 4), axis=-1)
@@ -220,9 +223,8 @@ def unpack_q8_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def unpack_q5_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-    return (unpack_halves(blocks[:, 6:]) | unpack_bits(blocks[:, 2:6]) << 4) + np.uint8(128 - 16), read_float16(
-        blocks[:, :2]
-    )
+    q = unpack_halves(blocks[:, 6:]) | unpack_bits(blocks[:, 2:6]) << 4
+    return q + np.uint8(128 - 16), read_float16(blocks[:, :2])
 
 
 def unpack_q4_0(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -235,19 +237,13 @@ def unpack_q4_1(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def unpack_q5_1(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-    return (
-        unpack_halves(blocks[:, 8:]) | unpack_bits(blocks[:, 4:8]) << 4,
-        read_float16(blocks[:, :2]),
-        read_float16(blocks[:, 2:4]),
-    )
+    q = unpack_halves(blocks[:, 8:]) | unpack_bits(blocks[:, 4:8]) << 4
+    return q, read_float16(blocks[:, :2]), read_float16(blocks[:, 2:4])
 
 
 def unpack_q2_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
-    scales, minima = (
-        read_float16(blocks[:, 80:82]) * (blocks[:, :16] & 15),
-        read_float16(blocks[:, 82:]) * (blocks[:, :16] >> 4),
-    )
-    return unpack_quarters(blocks[:, 16:80].reshape(-1, 2, 32)), scales, -minima  # [blocks, 2, 128], [blocks, 16] twice
+    factors = read_float16(blocks[:, 80:]) * MINUS_MINIMA
+    return unpack_quarters(blocks[:, 16:80].reshape(-1, 2, 32)), blocks[:, :16] & 15, blocks[:, :16] >> 4, factors
 
 
 def unpack_q3_k(blocks: np.ndarray) -> tuple[Any, ...]:
@@ -260,10 +256,10 @@ def unpack_q3_k(blocks: np.ndarray) -> tuple[Any, ...]:
 
 def unpack_q4_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
     # factors [blocks, 2] are for the 6-bit scales and minima, which are packed into a, b and c [blocks, 4]
-    factors, (a, b, c) = read_float16(blocks[:, :4]), blocks[:, 4:16].reshape(-1, 3, 4).swapaxes(0, 1)
+    factors, (a, b, c) = read_float16(blocks[:, :4]) * MINUS_MINIMA, blocks[:, 4:16].reshape(-1, 3, 4).swapaxes(0, 1)
     scales = np.concatenate((a & 63, (c & 15) | (a >> 2 & 48)), axis=1)  # [blocks, 8]
     minima = np.concatenate((b & 63, (c >> 4) | (b >> 2 & 48)), axis=1)
-    return unpack_halves(blocks[:, 16:].reshape(-1, 4, 32)), scales, minima, factors * np.array([1, -1], np.float32)
+    return unpack_halves(blocks[:, 16:].reshape(-1, 4, 32)), scales, minima, factors
 
 
 def unpack_q5_k(blocks: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -314,9 +310,9 @@ EXACT_TYPES = {
     "Q4_0": ExactType(Format.INT4, 18, unpack_q4_0),
     "Q4_1": ExactType(Format.INT4, 20, unpack_q4_1),
     "Q4_K": ExactType(Format.INT4_K, 144, unpack_q4_k),
-    "Q5_1": ExactType(Format.INT8_MINIMA, 24, unpack_q5_1),
+    "Q5_1": ExactType(Format.INT5, 24, unpack_q5_1),
     "Q5_K": ExactType(Format.INT5_K, 176, unpack_q5_k),
-    "Q2_K": ExactType(Format.INT8_MINIMA, 84, unpack_q2_k),
+    "Q2_K": ExactType(Format.INT4_HALVES_K, 84, unpack_q2_k),
     "Q3_K": ExactType(Format.INT6_K, 110, unpack_q3_k),
     "Q6_K": ExactType(Format.INT6_K, 210, unpack_q6_k),
     "IQ4_NL": ExactType(Format.INT8_GROUPS, 18, unpack_iq4_nl),

@@ -19,7 +19,7 @@ from ..host_memory import MADV_COLLAPSE, allocate, default_pool_bytes, use_huge_
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
 from ..log import logger, with_progress
-from ..quantization import PAD_TO, Format, Integers, QuantizedLinear, floats_of, format_at_load, quantize_layers
+from ..quantization import PAD_TO, Format, Formats, Integers, MixedLinear, QuantizedLinear, format_for, quantize_layers
 from . import gguf
 from .entries import Entries, shards_of
 from .packed import PackedTensors
@@ -56,15 +56,18 @@ def load_model(
     reader.check(config)
     check_rotary(config.head_dim, max_model_len, Path(folder))
     keeps_integers = has_quantized_layers(device) and ranks.world_size == 1
-    stored = partial(stored_format, reader, config) if keeps_integers else None
-    format_of = stored if quantization is None else format_at_load(quantization)
-    model, region = empty_model(config, dtype, device, max_model_len, format_of, ranks)
+    stored = partial(stored_formats, reader, config) if keeps_integers else None
+    formats_of = stored if quantization is None else format_for(quantization)
+    model, region = empty_model(config, dtype, device, max_model_len, formats_of, ranks)
     if config.tie_word_embeddings:
         shape = (config.vocab_size, config.hidden_size)
         reader.check_tied_head(local_slices("lm_head.weight", shape, config, ranks))
     shapes = dict(weight_shapes(config))
     for name, tensor in with_progress(dict(weights_of(model)).items(), "loading weights"):
         parts = checkpoint_tensors(name, shapes[name], config)
+        if isinstance(tensor, MixedLinear):
+            tensor.store(reader.integers(part) for part, _ in parts)
+            continue
         if isinstance(tensor, QuantizedLinear) and quantization is None:
             tensor.store(chain.from_iterable(reader.integers(part) for part, _ in parts))
             continue
@@ -97,11 +100,12 @@ def dummy_model(
     check_rotary(config.head_dim, max_model_len, Path(folder))
     check_device(quantization, device)
     generator = torch.Generator(device).manual_seed(0)
-    format_of = None if quantization is None else format_at_load(quantization)
+    formats_of = None if quantization is None else format_for(quantization)
     ranks = ranks or RankGroup()
-    model, region = empty_model(config, dtype, device, max_model_len, format_of, ranks)
+    model, region = empty_model(config, dtype, device, max_model_len, formats_of, ranks)
     whole_shapes = {} if ranks.world_size == 1 else dict(weight_shapes(config))
     for name, tensor in weights_of(model):
+        assert not isinstance(tensor, MixedLinear)
         if isinstance(tensor, QuantizedLinear):
             shape = (tensor.out_features, tensor.in_features)
             tensor.quantize([torch.randn(shape, generator=generator, device=device) * STD])
@@ -123,7 +127,7 @@ def empty_model(
     dtype: torch.dtype,
     device: torch.device,
     max_model_len: int,
-    format_of: Callable[[str], Format | None] | None,
+    formats_of: Callable[[str], Format | Formats | None] | None,
     ranks: RankGroup,
 ) -> tuple[LlamaForCausalLM, Tensor]:
     """Return a model with uninitialized weights, or this rank's part, and the region of memory with all weights.
@@ -135,8 +139,8 @@ def empty_model(
         model = LlamaForCausalLM(local_config(config, ranks.world_size), max_model_len)
         if ranks.world_size > 1:
             parallelize(model, ranks)
-        if format_of is not None:
-            quantize_layers(model, format_of, dtype)
+        if formats_of is not None:
+            quantize_layers(model, formats_of, dtype)
     parameters = dict(model.named_parameters())  # a tied head is listed once
     dtypes = {name: dtype if weight.is_floating_point() else weight.dtype for name, weight in parameters.items()}
     num_bytes = {name: weight.numel() * dtypes[name].itemsize for name, weight in parameters.items()}
@@ -186,15 +190,16 @@ def fill(tensor: Tensor, pieces: Iterable[Tensor]) -> None:
     tensor[start:].zero_()
 
 
-def weights_of(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor | QuantizedLinear]]:
+def weights_of(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor | QuantizedLinear | MixedLinear]]:
     """Yield the name of each weight with its tensor, or with its layer if it is quantized. Skip a tied head."""
     for name, parameter in model.named_parameters():
         module, _, attribute = name.rpartition(".")
-        if attribute == "values":
+        module, _, part = module.partition(".parts.")  # of a MixedLinear
+        if attribute == "values" and part in ("", "0"):
             layer = model.get_submodule(module)
-            assert isinstance(layer, QuantizedLinear)
+            assert isinstance(layer, QuantizedLinear | MixedLinear)
             yield f"{module.removesuffix('.head')}.weight", layer
-        elif attribute != "scales":
+        elif attribute not in ("values", "scales"):
             yield name, parameter
 
 
@@ -225,16 +230,19 @@ def has_quantized_layers(device: torch.device) -> bool:
     return device.type in ("cpu", "cuda")
 
 
-def stored_format(reader: "TensorReader", config: ModelConfig, layer: str) -> Format | None:
-    """Return the Format that represents a layer's stored integers exactly, or None to widen them to floating point."""
+def stored_formats(reader: "TensorReader", config: ModelConfig, layer: str) -> Format | Formats | None:
+    """Return the Format that represents a layer's stored integers exactly, or one for each tensor that it stacks.
+
+    Return None to widen them to floating point.
+    """
     name = "model.embed_tokens" if layer == "lm_head" and config.tie_word_embeddings else layer
     parts = checkpoint_tensors(f"{name}.weight", (0, 0), config)
     if any(shape[0] % PAD_TO for _, shape in parts):
         return None  # kernels compute PAD_TO rows at a time
-    formats = [format for part, _ in parts if (format := reader.format(part)) is not None]
+    formats = [(shape[0], format) for part, shape in parts if (format := reader.format(part)) is not None]
     if len(formats) < len(parts):
         return None
-    return formats[0] if len({*formats}) == 1 else Format.INT8_MINIMA
+    return formats if len({format for _, format in formats}) > 1 else formats[0][1]
 
 
 def checkpoint_tensors(name: str, shape: tuple[int, ...], config: ModelConfig) -> list[tuple[str, tuple[int, ...]]]:
@@ -343,7 +351,7 @@ class TensorReader:
         """
         if self._packed and name in self._packed:
             self.widened.add(name)
-            return floats_of(self._packed.integers(name, self._get))[part]
+            return self._packed.integers(name, self._get).floats()[part]
         if self._gguf and self._gguf.is_quantized(name):
             self.widened.add(name)
         tensor = self._open(self._file_of[name]).get_slice(name)[part] if part else self._get(name)

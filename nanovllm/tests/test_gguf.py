@@ -33,11 +33,12 @@ from ..checkpoints.tokenizer import load_tokenizer
 from ..checkpoints.weights import load_model
 from ..llama.config import RopeScaling
 from ..llama.model import rope_frequencies
-from ..quantization import Format, QuantizedLinear, floats_of
+from ..quantization import Format, MixedLinear, QuantizedLinear
 from .test_hub import use_hub
 from .testing.checkpoints import CONFIG, random_tensors, train_tokenizer
 from .testing.engines import OPTIONS
 from .testing.fake_hub import COMMIT, NAME, fake_hub
+from .testing.quantized import floats_of
 from .testing.tokenizers import fuzzed_texts, sentencepiece_model, trained, write_sentencepiece
 
 gguf = pytest.importorskip("gguf")
@@ -219,20 +220,23 @@ def test_recommended_sampling_belongs_to_the_name_and_not_to_the_file(tmp_path, 
     assert read_model_config(by_name) == read_model_config(by_path)
 
 
-def test_parts_of_a_layer_share_a_format_that_holds_all(tmp_path, caplog):
+def test_parts_of_a_layer_share_a_format_or_have_one_each(tmp_path, caplog):
     def gate_up(gate: str, up: str) -> Any:
         caplog.clear()
         types = {"blk.0.ffn_gate.weight": Type[gate], "blk.0.ffn_up.weight": Type[up]}
         path = write_gguf(tmp_path / f"{gate}{up}.gguf", types=types)
         layer, read = load(path).model.layers[0].mlp.gate_up_proj, GgufTensors(unpack(path))
-        weight = layer.dequantize() if isinstance(layer, QuantizedLinear) else layer.weight
+        parts = layer.parts if isinstance(layer, MixedLinear) else [layer]
         names = [f"model.layers.0.mlp.{part}_proj.weight" for part in ("gate", "up")]
+        weight = torch.cat([part.dequantize() for part in parts])
         assert torch.equal(weight, torch.cat([read.get_tensor(name) for name in names]))
-        return getattr(layer, "format", None)
+        x = torch.randn(3, weight.shape[1])
+        assert torch.equal(layer(x), torch.cat([part(x) for part in parts], 1)) and not caplog.records
+        return [part.format for part in parts]
 
-    assert gate_up("Q4_0", "Q4_0") == Format.INT4 and not caplog.records
-    assert gate_up("Q5_0", "Q8_0") == Format.INT8_GROUPS and not caplog.records
-    assert gate_up("Q4_0", "Q8_0") == Format.INT8_MINIMA and not caplog.records
+    assert gate_up("Q4_0", "Q4_0") == [Format.INT4]
+    assert gate_up("Q5_0", "Q8_0") == [Format.INT8_GROUPS]
+    assert gate_up("Q4_0", "Q8_0") == [Format.INT4, Format.INT8_GROUPS]
 
 
 def test_types_without_a_format_are_widened_with_the_other_parts_of_their_layer(tmp_path, caplog, monkeypatch):

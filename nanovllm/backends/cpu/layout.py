@@ -20,9 +20,10 @@ PART = 8192  # logits of a row per task: few enough to stay in a core's cache
 
 # Matrices
 
-QKV, OUT, GATE, UP, DOWN = range(5)
-MATRICES = 5  # of a layer
-MATRIX = 4  # numbers of a matrix: addresses of its weight, its scales and its bias, and its Format (0: floating point)
+QKV, _, _, OUT, GATE, UP, DOWN = range(7)  # q, k and v are one matrix, or three if they have several formats
+MATRICES = 7  # of a layer
+# numbers of a matrix: addresses of its weight, its scales and its bias, its Format (0: floating point), and its outputs
+MATRIX = 5
 SUMS = 3  # of a group of quantized x: the whole group, its first half, and its second half
 
 # Attention
@@ -82,7 +83,7 @@ class Sizes(NamedTuple):
 class Weights(NamedTuple):
     """Addresses of weights. Norms are float32, and everything else has the type in which the model stores it."""
 
-    matrices: int  # int64 [num_layers * MATRICES + 1, MATRIX]: qkv, o, gate, up, down of each layer; the head
+    matrices: int  # int64 [num_layers * MATRICES + 1, MATRIX]: q, k, v, o, gate, up, down of each layer; the head
     norms: int  # [num_layers, 2, hidden_size]
     head_norms: int  # [num_layers, 2, head_dim], of q and k; 0: none
     last_norm: int  # [hidden_size]

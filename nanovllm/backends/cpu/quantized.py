@@ -16,11 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import binding, ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
 
-from ...quantization import GROUP, LINE, LINES, UPPER_BITS, Format
+from ...quantization import BLOCKS, GROUP, LINE, LINES, UPPER_BITS, Format
 from .blocks import add_blocks, load_block, no_sums, parts_of, prefetch, shuffled, starts_of, store_rows, tuple_of
 from .dot import splatted
 from .layout import COLUMNS, SUMS, WIDTH
@@ -52,9 +53,11 @@ from .vectors import (
     write,
 )
 
-INT4, INT4_K, INT5_K, INT4_FLOAT32, INT6_K, INT8, INT8_GROUPS, INT8_MINIMA = map(
-    int, Format
-)  # Numba needs plain integers
+# Numba needs plain integers
+INT4, INT5, INT4_FLOAT32, INT4_K, INT5_K, INT4_HALVES_K, INT6_K, INT8, INT8_GROUPS = map(int, Format)
+BITS_OF, PARTS, ZERO_POINTS = (
+    (0, *each) for each in zip(*((f.bits, f.parts, f.zero_point) for f in Format), strict=True)
+)
 ROWS = 4  # of x, in a block of registers
 BYTE = ir.IntType(8)
 BYTES, SHORTS = ir.VectorType(BYTE, 4 * WIDTH), ir.VectorType(BITS, 2 * WIDTH)
@@ -295,9 +298,9 @@ def quantized_matmul(
     x as quantize_rows() makes it; weight, scales and format (a Format) as in quantization.py; out [rows, stride]; tile
     float32 [rows, COLUMNS] is scratch space. With `adds`, add to out.
     """
-    groups, last = size // GROUP, rows - 1  # the last row may appear several times in a block
+    column, last = column_bytes(size, format), rows - 1  # the last row may appear several times in a block
     for r in range(start, end, COLUMNS):
-        some = at(weight, r // WIDTH * groups * LINES[format] * LINE)
+        some = at(weight, r // WIDTH * column)
         is_whole, more = r + COLUMNS <= outputs, at(bias, r)
         to, by = (at(out, r), stride) if is_whole else (tile, COLUMNS)
         is_sum = adds and is_whole
@@ -325,77 +328,26 @@ def quantized_block(
 
     Each format has a separate loop: LLVM would move all loads ahead of a branch in the loop, and run out of registers.
     """
-    starts, groups_of, to = starts_of(rows, size), starts_of(rows, size // GROUP), starts_of(rows, stride)
-    totals, groups, each = no_sums(rows, (0, 1)), size // GROUP, LINES[format] * LINE
-    columns, ahead = (0, each * groups), 2 * each * groups
-    one, zero = splat(np.float32(1)), splat(np.float32(-128))
+    to, totals, columns = starts_of(rows, stride), no_sums(rows, (0, 1)), (0, column_bytes(size, format))
     if format == INT4:
-        for g in range(groups):
-            i = g * each
-            sums = sums_4(rows, weight, columns, i, 0, 4, x, starts, g * GROUP)
-            prefetch_lines(weight, columns, i + ahead, INT4)
-            i += 4 * LINE
-            scale, minimum = load_float16(weight, columns, i), load_float16(weight, columns, i + 2 * WIDTH)
-            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
-    elif format == INT4_K:
-        for g in range(groups):
-            i = g * each
-            sums = sums_4(rows, weight, columns, i, 0, 4, x, starts, g * GROUP)
-            prefetch_lines(weight, columns, i + ahead, INT4_K)
-            scale, minimum = params_of(weight, columns, i + 4 * LINE, each, g)
-            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
-    elif format == INT5_K:
-        for g in range(groups):
-            i = g * each
-            sums = sums_5(rows, weight, columns, i, 0, 4, x, starts, g * GROUP)
-            prefetch_lines(weight, columns, i + ahead, INT5_K)
-            scale, minimum = params_of(weight, columns, i + 5 * LINE, each, g)
-            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
+        totals = add_int4(totals, rows, size, weight, columns, x, x_scales, x_sums)
+    elif format == INT5:
+        totals = add_int5(totals, rows, size, weight, columns, x, x_scales, x_sums)
     elif format == INT4_FLOAT32:
-        for g in range(groups):
-            i = g * each
-            sums = sums_4(rows, weight, columns, i, 0, 4, x, starts, g * GROUP)
-            prefetch_lines(weight, columns, i + ahead, INT4_FLOAT32)
-            i += 4 * LINE
-            scale, minimum = load_float32(weight, columns, i), load_float32(weight, columns, i + LINE)
-            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
+        totals = add_int4_float32(totals, rows, size, weight, columns, x, x_scales, x_sums)
+    elif format == INT4_K:
+        totals = add_int4_k(totals, rows, size, weight, columns, x, x_scales, x_sums)
+    elif format == INT5_K:
+        totals = add_int5_k(totals, rows, size, weight, columns, x, x_scales, x_sums)
+    elif format == INT4_HALVES_K:
+        totals = add_int4_halves_k(totals, rows, size, weight, columns, x, x_scales, x_sums)
     elif format == INT6_K:
-        lowest = splat(np.float32(-32))
-        for g in range(groups):
-            i = g * each
-            prefetch_lines(weight, columns, i + ahead, INT6_K)
-            factor = load_float16(weight, columns, i + 6 * LINE)
-            for part in range(2):
-                sums = sums_6(rows, weight, columns, i, 2 * part, 2 * part + 2, x, starts, g * GROUP)
-                scale = load_int8(weight, columns, i + 6 * LINE + (2 + part) * WIDTH)
-                scale = scaled_columns(scale, factor)
-                minimum = scaled_columns(scale, (lowest, lowest))
-                totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 1 + part)
+        totals = add_int6_k(totals, rows, size, weight, columns, x, x_scales, x_sums)
     elif format == INT8:
-        for g in range(groups):
-            i = g * each
-            sums = sums_8(rows, weight, columns, i, x, starts, g * GROUP, 8)
-            prefetch_lines(weight, columns, i + ahead, INT8)
-            totals = add_group(totals, sums, (one, one), (zero, zero), x_scales, x_sums, groups_of, g, 0)
+        totals = add_int8(totals, rows, size, weight, columns, x, x_scales, x_sums)
         totals = scaled_columns(totals, (load(scales, 0), load(scales, WIDTH)))
-    elif format == INT8_GROUPS:
-        for g in range(groups):
-            i = g * each
-            sums = sums_8(rows, weight, columns, i, x, starts, g * GROUP, 8)
-            prefetch_lines(weight, columns, i + ahead, INT8_GROUPS)
-            scale = load_float32(weight, columns, i + 8 * LINE)
-            minimum = scaled_columns(scale, (zero, zero))
-            totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 0)
     else:
-        for g in range(groups):
-            i = g * each
-            prefetch_lines(weight, columns, i + ahead, INT8_MINIMA)
-            for part in range(2):
-                sums = sums_8(rows, weight, columns, i + part * 4 * LINE, x, starts, g * GROUP + part * WIDTH, 4)
-                place = i + (8 + part) * LINE
-                scale, minimum = load_float32(weight, columns, place), load_float32(weight, columns, place + 2 * LINE)
-                minimum = add_blocks(scaled_columns(scale, (zero, zero)), minimum)
-                totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, 1 + part)
+        totals = add_int8_groups(totals, rows, size, weight, columns, x, x_scales, x_sums)
     totals = add_blocks(totals, load_block(bias, starts_of(rows, 0), (0, WIDTH)))
     if adds:
         totals = add_blocks(totals, load_block(out, to, (0, WIDTH)))
@@ -403,12 +355,9 @@ def quantized_block(
 
 
 @inlined
-def params_of(weight: Memory, columns: tuple[int, int], i: int, each: int, g: int) -> Any:
-    """Return the scales and the minima of group g in a K format, whose line of them starts at i."""
-    first = i - g % 2 * each  # of a pair of groups
-    scale = scaled_columns(load_int8(weight, columns, i + 2 * WIDTH), load_float16(weight, columns, first))
-    minimum = scaled_columns(load_int8(weight, columns, i + 3 * WIDTH), load_float16(weight, columns, first + each))
-    return scale, minimum
+def column_bytes(size: int, format: int) -> int:
+    """Return the size of a column of a weight with rows of `size` numbers."""
+    return size // BLOCKS[format] * LINES[format] * LINE
 
 
 def sums_in(bits: int, per_sum: int) -> Any:
@@ -434,25 +383,77 @@ def sums_in(bits: int, per_sum: int) -> Any:
     return sums_of
 
 
-sums_4, sums_5, sums_6 = sums_in(4, 4), sums_in(5, 2), sums_in(6, 1)
-
-
 @inlined
 def sums_8(
-    rows: tuple[int, ...], weight: Memory, columns: tuple[int, int], i: int, x: Memory, starts: tuple[int, ...], k: int,
-    lines: int,
+    rows: tuple[int, ...], weight: Memory, columns: tuple[int, int], i: int, first: int, end: int, x: Memory,
+    starts: tuple[int, ...], k: int,
 ) -> Any:  # fmt: skip
-    """Return the sums of products for `lines` lines in 8 bits from i on, with x from number k of each row on."""
+    """Return the same for integers of 8 bits."""
     sums = no_sums(rows, (0, 1))
-    for line in range(lines):
+    for line in range(first, end):
         sums = add_dots_8(sums, weight, columns, i + line * LINE, x, starts, k + 4 * line)
     return sums
 
 
+# By bits, and scales of a group
+SUMS_OF = {(4, 1): sums_in(4, 4), (4, 2): sums_in(4, 2), (5, 1): sums_in(5, 2), (6, 2): sums_in(6, 1), (8, 1): sums_8}
+LOADERS = {torch.float32: load_float32, torch.float16: load_float16, torch.int8: load_int8}
+
+
+def loop_of(format: Format) -> Any:
+    """Return a function that multiplies some rows of x by the weights of 32 outputs in a format."""
+    bits, parts, groups, has_minima = format.bits, format.parts, format.groups, format.has_minima
+    sums_of, load, has_scales, has_factors = (
+        SUMS_OF[bits, parts],
+        LOADERS[format.dtype],
+        format != Format.INT8,
+        groups > 1,
+    )
+    lines, zero_point = (8 if bits == 8 else 4) // parts, np.float32(-format.zero_point)
+    param, params_of_group = WIDTH * format.dtype.itemsize, parts * (1 + has_minima)
+    block_bytes, other_lines = format.lines * LINE, format.lines - groups * bits
+
+    @inlined
+    def add_products(
+        totals: Any, rows: tuple[int, ...], size: int, weight: Memory, columns: tuple[int, int], x: Memory,
+        x_scales: Memory, x_sums: Memory,
+    ) -> Any:  # fmt: skip
+        starts, groups_of = starts_of(rows, size), starts_of(rows, size // GROUP)
+        one, below = splat(np.float32(1)), splat(zero_point)
+        of_scales = of_minima = one, one
+        ahead = 2 * columns[1]
+        for block in range(size // GROUP // groups):
+            first = block * block_bytes
+            params, last = first + groups * bits * LINE, first + block_bytes - LINE
+            prefetch_lines(weight, columns, params + ahead, other_lines)
+            if has_factors:
+                of_scales = load_float16(weight, columns, last)
+                of_minima = load_float16(weight, columns, last + 2 * WIDTH)
+            for number in range(groups):
+                g, i = block * groups + number, first + number * bits * LINE
+                prefetch_lines(weight, columns, i + ahead, bits)
+                for part in range(parts):
+                    place = params + (number * params_of_group + part) * param
+                    sums = sums_of(rows, weight, columns, i, part * lines, (part + 1) * lines, x, starts, g * GROUP)
+                    scale = scaled_columns(load(weight, columns, place) if has_scales else (one, one), of_scales)
+                    if has_minima:
+                        minimum = scaled_columns(load(weight, columns, place + parts * param), of_minima)
+                    else:
+                        minimum = scaled_columns(scale, (below, below))
+                    totals = add_group(totals, sums, scale, minimum, x_scales, x_sums, groups_of, g, part + parts - 1)
+        return totals
+
+    return add_products
+
+
+add_int4, add_int5, add_int4_float32, add_int4_k, add_int5_k, *others = map(loop_of, Format)
+add_int4_halves_k, add_int6_k, add_int8, add_int8_groups = others
+
+
 @inlined
-def prefetch_lines(weight: Memory, columns: tuple[int, int], i: int, format: int) -> None:
-    """Prefetch the lines of a group at i of each column."""
-    for line in range(LINES[format]):
+def prefetch_lines(weight: Memory, columns: tuple[int, int], i: int, lines: int) -> None:
+    """Prefetch some lines at byte i of each column."""
+    for line in range(lines):
         prefetch(weight, columns[0] + i + line * LINE)
         prefetch(weight, columns[1] + i + line * LINE)
 
@@ -460,37 +461,36 @@ def prefetch_lines(weight: Memory, columns: tuple[int, int], i: int, format: int
 @kernel
 def quantized_number(weight: int, scales: int, row: int, i: int, size: int, format: int) -> float:
     """Return number i of a row of a weight. `weight` and `scales` are addresses."""
-    g, k, c, each = i // GROUP, i % GROUP, row % WIDTH, LINES[format] * LINE
-    start = weight + (row // WIDTH * (size // GROUP) + g) * each  # of the group's first line
-    last, byte = start + each - LINE, 4 * c + k % 4  # the latter in a line
-    if format >= INT8:
-        q = octet(octets(start), k // 4 * LINE + byte) - 128
+    numbers, bits, parts, each = BLOCKS[format], BITS_OF[format], PARTS[format], LINES[format] * LINE
+    g, k, c = i % numbers // GROUP, i % GROUP, row % WIDTH
+    block = weight + row // WIDTH * column_bytes(size, format) + i // numbers * each
+    start, params, last = block + g * bits * LINE, block + numbers // GROUP * bits * LINE, block + each - LINE
+    word, byte = k // 4, 4 * c + k % 4  # the latter in a line
+    if bits == 8:
+        q = octet(octets(start), word * LINE + byte)
     else:
-        both = octet(octets(start), k // 8 * LINE + byte)
-        q = both >> 4 if k % 8 >= 4 else both & 15
-    minimum = np.float32(0)
-    if format == INT4:
-        scale, minimum = read(halves(last), c), read(halves(last), WIDTH + c)
-    elif format == INT4_FLOAT32:
-        scale, minimum = read(floats(last - LINE), c), read(floats(last), c)
-    elif format == INT6_K:
-        q += ((octet(octets(start), (4 + k // WIDTH) * LINE + byte) >> k // 4 % 4 * 2 & 3) << 4) - 32
-        scale = read(halves(last), c) * signed(last, (2 + k // WIDTH) * WIDTH + c)
-    elif format == INT8:
+        q = octet(octets(start), word // 2 * LINE + byte) >> word % 2 * 4 & 15
+    if bits == 5:
+        q += (octet(octets(start), 4 * LINE + byte) >> word & 1) << 4
+    elif bits == 6:
+        q += (octet(octets(start), (4 + word // 4) * LINE + byte) >> word % 4 * 2 & 3) << 4
+    number, minimum = np.float32(q - ZERO_POINTS[format]), np.float32(0)
+    if format == INT8:
         scale = read(floats(scales), row)
     elif format == INT8_GROUPS:
-        scale = read(floats(last), c)
-    elif format == INT8_MINIMA:
-        place = k // WIDTH * WIDTH + c
-        scale, minimum = read(floats(start + 8 * LINE), place), read(floats(last - LINE), place)
+        scale = read(floats(params), c)
+    elif format == INT4_FLOAT32:
+        scale, minimum = read(floats(params), c), read(floats(params), WIDTH + c)
+    elif format in (INT4, INT5):
+        scale, minimum = read(halves(params), c), read(halves(params), WIDTH + c)
+    elif format == INT6_K:
+        scale = read(halves(last), c) * signed(params, (2 * g + k // WIDTH) * WIDTH + c)
     else:
-        if format == INT5_K:
-            q += (octet(octets(start), 4 * LINE + byte) >> k // 4 & 1) << 4
-        first = last - g % 2 * each  # of a pair of groups
-        scale = read(halves(first), c) * signed(last, 2 * WIDTH + c)
-        minimum = read(halves(first + each), c) * signed(last, 3 * WIDTH + c)
-    number: float = np.float32(q) * scale + minimum
-    return number
+        place = (2 * g * parts + k * parts // GROUP) * WIDTH + c
+        scale = read(halves(last), c) * signed(params, place)
+        minimum = read(halves(last), WIDTH + c) * signed(params, place + parts * WIDTH)
+    result: float = number * scale + minimum
+    return result
 
 
 @inlined

@@ -17,7 +17,7 @@ from ...distributed.rank_group import RankGroup
 from ...engine.executor import Scheduled
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM
-from ...quantization import GROUP, QuantizedLinear
+from ...quantization import GROUP, MixedLinear, QuantizedLinear
 from ...requests.tokens import SamplingRow, StepOutput
 from ..torch.backend import end_positions
 from ..torch.sampler import invalid_logits_message, sample
@@ -187,8 +187,9 @@ class StepRunner:
         matrices: list[int] = []
         for layer in layers:
             attention, mlp = layer.self_attn, layer.mlp
-            for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj):
-                matrices += self._matrices_of(linear, 2 if linear is mlp.gate_up_proj else 1)
+            qkv, out = self._matrices_of(attention.qkv_proj), self._matrices_of(attention.o_proj)
+            matrices += qkv + [0] * (3 * len(out) - len(qkv)) + out  # q, k and v may be one matrix
+            matrices += self._matrices_of(mlp.gate_up_proj, 2) + self._matrices_of(mlp.down_proj)
         norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
         qk_norm_layers = layers if config.qk_norm else []
         qk_norms = [norm for layer in qk_norm_layers for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm)]
@@ -207,21 +208,25 @@ class StepRunner:
         )
 
     def _matrices_of(self, linear: nn.Module, count: int = 1) -> list[int]:
-        """Return MATRIX numbers for each of the `count` matrices that a linear layer stacks."""
-        assert isinstance(linear, nn.Linear | QuantizedLinear)
-        outputs = linear.out_features // count
+        """Return MATRIX numbers for each of the `count` matrices that a linear layer stacks, or for each format."""
+        assert isinstance(linear, nn.Linear | QuantizedLinear | MixedLinear)
         is_part = isinstance(linear, RowParallelLinear) and self._ranks.rank > 0  # of a sum whose bias rank 0 adds
         bias = torch.zeros(linear.out_features) if is_part or linear.bias is None else linear.bias.detach()
         bias_address = self._keep(F.pad(bias, (0, COLUMNS)).to(self._dtype))
+        layers = [*linear.parts] if isinstance(linear, MixedLinear) else [linear]
         numbers = []
-        for first in range(0, linear.out_features, outputs):
-            column = first // WIDTH
-            if isinstance(linear, nn.Linear):
-                addresses = linear.weight[first:].data_ptr(), 0
-            else:
-                addresses = linear.values[column:].data_ptr(), linear.scales[column:].data_ptr()
-            format = 0 if isinstance(linear, nn.Linear) else int(linear.format)
-            numbers += [*addresses, bias_address + first * self._dtype.itemsize, format]
+        for layer in layers:
+            assert isinstance(layer, nn.Linear | QuantizedLinear)
+            outputs = layer.out_features // max(1, count // len(layers))
+            for first in range(0, layer.out_features, outputs):
+                column = first // WIDTH
+                if isinstance(layer, nn.Linear):
+                    addresses, format = (layer.weight[first:].data_ptr(), 0), 0
+                else:
+                    addresses = layer.values[column:].data_ptr(), layer.scales[column:].data_ptr()
+                    format = int(layer.format)
+                numbers += [*addresses, bias_address, format, outputs]
+                bias_address += outputs * self._dtype.itemsize
         return numbers
 
     def _make_workspace(self, workers: int, dtype: torch.dtype) -> Workspace:

@@ -270,8 +270,13 @@ def project_qkv(worker: int, phase: int, layer: int, step: Step, work: Buffers, 
             norm_rows(at(floats(work.x), first * size), rows, layer * 2, x, model)
             prepare(worker, number, x, rows, size, model)
             ready = first
-        out = at(floats(work.qkv), first * outputs)
-        multiply(worker, number, start, end, x, size, rows, out, outputs, outputs, False, model)
+        out, offset = at(floats(work.qkv), first * outputs), 0
+        for each in range(number, number + OUT - QKV):
+            own = get(matrix(each, model), 4)
+            low, high = max(0, start - offset), min(own, end - offset)
+            if low < high:
+                multiply(worker, each, low, high, x, size, rows, at(out, offset), outputs, own, False, model)
+            offset += own
 
 
 @part

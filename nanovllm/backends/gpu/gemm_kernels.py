@@ -20,11 +20,15 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from ...quantization import Format, QuantizedLinear
+from ...quantization import QuantizedLinear
 from .early_start import EARLY_START_OPTIONS, prefetch, start_next_and_wait
 from .tiles import ROW_TILES, choose_height, row_tile
 
-FLOATS = SimpleNamespace(lines=0, bits=16, parts=1, zero_point=0, has_minima=False, is_k=False)  # as a Format
+FLOATS = SimpleNamespace(
+    lines=0, bits=16, parts=1, zero_point=0, has_minima=False, groups=1, dtype=torch.float32
+)  # as a Format
+
+PARAMS = {torch.float16: tl.float16, torch.float32: tl.float32, torch.int8: tl.int8}  # types of scales and minima
 
 
 def gemm(x: Tensor, layer: nn.Linear | QuantizedLinear, out: Tensor) -> None:
@@ -39,10 +43,10 @@ def gemm(x: Tensor, layer: nn.Linear | QuantizedLinear, out: Tensor) -> None:
     scales = layer.scales.view(torch.float32) if isinstance(layer, QuantizedLinear) else None
     multiply_tiles[(triton.cdiv(outputs, height), triton.cdiv(rows, tile))](
         x, weight, scales, layer.bias, out, rows, outputs, size, LINES=format.lines, BITS=format.bits,
-        PARTS=format.parts, ZERO=format.zero_point, HAS_MINIMA=format.has_minima, IS_K=format.is_k,
-        PARAMS=tl.float16 if format == Format.INT4 else tl.float32, ROWS=tile, HEIGHT=height,
+        PARTS=format.parts, ZERO=format.zero_point, HAS_MINIMA=format.has_minima, BLOCK=format.groups,
+        PARAMS=PARAMS[format.dtype], ROWS=tile, HEIGHT=height,
         GROUPS=8 // x.element_size(), HAS_BIAS=layer.bias is not None, USES_DOT=tile > 1, num_warps=4,
-        num_stages=4 - (format.is_k or format.parts == 2), **EARLY_START_OPTIONS,  # an L4 has no room for more
+        num_stages=4 - (format.groups > 1 or format.parts == 2), **EARLY_START_OPTIONS,  # an L4 has no room for more
     )  # fmt: skip
 
 
@@ -50,8 +54,8 @@ def gemm(x: Tensor, layer: nn.Linear | QuantizedLinear, out: Tensor) -> None:
 def load_params(values, line, place, is_group, number, PARTS: tl.constexpr, DTYPE: tl.constexpr):
     """Return the scale, minimum or factor of each number: float32 [HEIGHT, GROUPS, 1], or 32 where halves differ.
 
-    line [HEIGHT, GROUPS], of each group's params; place [HEIGHT, 1], of the output's first one among the line's
-    numbers, which are of type DTYPE; that of a group's second half is 16 further; number [1, 1, 32]
+    line [HEIGHT, GROUPS], of each group's params; place [HEIGHT, 1 or GROUPS], of the output's first one among the
+    numbers from there on, which are of type DTYPE; that of a group's second half is 16 further; number [1, 1, 32]
     """
     params = values.to(tl.pointer_type(DTYPE)) + line * (512 // DTYPE.primitive_bitwidth) + place
     first = tl.load(params, mask=is_group, other=0).to(tl.float32)[:, :, None]
@@ -71,12 +75,12 @@ def multiply_tiles(
     rows,
     outputs,
     size,
-    LINES: tl.constexpr,  # per group, or 0 if the weight is not integers; the next ones are also those of a Format
+    LINES: tl.constexpr,  # per block, or 0 if the weight is not integers; the next ones are also those of a Format
     BITS: tl.constexpr,
     PARTS: tl.constexpr,
     ZERO: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
-    IS_K: tl.constexpr,
+    BLOCK: tl.constexpr,  # groups
     PARAMS: tl.constexpr,  # the type of scales and minima
     ROWS: tl.constexpr,  # of x, in a tile
     HEIGHT: tl.constexpr,  # rows of the weight in a tile
@@ -92,13 +96,13 @@ def multiply_tiles(
     number = tl.arange(0, 32)[None, None, :]  # in a group
     NIBBLES: tl.constexpr = 8 if BITS == 8 else 4  # lines of lower or whole integers
     line_of_number = number // (32 // NIBBLES)
-    first_line = (output // 16).to(tl.int64) * (size // 32 * LINES)  # of the column
-    lane = (output % 16)[:, None]
-    starts = output.to(tl.int64)[:, None] * size  # [HEIGHT, 1], where rows of the weight start
+    first_line = (output // 16).to(tl.int64) * (size // (32 * BLOCK) * LINES)  # of the column
+    lane, starts = (output % 16)[:, None], output.to(tl.int64)[:, None] * size  # [HEIGHT, 1]; starts of rows
     if LINES == 0:
         prefetch(weight, weight + starts, starts * 0, 64, size, is_output)
     else:  # 16 outputs share a column, and divide its lines among them
-        prefetch(weight, weight + first_line[:, None] * 64, lane * 128, 2048, size // 32 * LINES * 64, is_output)
+        column_bytes = size // (32 * BLOCK) * LINES * 64
+        prefetch(weight, weight + first_line[:, None] * 64, lane * 128, 2048, column_bytes, is_output)
     start_next_and_wait()
     sums = tl.zeros([ROWS, HEIGHT] if USES_DOT else [ROWS, HEIGHT, WIDTH], tl.float32)
     for start in tl.range(0, tl.cdiv(size, 32), GROUPS):
@@ -108,7 +112,8 @@ def multiply_tiles(
         else:
             group = start + tl.arange(0, GROUPS)[None, :]
             is_group = is_output & (group < size // 32)  # [HEIGHT, GROUPS]
-            line = first_line[:, None] + group * LINES
+            block, group_of_block = first_line[:, None] + group // BLOCK * LINES, group % BLOCK
+            line = block + group_of_block * BITS
             byte = line[:, :, None] * 64 + lane[:, :, None] * 4 + number % 4  # in a group's first line
             q = tl.load(weight + byte + line_of_number * 64, mask=is_group[:, :, None], other=0)  # uint8
             if BITS < 8:
@@ -121,20 +126,16 @@ def multiply_tiles(
                 q += (upper >> (number // 4 % 4 * 2).to(tl.uint8) & 3) << 4
             numbers_of_q = q.to(tl.float32) - ZERO
             if LINES > BITS:
-                last = line + BITS  # where scales and minima begin
-                if IS_K:
-                    first = last - group % 2 * LINES if HAS_MINIMA else last  # of a pair of groups
-                    scale = load_params(weight, last, lane + 32, is_group, number, PARTS, tl.int8)
-                    scale *= load_params(weight, first, lane, is_group, number, 1, tl.float16)
-                    if HAS_MINIMA:
-                        minimum = load_params(weight, last, lane + 48, is_group, number, 1, tl.int8)
-                        minimum *= load_params(weight, first + LINES, lane, is_group, number, 1, tl.float16)
-                else:
-                    scale = load_params(weight, last, lane, is_group, number, PARTS, PARAMS)
-                    if HAS_MINIMA:
-                        minimum = load_params(weight, last, lane + 16 * PARTS, is_group, number, PARTS, PARAMS)
+                params = block + BLOCK * BITS  # the line where scales and minima begin
+                place, last = lane + group_of_block * ((2 if HAS_MINIMA else 1) * PARTS * 16), block + LINES - 1
+                scale = load_params(weight, params, place, is_group, number, PARTS, PARAMS)
+                if BLOCK > 1:  # the last line has factors
+                    scale *= load_params(weight, last, lane, is_group, number, 1, tl.float16)
                 numbers_of_q = numbers_of_q * scale
                 if HAS_MINIMA:
+                    minimum = load_params(weight, params, place + 16 * PARTS, is_group, number, PARTS, PARAMS)
+                    if BLOCK > 1:
+                        minimum *= load_params(weight, last, lane + 16, is_group, number, 1, tl.float16)
                     numbers_of_q += minimum
             tile = tl.reshape(numbers_of_q, [HEIGHT, WIDTH]).to(DTYPE)
         numbers = tl.load(x + row[:, None] * size + i, mask=is_row & (i < size), other=0.0)  # [ROWS, WIDTH]

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ...llama.model import LlamaAttention, LlamaDecoderLayer, LlamaModel, RMSNorm
-from ...quantization import QuantizedLinear
+from ...quantization import MixedLinear, QuantizedLinear
 from .attention import KernelAttend
 from .capture import Capture, Launcher
 from .ops import Ops
@@ -51,8 +51,9 @@ class LinearDispatch:
 
     def __call__(self, layer: nn.Linear, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return layer(x), [rows, outputs], written to `out` if given. x is [rows, size]."""
-        if not (isinstance(layer, QuantizedLinear) or is_whole(layer)):  # its ranks add up or gather their parts
-            result: Tensor = layer(x)
+        if not (isinstance(layer, QuantizedLinear) or is_whole(layer)):
+            # each format has its own product; ranks add up or gather their parts
+            result: Tensor = layer(x, self) if isinstance(layer, MixedLinear) else layer(x)
             return result if out is None else out.copy_(result)
         out = x.new_empty(len(x), layer.out_features) if out is None else out
         if isinstance(layer, QuantizedLinear):

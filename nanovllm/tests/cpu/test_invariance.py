@@ -29,7 +29,7 @@ from ...backends.cpu.runner import StepRunner
 from ...backends.cpu.vectors import add, floats, fma, has_float16, has_fma, kernel, load, multiply, store
 from ...engine.kv_cache import KVCache
 from ...llama import LlamaForCausalLM
-from ...quantization import GROUP, SHARED, Format, Integers, QuantizedLinear, quantize_layers
+from ...quantization import GROUP, Format, Integers, QuantizedLinear, quantize_layers
 from ...requests.outputs import CompletionOutput, RequestOutput
 from ..testing.checkpoints import CONFIG, random_tensors, train_tokenizer, write_checkpoint
 from ..testing.engines import OPTIONS
@@ -64,7 +64,7 @@ def some_model(rng: random.Random, group: int, format: Format | None, dtype: tor
     )
     if format is None:
         return LlamaForCausalLM(config).eval().requires_grad_(False).to(dtype)
-    times = SHARED // GROUP if format.is_k else 1  # the least size, in groups
+    times = format.groups  # the least size, in groups
     config = replace(config, hidden_size=64 * max(1, times // 2), intermediate_size=96 * times)
     model = LlamaForCausalLM(config).eval().requires_grad_(False)
 

@@ -174,7 +174,7 @@ def launch_all(shape: KernelShape) -> None:
     ops.gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype))
     ops.silu_and_mul(x, x.view(8, 2048)[:4])
     linears: list[Any] = [torch.nn.Linear(4096, outputs, bias=False, dtype=dtype) for outputs in (1024, 2048, 6144)]
-    for format in (Format.INT8, Format.INT4, Format.INT5_K, Format.INT6_K, Format.INT8_MINIMA):
+    for format in (Format.INT8, Format.INT5, Format.INT4_HALVES_K, Format.INT5_K, Format.INT6_K):
         linear = torch.nn.Linear(4096, 6144, bias=False, device="meta")
         linears.append(QuantizedLinear(linear, format).to_empty(device="cpu"))
     for layer in linears:

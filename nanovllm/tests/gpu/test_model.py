@@ -9,6 +9,9 @@ from torch import nn
 from ...backends.gpu.model import LinearDispatch, NormedLinear
 from ...backends.gpu.ops import PLAIN
 from ...llama.model import RMSNorm
+from ...quantization import Format, MixedLinear
+
+FORMATS = [(64, Format.INT4), (32, Format.INT8)]
 
 
 class FakeTiming:
@@ -101,6 +104,18 @@ def test_results_go_to_out(rows):
         x, out = torch.randn(rows, each.in_features), torch.empty(rows, each.out_features)
         assert linears(each, x, out=out) is out
         torch.testing.assert_close(out, each(x))
+
+
+@torch.inference_mode()
+def test_each_format_of_a_layer_has_a_product_of_its_own():
+    layer, x, out, launches = MixedLinear(nn.Linear(32, 96), FORMATS), torch.randn(5, 32), torch.empty(5, 96), []
+    weights = [torch.randn(part.out_features, 32) for part in layer.parts]
+    for part, weight in zip(layer.parts, weights, strict=True):
+        part.quantize([weight])
+    ops = PLAIN._replace(gemm=lambda x, part, out: launches.append(part.format) or PLAIN.gemm(x, part, out))
+    assert LinearDispatch(ops)(layer, x, out=out) is out and launches == [Format.INT4, Format.INT8]
+    weight = torch.cat([part.dequantize() for part in layer.parts])
+    torch.testing.assert_close(out, nn.functional.linear(x, weight, layer.bias))
 
 
 @torch.inference_mode()
