@@ -34,7 +34,7 @@ MAX_LEN = 4608
 OPTIONS = f"--dtype bfloat16 --max-model-len {MAX_LEN}"
 JOBS = "--jobs mixed,1,2,4,16 --prompts 512,4000 --busy-jobs 1"
 LONG_JOBS = "--rounds 2 --jobs 1,16 --prompts 512"  # for 1.1B, whose mixed job alone would take an hour
-FILE_JOBS = "--rounds 3 --jobs 1,16"
+FILE_JOBS = "--rounds 5 --jobs 1,16"
 COPIES = ("Q8_0", "Q4_0")  # of a model with random weights, for llama.cpp, as this engine has int8 and int4
 
 
