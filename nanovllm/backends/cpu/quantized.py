@@ -55,9 +55,8 @@ from .vectors import (
 
 # Numba needs plain integers
 INT4, INT5, INT4_FLOAT32, INT4_K, INT5_K, INT4_HALVES_K, INT6_K, INT8, INT8_GROUPS = map(int, Format)
-BITS_OF, PARTS, ZERO_POINTS = (
-    (0, *each) for each in zip(*((f.bits, f.parts, f.zero_point) for f in Format), strict=True)
-)
+BITS_OF, PARTS = (0, *(each.bits for each in Format)), (0, *(each.parts for each in Format))
+ZERO_POINTS = 0, *(each.zero_point for each in Format)
 ROWS = 4  # of x, in a block of registers
 BYTE = ir.IntType(8)
 BYTES, SHORTS = ir.VectorType(BYTE, 4 * WIDTH), ir.VectorType(BITS, 2 * WIDTH)
@@ -403,14 +402,9 @@ LOADERS = {torch.float32: load_float32, torch.float16: load_float16, torch.int8:
 def loop_of(format: Format) -> Any:
     """Return a function that multiplies some rows of x by the weights of 32 outputs in a format."""
     bits, parts, groups, has_minima = format.bits, format.parts, format.groups, format.has_minima
-    sums_of, load, has_scales, has_factors = (
-        SUMS_OF[bits, parts],
-        LOADERS[format.dtype],
-        format != Format.INT8,
-        groups > 1,
-    )
-    lines, zero_point = (8 if bits == 8 else 4) // parts, np.float32(-format.zero_point)
-    param, params_of_group = WIDTH * format.dtype.itemsize, parts * (1 + has_minima)
+    has_scales, has_factors, zero_point = format != Format.INT8, groups > 1, np.float32(-format.zero_point)
+    sums_of, load, lines = SUMS_OF[bits, parts], LOADERS[format.dtype], (8 if bits == 8 else 4) // parts
+    param, num_params = WIDTH * format.dtype.itemsize, parts * (1 + has_minima)  # bytes for 16 outputs; of a group
     block_bytes, other_lines = format.lines * LINE, format.lines - groups * bits
 
     @inlined
@@ -418,6 +412,7 @@ def loop_of(format: Format) -> Any:
         totals: Any, rows: tuple[int, ...], size: int, weight: Memory, columns: tuple[int, int], x: Memory,
         x_scales: Memory, x_sums: Memory,
     ) -> Any:  # fmt: skip
+        """Return totals + the products. `columns` are the places of the two columns in `weight`, in bytes."""
         starts, groups_of = starts_of(rows, size), starts_of(rows, size // GROUP)
         one, below = splat(np.float32(1)), splat(zero_point)
         of_scales = of_minima = one, one
@@ -433,7 +428,7 @@ def loop_of(format: Format) -> Any:
                 g, i = block * groups + number, first + number * bits * LINE
                 prefetch_lines(weight, columns, i + ahead, bits)
                 for part in range(parts):
-                    place = params + (number * params_of_group + part) * param
+                    place = params + (number * num_params + part) * param
                     sums = sums_of(rows, weight, columns, i, part * lines, (part + 1) * lines, x, starts, g * GROUP)
                     scale = scaled_columns(load(weight, columns, place) if has_scales else (one, one), of_scales)
                     if has_minima:
