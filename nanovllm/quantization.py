@@ -63,7 +63,7 @@ class Format(IntEnum):
     INT4_K = 4, 37, 1, True, torch.int8  # four lines of scales and minima, group by group, and one of factors for both
     INT5_K = 5, 45, 1, True, torch.int8  # the same
     INT4_HALVES_K = 4, 41, 2, True, torch.int8  # the same for halves of groups, so eight lines of scales and minima
-    INT6_K = 6, 53, 2, False, torch.int8  # four lines of scales for halves, and half a line of factors
+    INT6_K = 6, 53, 2, False, torch.int8  # four lines of scales for halves, and one of factors, each twice
     INT8 = 8, 8, 1, False, torch.float32  # no line: a scale per output is stored separately
     INT8_GROUPS = 8, 9, 1, False, torch.float32  # a line of scales
 
@@ -152,7 +152,8 @@ class QuantizedLinear(nn.Module):
 
     def _store(self, start: int, integers: Integers) -> None:
         """Store consecutive rows of the weight from row `start`, a multiple of 16. The last column may be partial."""
-        whole = integers.map(lambda rows: F.pad(rows, (0, 0, 0, -len(rows) % COLUMN)))
+        padding = 0, 0, 0, -len(integers.q) % COLUMN
+        whole = integers.map(lambda rows: F.pad(rows, padding)) if any(padding) else integers
         columns = slice(start // COLUMN, (start + len(whole.q)) // COLUMN)
         self.values[columns] = pack_lines(whole, self.format)
         if self.format == Format.INT8:
@@ -308,10 +309,9 @@ def pack_lines(integers: Integers, format: Format) -> Tensor:
         each_part = params.repeat_interleave(groups * parts // params.shape[2], 2).unflatten(2, (groups, parts))
         fields.append(in_columns(each_part.transpose(1, 2).flatten(1)).unflatten(1, (groups, -1)))
     if factors is not None:
-        fields.append(in_columns(factors.to(torch.float16)))
+        fields.append(in_columns(factors.to(torch.float16).repeat_interleave(1 if format.has_minima else 2, 1)))
     as_bytes = [each.contiguous().view(torch.uint8).view(len(words), groups // format.groups, -1) for each in fields]
-    together = torch.cat(as_bytes, 2)  # [columns, blocks, bytes]
-    lines: Tensor = F.pad(together, (0, format.lines * LINE - together.shape[2])).unflatten(2, (format.lines, LINE))
+    lines: Tensor = torch.cat(as_bytes, 2).unflatten(2, (format.lines, LINE))
     return lines
 
 
