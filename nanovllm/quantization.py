@@ -81,6 +81,9 @@ LINES = 0, *(each.lines for each in Format)  # per block, by Format, for kernels
 BLOCKS = 0, *(each.groups * GROUP for each in Format)  # numbers of a row in a block, likewise
 
 
+Formats = Sequence[tuple[int, Format]]  # outputs and format of each weight that a layer stacks
+
+
 class Integers(NamedTuple):
     """The numbers of a quantized weight: q uint8 [outputs, size]; scales and minima float32 [outputs, groups].
 
@@ -133,7 +136,8 @@ class QuantizedLinear(nn.Module):
 
     def keep_wide(self, keeps_wide: bool) -> None:
         """Keep the weight in floating point from its first use on, or drop it: it makes plain operations fast."""
-        self.keeps_wide, self._wide = keeps_wide, self._wide if keeps_wide else None
+        self.keeps_wide = keeps_wide
+        self._wide = self._wide if keeps_wide else None
 
     def quantize(self, parts: Sequence[Tensor]) -> None:
         """Quantize and store a floating-point weight: `parts` [rows, in_features], stacked along dimension 0."""
@@ -192,21 +196,18 @@ class QuantizedLinear(nn.Module):
 class MixedLinear(nn.Module):
     """A linear layer that stacks weights in several formats, such as those of queries, keys and values."""
 
-    def __init__(self, linear: nn.Linear, formats: "Formats") -> None:
+    def __init__(self, linear: nn.Linear, formats: Formats) -> None:
         """Allocate the weights on the layer's device. Raise ValueError if 32 does not divide `in_features`."""
         super().__init__()
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
         part_of = partial(nn.Linear, linear.in_features, bias=False, device=linear.weight.device)
         self.parts = nn.ModuleList(QuantizedLinear(part_of(rows), format) for rows, format in formats)
 
-    def store(self, parts: Iterable[Iterable[Integers]]) -> None:
-        """Store each quantized weight. Its format must be able to represent it."""
-        for layer, part in zip(self.parts, parts, strict=True):
-            assert isinstance(layer, QuantizedLinear)
-            layer.store(part)
-
     def forward(self, x: Tensor, multiply: Callable[[nn.Module, Tensor], Tensor] = nn.Module.__call__) -> Tensor:
-        """Return the layer's output [num_rows, out_features] for x [num_rows, in_features]."""
+        """Return the layer's output [num_rows, out_features] for x [num_rows, in_features].
+
+        multiply(part, x) computes the output of each part.
+        """
         out = torch.cat([multiply(part, x) for part in self.parts], 1)
         return out if self.bias is None else out + self.bias
 
@@ -232,16 +233,13 @@ def keep_wide(model: nn.Module, num_bytes: int, dtype: torch.dtype) -> None:
             num_bytes -= size if layer.keeps_wide else 0
 
 
-def format_for(quantization: str) -> Callable[[str], Format]:
+def format_at_load(quantization: str) -> Callable[[str], Format]:
     """Return a function that maps a layer's name to its format, when a floating-point model is quantized at load."""
     return lambda name: Format.INT8 if name == "lm_head" else Format[quantization.upper()]
 
 
-Formats = Sequence[tuple[int, Format]]  # outputs and format of each weight that a layer stacks
-
-
 def quantize_layers(
-    model: LlamaForCausalLM, formats_of: Callable[[str], "Format | Formats | None"], dtype: torch.dtype
+    model: LlamaForCausalLM, formats_of: Callable[[str], Format | Formats | None], dtype: torch.dtype
 ) -> None:
     """Replace the linear layers to which `formats_of` gives a format, and an embedding tied to a quantized head.
 
@@ -250,10 +248,10 @@ def quantize_layers(
     for parent_name, parent in list(model.named_modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, nn.Linear) and (formats := formats_of(f"{parent_name}.{name}".lstrip("."))):
-                quantized = (
-                    QuantizedLinear(layer, formats) if isinstance(formats, Format) else MixedLinear(layer, formats)
-                )
-                parent.register_module(name, quantized)
+                if isinstance(formats, Format):
+                    parent.register_module(name, QuantizedLinear(layer, formats))
+                else:
+                    parent.register_module(name, MixedLinear(layer, formats))
     head: nn.Module = model.lm_head
     if model.config.tie_word_embeddings and isinstance(head, QuantizedLinear):
         model.model.register_module("embed_tokens", QuantizedEmbedding(head, dtype))
@@ -269,9 +267,9 @@ def rows_between(parts: Sequence[Tensor], start: int, end: int) -> Tensor:
 
 
 def quantize_int8(rows: Tensor) -> Integers:
-    """Quantize rows [num_rows, size] to 8 bits, with a scale for each row. Zeros have the scale 0."""
+    """Quantize rows [num_rows, size] to 8 bits, with a scale for each row."""
     scales = rows.abs().amax(1, keepdim=True) / 127
-    q = (rows / scales.where(scales != 0, 1)).round_().clamp_(-127, 127).add_(128)
+    q = (rows / nonzero_scales(scales)).round_().clamp_(-127, 127).add_(128)
     return Integers(q.to(torch.uint8), scales)
 
 
@@ -281,8 +279,13 @@ def quantize_int4(rows: Tensor) -> Integers:
     lowest, highest = groups.aminmax(dim=2)  # [num_rows, groups]
     minima = lowest.to(torch.float16).float()
     scales = ((highest - minima) / 15).to(torch.float16).float()
-    q = (groups - minima[..., None]).div_(scales.where(scales != 0, 1)[..., None]).round_().clamp_(0, 15)
+    q = (groups - minima[..., None]).div_(nonzero_scales(scales)[..., None]).round_().clamp_(0, 15)
     return Integers(q.to(torch.uint8).flatten(1), scales, minima)
+
+
+def nonzero_scales(scales: Tensor) -> Tensor:
+    """Return the scales as divisors: 1 in place of 0, which is the scale of numbers that are all equal."""
+    return torch.where(scales == 0, 1, scales)
 
 
 def in_columns(rows: Tensor) -> Tensor:
@@ -324,7 +327,7 @@ def upper_shifts(upper: Tensor) -> Tensor:
 
 
 def unpack_integers(words: Tensor, format: Format) -> Tensor:
-    """Return the integers of rows, float32 [rows, groups, 32], from their lines: int32 [rows, blocks, lines]."""
+    """Return the integers of rows, float32 [rows, groups, 32], from the words of their lines [rows, blocks, lines]."""
     bits = format.bits
     words = words.unflatten(2, (format.groups, bits)).flatten(1, 2)  # [rows, groups, bits]
     if bits < 8:

@@ -124,6 +124,8 @@ def test_settings_and_their_sources_are_named():
         peers.settings_text([report])
     )
     assert "llama.cpp ran each job with kv_unified=false or with kv_unified=true" in peers.picture([report])
+    unable = report_of_settings(says=["vllm was not tried with a library: it must be installed", "something else"])
+    assert peers.settings_text([unable, unable]) == "vLLM was not tried with a library.\n"
     assert "| fastest with | 1 sequence |\n|---|---|\n| llama.cpp Q8_0 | kv_unified=true |" in peers.table_of(report)
 
 

@@ -19,7 +19,7 @@ from ..host_memory import MADV_COLLAPSE, allocate, default_pool_bytes, use_huge_
 from ..llama import LlamaForCausalLM, ModelConfig
 from ..llama.weights import FUSED, NoInit
 from ..log import logger, with_progress
-from ..quantization import PAD_TO, Format, Formats, Integers, MixedLinear, QuantizedLinear, format_for, quantize_layers
+from ..quantization import PAD_TO, Format, Formats, Integers, QuantizedLinear, format_at_load, quantize_layers
 from . import gguf
 from .entries import Entries, shards_of
 from .packed import PackedTensors
@@ -57,17 +57,14 @@ def load_model(
     check_rotary(config.head_dim, max_model_len, Path(folder))
     keeps_integers = has_quantized_layers(device) and ranks.world_size == 1
     stored = partial(stored_formats, reader, config) if keeps_integers else None
-    formats_of = stored if quantization is None else format_for(quantization)
+    formats_of = stored if quantization is None else format_at_load(quantization)
     model, region = empty_model(config, dtype, device, max_model_len, formats_of, ranks)
     if config.tie_word_embeddings:
         shape = (config.vocab_size, config.hidden_size)
         reader.check_tied_head(local_slices("lm_head.weight", shape, config, ranks))
     shapes = dict(weight_shapes(config))
     for name, tensor in with_progress(dict(weights_of(model)).items(), "loading weights"):
-        parts = checkpoint_tensors(name, shapes[name], config)
-        if isinstance(tensor, MixedLinear):
-            tensor.store(reader.integers(part) for part, _ in parts)
-            continue
+        parts = checkpoint_tensors(name, shapes.get(name, ()), config)  # (): a part of a MixedLinear
         if isinstance(tensor, QuantizedLinear) and quantization is None:
             tensor.store(chain.from_iterable(reader.integers(part) for part, _ in parts))
             continue
@@ -100,12 +97,11 @@ def dummy_model(
     check_rotary(config.head_dim, max_model_len, Path(folder))
     check_device(quantization, device)
     generator = torch.Generator(device).manual_seed(0)
-    formats_of = None if quantization is None else format_for(quantization)
+    formats_of = None if quantization is None else format_at_load(quantization)
     ranks = ranks or RankGroup()
     model, region = empty_model(config, dtype, device, max_model_len, formats_of, ranks)
     whole_shapes = {} if ranks.world_size == 1 else dict(weight_shapes(config))
     for name, tensor in weights_of(model):
-        assert not isinstance(tensor, MixedLinear)
         if isinstance(tensor, QuantizedLinear):
             shape = (tensor.out_features, tensor.in_features)
             tensor.quantize([torch.randn(shape, generator=generator, device=device) * STD])
@@ -190,16 +186,20 @@ def fill(tensor: Tensor, pieces: Iterable[Tensor]) -> None:
     tensor[start:].zero_()
 
 
-def weights_of(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor | QuantizedLinear | MixedLinear]]:
-    """Yield the name of each weight with its tensor, or with its layer if it is quantized. Skip a tied head."""
+def weights_of(model: LlamaForCausalLM) -> Iterator[tuple[str, Tensor | QuantizedLinear]]:
+    """Yield the name of each weight with its tensor, or with its layer if it is quantized. Skip a tied head.
+
+    A part of a MixedLinear has the name of the checkpoint's tensor.
+    """
     for name, parameter in model.named_parameters():
         module, _, attribute = name.rpartition(".")
-        module, _, part = module.partition(".parts.")  # of a MixedLinear
-        if attribute == "values" and part in ("", "0"):
+        if attribute == "values":
             layer = model.get_submodule(module)
-            assert isinstance(layer, QuantizedLinear | MixedLinear)
-            yield f"{module.removesuffix('.head')}.weight", layer
-        elif attribute not in ("values", "scales"):
+            assert isinstance(layer, QuantizedLinear)
+            module, _, part = module.removesuffix(".head").partition(".parts.")
+            names = [name for name, _ in checkpoint_tensors(f"{module}.weight", (), model.config)]
+            yield names[int(part)] if part else f"{module}.weight", layer
+        elif attribute != "scales":
             yield name, parameter
 
 

@@ -20,7 +20,8 @@ PART = 8192  # logits of a row per task: few enough to stay in a core's cache
 
 # Matrices
 
-QKV, _, _, OUT, GATE, UP, DOWN = range(7)  # q, k and v are one matrix, or three if they have several formats
+# All of q, k and v are in Q, and K and V are empty, unless they have several formats
+Q, K, V, OUT, GATE, UP, DOWN = range(7)
 MATRICES = 7  # of a layer
 # numbers of a matrix: addresses of its weight, its scales and its bias, its Format (0: floating point), and its outputs
 MATRIX = 5

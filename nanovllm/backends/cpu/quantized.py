@@ -387,7 +387,7 @@ def sums_8(
     rows: tuple[int, ...], weight: Memory, columns: tuple[int, int], i: int, first: int, end: int, x: Memory,
     starts: tuple[int, ...], k: int,
 ) -> Any:  # fmt: skip
-    """Return the same for integers of 8 bits."""
+    """Return the sums of products for integers of 8 bits, like the functions of sums_in()."""
     sums = no_sums(rows, (0, 1))
     for line in range(first, end):
         sums = add_dots_8(sums, weight, columns, i + line * LINE, x, starts, k + 4 * line)

@@ -188,7 +188,7 @@ class StepRunner:
         for layer in layers:
             attention, mlp = layer.self_attn, layer.mlp
             qkv, out = self._matrices_of(attention.qkv_proj), self._matrices_of(attention.o_proj)
-            matrices += qkv + [0] * (3 * len(out) - len(qkv)) + out  # q, k and v may be one matrix
+            matrices += qkv + [0] * (3 * len(out) - len(qkv)) + out  # zeros if q, k and v are one matrix
             matrices += self._matrices_of(mlp.gate_up_proj, 2) + self._matrices_of(mlp.down_proj)
         norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
         qk_norm_layers = layers if config.qk_norm else []
@@ -208,16 +208,16 @@ class StepRunner:
         )
 
     def _matrices_of(self, linear: nn.Module, count: int = 1) -> list[int]:
-        """Return MATRIX numbers for each of the `count` matrices that a linear layer stacks, or for each format."""
+        """Return MATRIX numbers for each of the `count` matrices that a linear layer stacks, or of its formats."""
         assert isinstance(linear, nn.Linear | QuantizedLinear | MixedLinear)
         is_part = isinstance(linear, RowParallelLinear) and self._ranks.rank > 0  # of a sum whose bias rank 0 adds
         bias = torch.zeros(linear.out_features) if is_part or linear.bias is None else linear.bias.detach()
         bias_address = self._keep(F.pad(bias, (0, COLUMNS)).to(self._dtype))
-        layers = [*linear.parts] if isinstance(linear, MixedLinear) else [linear]
+        layers, count = ([*linear.parts], 1) if isinstance(linear, MixedLinear) else ([linear], count)
         numbers = []
         for layer in layers:
             assert isinstance(layer, nn.Linear | QuantizedLinear)
-            outputs = layer.out_features // max(1, count // len(layers))
+            outputs = layer.out_features // count
             for first in range(0, layer.out_features, outputs):
                 column = first // WIDTH
                 if isinstance(layer, nn.Linear):

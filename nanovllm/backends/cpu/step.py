@@ -45,14 +45,16 @@ from .layout import (
     PART,
     PHASES,
     PLACES,
-    QKV,
     SPLIT,
     SUMS,
     UP,
     Int8Pool,
+    K,
     Pool,
+    Q,
     Sizes,
     Step,
+    V,
     Weights,
     Workspace,
 )
@@ -262,20 +264,21 @@ def is_int8(shape: Any) -> bool:
 def project_qkv(worker: int, phase: int, layer: int, step: Step, work: Buffers, model: Model) -> None:
     size = model.sizes.hidden_size
     outputs = (model.sizes.num_heads + 2 * model.shape.num_kv_heads) * model.shape.head_dim
-    number, x, ready = layer * MATRICES + QKV, normed_of(worker, model), -1
+    number, x, ready = layer * MATRICES, normed_of(worker, model), -1
     grid = grid_of(step.rows, outputs, model.sizes.workers, 4)
     for task in tasks(integers(model.work.counters), phase, step.number, grid.tasks):
         first, rows, start, end = part_of(task, grid, step.rows, outputs)
         if first != ready:
             norm_rows(at(floats(work.x), first * size), rows, layer * 2, x, model)
-            prepare(worker, number, x, rows, size, model)
+            prepare(worker, number + Q, x, rows, size, model)
             ready = first
         out, offset = at(floats(work.qkv), first * outputs), 0
-        for each in range(number, number + OUT - QKV):
-            own = get(matrix(each, model), 4)
+        for which in (Q, K, V):
+            own = get(matrix(number + which, model), 4)
             low, high = max(0, start - offset), min(own, end - offset)
             if low < high:
-                multiply(worker, each, low, high, x, size, rows, at(out, offset), outputs, own, False, model)
+                part = at(out, offset)
+                multiply(worker, number + which, low, high, x, size, rows, part, outputs, own, False, model)
             offset += own
 
 

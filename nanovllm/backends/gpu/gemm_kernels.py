@@ -24,9 +24,8 @@ from ...quantization import QuantizedLinear
 from .early_start import EARLY_START_OPTIONS, prefetch, start_next_and_wait
 from .tiles import ROW_TILES, choose_height, row_tile
 
-FLOATS = SimpleNamespace(
-    lines=0, bits=16, parts=1, zero_point=0, has_minima=False, groups=1, dtype=torch.float32
-)  # as a Format
+# A floating-point weight, as a Format
+FLOATS = SimpleNamespace(lines=0, bits=16, parts=1, zero_point=0, has_minima=False, groups=1, dtype=torch.float32)
 
 PARAMS = {torch.float16: tl.float16, torch.float32: tl.float32, torch.int8: tl.int8}  # types of scales and minima
 

@@ -35,7 +35,7 @@ from ...quantization import (
     Integers,
     MixedLinear,
     QuantizedLinear,
-    format_for,
+    format_at_load,
     quantize_int4,
     quantize_int8,
     quantize_layers,
@@ -271,7 +271,7 @@ def tiny_model(tied: bool, bits: str) -> LlamaForCausalLM:
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval().requires_grad_(False)
     weights = {name: layer.weight.clone() for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    quantize_layers(model, mixed_formats if bits == "mixed" else format_for(bits), torch.float32)
+    quantize_layers(model, mixed_formats if bits == "mixed" else format_at_load(bits), torch.float32)
     for name, weight in weights.items():
         layer = model.get_submodule(name)
         parts = layer.parts if isinstance(layer, MixedLinear) else [layer]

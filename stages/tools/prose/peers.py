@@ -20,6 +20,7 @@ COLUMNS = {  # jobs in the picture: the first two that a report has
     "mixed": "32 requests of mixed lengths",
     "16 sequences": "16 sequences",
 }
+UNTRIED = " was not tried with "  # in a line that a report says, after the engine's name
 NAMES = {"vllm": "vLLM", "transformers": "transformers generate", "transformers-batch": "transformers generate_batch"}
 WIDTH, LEFT, GAP, RIGHT = 780, 214, 20, 56  # of the picture, of the names, between columns, and of a column's numbers
 BAR, ROW = 12, 19
@@ -145,6 +146,9 @@ def settings_text(reports: list[Report]) -> str:
         + "."
         for name, own in advice_of(reports).items()
     ]
+    says = chain.from_iterable(report.get("says", []) for report in reports)
+    untried = dict.fromkeys(line.partition(":")[0].partition(UNTRIED) for line in says if UNTRIED in line)
+    lines += [f"{NAMES.get(name, name)}{words}{what}." for name, words, what in untried]
     return "\n".join(lines) + "\n"
 
 
