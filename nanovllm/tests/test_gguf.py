@@ -239,6 +239,18 @@ def test_parts_of_a_layer_share_a_format_or_have_one_each(tmp_path, caplog):
     assert gate_up("Q4_0", "Q8_0") == [Format.INT4, Format.INT8_GROUPS]
 
 
+def test_queries_keys_and_values_may_have_three_formats(tmp_path, monkeypatch):
+    monkeypatch.setitem(SHAPE, "num_key_value_heads", SHAPE["num_attention_heads"])  # so that each has 32 rows
+    types = {
+        f"blk.1.attn_{part}.weight": type for part, type in zip("qkv", (Type.Q4_0, Type.Q5_1, Type.Q8_0), strict=True)
+    }
+    path = write_gguf(tmp_path / "tiny.gguf", types=types)
+    layer, read = load(path).model.layers[1].self_attn.qkv_proj, GgufTensors(unpack(path))
+    assert [part.format for part in layer.parts] == [Format.INT4, Format.INT5, Format.INT8_GROUPS]
+    for name, part in zip("qkv", layer.parts, strict=True):
+        assert torch.equal(part.dequantize(), read.get_tensor(f"model.layers.1.self_attn.{name}_proj.weight"))
+
+
 def test_types_without_a_format_are_widened_with_the_other_parts_of_their_layer(tmp_path, caplog, monkeypatch):
     monkeypatch.delitem(EXACT_TYPES, "Q5_1")
     types = {"blk.0.ffn_gate.weight": Type.Q4_0, "blk.0.ffn_up.weight": Type.Q5_1}
