@@ -34,6 +34,7 @@ from ..checkpoints.weights import load_model
 from ..llama.config import RopeScaling
 from ..llama.model import rope_frequencies
 from ..quantization import Format, MixedLinear, QuantizedLinear
+from .gguf_types import BLOCK, PAGE, types_table
 from .test_hub import use_hub
 from .testing.checkpoints import CONFIG, random_tensors, train_tokenizer
 from .testing.engines import OPTIONS
@@ -249,6 +250,10 @@ def test_queries_keys_and_values_may_have_three_formats(tmp_path, monkeypatch):
     assert [part.format for part in layer.parts] == [Format.INT4, Format.INT5, Format.INT8_GROUPS]
     for name, part in zip("qkv", layer.parts, strict=True):
         assert torch.equal(part.dequantize(), read.get_tensor(f"model.layers.1.self_attn.{name}_proj.weight"))
+
+
+def test_the_docs_have_the_bits_of_each_type():
+    assert BLOCK.findall(PAGE.read_text("utf-8")) == [types_table()], "python -m nanovllm.tests.gguf_types"
 
 
 def test_types_without_a_format_are_widened_with_the_other_parts_of_their_layer(tmp_path, caplog, monkeypatch):

@@ -2,7 +2,7 @@
 
 A generated block stands between two comments, which a code host does not show, and is replaced as a whole:
 
-    <!-- figures: stages --> ... <!-- /figures -->      tables.py, ideas.py, model_card.py, two_ranks.py, gguf_types.py
+    <!-- figures: stages --> ... <!-- /figures -->      tables.py, ideas.py, model_card.py, two_ranks.py
 
 A number inside a sentence has no mark. numbers.toml lists, for each file, pieces of its sentences with a place for the
 number: "puts {serving.s4.tokens:,} tokens through". A place is a path into results.json and a format of figures.py,
@@ -24,14 +24,13 @@ from typing import Any
 from safetensors import safe_open
 
 from stages.tools.chain import added_lines, load
-from stages.tools.prose import gguf_types, ideas, model_card, peers, tables, two_ranks
+from stages.tools.prose import ideas, model_card, peers, tables, two_ranks
 from stages.tools.prose.figures import SAME, parts_of, shown
 
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = Path("stages/bench/results.json")
 NUMBERS = Path("stages/tools/prose/numbers.toml")
-DOCS = peers.PAGE, "checkpoints.md"
-BLOCKS = tables.BLOCKS | ideas.BLOCKS | model_card.BLOCKS | peers.BLOCKS | two_ranks.BLOCKS | gguf_types.BLOCKS
+BLOCKS = tables.BLOCKS | ideas.BLOCKS | model_card.BLOCKS | peers.BLOCKS | two_ranks.BLOCKS
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 NUMBER = r"(?<![\d.,])-?\d(?:[\d,.]*\d)?%?(?![\d%])"
 
@@ -54,7 +53,7 @@ def prose_files(root: Path) -> list[Path]:
     stages = [*(root / stage.path for stage in load(root).lessons), root / "stages" / "museum"]
     folders = [root, root / "stages", *stages, root / "nanovllm", root / "models" / "storyteller", root / "notebooks"]
     pages = [path for folder in folders for path in sorted(folder.glob("*.md")) if path.name != "DIFF.md"]
-    pages += [root / "nanovllm" / "docs" / name for name in DOCS]  # the other pages have tests of their own
+    pages += (root / "nanovllm" / "docs").glob(peers.PAGE)  # the other pages have tests of their own
     return pages + sorted((root / "notebooks").glob(peers.PICTURE)) + sorted((root / "notebooks").glob("*.ipynb"))
 
 
