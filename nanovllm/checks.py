@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import Field, field, fields
 from difflib import get_close_matches
+from functools import cache
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, TypeVar, get_args
@@ -31,25 +32,28 @@ def check_fields(options: Any, rules: dict[str, Rule]) -> None:
     Replace numbers of other libraries, such as numpy's, with Python numbers. Raise ValueError for an invalid field.
     """
     for option in fields(options):
-        value = getattr(options, option.name)
-        if (checked := check_field(option, value, rules)) is not value:
-            object.__setattr__(options, option.name, checked)  # the dataclass may be frozen
+        checked = check_field(option, getattr(options, option.name), rules)
+        object.__setattr__(options, option.name, checked)  # the dataclass may be frozen
 
 
 def check_field(option: Field[Any], value: Any, rules: dict[str, Rule]) -> Any:
     """Return `value`, or a Python number for another library's number. Raise ValueError for a wrong type or value."""
-    # A union has several types.
-    types = (option.type,) if option.type in TYPE_RULES else get_args(option.type) or (option.type,)
+    types = types_of(option)
     if value is None and NoneType in types:
         return None
-    types = tuple(kind for kind in types if kind is not NoneType)
-    matching = [kind for kind in types if rule_for_type(kind)[1](value)]
+    matching = [kind for kind in types if kind is not NoneType and rule_for_type(kind)[1](value)]
     requirement, is_valid = rules.get(option.name) or choices_rule(option)
     if not matching:
-        requirement = " or ".join(rule_for_type(kind)[0] for kind in types)
+        requirement = " or ".join(rule_for_type(kind)[0] for kind in types if kind is not NoneType)
     if not matching or not is_valid(value):
         raise ValueError(f"{option.name} must be {requirement}, got {short_repr(value)}")
     return matching[0](value) if matching[0] in (int, float) else value
+
+
+@cache
+def types_of(option: Field[Any]) -> tuple[Any, ...]:
+    """Return the types that a field may have: several if it is a union."""
+    return (option.type,) if option.type in TYPE_RULES else get_args(option.type) or (option.type,)
 
 
 def rule_for_type(kind: Any) -> Rule:
@@ -72,7 +76,7 @@ def check_unsupported(**arguments: Any) -> None:
     """
     for name, value in arguments.items():
         values = value if isinstance(value, list | tuple) else [value]
-        if any(item not in (None, 0, "", {}, [], ()) for item in values):
+        if value is not None and any(item not in (None, 0, "", {}, [], ()) for item in values):
             raise ValueError(f"{name} is unsupported, got {short_repr(value)}")
 
 

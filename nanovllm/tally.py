@@ -93,9 +93,8 @@ class Tally:
         self._observe("request_params_max_tokens", seq.max_num_tokens - seq.num_prompt_tokens)
         if seq.sample_index == 0:
             self._observe("request_params_n", seq.params.n)
-        lengths = self._lengths.setdefault(seq.request_id, [])
-        lengths.append(seq.num_output_tokens)
-        if len(lengths) == seq.params.n:
+        self._lengths.setdefault(seq.request_id, []).append(seq.num_output_tokens)
+        if len(self._lengths[seq.request_id]) == seq.params.n:
             self._observe("request_max_num_generation_tokens", max(self._lengths.pop(seq.request_id)))
         times, admitted_time = seq.metrics, self._admitted_times.pop(seq, None)
         assert times.finished_time is not None, f"request {seq.request_id} is still running"

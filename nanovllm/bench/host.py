@@ -18,6 +18,7 @@ from ..backends.gpu.sampler import Sampling
 from ..backends.torch.backend import flatten
 from ..backends.torch.model_runner import SampledStep, complete_items
 from ..engine.executor import Executor, Kernels, Scheduled
+from ..engine.interrupts import interrupts_held_back
 from ..engine.kv_cache import KVCache
 from ..llm_engine import LLMEngine
 from ..options.engine_args import EngineArgs
@@ -98,7 +99,8 @@ class Load:
 
     def milliseconds(self, num_steps: int) -> float:
         """Return the median of some steps."""
-        return median(self.step() for _ in range(num_steps))
+        with interrupts_held_back():  # as in LLM.generate() and the server's engine
+            return median(self.step() for _ in range(num_steps))
 
 
 @cache

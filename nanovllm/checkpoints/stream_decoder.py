@@ -25,12 +25,14 @@ class StreamDecoder:
         """Start after the prompt, so that the first word keeps its space."""
         self._tokenizer = tokenizer
         self._window = tokenizer.visible(prompt_token_ids)
-        text = tokenizer.decode(self._window[-MAX_WINDOW:]) or self._text()
+        text = tokenizer.decode_one(self._window[-1]) if self._window else ""
+        if not text.strip() or text.endswith(REPLACEMENT):  # then it may matter what comes before the last token
+            text = tokenizer.decode(self._window[-MAX_WINDOW:]) or self._text()
         self._shorten(0 if text and not text.endswith(REPLACEMENT) else MAX_WINDOW // 2, text)
         self._returned = self._text()  # the part of the window's text that is in the prompt or was returned
         self._note_window()
 
-    def push(self, *token_ids: int) -> str:
+    def push(self, token_ids: list[int]) -> str:
         """Return the text that `token_ids` complete. It can be empty."""
         if self._is_after_plain_text and len(token_ids) == 1:  # the usual case
             text_of_one = self._tokenizer.whole_texts.get(token_ids[0])

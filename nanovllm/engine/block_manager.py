@@ -243,10 +243,9 @@ class BlockManager:
 
     @property
     def peak(self) -> PoolReport:
-        """The report with the most slots held so far. free() updates the report before it gives blocks back."""
-        if (self.num_blocks - len(self.pool.free)) * self.block_size < self._peak.held:
-            return self._peak
-        return max(self._peak, self.report(), key=lambda report: (report.held, report.used))
+        """The first report with the most slots held. free() updates the report before it gives blocks back."""
+        num_held = (self.num_blocks - len(self.pool.free)) * self.block_size
+        return self._peak if num_held <= self._peak.held else self.report()
 
     def report(self) -> PoolReport:
         """Return how much of the pool is promised, held and used now."""

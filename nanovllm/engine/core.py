@@ -75,7 +75,7 @@ class EngineCore:
         self.requests: dict[str, list[Sequence]] = {}  # the samples of each unfinished request
         self._thread: threading.Thread | None = None  # the first one to use the engine
         self._thread_lock = threading.Lock()
-        self._is_async = parts.config.overlaps_steps
+        self._is_async, self._is_speculative = parts.config.overlaps_steps, parts.config.speculation() is not None
         self._in_flight: InFlight | None = None  # launched in an earlier call of step()
         self._unreported: list[Sequence] = []  # ended in a step that failed: the next step returns their outputs
 
@@ -211,7 +211,7 @@ class EngineCore:
 
     def _launch(self, batch: list[Scheduled], num_decodes: int = 0) -> InFlight:
         """Start a step. If the launch raises, reading the step raises the same error."""
-        rows = with_drafts(batch)
+        rows = with_drafts(batch) if self._is_speculative else batch
         num_decodes = num_decodes if rows is batch else 0
         try:
             pending: Pending = self.executor.launch(rows, num_decodes)
@@ -336,9 +336,10 @@ class EngineCore:
         outputs = []
         for request_id in dict.fromkeys([seq.request_id for seq in seqs]):
             samples = self.requests[request_id]
+            seq = samples[0]
             try:
-                if samples[0].is_delta_stream and samples[0].finish_reason is None:
-                    outputs.append(samples[0].next_delta())
+                if seq.is_delta_stream and seq.finish_reason is None:
+                    outputs.append(seq.next_delta())
                 elif is_due(samples):
                     outputs.append(request_output(samples))
             except Exception:

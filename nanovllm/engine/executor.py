@@ -40,8 +40,7 @@ def with_drafts(batch: list[Scheduled]) -> list[Scheduled]:
 
 def must_read_first(batch: list[Scheduled]) -> bool:
     """Return whether the host must read this step before it launches the next one."""
-    special = [seq for seq, _ in batch if not seq.is_plain]  # usually none
-    return any(seq.must_read_first for seq in special)
+    return any([seq.must_read_first for seq, _ in batch if not seq.is_plain])
 
 
 @dataclass

@@ -11,9 +11,10 @@ class BetweenSteps:
     """A gap between steps: in `with between_steps:`, Ctrl-C has its usual effect, even if it was pressed earlier."""
 
     def __init__(self) -> None:
-        # Only the main thread receives signals. A handler of None was not set by Python, and could not be restored.
-        is_main = threading.current_thread() is threading.main_thread()
-        self._can_hold = is_main and signal.getsignal(signal.SIGINT) is not None
+        # Only the main thread receives signals. A handler that is not a function of Python ignores Ctrl-C, ends the
+        # process or could not be restored. One of this class belongs to an outer block, which delays Ctrl-C already.
+        handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+        self._can_hold = callable(handler) and not isinstance(getattr(handler, "__self__", None), BetweenSteps)
         self._handler: Any = None  # the program's own handler, while ours replaces it
         self._is_pressed = False
 

@@ -70,10 +70,16 @@ class OutputText:
         self._held_back = ""
         self.stop_string: str | None = None  # the stop string that ended the text
 
-    def push(self, *token_ids: int) -> bool:
+    def push(self, token_ids: list[int]) -> bool:
         """Add tokens. Return True if they complete a stop string."""
+        if not self._decoder:
+            return False
         self._num_tokens += len(token_ids)
-        return self._add(self._decoder.push(*token_ids)) if self._decoder else False
+        piece = self._decoder.push(token_ids)
+        if self._stop:
+            return self._add(piece)
+        self.pieces.append(piece)
+        return False
 
     def close(self) -> None:
         """Show the text that was held back, because no tokens will follow."""
@@ -83,9 +89,6 @@ class OutputText:
         self._held_back, self._decoder = "", None
 
     def _add(self, piece: str) -> bool:
-        if not self._stop:
-            self.pieces.append(piece)
-            return False
         text = self._held_back + piece
         for end, char in enumerate(piece, len(self._held_back) + 1):
             self._state = self._automaton.read(self._state, char)

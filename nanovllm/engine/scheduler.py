@@ -75,27 +75,27 @@ class Scheduler:
         A sequence does not run while its blocks are loading, or once its last token is in flight. Tell the observer
         "schedule" at the end.
         """
-        output = SchedulerOutput(budget=self._max_num_batched_tokens)
-        num_preemptions = self.num_preemptions
+        output, num_preemptions = SchedulerOutput(budget=self._max_num_batched_tokens), self.num_preemptions
         self._preempt_broken_and_fork()
 
         # First, one token for each sequence that decodes. Preemption takes the last of `running`, which comes after
         # every sequence that is already in the batch, so no sequence of the batch loses a block.
-        index = 0
-        while index < len(self.running) and output.budget > 0:
-            seq = self.running[index]
+        index, running, batch, others = 0, self.running, output.batch, list[Sequence]()
+        while index < len(running) and output.budget > 0:
+            seq = running[index]
             num_tokens = len(seq.token_ids) + seq.num_output_placeholders  # written out: this runs for each token
             if num_tokens - seq.num_computed_tokens - seq.num_in_flight_tokens == 1 and num_tokens <= seq.ready_until:
-                output.batch.append((seq, 1))
+                batch.append((seq, 1))
                 output.budget -= 1
                 index += 1
             elif seq.num_uncomputed_tokens != 1 or seq.ends_in_flight or not self._kv_cache_manager.is_ready(seq):
+                others.append(seq)
                 index += 1
             elif self._kv_cache_manager.can_append(seq):
                 self._take(seq, output)
                 index += 1
-            elif len(self.running) > 1:
-                self._preempt(self.running[-1], makes_room_for=seq)  # it may be `seq` itself
+            elif len(running) > 1:
+                self._preempt(running[-1], makes_room_for=seq)  # it may be `seq` itself
             elif seq.num_in_flight_tokens or self._kv_cache_manager.tier.arriving():
                 index += 1  # `seq` may end with its token in flight; the load of a preempted sequence holds blocks
             else:
@@ -104,7 +104,7 @@ class Scheduler:
         output.num_decodes = len(output.batch)
 
         # Then running prompts, in chunks as large as the budget allows. They got their blocks on admission.
-        for seq in self.running if output.num_decodes < len(self.running) else ():
+        for seq in others:
             if seq.num_uncomputed_tokens > 1 and output.budget > 0:
                 self._take(seq, output)
 
@@ -191,11 +191,8 @@ class Scheduler:
         each of its samples. If `seq` must wait, tell the observer "wait", with the reason ("seat" or "blocks") and how
         many seats or blocks are needed and free. The number needed includes the blocks that must stay free.
         """
-        seats = (
-            self._max_num_seqs
-            - len(self.running)
-            - sum([len(other.to_fork) for other in self.running if other.to_fork])
-        )
+        num_unforked = sum([len(other.to_fork) for other in self.running if other.to_fork])
+        seats = self._max_num_seqs - len(self.running) - num_unforked
         if 1 + len(seq.to_fork) > seats:
             self._observer.tell("wait", seq, "seat", 1 + len(seq.to_fork), seats)
             return False

@@ -320,7 +320,7 @@ class Sequence:
     def _read_text(self) -> bool:
         """Add the text of all tokens since the last call. Return True if they complete a stop string."""
         new_ids, self._num_read_tokens = self.token_ids[self._num_read_tokens :], len(self.token_ids)
-        return bool(new_ids) and self._text.push(*new_ids)
+        return bool(new_ids) and self._text.push(new_ids)
 
     def _decoded(self, logprobs: Position, index: int) -> Position:
         """Return `logprobs` with the text of each token, decoded as if it were token `index`."""

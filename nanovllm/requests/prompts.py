@@ -116,6 +116,8 @@ def looks_like_token_ids(value: Any) -> bool:
 
 def as_token_ids(values: abc.Sequence[Any], name: str) -> list[int]:
     """Return token ids as Python ints, whichever library they come from. Raise ValueError for anything else."""
+    if {*map(type, values)} <= {int}:  # the usual case
+        return [*values]
     token_ids = [array_to_list(value) for value in values]
     for token_id in token_ids:
         if not is_integer(token_id):

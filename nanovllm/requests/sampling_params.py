@@ -168,20 +168,22 @@ class SamplingParams:
 
     def __new__(cls, *values: Any, **options: Any) -> "SamplingParams":
         """Raise ValueError for an unknown name, with the most similar known one."""
-        field_names = [option.name for option in fields(cls)]
         for name in options:
-            if name not in field_names:
-                raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, field_names)}")
+            if name not in FIELDS:
+                raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, [*FIELDS])}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Normalize and check the fields. Raise ValueError with the name and value of an invalid one."""
         self._normalize()
-        check_unsupported(**{name: getattr(self, name) for name in UNSUPPORTED})
-        for option in fields(self):
-            value = getattr(self, option.name)
-            if value is not option.default and option.name not in UNSUPPORTED:  # most are defaults, which are valid
-                setattr(self, option.name, check_field(option, value, RULES))
+        for name, option in FIELDS.items():
+            value = getattr(self, name)
+            if value is option.default:  # most are, and valid
+                continue
+            if name in UNSUPPORTED:
+                check_unsupported(**{name: value})
+            else:
+                setattr(self, name, check_field(option, value, RULES))
         self._check_together()
         if self.temperature == 0:  # greedy sampling ignores these
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
@@ -213,7 +215,8 @@ class SamplingParams:
 
     def checked(self) -> "SamplingParams":
         """Return a checked copy, whose lists are copies, too. Raise ValueError if a field has an invalid value."""
-        params = copy.copy(self)
+        params = object.__new__(type(self))
+        params.__dict__.update(vars(self))
         params.__post_init__()
         return params
 
@@ -267,6 +270,7 @@ SamplingParams.__signature__ = inspect.Signature(
     [field for field in inspect.signature(SamplingParams.__init__).parameters.values() if field.name != "self"]
 )
 
+FIELDS = {option.name: option for option in fields(SamplingParams)}
 COUNT_OR_ALL: Rule = ("at least 0, or -1 for all", lambda number: number >= -1)
 PENALTY: Rule = ("between -2 and 2", lambda penalty: -2 <= penalty <= 2)
 TOKEN_IDS: Rule = ("a non-empty list of token ids", bool)

@@ -67,7 +67,7 @@ class AnswerProcessor:
         if thought_start is not None and output_token_ids and output_token_ids[0] != thought_start:
             self._has_thought_ended = True
         while not self._has_thought_ended and self._num_read < len(output_token_ids):
-            text = self._tail + self._decoder.push(output_token_ids[self._num_read])
+            text = self._tail + self._decoder.push([output_token_ids[self._num_read]])
             self._tail = text[-len(self._thought_end) :]
             self._has_thought_ended = self._thought_end in text
             self._num_read += 1

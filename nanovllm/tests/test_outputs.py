@@ -127,8 +127,8 @@ def test_repetition_is_the_stop_reason(make):
 class Pieces:
     """A decoder whose tokens are strings."""
 
-    def push(self, piece: str) -> str:
-        return piece
+    def push(self, pieces: list[str]) -> str:
+        return "".join(pieces)
 
     def flush(self) -> str:
         return ""
@@ -148,7 +148,7 @@ class Pieces:
 )
 def test_stop_string_counts_if_it_is_complete_after_min_tokens(pieces, least, stop, expected):
     text = OutputText(Pieces(), tuple(stop), min_tokens=least)
-    num_pushed = next((i for i, piece in enumerate(pieces, 1) if text.push(piece)), len(pieces))
+    num_pushed = next((i for i, piece in enumerate(pieces, 1) if text.push([piece])), len(pieces))
     text.close()
     assert ("".join(text.pieces), text.stop_string, num_pushed) == expected
 
@@ -266,7 +266,7 @@ def test_deltas_join_to_the_whole_output(make, n, stop):
 
 def test_without_stop_strings_text_is_decoded_on_demand(make, monkeypatch):
     pushed, real = [], StreamDecoder.push
-    monkeypatch.setattr(StreamDecoder, "push", lambda self, *ids: pushed.append(len(ids)) or real(self, *ids))
+    monkeypatch.setattr(StreamDecoder, "push", lambda self, ids: pushed.append(len(ids)) or real(self, ids))
     texts = [streamed(make(), output_kind=kind)[-1].outputs[0].text for kind in RequestOutputKind]
     assert texts[0] == texts[2] and pushed == [1] * 14 + [7]
 

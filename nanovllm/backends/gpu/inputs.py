@@ -112,6 +112,7 @@ class StepInputs:
         self._seqs: list[Sequence] = []  # of the latest step, and the indices of their tables
         self._indices = np.zeros(0, dtype=np.int64)
         self._drawn: list[int] = []  # rows of the latest step that are not greedy
+        self._has_drafts = False  # then a sequence has several rows
         # By table index: what the device has, from which list, how much of it, and the sampling parameters
         self._sent = np.zeros((max_rows, max_blocks), dtype=np.int32)
         self._sent_from: list[list[int]] = [[] for _ in range(max_rows)]
@@ -125,8 +126,8 @@ class StepInputs:
         seqs, rows, fields = [seq for seq, _ in batch], len(batch), self._host.fields
         if seqs != self._seqs:
             self._assign_indices(seqs)
-        indices, has_drafts = self._indices, any([seq.draft_token_ids for seq in seqs])
-        if has_drafts:
+        indices = self._indices
+        if self._has_drafts:
             starts = [end - 1 for end in end_positions(batch)]
             fields["input_ids"][:rows] = [seq.input_id(start) for seq, start in zip(seqs, starts, strict=True)]
         else:  # input_id() and num_launched_tokens, written out: this runs for each token
@@ -181,6 +182,7 @@ class StepInputs:
                 self._sampling[name][at] = column[:, 0]
         self._seqs, self._indices = seqs, np.array([indices[id(seq)] for seq in seqs], dtype=np.int64)
         self._drawn = np.flatnonzero(self._sampling["temperature"][self._indices]).tolist()
+        self._has_drafts = len(indices) < len(seqs)
 
     def _write_changes(self, seqs: list[Sequence]) -> None:
         """Write the table entries that changed since they were sent."""

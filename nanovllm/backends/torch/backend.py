@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -115,11 +116,12 @@ def flatten(batch: list[Scheduled], block_size: int, device: torch.device) -> tu
     """
     context_lens, token_ids = end_positions(batch), list[int]()
     for end, (seq, num_tokens) in zip(context_lens, batch, strict=True):
-        token_ids += [seq.input_id(end - 1)] if num_tokens == 1 else seq.input_ids(num_tokens, end - num_tokens)
-    tables = pad_tables(
-        [seq.block_table[: -(-end // block_size)] for end, (seq, _) in zip(context_lens, batch, strict=True)]
-    )
+        if num_tokens == 1:
+            token_ids.append(seq.input_id(end - 1))
+        else:
+            token_ids += seq.input_ids(num_tokens, end - num_tokens)
     ends, counts = np.array(context_lens), np.array([num_tokens for _, num_tokens in batch])
+    tables = pad_tables([seq.block_table for seq, _ in batch], -(-ends // block_size))
     firsts = counts.cumsum() - counts  # the index of each item's first token
     items = np.repeat(np.arange(len(batch)), counts)  # of each token
     positions = np.arange(len(token_ids)) + (ends - counts - firsts)[items]
@@ -134,20 +136,20 @@ def flatten(batch: list[Scheduled], block_size: int, device: torch.device) -> tu
     return tensor_of(token_ids, device), tensor_of(positions, device), step
 
 
-def pad_tables(tables: list[list[int]]) -> Numbers:
-    """Return the block tables as int64 [num_seqs, max_blocks], each row padded with its last block.
+def pad_tables(tables: list[list[int]], lengths: Numbers) -> Numbers:
+    """Return the first `lengths` [num_seqs] blocks of the tables, int64 [num_seqs, max_blocks], padded with the last.
 
     The tables are joined in one flat array first, because numpy converts a list of lists one number at a time.
     """
-    width, flat = max(map(len, tables)), array("q")
-    for table in tables:
-        flat += array("q", table + table[-1:] * (width - len(table)))
-    return np.frombuffer(flat, dtype=np.int64).reshape(-1, width)
+    flat, sizes = array("q", list(chain.from_iterable(tables))), np.array([*map(len, tables)])
+    columns = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
+    blocks: Numbers = np.frombuffer(flat, dtype=np.int64)[(sizes.cumsum() - sizes)[:, None] + columns]
+    return blocks
 
 
 def tensor_of(values: list[int] | Numbers, device: torch.device) -> Tensor:
     """Copy `values` to an int64 tensor on `device`, without waiting for a GPU."""
+    tensor = torch.from_numpy(np.array(values, dtype=np.int64))
     if device.type != "cuda":
-        return torch.tensor(values, dtype=torch.int64, device=device)
-    pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)
-    return pinned.to(device, non_blocking=True)  # a copy from pageable memory would wait for the GPU
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)  # a copy from pageable memory would wait for the GPU

@@ -196,6 +196,26 @@ def test_handler_from_outside_python_is_left_alone(llm, monkeypatch):
     monkeypatch.undo()
 
 
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_handler_that_is_no_function_is_left_alone(llm, monkeypatch, handler):
+    """There is nothing to delay: the system ignores Ctrl-C, or ends the process."""
+    signal.signal(signal.SIGINT, handler)
+    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("its handler was taken away"))
+    generate(llm)
+
+
+def test_handler_is_replaced_once_for_a_call_and_its_steps(llm, monkeypatch):
+    swaps, swap = [], signal.signal
+    monkeypatch.setattr(signal, "signal", lambda *arguments: (swaps.append(arguments), swap(*arguments))[1])
+    with interrupts_held_back():
+        num_swaps = len(swaps)
+        llm.llm_engine.add_request("a", [1, 44], SamplingParams(max_tokens=3, ignore_eos=True))
+        while llm.llm_engine.has_unfinished_requests():
+            llm.llm_engine.step()
+    assert (num_swaps, len(swaps)) == (1, 2)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_second_press_does_not_interrupt_the_cleanup_of_a_block():
     done = []
     with pytest.raises(KeyboardInterrupt), interrupts_held_back() as between_steps:

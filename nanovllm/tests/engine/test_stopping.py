@@ -11,7 +11,7 @@ from ...requests.sampling_params import MAX_STOP_CHARACTERS, RepetitionDetection
 class Characters:
     """A decoder of tokens that are strings."""
 
-    def push(self, *tokens):
+    def push(self, tokens):
         return "".join(tokens)
 
     def flush(self):

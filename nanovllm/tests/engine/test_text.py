@@ -150,41 +150,46 @@ def test_ids_beyond_the_tokenizer_have_no_text(tokenizer):
 def test_pieces_join_to_the_text(tokenizer, text, spelling):
     decoder = StreamDecoder(tokenizer, tokenizer.encode("the"))
     ids = spell(tokenizer, text, spelling)
-    pieces = [decoder.push(token_id) for token_id in ids]
+    pieces = [decoder.push([token_id]) for token_id in ids]
     assert "".join(pieces) == text and decoder.flush() == ""
 
 
 def test_character_is_shown_with_its_last_byte(tokenizer):
     decoder = StreamDecoder(tokenizer, [BOS])
-    assert [decoder.push(token_id) for token_id in byte_ids("a🙂é")] == ["a", "", "", "", "🙂", "", "é"]
+    assert [decoder.push([token_id]) for token_id in byte_ids("a🙂é")] == ["a", "", "", "", "🙂", "", "é"]
 
 
 def test_bytes_that_never_form_a_character_are_shown_at_the_end(tokenizer):
     decoder = StreamDecoder(tokenizer, [BOS])
-    assert [decoder.push(token_id) for token_id in byte_ids("🙂")[:3]] == ["", "", ""]
+    assert [decoder.push([token_id]) for token_id in byte_ids("🙂")[:3]] == ["", "", ""]
     assert decoder.flush() == tokenizer.decode(byte_ids("🙂")[:3])
 
 
 def test_character_that_starts_in_the_prompt_is_shown_when_complete(tokenizer):
     decoder = StreamDecoder(tokenizer, [BOS, *byte_ids("a🙂")[:3]])
-    assert [decoder.push(token_id) for token_id in byte_ids("🙂")[2:]] == ["", "🙂"]
+    assert [decoder.push([token_id]) for token_id in byte_ids("🙂")[2:]] == ["", "🙂"]
 
 
 def test_replacement_character_at_the_end_of_a_prompt_is_not_repeated(tokenizer):
     decoder = StreamDecoder(tokenizer, tokenizer.encode("a" + REPLACEMENT))
-    assert [decoder.push(token_id) for token_id in byte_ids(REPLACEMENT + "b")] == ["", "", "", REPLACEMENT + "b"]
+    assert [decoder.push([token_id]) for token_id in byte_ids(REPLACEMENT + "b")] == ["", "", "", REPLACEMENT + "b"]
+
+
+def one_by_one(token_ids):
+    """Return a list for each token, as push() takes it."""
+    return [[token_id] for token_id in token_ids]
 
 
 def test_first_word_after_a_prompt_keeps_its_space(tokenizer):
     fox = tokenizer.encode("fox", add_bos=False)
-    assert "".join(map(StreamDecoder(tokenizer, tokenizer.encode("the")).push, fox)) == " fox"
-    assert "".join(map(StreamDecoder(tokenizer, [BOS]).push, fox)) == "fox"
+    assert "".join(map(StreamDecoder(tokenizer, tokenizer.encode("the")).push, one_by_one(fox))) == " fox"
+    assert "".join(map(StreamDecoder(tokenizer, [BOS]).push, one_by_one(fox))) == "fox"
 
 
 def test_word_after_a_special_token_keeps_its_space(tokenizer):
     ids = [*tokenizer.encode("fox", add_bos=False), EOS, BOS, *tokenizer.encode("the", add_bos=False)]
     decoder = StreamDecoder(tokenizer, tokenizer.encode("the"))
-    assert "".join(map(decoder.push, ids)) == " fox the"
+    assert "".join(map(decoder.push, one_by_one(ids))) == " fox the"
 
 
 @pytest.mark.parametrize("keeps_spaces", [True, False])
@@ -200,7 +205,7 @@ def test_pieces_of_random_tokens_join_to_the_whole_text(tmp_path, seed, keeps_sp
         prompt = tokenizer.encode(rng.choice(["the", "the fox 🙂", "the\n"]))
         ids = [rng.choice(likely) if rng.random() < 0.7 else rng.randrange(320) for _ in range(rng.randint(1, 20))]
         decoder = StreamDecoder(tokenizer, prompt)
-        text = "".join(map(decoder.push, ids)) + decoder.flush()
+        text = "".join(map(decoder.push, one_by_one(ids))) + decoder.flush()
         assert tokenizer.decode(prompt) + text == tokenizer.decode(prompt + ids), (prompt, ids)
 
 
@@ -213,10 +218,12 @@ def test_pieces_of_bytes_and_added_tokens_join_to_the_whole_text(tmp_path, token
     runs += [[TOOL], [END], [300]]
     rng = random.Random(seed)
     for _ in range(100):
-        prompt = tokenizer.encode(rng.choice(["the", "", "<tool>"])) + rng.choice([[], space * 20, [EOS] * 20])
+        prompt = tokenizer.encode(rng.choice(["the", "", "<tool>"])) + rng.choice(
+            [[], space * 20, [EOS] * 20, space, [300, *space], [*space, EOS]]
+        )
         ids = [i for run in rng.sample(runs, 4) for i in run * rng.randint(1, 20)]
         decoder = StreamDecoder(tokenizer, prompt)
-        text = "".join(map(decoder.push, ids)) + decoder.flush()
+        text = "".join(map(decoder.push, one_by_one(ids))) + decoder.flush()
         assert tokenizer.decode(prompt) + text == tokenizer.decode(prompt + ids), (prompt, ids)
 
 
@@ -236,7 +243,7 @@ def test_cost_of_a_token_does_not_grow_with_the_text(tokenizer, monkeypatch, run
     decoder, costs = StreamDecoder(tokenizer, tokenizer.encode("the")), []
     for _ in range(400):
         num_decoded.clear()
-        decoder.push(repeated[0])
+        decoder.push([repeated[0]])
         costs.append(sum(num_decoded))
     assert max(costs[200:]) == max(costs[100:200]) <= 64
 
@@ -244,8 +251,8 @@ def test_cost_of_a_token_does_not_grow_with_the_text(tokenizer, monkeypatch, run
 def test_bytes_that_form_no_character_do_not_hold_text_back_forever(tokenizer):
     decoder = StreamDecoder(tokenizer, [BOS])
     first = byte_ids("🙂")[0]
-    assert [decoder.push(first) for _ in range(6)] == ["", "", "", REPLACEMENT, REPLACEMENT, REPLACEMENT]
-    assert decoder.push(byte_ids("a")[0]) == REPLACEMENT * 3 + "a"
+    assert [decoder.push([first]) for _ in range(6)] == ["", "", "", REPLACEMENT, REPLACEMENT, REPLACEMENT]
+    assert decoder.push([byte_ids("a")[0]]) == REPLACEMENT * 3 + "a"
 
 
 def test_engine_streams_the_text_of_the_whole_output(scripted, tokenizer):

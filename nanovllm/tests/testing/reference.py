@@ -152,7 +152,7 @@ def end(expected: Expected, params: SamplingParams, decoder: StreamDecoder, eos:
     is_stop = last in params.stop_token_ids or (last == eos and not params.ignore_eos)
     before = len(expected.text)
     if params.detokenize and (not is_stop or params.include_stop_str_in_output):
-        expected.text += decoder.push(last)
+        expected.text += decoder.push([last])
     match = first_stop(expected.text, before, params.stop) if num_tokens > params.min_tokens else None
     if match:
         start, stop = match
