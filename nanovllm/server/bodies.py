@@ -138,9 +138,6 @@ def read_biases(biases: Any) -> dict[int, float]:
     return {int(id): min(100.0, max(-100.0, bias)) for id, bias in biases.items()}
 
 
-Biases = Annotated[dict[int, float], PlainValidator(read_biases)]
-
-
 # Unsupported fields that would change the response, with the values that have no effect. null and these values are
 # accepted. All other unknown fields, such as user and store, are ignored.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -307,7 +304,7 @@ class SamplingBody(Body):
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     structured_outputs: dict[str, Any] | None = None
-    logit_bias: Biases | None = None
+    logit_bias: Annotated[dict[int, float], PlainValidator(read_biases)] | None = None
     allowed_token_ids: Annotated[TokenIds, Field(max_length=MAX_IDS)] | None = None
     bad_words: Annotated[Texts, Field(max_length=128)] | None = None
     skip_reading_prefix_cache: bool | None = None

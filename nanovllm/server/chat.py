@@ -87,9 +87,7 @@ class ChatBody(Body):
         if self.continue_final_message:
             options["continue_final_message"] = True
         starts_message = self.add_generation_prompt
-        if starts_message is None:
-            starts_message = not self.continue_final_message
-        if not starts_message:
+        if not (starts_message or (starts_message is None and not self.continue_final_message)):
             options["add_generation_prompt"] = False
         return Chat(fields["messages"], options)
 

@@ -43,6 +43,7 @@ from .engine_process import (
 )
 from .errors import ApiError
 
+Write = Callable[[Delta], bool]
 EXIT_SECONDS = 5.0  # time for the engine to exit before it is killed
 
 
@@ -77,13 +78,21 @@ class RunningRequests:
 
     num_samples: int
     num_waiting_tokens: dict[str, int]  # prompt tokens of each request that has no output yet
+    write: Write  # for deltas that need not wait
+    _is_waiting: bool = False  # in get()
     _deltas: dict[str, Delta] = field(default_factory=dict)  # one per request
     _error: Exception | None = None
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, delta: Delta) -> None:
-        """Merge a delta with what has arrived of the same request."""
+        """Write a delta to the client if all before it was written. Otherwise, merge it with what has arrived."""
         self.num_waiting_tokens.pop(delta.request_id, None)
+        try:
+            if self._is_waiting and not (self._arrived.is_set() or delta.finished) and self.write(delta):
+                return
+        except Exception as error:  # it must not keep other requests from their deltas
+            self.fail(error)
+            return
         earlier = self._deltas.get(delta.request_id)
         self._deltas[delta.request_id] = delta if earlier is None else merge_deltas(earlier, delta)
         self._arrived.set()
@@ -95,7 +104,9 @@ class RunningRequests:
 
     async def get(self) -> list[Delta]:
         """Wait for deltas, and return those that have arrived. If there are none but an error, raise it."""
+        self._is_waiting = True
         await self._arrived.wait()
+        self._is_waiting = False
         deltas, self._deltas = list(self._deltas.values()), {}
         if self._error is None:
             self._arrived.clear()
@@ -162,14 +173,17 @@ class EngineClient:
         """The number of seconds for which the engine has had work without making progress."""
         return max(0.0, self._clock() - self._progress.value)
 
-    async def generate(self, requests: Sequence[Add]) -> AsyncGenerator[Delta, None]:
+    async def generate(self, requests: Sequence[Add], write: Write = lambda _: False) -> AsyncGenerator[Delta, None]:
         """Yield deltas of the requests until all of them have finished. Request ids must be unique.
+
+        While the caller waits for the next delta, `write` is called with each one that isn't the last of its request.
+        If it returns True, it has handled the delta, which isn't yielded.
 
         Leaving the loop early aborts the requests and frees their blocks before the next step. Raise ValueError for an
         invalid request, ApiError for one that failed or was cut off, and EngineDeadError if the engine has ended.
         """
         unfinished = {request.request_id: len(request.token_ids) for request in requests}  # prompt tokens, by id
-        running = RunningRequests(sum(request.params.n for request in requests), unfinished.copy())
+        running = RunningRequests(sum(request.params.n for request in requests), unfinished.copy(), write)
         try:
             for request in requests:
                 self._send(request)

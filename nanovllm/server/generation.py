@@ -6,11 +6,11 @@ the pieces, as one object or as a stream of events.
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -24,7 +24,7 @@ from .bodies import Chat, ChunkedBody, InvalidRequest, MessageStream, ParsedRequ
 from .engine_client import EngineClient
 from .engine_process import Add, Delta, Piece, join_pieces
 from .errors import ApiError
-from .limits import check_load, check_size, read_as
+from .limits import HttpProtocol, check_load, check_size, read_as
 from .logprobs import echoed_logprobs
 from .served_model import TokenizedPrompt
 from .state import ServerState
@@ -36,6 +36,13 @@ MARK = "\0"  # a text that occurs nowhere else in a chunk
 
 
 # From a body to the engine and back
+
+
+class EventBuilder(Protocol):
+    """A builder of a stream's events: add() returns those of a choice's next piece, and end() the last ones."""
+
+    def add(self, index: int, is_first: bool, piece: Piece) -> bytes: ...
+    def end(self) -> bytes: ...
 
 
 @dataclass
@@ -57,10 +64,17 @@ class Work:
     num_cached: dict[str, int] = field(default_factory=dict)  # cached prompt tokens, by engine request
     num_cached_tokens: int = 0  # the sum over all engine requests
     messages: dict[int, MessageStream] = field(default_factory=dict)  # of a stream, by choice
+    started: set[int] = field(default_factory=set)  # choices with a piece
+    echoes: dict[int, Piece] = field(default_factory=dict)  # by prompt
     offsets: dict[int, int] = field(default_factory=dict)  # where the next token begins in the text, by choice
     thought_tags: tuple[int | None, int | None] = (None, None)  # ids of the tokens that begin and end a thought
     is_thinking: dict[int, bool] = field(default_factory=dict)  # by choice
     num_reasoning: int | None = None  # tokens; None if they are not counted
+
+    @cached_property
+    def prompt_indexes(self) -> dict[str, int]:
+        """The index of each request's prompt."""
+        return {request.request_id: i for i, request in enumerate(self.requests)}
 
     @property
     def requests(self) -> list[Add]:
@@ -70,46 +84,61 @@ class Work:
         pairs = zip(ids, self.prompts, strict=True)
         return [Add(id, tokens.token_ids, self.params, tokens.text, pooling, salt) for id, tokens in pairs]
 
-    async def pieces(self, engine: EngineClient) -> AsyncGenerator[tuple[int, bool, Piece], None]:
-        """Run the requests. Yield (choice's index, whether this is the choice's first piece, piece).
+    def pieces(self, delta: Delta) -> Iterator[tuple[int, bool, Piece]]:
+        """Count a delta. Yield its pieces, as (choice's index, whether this is the choice's first piece, piece).
 
-        Choices of the same prompt have consecutive indexes. Raise the errors of engine.generate().
+        Choices of the same prompt have consecutive indexes.
         """
-        requests = self.requests
-        prompt_indexes = {request.request_id: i for i, request in enumerate(requests)}
-        echoes: dict[int, Piece] = {}  # by prompt
-        started: set[int] = set()  # choices with a piece
-        counts_reasoning = self.format is not None and self.format.reasoning_format and self.thought_tags[1] is not None
-        async with aclosing(engine.generate(requests)) as deltas:
-            async for delta in deltas:
-                i = prompt_indexes[delta.request_id]
-                if (before := self.num_cached.get(delta.request_id, 0)) != delta.num_cached_tokens:
-                    self.num_cached_tokens += delta.num_cached_tokens - before
-                    self.num_cached[delta.request_id] = delta.num_cached_tokens
-                if delta.prompt_logprobs and "prompt_logprobs" in self.body.params:
-                    self.prompt_logprobs[i] = delta.prompt_logprobs
-                if delta.embedding is not None:
-                    self.embeddings[i] = delta.embedding
-                if self.body.echo and i not in echoes:
-                    echoes[i] = echo_of(self.prompts[i], delta)
-                for piece in delta.pieces:
-                    if self.is_prompt_only:
-                        piece = Piece(piece.sample, "", [], piece.logprobs and [], "length", None)
-                    self.num_generated += len(piece.token_ids)
-                    index = i * self.params.n + piece.sample
-                    if counts_reasoning:
-                        self._count_reasoning(index, piece.token_ids)
-                    is_first = index not in started
-                    started.add(index)
-                    yield index, is_first, join_pieces(echoes[i], piece) if self.body.echo and is_first else piece
+        i = self.prompt_indexes[delta.request_id]
+        if (before := self.num_cached.get(delta.request_id, 0)) != delta.num_cached_tokens:
+            self.num_cached_tokens += delta.num_cached_tokens - before
+            self.num_cached[delta.request_id] = delta.num_cached_tokens
+        if delta.prompt_logprobs and "prompt_logprobs" in self.body.params:
+            self.prompt_logprobs[i] = delta.prompt_logprobs
+        if delta.embedding is not None:
+            self.embeddings[i] = delta.embedding
+        if self.body.echo and i not in self.echoes:
+            self.echoes[i] = echo_of(self.prompts[i], delta)
+        for piece in delta.pieces:
+            if self.is_prompt_only:
+                piece = Piece(piece.sample, "", [], piece.logprobs and [], "length", None)
+            self.num_generated += len(piece.token_ids)
+            index = i * self.params.n + piece.sample
+            if self.thought_tags[1] is not None:
+                self._count_reasoning(index, piece.token_ids)
+            is_first = index not in self.started
+            self.started.add(index)
+            yield index, is_first, join_pieces(self.echoes[i], piece) if self.body.echo and is_first else piece
 
     async def samples(self, engine: EngineClient) -> dict[int, Piece]:
-        """Run the requests. Return the whole output of each choice, by index."""
+        """Run the requests. Return the whole output of each choice, by index. Raise the errors of engine.generate()."""
         samples: dict[int, Piece] = {}
-        async with aclosing(self.pieces(engine)) as pieces:
-            async for index, is_first, piece in pieces:
-                samples[index] = piece if is_first else join_pieces(samples[index], piece)
+        async with aclosing(engine.generate(self.requests)) as deltas:
+            async for delta in deltas:
+                for index, is_first, piece in self.pieces(delta):
+                    samples[index] = piece if is_first else join_pieces(samples[index], piece)
         return dict(sorted(samples.items()))
+
+    async def events(self, engine: EngineClient, builder: EventBuilder, request: Request) -> Events:
+        """Run the requests. Yield their events. Raise the errors of engine.generate().
+
+        While the client reads, most events are written to its connection at once instead: the way through generators,
+        tasks and layers of middleware takes several times as long.
+        """
+        connection: HttpProtocol | None = getattr(request.state, "connection", None)  # None: not our uvicorn
+
+        def write(delta: Delta) -> bool:
+            if connection is None or not connection.can_write():
+                return False
+            if events := b"".join([builder.add(*each) for each in self.pieces(delta)]):
+                connection.write(events)
+            return True
+
+        async with aclosing(engine.generate(self.requests, write)) as deltas:
+            async for delta in deltas:
+                if events := b"".join([builder.add(*each) for each in self.pieces(delta)]):
+                    yield events
+        yield builder.end()
 
     def message_part(self, index: int, piece: Piece) -> MessageDelta | None:
         """Parse the next piece of a choice's stream. Return None for plain text, which needs no parsing."""
@@ -230,7 +259,7 @@ def endpoint(
         body = (await read_as(body_class, request)).parsed()
         async with started_work(request, body, id_prefix) as (work, engine):
             if body.stream:
-                events = events_of(engine, work, build_chunks, body.stream)
+                events = work.events(engine, ChunkBuilder(work, build_chunks, body.stream), request)
                 return await stream(events, error_event, request.receive)
             samples = await unless_hung_up(request.receive, work.samples(engine))
         return JSONResponse(build_response(work, samples))
@@ -238,29 +267,30 @@ def endpoint(
     return create
 
 
-async def events_of(engine: EngineClient, work: Work, build_chunks: BuildChunks, options: StreamOptions) -> Events:
-    """Yield the events of a stream. Raise the errors of engine.generate()."""
-    head = work.head("chat.completion.chunk" if work.body.is_chat else "text_completion")
+class ChunkBuilder:
+    """An EventBuilder for a stream of chunks, as `build_chunks` makes them."""
 
-    def event(fields: dict[str, Any]) -> bytes:
-        chunk = head | fields
-        if options.continuous_usage_stats:
-            chunk["usage"] = work.usage()
-        elif options.include_usage:
-            chunk["usage"] = None
-        return event_of(chunk)
+    def __init__(self, work: Work, build_chunks: BuildChunks, options: StreamOptions) -> None:
+        self._work, self._build_chunks, self._options = work, build_chunks, options
+        self._head = work.head("chat.completion.chunk" if work.body.is_chat else "text_completion")
+        self._frames: dict[int, list[bytes]] = {}  # by choice: the bytes around the text of a chunk that has only text
 
-    frames: dict[int, list[bytes]] = {}  # by choice: the bytes before and after the text of a chunk that has only text
-    async with aclosing(work.pieces(engine)) as pieces:
-        async for index, is_first, piece in pieces:
-            if index in frames and piece.finish_reason is None:
-                before, after = frames[index]
-                yield before + to_json(piece.text).encode() + after
-            elif events := b"".join(map(event, build_chunks(work, index, is_first, piece))):
-                yield events
-            if is_first and work.streams_text and not options.continuous_usage_stats:
-                [chunk] = build_chunks(work, index, False, Piece(piece.sample, MARK, [], None, None, None))
-                frames[index] = event(chunk).split(to_json(MARK).encode())
-    if options.include_usage:
-        yield event_of({**head, "choices": [], "usage": work.usage()})
-    yield DONE
+    def add(self, index: int, is_first: bool, piece: Piece) -> bytes:
+        """Return the events of a choice's next piece."""
+        if index in self._frames and piece.finish_reason is None:
+            before, after = self._frames[index]
+            return before + to_json(piece.text).encode() + after
+        if is_first and self._work.streams_text and not self._options.continuous_usage_stats:
+            [chunk] = self._build_chunks(self._work, index, False, Piece(piece.sample, MARK, [], None, None, None))
+            self._frames[index] = self._event(chunk).split(to_json(MARK).encode())
+        return b"".join(map(self._event, self._build_chunks(self._work, index, is_first, piece)))
+
+    def end(self) -> bytes:
+        """Return the last events."""
+        counts = {**self._head, "choices": [], "usage": self._work.usage()}
+        return (event_of(counts) if self._options.include_usage else b"") + DONE
+
+    def _event(self, fields: dict[str, Any]) -> bytes:
+        has_usage = self._options.continuous_usage_stats or self._options.include_usage
+        counts = self._work.usage() if self._options.continuous_usage_stats else None
+        return event_of(self._head | fields | ({"usage": counts} if has_usage else {}))

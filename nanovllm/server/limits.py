@@ -44,24 +44,12 @@ JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
 
 class CheckedConnection(h11.Connection):
-    """An h11 connection that refuses requests that are too large or ambiguous, and sends streams quickly.
-
-    `error` says why it last refused a request.
-    """
+    """An h11 connection that refuses requests that are too large or ambiguous. `error` is the last refusal."""
 
     def __init__(self, max_body_bytes: int) -> None:
         super().__init__(h11.SERVER, MAX_HEAD_BYTES)
         self.error: h11.RemoteProtocolError | None = None
         self._max_body_bytes, self._num_bytes = max_body_bytes, 0
-        self._is_chunked = False  # while a response without a known length is being sent
-
-    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # h11 narrows the result
-        """Return the bytes of an event. Those of a chunk are the same as h11's, which takes several times as long."""
-        if self._is_chunked and isinstance(event, h11.Data):
-            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
-        output = super().send(event)
-        self._is_chunked = isinstance(event, h11.Response) and b"transfer-encoding: chunked" in (output or b"").lower()
-        return output
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """Return the next event. Raise h11.RemoteProtocolError, whose error_status_hint is the response's status."""
@@ -119,6 +107,7 @@ class HttpProtocol(H11Protocol):
     def __init__(self, *args: Any, limits: ServerOptions, **options: Any) -> None:
         super().__init__(*args, **options)
         self.conn = CheckedConnection(limits.max_body_bytes)
+        self.app_state = {**self.app_state, "connection": self}  # for endpoints that stream: see Work.events()
         self._read_timeout = limits.body_timeout
         self._timeouts = {h11.IDLE: ("head", limits.header_timeout), h11.SEND_BODY: ("body", limits.body_timeout)}
         self._timer, self._read_timer = Timer(), Timer()  # the latter runs while the client doesn't read
@@ -135,6 +124,15 @@ class HttpProtocol(H11Protocol):
         if not self._is_refused:
             super().data_received(data)
             self._watch()
+
+    def can_write(self) -> bool:
+        """Return True if write() may be called: a stream has begun, and the client reads it."""
+        is_streaming = self.conn.our_state is h11.SEND_BODY and self.conn.their_http_version != b"1.0"
+        return is_streaming and not (self.flow.write_paused or self.transport.is_closing())
+
+    def write(self, data: bytes) -> None:
+        """Send a chunk of a stream at once. The bytes are those of h11, which takes several times as long."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def eof_received(self) -> None:
         """Refuse a request that ends early. uvicorn treats the end of any other input as a disconnect."""
@@ -285,8 +283,7 @@ def check_size(requests: Sequence[Add], options: ServerOptions, max_model_len: i
             limit = f"This model's maximum context length is {max_model_len} tokens."
             prompt = f"However, your prompt has {len(request.token_ids)} tokens"
             prompt += ", and at least one must be generated." if must_generate else "."
-            message = f"{limit} {prompt} Please shorten the prompt."
-            raise InvalidRequest(message, "prompt", "context_length_exceeded")
+            raise InvalidRequest(f"{limit} {prompt} Please shorten the prompt.", "prompt", "context_length_exceeded")
     check_logprobs(requests[0].params, options)
     num_tokens = sum(request.params.n * max_num_tokens(request, max_model_len) for request in requests)
     if options.max_request_tokens is not None and num_tokens > options.max_request_tokens:

@@ -98,6 +98,5 @@ def read_list(option: str | None) -> list[str]:
     >>> read_list("http://a, http://b"), read_list('["*"]'), read_list(None)
     (['http://a', 'http://b'], ['*'], [])
     """
-    text = option or ""
-    text = text[1:-1] if text.startswith("[") else text
-    return [each.strip(' "') for each in text.split(",") if each.strip(' "')]
+    items = (option or "").removeprefix("[").removesuffix("]").split(",")
+    return [item for each in items if (item := each.strip(' "'))]

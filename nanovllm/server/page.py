@@ -215,8 +215,9 @@ class Feed:
 
 def snapshot_of(state: State, header: Event) -> Event:
     """Return a snapshot of `state`. Its constant parts come from `header`, an earlier snapshot of the same run."""
-    sequences = [vars(seq) for seq in state.sequences.values()]
     # Snapshots have no slots: only stage 1's sequences have any.
-    sequences = [{name: value for name, value in seq.items() if name != "slots"} for seq in sequences]
+    sequences = [
+        {name: each for name, each in vars(seq).items() if name != "slots"} for seq in state.sequences.values()
+    ]
     others = {name: getattr(state, name) for name in header["state"] if name != "sequences"}
     return header | {"step": state.step, "state": {"sequences": sequences, **others}}

@@ -2,8 +2,6 @@
 
 import itertools
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -13,7 +11,6 @@ from starlette.responses import JSONResponse, Response
 from ..chat.assistant import MessageDelta, ToolCallDelta
 from .bodies import Chat, Object, ParsedRequest, ResponseFormat, SamplingBody, StreamOptions, shortened
 from .chat import Effort, Message, constraint_of, template_options, tool_use
-from .engine_client import EngineClient
 from .engine_process import Piece
 from .errors import as_error
 from .generation import Work, started_work
@@ -169,31 +166,18 @@ async def create_response(request: Request) -> Response:
     async with started_work(request, body.parsed(), "resp_") as (work, engine):
         builder = ResponseBuilder(work, body.repeated())
         if work.body.stream:
-            return await stream(response_events(engine, work, builder), builder.error_event, request.receive)
+            return await stream(work.events(engine, builder, request), builder.error_event, request.receive)
         samples = await unless_hung_up(request.receive, work.samples(engine))
     builder.add_piece(samples[0], work.message(samples[0]))
-    builder.finish(samples[0].finish_reason)
+    builder.end()
     return JSONResponse(builder.response())
-
-
-async def response_events(engine: EngineClient, work: Work, builder: "ResponseBuilder") -> AsyncGenerator[bytes, None]:
-    """Yield the events of a stream. Raise the errors of engine.generate()."""
-    finish_reason: str | None = None
-    async with aclosing(work.pieces(engine)) as pieces:
-        async for _, is_first, piece in pieces:
-            finish_reason = piece.finish_reason
-            opening = builder.start() if is_first else b""
-            if events := opening + builder.add_piece(piece, work.message_part(0, piece)):
-                yield events
-    assert finish_reason is not None, "the last piece of a request has its finish_reason"
-    yield builder.finish(finish_reason)
 
 
 # The response
 
 
 class ResponseBuilder:
-    """A builder for one response and its events. The output is a list of items: reasoning, messages and tool calls."""
+    """An EventBuilder for one response. Its output is a list of items: reasoning, messages and tool calls."""
 
     def __init__(self, work: Work, repeated: dict[str, Any]) -> None:
         """Create an empty response. It repeats some fields of the request: `repeated`."""
@@ -225,16 +209,19 @@ class ResponseBuilder:
             "truncation": "disabled",
         } | self._repeated
 
-    def start(self) -> bytes:
-        """Return the events that come before the first item."""
-        kinds = ("response.created", "response.in_progress")
-        return b"".join(self._event(kind, response=self.response()) for kind in kinds)
+    def add(self, index: int, is_first: bool, piece: Piece) -> bytes:
+        """Return the events of the next piece. Two come before those of the first one."""
+        kinds = ("response.created", "response.in_progress") if is_first else ()
+        opening = b"".join([self._event(kind, response=self.response()) for kind in kinds])
+        return opening + self.add_piece(piece, self._work.message_part(index, piece))
 
     def add_piece(self, piece: Piece, message: MessageDelta | None) -> bytes:
         """Add a piece to the output. Return its events, or b"" as long as a character or a tag may be incomplete.
 
         `message` is the parsed piece, or None if the piece is plain text.
         """
+        if piece.finish_reason is not None:
+            self._status = "incomplete" if piece.finish_reason == "length" else "completed"
         part = MessageDelta(content=piece.text) if message is None else message
         if piece.logprobs is not None:
             self._logprobs += chat_logprobs(piece.token_ids, piece.logprobs, self._work.params.num_logprobs or 0)
@@ -243,9 +230,8 @@ class ResponseBuilder:
             events += self._add_text("message", part.content)
         return events + b"".join(map(self._add_call, part.tool_calls))
 
-    def finish(self, finish_reason: str | None) -> bytes:
+    def end(self) -> bytes:
         """End the response, and return the events that come after the last piece."""
-        self._status = "incomplete" if finish_reason == "length" else "completed"
         events = b"" if self._output else self._open("message")
         if self._output[-1]["type"] == "message":
             self._output[-1]["content"][0]["logprobs"] += self._logprobs

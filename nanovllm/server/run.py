@@ -84,8 +84,7 @@ async def make_state(
 ) -> ServerState:
     """Wait for the engine, and build the applications' state. Raise the errors of make_api_server()."""
     ready = await engine.ready()
-    names = args.served_model_name
-    names = [names] if isinstance(names, str) else names or []
+    names = [each] if isinstance(each := args.served_model_name, str) else each or []
     parsers = options.tool_call_parser, options.reasoning_parser
     served = served_model(model, args, names, template, parsers, ready.max_model_len)
     return ServerState(options, engine, served, ready.kernels)

@@ -122,16 +122,11 @@ def encode_long(tokenizer: HFTokenizer, text: str, add_special_tokens: bool) -> 
 
 
 def served_model(
-    model: str,
-    args: EngineArgs,
-    names: Sequence[str],
-    chat_template: str | None,
-    parser_names: Sequence[str],
-    max_model_len: int,
+    model: str, args: EngineArgs, names: Sequence[str], template: str | None, parsers: Sequence[str], max_model_len: int
 ) -> ServedModel:
     """Build a ServedModel for `model`, a folder or a name on the Hub.
 
-    Without `names`, clients use the name on the Hub, or the last part of the folder's path. `parser_names` are those of
+    Without `names`, clients use the name on the Hub, or the last part of the folder's path. `parsers` are the names of
     tool_call_parser and reasoning_parser. Raise ValueError if the checkpoint's tokenizer or generation config
     cannot be read.
     """
@@ -143,8 +138,8 @@ def served_model(
         names=names or [default_name],
         other_names=[] if names else [model],
         tokenizer=tokenizer,
-        chat_template=chat_template,
-        formats=model_formats(tokenizer, chat_template, *parser_names),
+        chat_template=template,
+        formats=model_formats(tokenizer, template, *parsers),
         recommended=recommended,
         max_model_len=max_model_len,
     )

@@ -195,7 +195,7 @@ async def test_slow_reader_gets_merged_deltas():
     def delta(text, token, reason=None):
         return Delta("a", [Piece(0, text, [token], None, reason, None)], reason is not None, 4)
 
-    running = RunningRequests(1, {})
+    running = RunningRequests(1, {}, lambda delta: False)
     for each in (delta("on", 1), delta("ce", 2), delta(" upon", 3, "length")):
         running.put(each)
     [merged] = await running.get()

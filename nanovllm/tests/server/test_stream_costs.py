@@ -1,17 +1,20 @@
 """What a token of a stream costs beside its bytes: work is counted, not timed."""
 
+import asyncio
 import json
+import random
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 import h11
 import pytest
 
 from ...server import engine_process, generation
-from ...server.engine_process import StepResult, TextDeltas
-from ...server.limits import CheckedConnection
-from ..testing.inside import LONG, inside, slow
+from ...server.engine_client import RunningRequests
+from ...server.engine_process import Delta, Piece, StepResult, TextDeltas
+from ...server.limits import HttpProtocol
+from ..testing.inside import LONG, inside, slow, until
 
 pytestmark = pytest.mark.anyio
 
@@ -86,27 +89,127 @@ def test_columns_give_the_deltas_of_their_rows():
     assert [(each.text, each.token_ids, each.finish_reason) for each in second.pieces] == [("", [2, 3], None)]
 
 
-REQUEST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
-OLD_REQUEST = b"POST / HTTP/1.0\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+# The short way from the engine to a connection
 
 
-@pytest.mark.parametrize("request_bytes", [REQUEST, OLD_REQUEST])
-@pytest.mark.parametrize("headers", [[], [(b"content-length", b"7")]])
-def test_chunks_are_those_of_h11(request_bytes, headers):
-    """In an order that a server sends them, and in a second response of the same connection."""
-    connections = CheckedConnection(1000), h11.Connection(h11.SERVER)
-    for _ in range(1 if request_bytes is OLD_REQUEST else 2):
-        sent = []
-        for connection in connections:
-            connection.receive_data(request_bytes)
-            while not isinstance(connection.next_event(), h11.EndOfMessage):
-                pass
-            data = [b"data: 1", b""] if headers else [b"data: 1", b"", b"more", b"x" * 300]
-            events = [h11.Response(status_code=200, headers=headers), *(h11.Data(data=each) for each in data)]
-            sent.append([connection.send(event) for event in (*events, h11.EndOfMessage())])
-            if request_bytes is REQUEST:
-                connection.start_next_cycle()
-        assert [each or b"" for each in sent[0]] == [each or b"" for each in sent[1]]
+@pytest.fixture
+def written(monkeypatch):
+    """Record the chunks that take the short way."""
+    chunks, write = [], HttpProtocol.write
+
+    def record(connection, data):
+        chunks.append(data)
+        write(connection, data)
+
+    monkeypatch.setattr(HttpProtocol, "write", record)
+    return chunks
+
+
+def shown(events):
+    """Return the whole text of each choice of a stream."""
+    texts = defaultdict[int, str](str)
+    for event in events:
+        for choice in event.get("choices", []):
+            texts[choice["index"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+        if event.get("type") == "response.output_text.delta":
+            texts[0] += event["delta"]
+    return texts
+
+
+RESPONSE = {"input": "the fox", "max_output_tokens": 50, "ignore_eos": True, "temperature": 0}
+STREAMS = [
+    ("/v1/completions", LONG),
+    ("/v1/completions", {**LONG, "n": 2, "logprobs": 1}),
+    ("/v1/completions", {**LONG, "prompt": ["the fox", "a cat"], "stream_options": {"continuous_usage_stats": True}}),
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", {**CHAT, "tools": [{"type": "function", "function": {"name": "add"}}]}),
+    ("/v1/responses", RESPONSE),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMS)
+async def test_streams_are_the_same_on_both_ways(path, body, checkpoint, written, monkeypatch):
+    """A client that now and then doesn't read gets several tokens at once, and nothing is lost or out of order."""
+    rng, can_write, streams = random.Random(0), HttpProtocol.can_write, []
+    async with inside(checkpoint, slow) as server:
+        for share in (0.0, 0.5, 1.0):
+            monkeypatch.setattr(HttpProtocol, "can_write", lambda self, s=share: rng.random() < s and can_write(self))
+            written.clear()
+            async with server.client.stream("POST", path, json={**body, "stream": True}) as response:
+                lines = [line[6:] async for line in response.aiter_lines() if line.startswith("data: {")]
+            streams.append([json.loads(line) for line in lines])
+            num_written = sum(chunk.count(b"data: {") for chunk in written)
+            assert share > 0 or num_written == 0
+    assert 36 * len(shown(streams[0])) <= num_written < len(lines), "all but the first ones and the last"
+    assert len(streams[1]) <= len(streams[0]) == len(streams[2])
+    assert shown(streams[0]) == shown(streams[1]) == shown(streams[2]) != {}
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_chunks_are_those_of_the_http_version(version, checkpoint, written):
+    body = json.dumps({**LONG, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    async with inside(checkpoint, slow) as server:
+        url = server.client.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+        received = await reader.read()
+        writer.close()
+    connection = h11.Connection(h11.CLIENT)
+    connection.send(h11.Request(method="POST", target="/", headers=[("Host", "x")]))
+    connection.send(h11.EndOfMessage())
+    connection.receive_data(received)
+    connection.receive_data(b"")
+    events = list(iter(connection.next_event, h11.EndOfMessage()))
+    text = b"".join(bytes(event.data) for event in events if isinstance(event, h11.Data)).decode()
+    pieces = [json.loads(line[6:])["choices"][0]["text"] for line in text.split("\n\n") if line.startswith("data: {")]
+    assert len(pieces) == 50 and text.endswith("data: [DONE]\n\n")
+    assert (len(written) > 40) == (version == "1.1"), "a client of HTTP/1.0 knows no chunks"
+
+
+async def test_error_on_the_short_way_ends_one_stream(checkpoint, monkeypatch):
+    broken, add = [], generation.ChunkBuilder.add
+
+    def add_or_raise(builder, index, is_first, piece):
+        if not is_first and len(broken) < 3:
+            broken.append(builder)
+        if builder in broken[2:]:
+            raise RuntimeError("a fault")
+        return add(builder, index, is_first, piece)
+
+    monkeypatch.setattr(generation.ChunkBuilder, "add", add_or_raise)
+    async with inside(checkpoint, slow) as server:
+
+        async def lines():
+            async with server.client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+                return [line async for line in response.aiter_lines() if line]
+
+        ends = sorted([each[-1] for each in await asyncio.gather(lines(), lines())])
+        await until(lambda: server.is_empty)
+    assert ends[0] == "data: [DONE]" and "Internal Server Error" in ends[1]
+
+
+async def test_delta_is_written_only_if_all_before_it_was_sent():
+    written = []
+    running = RunningRequests(1, {"a": 3}, lambda delta: written.append(delta) or True)
+
+    def delta(token, is_last=False):
+        return Delta("a", [Piece(0, "", [token], None, None, None)], is_last, 0)
+
+    async def take():
+        return [piece.token_ids for each in await running.get() for piece in each.pieces]
+
+    running.put(delta(1))  # nobody waits for it
+    running.put(delta(2))
+    assert written == [] and running.num_waiting_tokens == {}
+    assert await take() == [[1, 2]]
+    waiting = asyncio.create_task(take())
+    await asyncio.sleep(0)
+    running.put(delta(3))
+    assert written == [delta(3)]
+    running.put(delta(4, is_last=True))  # the task must notice the end
+    running.put(delta(5))  # comes after the last one, which is not sent yet
+    assert await waiting == [[4, 5]] and written == [delta(3)]
 
 
 def test_a_full_collection_waits_until_there_is_no_work():
