@@ -45,7 +45,7 @@ def gemm(x: Tensor, layer: nn.Linear | QuantizedLinear, out: Tensor) -> None:
         PARTS=format.parts, ZERO=format.zero_point, HAS_MINIMA=format.has_minima, BLOCK=format.groups,
         PARAMS=PARAMS[format.dtype], ROWS=tile, HEIGHT=height,
         GROUPS=8 // x.element_size(), HAS_BIAS=layer.bias is not None, USES_DOT=tile > 1, num_warps=4,
-        num_stages=4 - (format.groups > 1 or format.parts == 2), **EARLY_START_OPTIONS,  # an L4 has no room for more
+        num_stages=3 + (format.groups * format.parts == 1 and format.bits != 5), **EARLY_START_OPTIONS,  # to fit an L4
     )  # fmt: skip
 
 

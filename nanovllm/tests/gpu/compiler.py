@@ -10,6 +10,10 @@ registers, in bytes, "wide_loads" counts instructions that read 16 bytes of the 
 how many loads for later tiles may run while a program computes, "waits" says whether the kernel starts early and waits
 for its inputs, and "prefetches" whether it reads weights ahead while it waits. "bits" is the size of a weight's number.
 
+    python -m nanovllm.tests.gpu.compiler products 89 float16
+
+does so for gemm() alone, with a weight in each format.
+
     python -m nanovllm.tests.gpu.compiler prefill page
 
 writes the table of prefill attention in docs/gpu.md: what an H100 could reach with the compiled code, on paper. Without
@@ -27,6 +31,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -173,23 +178,41 @@ def launch_all(shape: KernelShape) -> None:
     ops.gemv(down[:1], down, None, torch.empty(1, 4096, dtype=dtype))
     ops.gated_gemv(x[:1], torch.empty(6144, 4096, dtype=dtype), None, torch.empty(1, 3072, dtype=dtype))
     ops.silu_and_mul(x, x.view(8, 2048)[:4])
-    linears: list[Any] = [torch.nn.Linear(4096, outputs, bias=False, dtype=dtype) for outputs in (1024, 2048, 6144)]
-    for format in (Format.INT8, Format.INT5, Format.INT4_HALVES_K, Format.INT5_K, Format.INT6_K):
-        linear = torch.nn.Linear(4096, 6144, bias=False, device="meta")
-        linears.append(QuantizedLinear(linear, format).to_empty(device="cpu"))
-    for layer in linears:
-        for rows in ROW_TILES[isinstance(layer, torch.nn.Linear) :]:  # gemv() multiplies one row
-            ops.gemm(x.new_empty(rows, 4096), layer, x.new_empty(rows, layer.out_features))
+    for outputs in (1024, 2048, 6144):
+        layer = torch.nn.Linear(4096, outputs, bias=False, dtype=dtype)
+        for rows in ROW_TILES[1:]:  # gemv() multiplies one row
+            ops.gemm(x.new_empty(rows, 4096), layer, x.new_empty(rows, outputs))
+    launch_products(ops, dtype, (Format.INT8, Format.INT5, Format.INT4_HALVES_K, Format.INT5_K, Format.INT6_K))
     logits = torch.empty(4, 151_936, dtype=dtype)
     params = sampling_params(field_views(allocate_fields(SAMPLING_FIELDS, 4, "cpu"), SAMPLING_FIELDS), 4)
     ops.sample_rows(logits, params, SamplingWorkspace(*logits.shape, "cpu"), numbers, torch.empty(4, 2))
 
 
-def print_resources(capability: str, dtype: str, *rest: str) -> None:
-    sizes, kv_cache_dtype = rest[:4], rest[4:]  # the latter may be missing
+def launch_products(ops: Ops, dtype: torch.dtype, formats: Iterable[Format], tiles: Sequence[int] = ROW_TILES) -> None:
+    """Launch gemm() for weights in these formats, and for these numbers of rows."""
+    for format in formats:
+        linear = torch.nn.Linear(4096, 6144, bias=False, device="meta")
+        layer = QuantizedLinear(linear, format).to_empty(device="cpu")
+        for rows in tiles:
+            ops.gemm(torch.empty(rows, 4096, dtype=dtype), layer, torch.empty(rows, 6144, dtype=dtype))
+
+
+def compile_for(capability: str) -> None:
+    """Let each launch compile its kernel for a GPU."""
     early_start.CAN_START_EARLY = triton.language.constexpr(int(capability) >= 90)
     JITFunction.run = lambda *arguments, **named: compile_launch(int(capability), *arguments, **named)
+
+
+def print_resources(capability: str, dtype: str, *rest: str) -> None:
+    sizes, kv_cache_dtype = rest[:4], rest[4:]  # the latter may be missing
+    compile_for(capability)
     launch_all(KernelShape(*map(int, sizes), getattr(torch, dtype), *kv_cache_dtype))
+
+
+def print_products(capability: str, dtype: str) -> None:
+    """Print the resources of gemm() for each format, with as many rows as a program takes."""
+    compile_for(capability)
+    launch_products(triton_ops(), getattr(torch, dtype), Format, ROW_TILES[-1:])
 
 
 # Prefill on paper
@@ -361,5 +384,6 @@ def print_variants(checkpoint: str, dtype: str, max_rows: str) -> None:
 
 
 if __name__ == "__main__":
-    commands = {"resources": print_resources, "prefill": print_prefill, "variants": print_variants}
+    commands: dict[str, Callable[..., None]] = {"resources": print_resources, "products": print_products}
+    commands |= {"prefill": print_prefill, "variants": print_variants}
     commands[sys.argv[1]](*sys.argv[2:])

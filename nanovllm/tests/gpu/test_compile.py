@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ...quantization import Format
+
 triton = pytest.importorskip("triton", reason="needs triton: make test-triton")
 
 KERNELS = {
@@ -59,6 +61,12 @@ def test_kernels_compile_and_fit_an_h200(shape: str, tmp_path: Path) -> None:
     assert all(launch["shared"] < 1024 for launch in launches if launch["kernel"] == "multiply_row"), launches
     if not shape.startswith("float32"):  # float32 products don't use tensor cores, and need many registers
         assert all(launch["stack"] < 64 for launch in launches), launches  # sample_row's has 48 with triton 3.6
+
+
+def test_weights_in_each_format_fit_a_gpu_with_little_shared_memory(tmp_path: Path) -> None:
+    """gemm() loads several tiles ahead: more bytes for each number leave room for fewer."""
+    launches = [json.loads(line) for line in run("products", "89", "float16", cache=tmp_path)]
+    assert len(launches) == len(Format) and all(launch["in_flight"] for launch in launches), launches
 
 
 def kernels_of(shape: str) -> set[str]:
