@@ -249,14 +249,10 @@ class BlockManager:
 
     def report(self) -> PoolReport:
         """Return how much of the pool is promised, held and used now."""
-        size = self.block_size
-        pieces = {
-            (block * size, size, min(max(seq.num_computed_tokens - i * size, 0), size))
-            for seq in self._holders
-            for i, block in enumerate(seq.block_table)
-        }
-        promised = sum(cdiv(seq.max_num_tokens, size) for seq in self._holders) * size
-        return PoolReport(self.num_blocks * size, promised, pieces=tuple(sorted(pieces)))
+        size, num_held = self.block_size, self.num_blocks - len(self.pool.free)
+        tables = [(seq.block_table.copy(), seq.num_computed_tokens) for seq in self._holders]
+        promised = sum([cdiv(seq.max_num_tokens, size) for seq in self._holders])
+        return PoolReport(self.num_blocks * size, num_held * size, promised * size, size, tables)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless all reference counts and the lengths of all block tables are right."""

@@ -155,32 +155,37 @@ def to_fp8(numbers: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PoolReport:
-    """A snapshot of the pool, in slots.
+    """A snapshot of the pool, in slots. It looks at the blocks only when it is read, because requests run until then.
 
     ####------------##--------------................
     #  used: has keys and values     -  wasted: held but empty     .  free
     """
 
     num_slots: int
+    held: int
     promised: int  # slots that the sequences in the pool would hold if each grew to max_num_tokens
-    pieces: tuple[tuple[int, int, int], ...]  # (start, size, used) of each block that is held, by start
+    block_size: int
+    tables: list[tuple[list[int], int]]  # the blocks of each sequence, and the number of its computed tokens
 
-    @cached_property  # kept, because it is read whenever a sequence is freed
-    def held(self) -> int:
-        return sum(size for _, size, _ in self.pieces)
+    @cached_property
+    def pieces(self) -> tuple[tuple[int, int, int], ...]:
+        """(start, size, used) of each block that is held, by start."""
+        size = self.block_size
+        pieces = {
+            (block * size, size, min(max(num_computed - i * size, 0), size))
+            for table, num_computed in self.tables
+            for i, block in enumerate(table)
+        }
+        return tuple(sorted(pieces))
 
     @cached_property
     def used(self) -> int:
         return sum(used for _, _, used in self.pieces)
 
-    @property
-    def wasted(self) -> int:
-        return self.held - self.used
-
     def strip(self, width: int = 48) -> str:
         """Return a picture of the pool, `width` characters wide. Each one shows its slots' most common state.
 
-        >>> PoolReport(8, promised=4, pieces=((0, 4, 2),)).strip(width=8)
+        >>> PoolReport(8, held=4, promised=4, block_size=4, tables=[([0], 2)]).strip(width=8)
         '##--....'
         """
         cells = ["."] * self.num_slots

@@ -1,6 +1,7 @@
 """BlockManager: which sequence holds which blocks. In drawings of a pool, - is held, # is held and used, . is free."""
 
 import random
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -247,7 +248,7 @@ def test_report_counts_slots():
     c.num_computed_tokens = 2
     report = manager.report()
     assert drawn(manager) == "#####---##--............"
-    assert (report.num_slots, report.promised, report.held, report.used, report.wasted) == (24, 16, 12, 7, 5)
+    assert (report.num_slots, report.promised, report.held, report.used) == (24, 16, 12, 7)
     assert report.pieces == ((0, 4, 4), (4, 4, 1), (8, 4, 2)), "start, size, used"
 
 
@@ -261,12 +262,32 @@ def test_peak_is_the_first_report_with_the_most_slots_held():
     assert (manager.peak.held, manager.peak.used) == (16, 5), "before b was freed"
     (c,) = allocate(manager, 8)
     step(manager, c)
-    assert (manager.peak.held, manager.peak.used) == (16, 5), "c holds as many: making a report takes long"
+    assert (manager.peak.held, manager.peak.used) == (16, 5), "c holds as many"
     (d,) = allocate(manager, 4)
     assert (manager.peak.held, manager.peak.used) == (20, 13)
     for seq in (a, c, d):
         manager.free(seq)
     assert (manager.peak.held, manager.peak.used) == (20, 13) and len(manager.peak.pieces) == 5
+
+
+def test_work_of_a_report_does_not_grow_with_the_blocks():
+    """It is made when a sequence ends while requests run."""
+
+    def num_calls(num_tokens):
+        manager, calls = pool_of(1000), 0
+        seqs = allocate(manager, *[num_tokens] * 3)
+
+        def note(frame, event, argument):
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(note)
+        manager.report()
+        sys.setprofile(None)
+        assert len(manager.report().pieces) == len(seqs) * -(-num_tokens // 4)
+        return calls
+
+    assert num_calls(4) == num_calls(1000)
 
 
 def test_strip_shows_blocks_in_pool_order_and_the_main_state_of_each_cell():
