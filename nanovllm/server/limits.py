@@ -2,8 +2,8 @@
 
 uvicorn waits forever for a request's head and body, and for a client that doesn't read its response. Its answers to
 malformed HTTP are plain text. HttpProtocol adds timeouts, CheckedConnection adds size limits, and HttpProtocol sends
-an error in OpenAI's format before it closes the connection. The functions after these classes limit the cost of a valid
-request.
+an error in OpenAI's format before it closes the connection. It also writes the chunks of streams, as long as the client
+reads. The functions after these classes limit the cost of a valid request.
 """
 
 import asyncio
