@@ -101,9 +101,9 @@ class InputProcessor:
             token_ids = self._tokenizer.encode(valid_text(prompt)) if prompt else []
         else:
             token_ids = list(prompt)
-        wrong = [i for i in token_ids if not 0 <= i < self._vocab_size]
-        if wrong:
-            raise ValueError(f"the prompt's token ids must be from 0 to {self._vocab_size - 1}, got {wrong[0]}")
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            wrong = next(i for i in token_ids if not 0 <= i < self._vocab_size)
+            raise ValueError(f"the prompt's token ids must be from 0 to {self._vocab_size - 1}, got {wrong}")
         if not token_ids:
             raise ValueError("the prompt is empty: it must have at least 1 token, got 0")
         if len(token_ids) > limit:
