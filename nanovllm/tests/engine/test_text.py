@@ -219,7 +219,7 @@ def test_pieces_of_bytes_and_added_tokens_join_to_the_whole_text(tmp_path, token
     rng = random.Random(seed)
     for _ in range(100):
         prompt = tokenizer.encode(rng.choice(["the", "", "<tool>"])) + rng.choice(
-            [[], space * 20, [EOS] * 20, space, [300, *space], [*space, EOS]]
+            [[], space * 20, [EOS] * 20, [EOS] * 140, space, [300, *space], [*space, EOS]]
         )
         ids = [i for run in rng.sample(runs, 4) for i in run * rng.randint(1, 20)]
         decoder = StreamDecoder(tokenizer, prompt)
