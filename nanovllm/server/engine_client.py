@@ -88,7 +88,7 @@ class RunningRequests:
         """Write a delta to the client if all before it was written. Otherwise, merge it with what has arrived."""
         self.num_waiting_tokens.pop(delta.request_id, None)
         try:
-            if self._is_waiting and not (self._arrived.is_set() or delta.finished) and self.write(delta):
+            if self._is_waiting and not (self._arrived.is_set() or delta.finished or delta.error) and self.write(delta):
                 return
         except Exception as error:  # it must not keep other requests from their deltas
             self.fail(error)
@@ -176,8 +176,8 @@ class EngineClient:
     async def generate(self, requests: Sequence[Add], write: Write = lambda _: False) -> AsyncGenerator[Delta, None]:
         """Yield deltas of the requests until all of them have finished. Request ids must be unique.
 
-        While the caller waits for the next delta, `write` is called with each one that isn't the last of its request.
-        If it returns True, it has handled the delta, which isn't yielded.
+        While the caller waits for the next delta, `write` is called with each one that isn't the last of its request
+        and has no error. If it returns True, it has handled the delta, which isn't yielded.
 
         Leaving the loop early aborts the requests and frees their blocks before the next step. Raise ValueError for an
         invalid request, ApiError for one that failed or was cut off, and EngineDeadError if the engine has ended.

@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
+from weakref import proxy
 
 import h11
 from starlette.requests import Request
@@ -107,7 +108,8 @@ class HttpProtocol(H11Protocol):
     def __init__(self, *args: Any, limits: ServerOptions, **options: Any) -> None:
         super().__init__(*args, **options)
         self.conn = CheckedConnection(limits.max_body_bytes)
-        self.app_state = {**self.app_state, "connection": self}  # for endpoints that stream: see Work.events()
+        # For endpoints that stream: see Work.events(). A reference would be a cycle, which only the collector frees.
+        self.app_state = {**self.app_state, "connection": proxy(self)}
         self._read_timeout = limits.body_timeout
         self._timeouts = {h11.IDLE: ("head", limits.header_timeout), h11.SEND_BODY: ("body", limits.body_timeout)}
         self._timer, self._read_timer = Timer(), Timer()  # the latter runs while the client doesn't read
@@ -127,8 +129,8 @@ class HttpProtocol(H11Protocol):
 
     def can_write(self) -> bool:
         """Return True if write() may be called: a stream has begun, and the client reads it."""
-        is_streaming = self.conn.our_state is h11.SEND_BODY and self.conn.their_http_version != b"1.0"
-        return is_streaming and not (self.flow.write_paused or self.transport.is_closing())
+        is_streaming = self.conn.our_state is h11.SEND_BODY and (self.conn.their_http_version or b"") > b"1.0"
+        return is_streaming and not (self._is_refused or self.flow.write_paused or self.transport.is_closing())
 
     def write(self, data: bytes) -> None:
         """Send a chunk of a stream at once. The bytes are those of h11, which takes several times as long."""
@@ -182,8 +184,7 @@ class HttpProtocol(H11Protocol):
 
     def _watch(self) -> None:
         """Start the timer if the client's state has changed. More bytes of the same head or body don't restart it."""
-        state = self.conn.their_state
-        if state is self._state or self._is_refused:
+        if (state := self.conn.their_state) is self._state or self._is_refused:
             return
         self._state = state
         self._timer.stop()

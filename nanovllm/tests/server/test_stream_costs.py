@@ -1,10 +1,12 @@
 """What a token of a stream costs beside its bytes: work is counted, not timed."""
 
 import asyncio
+import gc
 import json
 import random
 import subprocess
 import sys
+import weakref
 from collections import Counter, defaultdict
 
 import h11
@@ -145,7 +147,7 @@ async def test_streams_are_the_same_on_both_ways(path, body, checkpoint, written
     assert shown(streams[0]) == shown(streams[1]) == shown(streams[2]) != {}
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("version", ["0.9", "1.0", "1.1"])
 async def test_chunks_are_those_of_the_http_version(version, checkpoint, written):
     body = json.dumps({**LONG, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -164,7 +166,30 @@ async def test_chunks_are_those_of_the_http_version(version, checkpoint, written
     text = b"".join(bytes(event.data) for event in events if isinstance(event, h11.Data)).decode()
     pieces = [json.loads(line[6:])["choices"][0]["text"] for line in text.split("\n\n") if line.startswith("data: {")]
     assert len(pieces) == 50 and text.endswith("data: [DONE]\n\n")
-    assert (len(written) > 40) == (version == "1.1"), "a client of HTTP/1.0 knows no chunks"
+    assert (len(written) > 40) == (version == "1.1"), "a client of an older HTTP knows no chunks"
+
+
+async def test_refused_client_gets_no_more_tokens(checkpoint, monkeypatch):
+    """Its next request was cut off while a stream ran. The server has ended the connection: a write would raise."""
+    could_write, eof_received = [], HttpProtocol.eof_received
+
+    def record(connection):
+        could_write.append(connection.can_write())
+        eof_received(connection)
+        could_write.append(connection.can_write())
+
+    monkeypatch.setattr(HttpProtocol, "eof_received", record)
+    async with inside(checkpoint, slow) as server:
+        reader, writer = await asyncio.open_connection(server.client.base_url.host, server.client.base_url.port)
+        body = json.dumps({**LONG, "stream": True})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
+        writer.write(f"{head}\r\nContent-Type: application/json\r\n\r\n{body}POST /v1".encode())
+        await reader.readuntil(b"data: ")
+        writer.write_eof()
+        assert b"[DONE]" not in await reader.read()
+        writer.close()
+        await until(lambda: server.is_empty)
+    assert could_write == [True, False]
 
 
 async def test_error_on_the_short_way_ends_one_stream(checkpoint, monkeypatch):
@@ -187,6 +212,44 @@ async def test_error_on_the_short_way_ends_one_stream(checkpoint, monkeypatch):
         ends = sorted([each[-1] for each in await asyncio.gather(lines(), lines())])
         await until(lambda: server.is_empty)
     assert ends[0] == "data: [DONE]" and "Internal Server Error" in ends[1]
+
+
+async def test_stream_ends_as_soon_as_a_sample_fails(checkpoint):
+    """The other sample goes on, so the output with the error isn't the request's last one."""
+
+    def prepare(engine):
+        slow(engine)
+        run = engine.executor.run
+
+        def run_or_raise(batch):
+            if any(seq.sample_index == 1 and seq.num_output_tokens == 5 for seq, _ in batch):
+                raise RuntimeError("a fault")
+            return run(batch)
+
+        engine.executor.run = run_or_raise
+
+    async with inside(checkpoint, prepare) as server:
+        body = {**LONG, "n": 2, "stream": True}
+        async with server.client.stream("POST", "/v1/completions", json=body) as response:
+            lines = [line async for line in response.aiter_lines() if line]
+        await until(lambda: server.is_empty)
+    assert "The request failed: RuntimeError." in lines[-1] and len(lines) < 20
+
+
+async def test_connection_that_streamed_is_freed_once_it_has_ended(checkpoint, written, monkeypatch):
+    """Without the garbage collector, which a busy server holds back."""
+    connections, made = weakref.WeakSet(), HttpProtocol.connection_made
+    monkeypatch.setattr(HttpProtocol, "connection_made", lambda self, to: (connections.add(self), made(self, to)))
+    async with inside(checkpoint, slow) as server:
+        gc.disable()
+        try:
+            headers = {"Connection": "close"}
+            body = {**LONG, "stream": True}
+            async with server.client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+                assert len(connections) == 1 and (await response.aread()).endswith(b"[DONE]\n\n") and written
+            await until(lambda: len(connections) == 0, seconds=60)
+        finally:
+            gc.enable()
 
 
 async def test_delta_is_written_only_if_all_before_it_was_sent():
