@@ -8,9 +8,10 @@ import copy
 import inspect
 import json
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import Field, dataclass, fields
 from enum import Enum
+from functools import cache
 from typing import Any, ClassVar
 
 from ..checks import (
@@ -168,15 +169,14 @@ class SamplingParams:
 
     def __new__(cls, *values: Any, **options: Any) -> "SamplingParams":
         """Raise ValueError for an unknown name, with the most similar known one."""
-        for name in options:
-            if name not in FIELDS:
-                raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, [*FIELDS])}")
+        for name in sorted(options.keys() - fields_of(cls).keys()):
+            raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, [*fields_of(cls)])}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Normalize and check the fields. Raise ValueError with the name and value of an invalid one."""
         self._normalize()
-        for name, option in FIELDS.items():
+        for name, option in fields_of(type(self)).items():
             value = getattr(self, name)
             if value is option.default:  # most are, and valid
                 continue
@@ -270,7 +270,8 @@ SamplingParams.__signature__ = inspect.Signature(
     [field for field in inspect.signature(SamplingParams.__init__).parameters.values() if field.name != "self"]
 )
 
-FIELDS = {option.name: option for option in fields(SamplingParams)}
+# The fields of the class, or of a subclass that has more, by name
+fields_of: Callable[[Any], dict[str, Field[Any]]] = cache(lambda cls: {each.name: each for each in fields(cls)})
 COUNT_OR_ALL: Rule = ("at least 0, or -1 for all", lambda number: number >= -1)
 PENALTY: Rule = ("between -2 and 2", lambda penalty: -2 <= penalty <= 2)
 TOKEN_IDS: Rule = ("a non-empty list of token ids", bool)

@@ -5,7 +5,7 @@ import inspect
 import json
 import math
 import pickle
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import get_type_hints
@@ -209,6 +209,20 @@ def test_long_value_is_shortened_in_the_message():
     whole, longer = "a" * 198, "a" * 199  # 200 and 201 characters in quotes
     assert refused(seed=whole).endswith(f", got {whole!r}")
     assert refused(seed=longer).endswith(f", got '{'a' * 196}...")
+
+
+def test_subclass_may_have_more_fields():
+    @dataclass
+    class Named(SamplingParams):
+        extra: int = 3
+        temperature: float = 0.5
+
+    checked = Named(extra=np.int64(4), n=2).checked()
+    assert (checked.extra, type(checked.extra), checked.temperature, checked.n) == (4, int, 0.5, 2)
+    with pytest.raises(ValueError, match=r"extra must be an integer, got 'x'"):
+        Named(extra="x")
+    with pytest.raises(ValueError, match=r"no field 'extar': did you mean 'extra'\?"):
+        Named(extar=1)
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
