@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
+import torch
 
 from ...engine.block_manager import BlockManager, cdiv
 from ...engine.block_pool import BlockPool, NoFreeBlocks
@@ -288,6 +289,24 @@ def test_work_of_a_report_does_not_grow_with_the_blocks():
         return calls
 
     assert num_calls(4) == num_calls(1000)
+
+
+def test_peak_counts_blocks_that_a_load_holds():
+    """The load of a sequence that was aborted goes on."""
+    tier = HostTier(torch.zeros(8, 1), 8, Observer())
+    manager = make_manager(8, is_caching=True, tier=tier)
+    seq, again, other = (make_sequence(name, 17, max_tokens=1) for name in "abc")
+    admit(manager, seq)
+    seq.num_computed_tokens = 16
+    manager.cache_blocks(seq, 16)
+    manager.free(seq)
+    manager.pool.free_blocks(manager.pool.get_new_blocks(8))  # evicts the cached blocks to the host
+    admit(manager, again)
+    manager.free(again)
+    assert len(tier.arriving()) == 4 and manager.peak.held == 20
+    other.token_ids = [5] * 8
+    admit(manager, other)
+    assert manager.num_free_blocks == 2 and (manager.peak.held, len(manager.peak.pieces)) == (24, 2)
 
 
 def test_strip_shows_blocks_in_pool_order_and_the_main_state_of_each_cell():
