@@ -8,7 +8,7 @@ import copy
 import inspect
 import json
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import Field, dataclass, fields
 from enum import Enum
 from functools import cache
@@ -178,11 +178,9 @@ class SamplingParams:
         self._normalize()
         for name, option in fields_of(type(self)).items():
             value = getattr(self, name)
-            if value is option.default:  # most are, and valid
-                continue
-            if name in UNSUPPORTED:
+            if value is not option.default and name in UNSUPPORTED:
                 check_unsupported(**{name: value})
-            else:
+            elif value is not option.default:  # most are defaults, which are valid
                 setattr(self, name, check_field(option, value, RULES))
         self._check_together()
         if self.temperature == 0:  # greedy sampling ignores these
@@ -215,8 +213,7 @@ class SamplingParams:
 
     def checked(self) -> "SamplingParams":
         """Return a checked copy, whose lists are copies, too. Raise ValueError if a field has an invalid value."""
-        params = object.__new__(type(self))
-        params.__dict__.update(vars(self))
+        params = copy.copy(self)
         params.__post_init__()
         return params
 
@@ -270,8 +267,6 @@ SamplingParams.__signature__ = inspect.Signature(
     [field for field in inspect.signature(SamplingParams.__init__).parameters.values() if field.name != "self"]
 )
 
-# The fields of the class, or of a subclass that has more, by name
-fields_of: Callable[[Any], dict[str, Field[Any]]] = cache(lambda cls: {each.name: each for each in fields(cls)})
 COUNT_OR_ALL: Rule = ("at least 0, or -1 for all", lambda number: number >= -1)
 PENALTY: Rule = ("between -2 and 2", lambda penalty: -2 <= penalty <= 2)
 TOKEN_IDS: Rule = ("a non-empty list of token ids", bool)
@@ -300,6 +295,12 @@ UNSUPPORTED = (  # vLLM's fields that must have their defaults
     *("watermarking", "prompt_logprob_token_ids", "prompt_logprob_start", "flat_logprobs", "extra_args"),
     *("thinking_token_budget", "routed_experts_prompt_start", "trace_decode_token_ids"),
 )
+
+
+@cache
+def fields_of(cls: Any) -> dict[str, Field[Any]]:
+    """Return the fields of SamplingParams, or of a subclass that has more, by name."""
+    return {option.name: option for option in fields(cls)}
 
 
 def as_list(values: Any, default: list[Any] | None = None) -> Any:
