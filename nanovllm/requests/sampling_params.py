@@ -9,9 +9,8 @@ import inspect
 import json
 import warnings
 from collections.abc import Iterable
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import Enum
-from functools import cache
 from typing import Any, ClassVar
 
 from ..checks import (
@@ -169,19 +168,21 @@ class SamplingParams:
 
     def __new__(cls, *values: Any, **options: Any) -> "SamplingParams":
         """Raise ValueError for an unknown name, with the most similar known one."""
-        for name in sorted(options.keys() - fields_of(cls).keys()):
-            raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, [*fields_of(cls)])}")
+        for name in options:
+            if name not in cls.__dataclass_fields__:
+                field_names = [option.name for option in fields(cls)]
+                raise ValueError(f"SamplingParams has no field {name!r}{did_you_mean(name, field_names)}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Normalize and check the fields. Raise ValueError with the name and value of an invalid one."""
         self._normalize()
-        for name, option in fields_of(type(self)).items():
-            value = getattr(self, name)
-            if value is not option.default and name in UNSUPPORTED:
-                check_unsupported(**{name: value})
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if value is not option.default and option.name in UNSUPPORTED:
+                check_unsupported(**{option.name: value})
             elif value is not option.default:  # most are defaults, which are valid
-                setattr(self, name, check_field(option, value, RULES))
+                setattr(self, option.name, check_field(option, value, RULES))
         self._check_together()
         if self.temperature == 0:  # greedy sampling ignores these
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
@@ -295,12 +296,6 @@ UNSUPPORTED = (  # vLLM's fields that must have their defaults
     *("watermarking", "prompt_logprob_token_ids", "prompt_logprob_start", "flat_logprobs", "extra_args"),
     *("thinking_token_budget", "routed_experts_prompt_start", "trace_decode_token_ids"),
 )
-
-
-@cache
-def fields_of(cls: Any) -> dict[str, Field[Any]]:
-    """Return the fields of SamplingParams, or of a subclass that has more, by name."""
-    return {option.name: option for option in fields(cls)}
 
 
 def as_list(values: Any, default: list[Any] | None = None) -> Any:
