@@ -32,8 +32,8 @@ def check_fields(options: Any, rules: dict[str, Rule]) -> None:
     Replace numbers of other libraries, such as numpy's, with Python numbers. Raise ValueError for an invalid field.
     """
     for option in fields(options):
-        checked = check_field(option, getattr(options, option.name), rules)
-        object.__setattr__(options, option.name, checked)  # the dataclass may be frozen
+        # The dataclass may be frozen.
+        object.__setattr__(options, option.name, check_field(option, getattr(options, option.name), rules))
 
 
 def check_field(option: Field[Any], value: Any, rules: dict[str, Rule]) -> Any:
@@ -61,6 +61,7 @@ def rule_for_type(kind: Any) -> Rule:
     return TYPE_RULES.get(kind) or (f"a {kind.__name__}", lambda value: isinstance(value, kind))
 
 
+@cache
 def choices_rule(option: Field[Any]) -> Rule:
     """Return the rule for the field's choices. A field without choices accepts every value of its type."""
     choices = option.metadata.get("choices")

@@ -25,7 +25,7 @@ class StreamDecoder:
         """Start after the prompt, so that the first word keeps its space."""
         self._tokenizer = tokenizer
         self._window = tokenizer.visible(prompt_token_ids[-4 * MAX_WINDOW :])
-        if len(self._window) < MAX_WINDOW:  # special tokens may be hidden
+        if len(self._window) < MAX_WINDOW and len(prompt_token_ids) > 4 * MAX_WINDOW:  # special tokens may be hidden
             self._window = tokenizer.visible(prompt_token_ids)
         text = tokenizer.decode_one(self._window[-1]) if self._window else ""
         if not text.strip() or text.endswith(REPLACEMENT):  # then it may matter what comes before the last token

@@ -1,7 +1,7 @@
 """Sequence: the state of one sample of a request, with its tokens, its text so far and its blocks in the pool."""
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..checkpoints.stream_decoder import MAX_BEFORE, StreamDecoder
@@ -241,7 +241,7 @@ class Sequence:
         self.token_ids.append(token.token_id)
         self.cumulative_logprob += token.logprob
         if self.metrics.first_token_time is None:
-            self.metrics = replace(self.metrics, first_token_time=time.perf_counter())
+            self.metrics = RequestMetrics(self.metrics.arrival_time, time.perf_counter())
         repeats = self._repetitions is not None and self._repetitions.push(token.token_id)
         self._num_read_tokens += is_hidden
         ends_stop_string = bool(self.params.stop) and self._read_text()
@@ -255,7 +255,7 @@ class Sequence:
     def add_embedding(self, embedding: list[float]) -> None:
         """Store the embedding of the prompt, and finish: nothing is sampled."""
         self.embedding = embedding
-        self.metrics = replace(self.metrics, first_token_time=time.perf_counter())
+        self.metrics = RequestMetrics(self.metrics.arrival_time, time.perf_counter())
         self.finish("stop")
 
     def add_prompt_logprobs(self, logprobs: list[Position]) -> None:
@@ -268,7 +268,7 @@ class Sequence:
         self.finish_reason, self.error = reason, error
         self._read_text()
         self._text.close()
-        self.metrics = replace(self.metrics, finished_time=time.perf_counter())
+        self.metrics = RequestMetrics(self.metrics.arrival_time, self.metrics.first_token_time, time.perf_counter())
 
     def completion(self) -> CompletionOutput:
         """Return the output so far, or only what is new since the last output if the request streams deltas."""
