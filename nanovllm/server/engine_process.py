@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from ..distributed.followers import exit_when_closed
 from ..distributed.rank_group import RankError
 from ..engine.executor import Scheduled
+from ..engine.interrupts import interrupts_held_back
 from ..engine.sequence import Sequence as EngineSequence
 from ..llm_engine import LLMEngine
 from ..log import logger
@@ -229,16 +230,15 @@ class Worker:
     """The loop of the engine's process."""
 
     def __init__(self, pipe: Connection, engine: LLMEngine) -> None:
-        self.engine = engine
-        self._pipe = pipe
+        self.engine, self._pipe = engine, pipe
         self._poller = select.poll()
         self._poller.register(pipe.fileno(), select.POLLIN)
-        self._watch = tracer.Watch(engine)
-        self._step_times = StepTimes()
+        self._watch, self._step_times = tracer.Watch(engine), StepTimes()
         engine.observers.append(self._step_times)
         self._held: list[Add] = []  # requests that wait until no other request is running
         self._refused: list[Delta] = []  # errors of refused requests, sent in the next StepResult
 
+    @interrupts_held_back()  # once, instead of in each step: signals are blocked anyway
     def work(self) -> None:
         """Handle messages and run steps until Stop. Wait for a message only if there is nothing to compute."""
         while True:
