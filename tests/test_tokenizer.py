@@ -50,7 +50,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def streamed(tokenizer: Any, ids: list[int], prompt: list[int] | None = None) -> str:
     decoder = StreamDecoder(tokenizer, prompt or [])
-    return "".join(map(decoder.push, ids)) + decoder.flush()
+    return "".join([decoder.push([token_id]) for token_id in ids]) + decoder.flush()
 
 
 def streamed_by(sizes: Iterator[int], tokenizer: Any, ids: list[int]) -> str:
@@ -59,7 +59,7 @@ def streamed_by(sizes: Iterator[int], tokenizer: Any, ids: list[int]) -> str:
     while ids:
         size = next(sizes)
         now, ids = ids[:size], ids[size:]
-        pieces.append(decoder.push(*now))
+        pieces.append(decoder.push(now))
     return "".join(pieces) + decoder.flush()
 
 
@@ -137,7 +137,7 @@ def test_cost_of_a_token_does_not_grow_with_the_text(pair, monkeypatch):
     for repeated in (newline[-1:], in_bytes[-3:-2], in_bytes[-3:], tokenizer.all_special_ids[:1]):
         decoder = StreamDecoder(tokenizer, [])
         for token_id in repeated * 200:
-            decoder.push(token_id)
+            decoder.push([token_id])
     assert max(lengths) <= 64
 
 
@@ -147,8 +147,8 @@ def test_line_break_in_a_byte_token_is_returned_at_once(tmp_path):
     newline = tokenizer.convert_tokens_to_ids("<0x0A>")
     decoder = StreamDecoder(tokenizer, tokenizer.encode("the fox"))
     begun = tokenizer.convert_tokens_to_ids(["<0xF0>", "<0x9F>"])
-    assert [decoder.push(token_id) for token_id in [newline, *begun]] == ["\n", "", ""]
-    assert decoder.push(newline) == REPLACEMENT * 2 + "\n"
+    assert [decoder.push([token_id]) for token_id in [newline, *begun]] == ["\n", "", ""]
+    assert decoder.push([newline]) == REPLACEMENT * 2 + "\n"
 
 
 # Files and imports
