@@ -288,13 +288,13 @@ class Sequence:
     def next_delta(self) -> RequestOutput:
         """Return what request_output() does, for a sequence with is_delta_stream that goes on."""
         start = len(self.prompt_token_ids) + self._num_reported_tokens
-        token_ids, pieces = self.token_ids[start:], self._text.pieces
-        self._read_text()
-        num_new = len(pieces) - self._num_reported_pieces
-        text = pieces[-1] if num_new == 1 else "".join(pieces[self._num_reported_pieces :])
+        token_ids, pieces, first = self.token_ids[start:], self._text.pieces, self._num_reported_pieces
+        if token_ids and start == self._num_read_tokens:  # with stop strings, each was read when it came
+            self._num_read_tokens += len(token_ids)
+            self._text.push(token_ids)
+        text = pieces[first] if len(pieces) == first + 1 else "".join(pieces[first:])
         new = CompletionOutput(0, text, token_ids, self.cumulative_logprob)
-        self._num_reported_tokens += len(token_ids)
-        self._num_reported_pieces += num_new
+        self._num_reported_tokens, self._num_reported_pieces = self._num_reported_tokens + len(token_ids), len(pieces)
         return RequestOutput(
             self.request_id, self.prompt, self.prompt_token_ids, [new], False, self.metrics,
             num_cached_tokens=self.num_cached_tokens,
