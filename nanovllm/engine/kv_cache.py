@@ -155,21 +155,21 @@ def to_fp8(numbers: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PoolReport:
-    """A snapshot of the pool, in slots. It looks at the blocks only when it is read, because requests run until then.
+    """A snapshot of the pool, in slots. It is made while requests run, so it looks at each block only if it is asked.
 
     ####------------##--------------................
     #  used: has keys and values     -  wasted: held but empty     .  free
     """
 
     num_slots: int
-    held: int
+    held: int  # by sequences and loads
     promised: int  # slots that the sequences in the pool would hold if each grew to max_num_tokens
     block_size: int
     tables: list[tuple[list[int], int]]  # the blocks of each sequence, and the number of its computed tokens
 
     @cached_property
     def pieces(self) -> tuple[tuple[int, int, int], ...]:
-        """(start, size, used) of each block that is held, by start."""
+        """The blocks that sequences hold, as (start, size, used), in order."""
         size = self.block_size
         pieces = {
             (block * size, size, min(max(num_computed - i * size, 0), size))

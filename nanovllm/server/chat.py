@@ -86,8 +86,8 @@ class ChatBody(Body):
             options["documents"] = self.documents
         if self.continue_final_message:
             options["continue_final_message"] = True
-        starts_message = self.add_generation_prompt
-        if not (starts_message or (starts_message is None and not self.continue_final_message)):
+        goes_on = self.continue_final_message if self.add_generation_prompt is None else not self.add_generation_prompt
+        if goes_on:  # with the last message, instead of starting a new one
             options["add_generation_prompt"] = False
         return Chat(fields["messages"], options)
 

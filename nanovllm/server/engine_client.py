@@ -43,7 +43,7 @@ from .engine_process import (
 )
 from .errors import ApiError
 
-Write = Callable[[Delta], bool]
+Write = Callable[[Delta], bool]  # writes a delta to a client's connection, or returns False if it must wait
 EXIT_SECONDS = 5.0  # time for the engine to exit before it is killed
 
 
@@ -78,14 +78,14 @@ class RunningRequests:
 
     num_samples: int
     num_waiting_tokens: dict[str, int]  # prompt tokens of each request that has no output yet
-    write: Write  # for deltas that need not wait
+    write: Write
     _is_waiting: bool = False  # in get()
     _deltas: dict[str, Delta] = field(default_factory=dict)  # one per request
     _error: Exception | None = None
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, delta: Delta) -> None:
-        """Write a delta to the client if all before it was written. Otherwise, merge it with what has arrived."""
+        """Write a delta to the client if all earlier ones were sent. Otherwise, merge it with what has arrived."""
         self.num_waiting_tokens.pop(delta.request_id, None)
         try:
             if self._is_waiting and not (self._arrived.is_set() or delta.finished or delta.error) and self.write(delta):

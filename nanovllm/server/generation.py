@@ -122,10 +122,10 @@ class Work:
     async def events(self, engine: EngineClient, builder: EventBuilder, request: Request) -> Events:
         """Run the requests. Yield their events. Raise the errors of engine.generate().
 
-        While the client reads, most events are written to its connection at once instead: the way through generators,
-        tasks and layers of middleware takes several times as long.
+        While the client reads, most events are written to its connection at once instead of being yielded: the way
+        through generators, tasks and layers of middleware takes several times as long.
         """
-        connection: HttpProtocol | None = getattr(request.state, "connection", None)  # None: not our uvicorn
+        connection: HttpProtocol | None = getattr(request.state, "connection", None)  # None on Ray Serve
 
         def write(delta: Delta) -> bool:
             if connection is None or not connection.can_write():

@@ -128,12 +128,12 @@ class HttpProtocol(H11Protocol):
             self._watch()
 
     def can_write(self) -> bool:
-        """Return True if write() may be called: a stream has begun, and the client reads it."""
+        """Return True if write() may be called: a stream has begun, and the client reads it and knows chunks."""
         is_streaming = self.conn.our_state is h11.SEND_BODY and (self.conn.their_http_version or b"") > b"1.0"
         return is_streaming and not (self._is_refused or self.flow.write_paused or self.transport.is_closing())
 
     def write(self, data: bytes) -> None:
-        """Send a chunk of a stream at once. The bytes are those of h11, which takes several times as long."""
+        """Send a chunk of a stream at once. It has the bytes that h11 would take several times as long to make."""
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def eof_received(self) -> None:

@@ -210,7 +210,7 @@ class ResponseBuilder:
         } | self._repeated
 
     def add(self, index: int, is_first: bool, piece: Piece) -> bytes:
-        """Return the events of the next piece. Two come before those of the first one."""
+        """Return the events of the next piece. Those of the first piece begin with two that open the response."""
         kinds = ("response.created", "response.in_progress") if is_first else ()
         opening = b"".join([self._event(kind, response=self.response()) for kind in kinds])
         return opening + self.add_piece(piece, self._work.message_part(index, piece))

@@ -137,7 +137,7 @@ def flatten(batch: list[Scheduled], block_size: int, device: torch.device) -> tu
 
 
 def pad_tables(tables: list[list[int]], lengths: Numbers) -> Numbers:
-    """Return the first `lengths` [num_seqs] blocks of the tables, int64 [num_seqs, max_blocks], padded with the last.
+    """Return the first lengths[i] blocks of table i as int64 [num_seqs, max_blocks], each row padded with its last one.
 
     The tables are joined in one flat array first, because numpy converts a list of lists one number at a time.
     """

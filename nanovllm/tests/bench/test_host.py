@@ -12,7 +12,7 @@ from ...bench.host import Load, host
 from ...bench.report import text
 from ..testing.checkpoints import write_checkpoint
 
-# Of a row in a step, in Python and in C. The second number is for requests that come and go, as one row in 32 does.
+# Of a row in a step, in Python and in C. The second number is for requests that come and go: one row in 32 is new.
 MAX_CALLS = {"final": (14, 44), "deltas": (30, 54)}
 
 

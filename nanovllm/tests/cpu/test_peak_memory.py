@@ -68,7 +68,7 @@ def measured(*arguments, environment) -> Peak:
     pytest.param("numba", "bfloat16", marks=pytest.mark.nightly),
 ])  # fmt: skip
 def test_weights_of_a_small_model_are_in_memory_once(backend, dtype, tiny, tmp_path, environment):
-    """Only the large model shows it for plain bfloat16: on some processors, the library has buffers of 30 MB."""
+    """Only the large model shows it for plain bfloat16, because a library's buffers would count for much here."""
     folder = write_random_checkpoint(tmp_path / "model", SMALL)
     peak = measured(folder, tiny, dtype, backend, 4, environment=environment(dtype))
     assert peak.weights > 50_000_000 and peak.peak > peak.weights and peak.ratio <= MAX_RATIO, peak
